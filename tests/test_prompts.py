@@ -1,0 +1,192 @@
+"""Prompts and templates: parsing, validation, and spans that are counted, not searched for."""
+
+import re
+
+import pytest
+
+from icl_lens.errors import InputError
+from icl_lens.prompts import Demonstration, Prompt, Rendered, Template
+
+PAPER = "love : bar like : bar eight : foo two : foo one :"
+
+
+def cut(rendered: Rendered, spans):
+    return [rendered.text[start:end] for start, end in spans]
+
+
+def test_the_papers_prompt():
+    prompt = Prompt.parse(PAPER, answer="foo")
+    assert prompt.demonstrations == (
+        Demonstration("love", "bar"),
+        Demonstration("like", "bar"),
+        Demonstration("eight", "foo"),
+        Demonstration("two", "foo"),
+    )
+    assert prompt.query == "one"
+    assert prompt.answer == "foo"
+    assert prompt.labels == ("bar", "foo")
+    assert str(prompt) == PAPER
+
+
+@pytest.mark.parametrize(
+    ("text", "demonstrations", "query"),
+    [
+        ("love : bar one :", [("love", "bar")], "one"),
+        ("love : bar one", [("love", "bar")], "one"),
+        ("  love  :  bar   one  :  ", [("love", "bar")], "one"),
+        (
+            "happy : bar a sad love : bar three the : foo nine :",
+            [("happy", "bar"), ("a sad love", "bar"), ("three the", "foo")],
+            "nine",
+        ),
+        ("a\nb : bar\tc  d :", [("a\nb", "bar")], "c  d"),
+        (
+            "Warning: bad : bar at 10:30 : foo ratio 1:2 :",
+            [("Warning: bad", "bar"), ("at 10:30", "foo")],
+            "ratio 1:2",
+        ),
+        ("foo : bar bar : foo foo :", [("foo", "bar"), ("bar", "foo")], "foo"),
+    ],
+)
+def test_parse(text, demonstrations, query):
+    prompt = Prompt.parse(text)
+    assert [(d.text, d.label) for d in prompt.demonstrations] == demonstrations
+    assert prompt.query == query
+    assert prompt.answer is None
+
+
+def test_parse_reads_what_str_writes():
+    prompt = Prompt([Demonstration("a very sad day", "foo"), Demonstration("10:30", "bar")], "x", "bar")
+    assert Prompt.parse(str(prompt), answer="bar") == prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no colon standing alone"),
+        ("love bar one", "no colon standing alone"),
+        ("love: bar one:", "no colon standing alone"),
+        ("love :", "no demonstration"),
+        ("love : bar", "no query"),
+        ("love : bar :", "no query"),
+        ("love : bar eight : foo", "no query"),
+        (": bar one :", "empty text"),
+        ("love : bar : foo one :", "empty text"),
+        ("love : : one :", "empty label"),
+        ("love : bar like: bar eight: foo one:", "colon that is part of a word"),
+    ],
+)
+def test_parse_refuses(text, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Prompt.parse(text)
+
+
+def test_an_answer_that_is_no_label_names_the_labels():
+    with pytest.raises(InputError, match=re.escape("answer 'baz' is not one of the labels 'bar', 'foo'")):
+        Prompt.parse(PAPER, answer="baz")
+
+
+LOVE = Demonstration("love", "bar")
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda: Prompt([], "one"), "no demonstration"),
+        (lambda: Prompt([LOVE], " "), "no query"),
+        (lambda: Demonstration("love", " "), "'love' has an empty label"),
+        (lambda: Demonstration("\n", "bar"), "'bar' has an empty text"),
+        (lambda: Prompt([LOVE], "one", labels=("bar", "")), "empty one"),
+        (lambda: Prompt([LOVE], "one", labels=("bar", "foo", "bar")), "repeat one"),
+        (lambda: Prompt([LOVE], "one", labels=("foo",)), "use 'bar', not among the labels 'foo'"),
+        (lambda: Prompt([LOVE], "one", labels="bar"), "one string"),
+    ],
+)
+def test_what_no_prompt_can_be(build, complaint):
+    with pytest.raises(InputError, match=complaint):
+        build()
+
+
+def test_labels_may_hold_one_that_is_not_demonstrated():
+    prompt = Prompt([LOVE], "one", "foo", labels=["foo", "bar"])
+    assert prompt.labels == ("foo", "bar")
+    assert prompt.answer == "foo"
+
+
+def test_prompts_are_values():
+    one, two = (Prompt([LOVE], "one", labels=labels) for labels in (["bar"], None))
+    assert one == two
+    assert len({one, two}) == 1
+    with pytest.raises(AttributeError):
+        one.query = "two"
+
+
+def test_spans_of_the_default_template_counted_by_hand():
+    rendered = Template().render(Prompt.parse("love : bar eight : foo one :"))
+    assert rendered.text == "love : bar eight : foo one :"
+    assert rendered.text_spans == ((0, 4), (11, 16))
+    assert rendered.label_spans == ((7, 10), (19, 22))
+    assert rendered.query_span == (23, 26)
+
+
+def test_spans_where_searching_would_go_wrong():
+    """Texts that hold the label word, a colon, braces, or another text."""
+    texts = ["foo : foo", "{text} {label}", "bar", "a bar : b", "{0}{"]
+    labels = ["foo", "{text}", "bar", "{label}", "foo"]
+    prompt = Prompt([Demonstration(*pair) for pair in zip(texts, labels, strict=True)], "foo : bar")
+    template = Template(
+        "<{text}> is : {label}!", "<{text}> is :", separator="\n{label}\n", prefix="{text} foo:\n"
+    )
+    rendered = template.render(prompt)
+    assert cut(rendered, rendered.text_spans) == texts
+    assert cut(rendered, rendered.label_spans) == labels
+    assert cut(rendered, [rendered.query_span]) == ["foo : bar"]
+    assert rendered.text == (
+        "{text} foo:\n<foo : foo> is : foo!\n{label}\n<{text} {label}> is : {text}!\n{label}\n"
+        "<bar> is : bar!\n{label}\n<a bar : b> is : {label}!\n{label}\n<{0}{> is : foo!\n{label}\n"
+        "<foo : bar> is :"
+    )
+    assert rendered.text_spans[0] == (13, 22)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        Template(),
+        Template("Q: {text}\nA: {label}\n", "Q: {text}\nA:", separator="\n", prefix="Answer.\n\n"),
+        Template("{text}\n{label}", "{text}\n", separator="\n"),
+        Template("{text}->{label}", "{text}->"),
+        Template("{text}{label}.", "{text}"),
+    ],
+)
+def test_a_continuation_is_the_prompt_and_then_a_demonstration(template):
+    prompt = Prompt.parse(PAPER)
+    asked = template.render(prompt)
+    continued = template.continuation(prompt, "foo")
+    assert continued.text.startswith(asked.text + template.gap)
+    assert continued.label_spans[:-1] == asked.label_spans
+    assert continued.label_spans[-1] == (len(asked.text + template.gap), len(asked.text + template.gap) + 3)
+    assert (continued.text_spans, continued.query_span) == (asked.text_spans, asked.query_span)
+    # The same text, had the query been one more demonstration before another query.
+    longer = Prompt([*prompt.demonstrations, Demonstration(prompt.query, "foo")], "x")
+    rendered = template.render(longer)
+    assert rendered.text.startswith(continued.text + template.separator)
+    assert rendered.label_spans == continued.label_spans
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"demonstration": "{text} : foo"}, "{label} 0 times"),
+        ({"demonstration": "x : {label}"}, "{text} 0 times"),
+        ({"demonstration": "{text} {text} : {label}"}, "{text} 2 times"),
+        ({"demonstration": "{label} : {text}"}, "{label} before {text}"),
+        ({"query": "{text} : "}, "write query='{text} :'"),
+        ({"query": "{text} ->"}, "write query='{text} :'"),
+        ({"demonstration": "{text} ->  {label}"}, "write query='{text} ->'"),
+        ({"demonstration": "{text}\n{label}", "query": "{text}"}, "write query='{text}\\n'"),
+    ],
+)
+def test_templates_that_cannot_be_asked(fields, complaint):
+    with pytest.raises(InputError, match=re.escape(complaint)):
+        Template(**fields)
