@@ -1,0 +1,238 @@
+"""Tiny random models of every decoder family, built offline from configurations.
+
+Every parameter is drawn afresh: biases are never zero and norm gains never one (around zero where the family
+stores gain - 1), and the weights are large enough that attention patterns and logits are far from uniform.
+A mistake that zeros, ones or a uniform pattern would hide therefore shows as a wrong number.
+
+Imports torch, transformers and tokenizers only, so that the references built on it stay independent.
+"""
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 97
+N_LAYERS = 3
+N_HEADS = 4
+D_MODEL = 32
+D_MLP = 48
+N_CTX = 64
+WINDOW = 4  # shorter than every prompt used, so that sliding windows really cut
+
+_KNOWN = (
+    "<pad> <unk> : foo bar love like eight two one hate nine three happy sad good bad cat dog France Spain "
+    "red blue the a and of yes no"
+)
+WORDS = _KNOWN.split()
+"""The words the tokenizer knows, by id; fillers `w29`, `w30`, ... complete the vocabulary."""
+
+PROMPT = "love : bar like : bar eight : foo two : foo one :"
+PROMPT_IDS = [WORDS.index(word) for word in PROMPT.split()]
+
+_WEIGHT_STD = 0.3
+_BIAS_STD = 0.2
+_GAIN_STD = 0.2
+
+
+def _sizes(*, mlp: str = "intermediate_size", positions: str = "max_position_embeddings") -> dict[str, Any]:
+    """The shared sizes under the names most Hugging Face configurations use."""
+    return {
+        "hidden_size": D_MODEL,
+        "num_hidden_layers": N_LAYERS,
+        "num_attention_heads": N_HEADS,
+        mlp: D_MLP,
+        positions: N_CTX,
+    }
+
+
+def _rope(**parameters: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10000.0, **parameters}
+
+
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_GPT2_SIZES = {
+    "n_positions": N_CTX,
+    "n_embd": D_MODEL,
+    "n_layer": N_LAYERS,
+    "n_head": N_HEADS,
+    "n_inner": D_MLP,
+}
+_GROUPED = {"num_key_value_heads": 2}
+_BIASED = {"attention_bias": True}
+_WIDE_HEADS = {"head_dim": 12}  # 4 x 12 != 32, as in Qwen3 and Gemma
+_GEMMA = _sizes() | _GROUPED | _WIDE_HEADS
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_FALCON = {
+    "hidden_size": D_MODEL,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": N_HEADS,
+    "ffn_hidden_size": D_MLP,
+    "max_position_embeddings": N_CTX,
+}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", _GPT2_SIZES),
+    "gptj": ("gptj", _GPT2_SIZES | {"rotary_dim": 4}),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            "hidden_size": D_MODEL,
+            "num_layers": N_LAYERS,
+            "num_heads": N_HEADS,
+            "intermediate_size": D_MLP,
+            "max_position_embeddings": N_CTX,
+            "attention_types": [[["global", "local"], 1], [["global"], 1]],
+            "window_size": WINDOW,
+        },
+    ),
+    "neox": ("gpt_neox", _sizes() | {"rope_parameters": _rope(partial_rotary_factor=0.5)}),
+    "neox_sequential": (
+        "gpt_neox",
+        _sizes() | {"use_parallel_residual": False, "rope_parameters": _rope(partial_rotary_factor=0.25)},
+    ),
+    "opt": ("opt", _sizes(mlp="ffn_dim")),
+    "opt_post_norm": (
+        "opt",
+        _sizes(mlp="ffn_dim") | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
+    ),
+    "llama": ("llama", _sizes()),
+    "llama_gqa": ("llama", _sizes() | _GROUPED),
+    "llama_bias": ("llama", _sizes() | _GROUPED | _BIASED | {"mlp_bias": True}),
+    "llama3": ("llama", _sizes() | _GROUPED | {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
+    "mistral": ("mistral", _sizes() | _GROUPED | {"sliding_window": WINDOW}),
+    "qwen2": ("qwen2", _sizes() | _GROUPED),
+    "qwen3": ("qwen3", _sizes() | _GROUPED | _WIDE_HEADS),
+    "gemma1": ("gemma", _sizes() | {"num_key_value_heads": 1} | _WIDE_HEADS),
+    "gemma2": (
+        "gemma2",
+        _GEMMA
+        | {
+            "layer_types": _ALTERNATING,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        _GEMMA | {"layer_types": _ALTERNATING, "sliding_window": WINDOW, "query_pre_attn_scalar": 20},
+    ),
+    "phi": ("phi", _sizes() | {"rope_parameters": _rope(partial_rotary_factor=0.5)}),
+    "phi3": ("phi3", _sizes() | _GROUPED),
+    "olmo2": ("olmo2", _sizes() | _GROUPED),
+    "falcon": ("falcon", _FALCON | {"multi_query": True, "parallel_attn": True, "bias": True}),
+    "falcon_new": ("falcon", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon_alibi": (
+        "falcon",
+        _FALCON | {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
+    ),
+    "bloom": ("bloom", {"hidden_size": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEADS}),
+    "granite": (
+        "granite",
+        _sizes()
+        | _GROUPED
+        | _BIASED
+        | {
+            "mlp_bias": True,
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.5,
+            "logits_scaling": 1.5,
+        },
+    ),
+    "cohere": ("cohere", _sizes() | _GROUPED | {"logit_scale": 0.6}),
+    "stablelm": (
+        "stablelm",
+        _sizes() | _GROUPED | {"use_qkv_bias": True, "rope_parameters": _rope(partial_rotary_factor=0.5)},
+    ),
+    "starcoder2": ("starcoder2", _sizes() | _GROUPED | {"use_bias": True}),
+}
+"""Name -> (Hugging Face model type, what its configuration says beyond vocabulary and special tokens)."""
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _stores_gain_minus_one(module: nn.Module) -> bool:
+    """Gemma's norms multiply by 1 + weight."""
+    return type(module).__name__.startswith("Gemma")
+
+
+def randomise(model: PreTrainedModel, *, seed: int) -> None:
+    """Draw every parameter of `model` afresh, in place; the same seed gives the same numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:  # tied weights
+                continue
+            seen.add(id(parameter))
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name == "bias":
+                values = _BIAS_STD * noise
+            elif _is_norm(module):
+                values = _GAIN_STD * noise + (0.0 if _stores_gain_minus_one(module) else 1.0)
+            else:
+                values = _WEIGHT_STD * noise
+            with torch.no_grad():
+                parameter.copy_(values)
+
+
+def build(name: str, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The tiny model of family `name`: eager attention, evaluation mode, always the same weights."""
+    model_type, options = CONFIGS[name]
+    config = AutoConfig.for_model(
+        model_type,
+        vocab_size=VOCAB_SIZE,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **options,
+    )
+    with torch.random.fork_rng(devices=[]):  # the library's own initialisation, overwritten below
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    randomise(model, seed=zlib.crc32(name.encode()))
+    return model.to(dtype).eval()
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {name: partial(build, name) for name in CONFIGS}
+"""Name -> a function that builds the family's tiny model in float32."""
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A word-level tokenizer over `WORDS` and fillers that splits on blanks and adds no special token."""
+    words = WORDS + [f"w{i}" for i in range(len(WORDS), VOCAB_SIZE)]
+    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", pad_token="<pad>")
+
+
+def save(name: str, folder: str | Path, tokenizer: bool = True) -> PreTrainedModel:
+    """Write family `name` to `folder` as `save_pretrained` does, with `tokenizer()` unless told not to.
+
+    Returns the float32 model that was written.
+    """
+    model = build(name)
+    model.save_pretrained(folder)
+    if tokenizer:
+        _tokenizer().save_pretrained(folder)
+    return model
+
+
+_tokenizer = tokenizer  # `save` has a parameter of the same name

@@ -1,0 +1,380 @@
+"""Log-probability increases of any family, read off Hugging Face modules with plain forward hooks.
+
+One unpadded prompt at a time, no batching, no einsum tricks, no code shared with the package: a second
+opinion whose only job is to be right. Every call checks that what it read adds up to the model's residual
+stream and to the model's own logits, so a family wired otherwise than the table says fails, not misleads.
+
+Units: nats for increases; vectors are in residual-stream units, that is, after everything the family does
+between a head's output and the residual stream (post-norm, residual multiplier).
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+FinalNorm = Literal["frozen", "own"]
+
+
+@dataclass(frozen=True)
+class _Wiring:
+    """Where one Hugging Face model type keeps what the reference reads; after the first two, inside a layer."""
+
+    layers: str
+    final_norm: str
+    values: str  # the projection that produces the values, alone or fused with queries and keys
+    layout: Literal["values", "last", "grouped"]  # how the values lie in its output
+    out: str  # the attention's output projection
+    down: str  # the FFN's last projection
+    attn_post_norm: str | None = None
+    ffn_post_norm: str | None = None
+
+
+_LLAMA = _Wiring(
+    "model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.down_proj"
+)
+_POST_NORMED = _Wiring(
+    *(_LLAMA.layers, _LLAMA.final_norm, _LLAMA.values, _LLAMA.layout, _LLAMA.out, _LLAMA.down),
+    attn_post_norm="post_attention_layernorm",
+    ffn_post_norm="post_feedforward_layernorm",
+)
+_BLOOM = _Wiring(
+    "transformer.h",
+    "transformer.ln_f",
+    "self_attention.query_key_value",
+    "grouped",
+    "self_attention.dense",
+    "mlp.dense_4h_to_h",
+)
+
+_WIRING: dict[str, _Wiring] = {
+    "gpt2": _Wiring("transformer.h", "transformer.ln_f", "attn.c_attn", "last", "attn.c_proj", "mlp.c_proj"),
+    "gptj": _Wiring(
+        "transformer.h", "transformer.ln_f", "attn.v_proj", "values", "attn.out_proj", "mlp.fc_out"
+    ),
+    "gpt_neo": _Wiring(
+        "transformer.h",
+        "transformer.ln_f",
+        "attn.attention.v_proj",
+        "values",
+        "attn.attention.out_proj",
+        "mlp.c_proj",
+    ),
+    "gpt_neox": _Wiring(
+        "gpt_neox.layers",
+        "gpt_neox.final_layer_norm",
+        "attention.query_key_value",
+        "grouped",
+        "attention.dense",
+        "mlp.dense_4h_to_h",
+    ),
+    "opt": _Wiring(
+        "model.decoder.layers",
+        "model.decoder.final_layer_norm",
+        "self_attn.v_proj",
+        "values",
+        "self_attn.out_proj",
+        "fc2",
+    ),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gemma": _LLAMA,
+    "gemma2": _POST_NORMED,
+    "gemma3_text": _POST_NORMED,
+    "olmo2": _POST_NORMED,
+    "phi": _Wiring(
+        "model.layers", "model.final_layernorm", "self_attn.v_proj", "values", "self_attn.dense", "mlp.fc2"
+    ),
+    "phi3": _Wiring(
+        "model.layers", "model.norm", "self_attn.qkv_proj", "last", "self_attn.o_proj", "mlp.down_proj"
+    ),
+    "falcon": _BLOOM,
+    "bloom": _BLOOM,
+    "granite": _LLAMA,
+    "cohere": _LLAMA,
+    "stablelm": _LLAMA,
+    "starcoder2": _Wiring(
+        "model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.c_proj"
+    ),
+}
+
+
+def _setting(config: Any, *names: str, default: Any = None) -> Any:
+    """The first of `names` that the configuration has and that is not None."""
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return default
+
+
+def is_parallel(config: Any) -> bool:
+    """Whether attention and FFN read the same residual, so that the FFN's increase is relative to x."""
+    if config.model_type in {"gptj", "phi", "cohere"}:
+        return True
+    if config.model_type in {"gpt_neox", "stablelm"}:
+        return config.use_parallel_residual
+    if config.model_type == "falcon":
+        return config.new_decoder_architecture or config.parallel_attn
+    return False
+
+
+class _Norm:
+    """A LayerNorm or RMSNorm taken apart: centring, scale, gain, bias."""
+
+    def __init__(self, module: nn.Module) -> None:
+        kind = type(module).__name__
+        self.centred = "LayerNorm" in kind
+        self.eps = _setting(module, "eps", "variance_epsilon")
+        self.gain = module.weight.detach() + (1.0 if kind.startswith("Gemma") else 0.0)
+        bias = getattr(module, "bias", None)
+        self.bias = torch.zeros_like(self.gain) if bias is None else bias.detach()
+
+    def centre(self, y: Tensor) -> Tensor:
+        return y - y.mean(-1, keepdim=True) if self.centred else y
+
+    def scale(self, y: Tensor) -> Tensor:
+        return 1.0 / (self.centre(y).pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+def _weight_in_out(module: nn.Module) -> Tensor:
+    """A projection's weight as [in, out]: GPT-2's Conv1D stores it so, nn.Linear the other way round."""
+    weight = module.weight.detach()
+    return weight if type(module).__name__ == "Conv1D" else weight.T
+
+
+def _bias(module: nn.Module, like: Tensor) -> Tensor:
+    bias = getattr(module, "bias", None)
+    return torch.zeros_like(like) if bias is None else bias.detach()
+
+
+def _split_values(output: Tensor, layout: str, n_kv: int, d_head: int) -> Tensor:
+    """Values [pos, kv head, d_head] out of the projection's output [pos, anything]."""
+    n_pos = output.shape[0]
+    if layout == "grouped":  # for each group: its queries, its key, its value
+        return output.reshape(n_pos, n_kv, -1, d_head)[:, :, -1]
+    return output[:, -n_kv * d_head :].reshape(n_pos, n_kv, d_head)
+
+
+def _n_kv_heads(config: Any, n_heads: int) -> int:
+    if config.model_type == "falcon":
+        if config.new_decoder_architecture:
+            return config.num_kv_heads
+        return 1 if config.multi_query else n_heads
+    return _setting(config, "num_key_value_heads", default=n_heads)
+
+
+def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
+    """Run one prompt and return, per layer, what plain hooks saw.
+
+    `x`, `attn_raw`, `ffn_raw` [layer, pos, d_model] (layer input, outputs of the two last projections), `z`
+    [layer, pos, head, d_head], `v` [layer, pos, kv, d_head], `m` [layer, pos, d_mlp], `pattern`
+    [layer, head, query, key], `final` [pos, d_model] (input of the final norm), `logits` [pos, vocab].
+    """
+    config = hf_model.config
+    wiring = _WIRING[config.model_type]
+    if config.model_type == "opt" and not config.do_layer_norm_before:
+        raise ValueError("post-norm OPT (do_layer_norm_before=False) normalises the residual stream itself")
+    layers = hf_model.get_submodule(wiring.layers)
+    n_heads = _setting(config, "num_attention_heads", "num_heads", "n_head")
+    seen: dict[str, list[Tensor]] = {
+        name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")
+    }
+
+    # Everything is copied at once: some families add to these tensors in place afterwards.
+    def keep_input(name: str):
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            tensor = args[0] if args else kwargs["hidden_states"]
+            seen[name].append(tensor.detach().clone().reshape(len(token_ids), -1))
+
+        return hook
+
+    def keep_output(name: str):
+        def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
+            seen[name].append(output.detach().clone().reshape(len(token_ids), -1))
+
+        return hook
+
+    handles = [
+        hf_model.get_submodule(wiring.final_norm).register_forward_pre_hook(
+            keep_input("final"), with_kwargs=True
+        )
+    ]
+    for layer in layers:
+        out, down = layer.get_submodule(wiring.out), layer.get_submodule(wiring.down)
+        handles += [
+            layer.register_forward_pre_hook(keep_input("x"), with_kwargs=True),
+            layer.get_submodule(wiring.values).register_forward_hook(keep_output("v")),
+            out.register_forward_pre_hook(keep_input("z"), with_kwargs=True),
+            out.register_forward_hook(keep_output("attn_raw")),
+            down.register_forward_pre_hook(keep_input("m"), with_kwargs=True),
+            down.register_forward_hook(keep_output("ffn_raw")),
+        ]
+    try:
+        with torch.no_grad():
+            output = hf_model(token_ids[None], output_attentions=True, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    z = torch.stack(seen["z"])
+    d_head = z.shape[-1] // n_heads
+    n_kv = _n_kv_heads(config, n_heads)
+    return SimpleNamespace(
+        x=torch.stack(seen["x"]),
+        attn_raw=torch.stack(seen["attn_raw"]),
+        ffn_raw=torch.stack(seen["ffn_raw"]),
+        z=z.reshape(*z.shape[:2], n_heads, d_head),
+        v=torch.stack([_split_values(v, wiring.layout, n_kv, d_head) for v in seen["v"]]),
+        m=torch.stack(seen["m"]),
+        pattern=torch.stack([attention[0] for attention in output.attentions]),
+        final=seen["final"][0],
+        logits=output.logits[0],
+    )
+
+
+class _Readout:
+    """Residual vector -> logits, with the final norm's scale frozen at `final` or each vector's own."""
+
+    def __init__(self, hf_model: PreTrainedModel, final: Tensor) -> None:
+        config = hf_model.config
+        unembed = hf_model.get_output_embeddings()
+        self.norm = _Norm(hf_model.get_submodule(_WIRING[config.model_type].final_norm))
+        self.W_U = _weight_in_out(unembed)
+        self.b_U = _bias(unembed, self.W_U[0])
+        self.multiplier = _setting(config, "logit_scale", default=1.0) / _setting(
+            config, "logits_scaling", default=1.0
+        )
+        self.soft_cap = _setting(config, "final_logit_softcapping")
+        self.frozen_scale = self.norm.scale(final)
+
+    def logits(self, y: Tensor, final_norm: FinalNorm, bias: bool) -> Tensor:
+        scale = self.frozen_scale if final_norm == "frozen" else self.norm.scale(y)
+        normed = self.norm.centre(y) * scale * self.norm.gain
+        if bias:
+            logits = ((normed + self.norm.bias) @ self.W_U + self.b_U) * self.multiplier
+        else:
+            logits = (normed @ self.W_U) * self.multiplier
+        if self.soft_cap is not None:
+            logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
+        return logits
+
+    def log_prob(self, y: Tensor, target: int, final_norm: FinalNorm, bias: bool) -> Tensor:
+        return torch.log_softmax(self.logits(y, final_norm, bias), dim=-1)[..., target]
+
+
+def _check(name: str, actual: Tensor, expected: Tensor) -> None:
+    """Raise if the reference misreads the model; some norms run in float32 whatever the model's dtype."""
+    difference = (actual - expected).abs().max().item()
+    if difference > 2e-5 * max(1.0, expected.abs().max().item()):
+        raise AssertionError(f"{name}: the reference differs from the model by {difference:.2e}")
+
+
+def reference(
+    hf_model: PreTrainedModel,
+    token_ids: Tensor,
+    target: int,
+    *,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+) -> SimpleNamespace:
+    """Everything the package computes for one prompt at its last position.
+
+    Increases of log p(target) in nats: `attn`, `ffn` [layer], `heads` [layer, head], `subheads`
+    [layer, head, pos], `neurons` (a list of [d_mlp]). Also `log_probs` [vocab] (the model's own, whatever
+    `final_norm` and `bias` say), `x` [layer, d_model], `final` [d_model], `attention` [layer, head, pos],
+    `values` [layer, pos, head, d_head] (key-value heads repeated for their query heads), `activations`
+    [layer, d_mlp], `head_outputs` [layer, head, d_model], `attn_bias` [layer, d_model] (b_O's share, which
+    belongs to no head), `attn_out` and `ffn_out` [layer, d_model], `ffn_bias` [layer, d_model],
+    `subhead_outputs` [layer, head, pos, d_model], `neuron_outputs` (a list of [d_mlp, d_model]), and
+    `label_value(layer, head, position)` -> [d_model], the value at `position` not weighted by attention.
+    Post-norms' scales are those of the actual attention (FFN) output at the last position.
+    """
+    config = hf_model.config
+    wiring = _WIRING[config.model_type]
+    seen = capture(hf_model, token_ids)
+    n_layers, n_pos, n_heads, d_head = seen.z.shape
+    layers = hf_model.get_submodule(wiring.layers)
+    values = seen.v.repeat_interleave(n_heads // seen.v.shape[2], dim=2)
+    residual_multiplier = _setting(config, "residual_multiplier", default=1.0)
+    readout = _Readout(hf_model, seen.final[-1])
+
+    def to_stream(post_norm: str | None, layer: int, raw: Tensor) -> Tensor:
+        """What a part of `raw` [d_model] is multiplied by on its way into the residual stream: [d_model]."""
+        factor = torch.full_like(raw, residual_multiplier)
+        if post_norm is None:
+            return factor
+        norm = _Norm(layers[layer].get_submodule(post_norm))
+        assert (
+            not norm.centred
+        )  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
+        return factor * norm.scale(raw) * norm.gain
+
+    found: defaultdict[str, list[Tensor]] = defaultdict(list)
+    for layer in range(n_layers):
+        out = layers[layer].get_submodule(wiring.out)
+        down = layers[layer].get_submodule(wiring.down)
+        x = seen.x[layer, -1]
+        attn_factor = to_stream(wiring.attn_post_norm, layer, seen.attn_raw[layer, -1])
+        ffn_factor = to_stream(wiring.ffn_post_norm, layer, seen.ffn_raw[layer, -1])
+        W_O = _weight_in_out(out).reshape(n_heads, d_head, -1) * attn_factor
+        attn_out = seen.attn_raw[layer, -1] * attn_factor
+        ffn_out = seen.ffn_raw[layer, -1] * ffn_factor
+
+        head_outputs = torch.stack([seen.z[layer, -1, h] @ W_O[h] for h in range(n_heads)])
+        subhead_outputs = torch.stack(
+            [
+                torch.stack(
+                    [seen.pattern[layer, h, -1, s] * (values[layer, s, h] @ W_O[h]) for s in range(n_pos)]
+                )
+                for h in range(n_heads)
+            ]
+        )
+        neuron_outputs = seen.m[layer, -1][:, None] * _weight_in_out(down) * ffn_factor
+        ffn_input = x if is_parallel(config) else x + attn_out
+        after = seen.x[layer + 1, -1] if layer + 1 < n_layers else seen.final[-1]
+        _check(f"layer {layer}: x + attention + FFN", x + attn_out + ffn_out, after)
+
+        def log_prob(y: Tensor) -> Tensor:
+            return readout.log_prob(y, target, final_norm, bias)
+
+        found["attn"].append(log_prob(x + attn_out) - log_prob(x))
+        found["ffn"].append(log_prob(ffn_input + ffn_out) - log_prob(ffn_input))
+        found["heads"].append(log_prob(x + head_outputs) - log_prob(x))
+        found["subheads"].append(log_prob(x + subhead_outputs) - log_prob(x))
+        found["neurons"].append(log_prob(ffn_input + neuron_outputs) - log_prob(ffn_input))
+        found["attn_out"].append(attn_out)
+        found["ffn_out"].append(ffn_out)
+        found["attn_bias"].append(_bias(out, x) * attn_factor)
+        found["ffn_bias"].append(_bias(down, x) * ffn_factor)
+        found["head_outputs"].append(head_outputs)
+        found["subhead_outputs"].append(subhead_outputs)
+        found["neuron_outputs"].append(neuron_outputs)
+        found["W_O"].append(W_O)
+
+    model_logits = readout.logits(seen.final[-1], "own", bias=True)
+    _check("logits", model_logits, seen.logits[-1])
+    W_O_all = found.pop("W_O")
+
+    def label_value(layer: int, head: int, position: int) -> Tensor:
+        return values[layer, position, head] @ W_O_all[layer][head]
+
+    neurons, neuron_outputs = found.pop("neurons"), found.pop("neuron_outputs")
+    return SimpleNamespace(
+        **{name: torch.stack(tensors) for name, tensors in found.items()},
+        neurons=neurons,
+        neuron_outputs=neuron_outputs,
+        log_probs=torch.log_softmax(model_logits, dim=-1),
+        x=seen.x[:, -1],
+        final=seen.final[-1],
+        attention=seen.pattern[:, :, -1],
+        values=values,
+        activations=seen.m[:, -1],
+        label_value=label_value,
+    )
