@@ -1,0 +1,57 @@
+"""Which heads make a language model learn in context, and how? Locate, project, intervene, explain."""
+
+from icl_lens.activations import Activations, capture, label_log_probs, last_log_probs
+from icl_lens.attention import attention_by_label, attention_to_labels
+from icl_lens.attribution import (
+    LayerIncreases,
+    head_log_prob_increase,
+    layer_log_prob_increase,
+    neuron_log_prob_increase,
+    subhead_log_prob_increase,
+)
+from icl_lens.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
+from icl_lens.errors import InputError
+from icl_lens.explain import Explanation, explain
+from icl_lens.interventions import ablate_heads, ablate_rows
+from icl_lens.location import TopHeads, TopSubheads, top_heads, top_subheads
+from icl_lens.models import Head, bundled_models, load_model
+from icl_lens.prompts import Demonstration, Prompt, Template
+from icl_lens.readout import Readout
+from icl_lens.tokens import PromptBatch, tokenize
+
+__all__ = [
+    "Activations",
+    "Demonstration",
+    "Explanation",
+    "Head",
+    "InputError",
+    "LayerIncreases",
+    "Prompt",
+    "PromptBatch",
+    "Readout",
+    "Template",
+    "TopHeads",
+    "TopSubheads",
+    "ablate_heads",
+    "ablate_rows",
+    "attention_by_label",
+    "attention_to_labels",
+    "bundled_models",
+    "capture",
+    "explain",
+    "head_log_prob_increase",
+    "is_content_word",
+    "label_keys",
+    "label_log_probs",
+    "label_values",
+    "last_log_probs",
+    "last_query",
+    "layer_log_prob_increase",
+    "load_model",
+    "neuron_log_prob_increase",
+    "own_label_ranks",
+    "subhead_log_prob_increase",
+    "tokenize",
+    "top_heads",
+    "top_subheads",
+]

@@ -1,0 +1,177 @@
+"""Log-probability increases of layers, heads, (head, position) pairs and neurons: exact, every part.
+
+`I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token in
+`targets`. Increases are not additive: those of the parts need not sum to that of the whole.
+Source: the paper's appendix E; method.md, log-probability increase. To find only the largest, see
+`icl_lens.location`, which needs a fraction of the work.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.activations import Activations
+from icl_lens.decompose import neuron_values, subhead_values
+from icl_lens.errors import InputError
+from icl_lens.readout import FinalNorm, Readout
+
+# [batch, part, d_model] vectors are made and read out in pieces of about this size.
+PART_BYTES = 192 * 2**20
+
+
+class LayerIncreases(NamedTuple):
+    """Log-probability increase of each layer's attention and FFN, nats."""
+
+    attn: Float[Tensor, "batch layer"]
+    ffn: Float[Tensor, "batch layer"]
+
+
+def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """`targets` on the readout's device; raises InputError if they are no token ids of this batch and vocabulary."""
+    targets = torch.as_tensor(targets, device=acts.readout.W_U.device)
+    n, d_vocab = len(acts.batch), acts.readout.W_U.shape[1]
+    if targets.shape != (n,) or targets.is_floating_point():
+        raise InputError(
+            f"targets must be one token id a prompt, shape ({n},); got {tuple(targets.shape)} {targets.dtype}"
+        )
+    if bool(((targets < 0) | (targets >= d_vocab)).any()):
+        raise InputError(
+            f"targets must lie in 0–{d_vocab - 1}; -1 means a prompt without an answer: give prompts an answer, "
+            "or score another token (for instance the predicted label's)"
+        )
+    return targets
+
+
+def layer_log_prob_increase(
+    acts: Activations,
+    targets: Int[Tensor, " batch"],
+    *,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+) -> LayerIncreases:
+    """What each layer's attention and FFN add to the log-probability of the target, nats.
+
+    Attention relative to the layer input x; FFN relative to x + attention (to x for parallel blocks, whose FFN
+    reads the same input). Raises InputError for bad targets.
+    """
+    targets = check_targets(acts, targets)
+    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    x = acts.resid_pre.to(readout.dtype)
+    mid = x + acts.attn_out.to(readout.dtype)
+    after = (x if acts.view.parallel else mid) + acts.mlp_out.to(readout.dtype)
+    before_attn, after_attn, after_ffn = (readout.token_log_probs(part, targets) for part in (x, mid, after))
+    return LayerIncreases(
+        attn=after_attn - before_attn, ffn=after_ffn - (before_attn if acts.view.parallel else after_attn)
+    )
+
+
+def head_log_prob_increase(
+    acts: Activations,
+    targets: Int[Tensor, " batch"],
+    *,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+) -> Float[Tensor, "batch layer head"]:
+    """What each head adds to the log-probability of the target, nats, relative to its layer's input.
+
+    Raises InputError for bad targets.
+    """
+    targets = check_targets(acts, targets)
+    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    x = acts.resid_pre.to(readout.dtype)
+    base = readout.token_log_probs(x, targets)
+    columns = [
+        _increase(readout, x[:, layer], base[:, layer], acts.head_outputs(layer), targets)
+        for layer in range(acts.view.n_layers)
+    ]
+    return torch.stack(columns, dim=1)
+
+
+def subhead_log_prob_increase(
+    acts: Activations,
+    targets: Int[Tensor, " batch"],
+    *,
+    layers: Sequence[int] | None = None,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+) -> Float[Tensor, "batch layer head pos"]:
+    """What each head moves from each position adds to the log-probability of the target, nats.
+
+    Exhaustive: every (layer, head, position). `layers` narrows the layer axis to those layers, in that order.
+    Zero at padding. `icl_lens.top_subheads` finds the largest ones at a fraction of the cost.
+    Raises InputError for bad targets or layers.
+    """
+    targets = check_targets(acts, targets)
+    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
+    width = acts.pattern.shape[-1]
+    n = len(acts.batch)
+    out = acts.readout.scale.new_zeros((n, len(chosen), acts.view.n_heads, width))
+    if not chosen:
+        return out
+    x = acts.resid_pre[:, chosen].to(readout.dtype)
+    base = readout.token_log_probs(x, targets)
+    part = acts.view.n_heads * width * acts.view.d_model * x.element_size()
+    step = max(1, PART_BYTES // part)
+    for i, layer in enumerate(chosen):
+        pattern, values, W_O = acts.head_pattern(layer), acts.head_values(layer), acts.view.W_O(layer)
+        for start in range(0, n, step):
+            rows = slice(start, start + step)
+            u = subhead_values(pattern[rows], values[rows], W_O)
+            increase = _increase(readout.rows(rows), x[rows, i], base[rows, i], u.flatten(1, 2), targets[rows])
+            out[rows, i] = increase.unflatten(1, (acts.view.n_heads, width))
+    keys = torch.arange(width, device=out.device)
+    return out.masked_fill((keys > acts.batch.last.to(out.device)[:, None])[:, None, None], 0.0)
+
+
+def neuron_log_prob_increase(
+    acts: Activations,
+    targets: Int[Tensor, " batch"],
+    layer: int,
+    *,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+) -> Float[Tensor, "batch neuron"]:
+    """What each neuron of one FFN adds to the log-probability of the target, nats, relative to the FFN's input.
+
+    Raises InputError for bad targets, a layer that does not exist, or an FFN without single neurons.
+    """
+    targets = check_targets(acts, targets)
+    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    layer = _check_layer(acts, layer)
+    if acts.mlp_post is None:
+        raise InputError(f"{acts.view.name} shows no FFN coefficients (mlp.hook_post): neurons cannot be told apart")
+    x = acts.resid_pre[:, layer].to(readout.dtype)
+    if not acts.view.parallel:
+        x = x + acts.attn_out[:, layer].to(readout.dtype)
+    base = readout.token_log_probs(x[:, None], targets)[:, 0]
+    post = acts.mlp_post[:, layer].to(readout.dtype)
+    if acts.mlp_scale is not None:
+        post = post * acts.mlp_scale[:, layer, None]
+    W_out = acts.view.W_out(layer)
+    n, d_mlp = post.shape
+    step = max(1, PART_BYTES // (n * acts.view.d_model * x.element_size()))
+    pieces = [
+        _increase(readout, x, base, neuron_values(post[:, i : i + step], W_out[i : i + step]), targets)
+        for i in range(0, d_mlp, step)
+    ]
+    return torch.cat(pieces, dim=1)
+
+
+def _increase(
+    readout: Readout,
+    x: Float[Tensor, "batch d_model"],
+    base: Float[Tensor, " batch"],
+    u: Float[Tensor, "batch part d_model"],
+    targets: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch part"]:
+    return readout.token_log_probs(x[:, None] + u, targets) - base[:, None]
+
+
+def _check_layer(acts: Activations, layer: int) -> int:
+    if not 0 <= layer < acts.view.n_layers:
+        raise InputError(f"layer {layer} does not exist: {acts.view.name} has layers 0–{acts.view.n_layers - 1}")
+    return layer

@@ -1,0 +1,417 @@
+"""Loading models, and every difference between model classes, families and TransformerLens versions.
+
+`ModelView` is the one place that knows where weights live and what blocks do to a head's output; everything
+else reads weights through it. Nothing here is cached: weights are views of the model's own parameters.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.readout import Readout, norm_scale
+
+
+class Head(NamedTuple):
+    """An attention head; prints as `L22H0`."""
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Head":
+        """Reads `L22H0`; raises InputError for anything else."""
+        layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
+        if not sep or not layer.isdigit() or not head.isdigit():
+            raise InputError(f"{text!r} names no head; write a layer and a head like L22H0")
+        return cls(int(layer), int(head))
+
+
+def bundled_models() -> list[str]:
+    """Names of the models that come with the package and load without a network."""
+    folder = files("icl_lens") / "bundled"
+    return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
+
+
+def load_model(
+    name: str = "icl-mini",
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    revision: str | None = None,
+    device_map: str | dict[str, str | int] | None = None,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """A `TransformerBridge` with raw weights and eager attention, in eval mode, gradients off.
+
+    `name` is a bundled model (`bundled_models()`), a local Hugging Face folder, or a Hub name such as
+    "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b". Other keywords go to
+    `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
+    Raises InputError, with the reason and the remedy, if the model cannot be had.
+    """
+    from transformer_lens.model_bridge import TransformerBridge
+
+    source = _source(name, local_only="hf_model" not in kwargs)
+    where: dict[str, Any] = {"device_map": device_map} if device_map is not None else {"device": device or _device()}
+    try:
+        model = TransformerBridge.boot_transformers(
+            source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, **where, **kwargs
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(_why_not(name, error)) from error
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.eval()
+    return model
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _source(name: str, *, local_only: bool) -> str:
+    """The folder of a bundled or local model, else the name itself for the Hub."""
+    if name in bundled_models():
+        return str(files("icl_lens") / "bundled" / name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"the folder {name!r} holds no Hugging Face model: there is no config.json in it")
+        return str(path)
+    if local_only and (path.is_absolute() or name.startswith((".", "~"))):
+        raise InputError(f"there is no folder {name!r}; give an existing Hugging Face folder or a Hub name")
+    return name
+
+
+def _why_not(name: str, error: BaseException) -> str:
+    chain, text = error, ""
+    while chain is not None:
+        text += f" {type(chain).__name__} {chain}"
+        chain = chain.__cause__ or chain.__context__
+    lower = text.lower()
+    names = ", ".join(bundled_models())
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "gated" in lower or "401 client" in lower or "403 client" in lower or "awaiting a review" in lower:
+        return (
+            f"model {name!r} is gated on the Hugging Face Hub; accept its licence on its page, then log in with "
+            f"`hf auth login` or set HF_TOKEN (bundled models need neither: {names})"
+        )
+    if "repositorynotfound" in lower or "404 client" in lower or "is not a valid model identifier" in lower:
+        return f"the Hugging Face Hub knows no model {name!r}; check the name (bundled: {names}), or log in if it is private"
+    offline = any(
+        os.environ.get(v, "").lower() in ("1", "true", "yes", "on") for v in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+    if offline or any(
+        sign in lower
+        for sign in (
+            "connect",
+            "resolve",
+            "offline",
+            "proxy",
+            "timed out",
+            "network",
+            "localentrynotfound",
+            "couldn't reach",
+        )
+    ):
+        how = "unset HF_HUB_OFFLINE to go online" if offline else "check the network to the Hugging Face Hub"
+        return (
+            f"model {name!r} is neither bundled ({names}) nor a local folder, and it could not be fetched; "
+            f"{how}, or pass the folder of a downloaded model"
+        )
+    return f"model {name!r} could not be loaded: {reason} (bundled models: {names})"
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """What the rest of the package needs to know of a model: sizes, hook names, weights, the final readout.
+
+    Works on `TransformerBridge` (TransformerLens 3.9 and 4.x) and `HookedTransformer` (3.9), raw or processed.
+    Weight accessors return views in TransformerLens' axis order and the model's dtype.
+    """
+
+    model: Any
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelView":
+        """The view of a model; raises InputError for what is no decoder with attention + FFN blocks."""
+        cfg = getattr(model, "cfg", None)
+        if cfg is None or not hasattr(model, "blocks") or not hasattr(model, "hook_dict"):
+            raise InputError(
+                f"{type(model).__name__} is no TransformerLens model; load it with icl_lens.load_model or "
+                "TransformerBridge.boot_transformers"
+            )
+        return cls(model)
+
+    @property
+    def cfg(self) -> Any:
+        return self.model.cfg
+
+    @property
+    def name(self) -> str:
+        name = str(self.cfg.model_name)
+        return Path(name).name if os.path.isdir(name) else name
+
+    @property
+    def n_layers(self) -> int:
+        return int(self.cfg.n_layers)
+
+    @property
+    def n_heads(self) -> int:
+        return int(self.cfg.n_heads)
+
+    @property
+    def n_kv_heads(self) -> int:
+        return int(getattr(self.cfg, "n_key_value_heads", None) or self.n_heads)
+
+    @property
+    def d_head(self) -> int:
+        return int(self.cfg.d_head)
+
+    @property
+    def d_model(self) -> int:
+        return int(self.cfg.d_model)
+
+    @property
+    def parallel(self) -> bool:
+        """Attention and FFN read the same input (GPT-J, Pythia)."""
+        return bool(self.cfg.parallel_attn_mlp)
+
+    @property
+    def home(self) -> torch.device:
+        """Where recorded activations are kept: the unembedding's device."""
+        return self.model.W_U.device
+
+    def attn(self, layer: int) -> Any:
+        return self.model.blocks[layer].attn
+
+    def kv_head(self, head: int) -> int:
+        """The key-value group a query head reads."""
+        return head // (self.n_heads // self.n_kv_heads)
+
+    def check_head(self, head: "Head | tuple[int, int]") -> Head:
+        """The head as a `Head`; raises InputError if the model has no such head."""
+        layer, index = int(head[0]), int(head[1])
+        if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
+            raise InputError(
+                f"{Head(layer, index)} does not exist: {self.name} has layers 0–{self.n_layers - 1} with heads "
+                f"0–{self.n_heads - 1}"
+            )
+        return Head(layer, index)
+
+    # Weights ---------------------------------------------------------------------------------------------
+    #
+    # Output matrices are given as they act on the residual stream: times the gain of a norm that follows the
+    # sublayer (its data-dependent scale is `Activations.attn_scale`), times Granite's residual multiplier.
+
+    def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
+        """From a head's z to the residual stream."""
+        return self._outward(self.raw_W_O(layer), self.attn_post_norm(layer))
+
+    def b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
+        """The attention output's bias, which belongs to no head; None if the model has none."""
+        b_O = self.raw_b_O(layer)
+        return None if b_O is None else self._outward(b_O, self.attn_post_norm(layer))
+
+    def raw_W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
+        return self.attn(layer).W_O.to(self.home)
+
+    def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
+        b_O = _optional(self.attn(layer), "b_O")
+        return None if b_O is None else b_O.to(self.home)
+
+    def _outward(self, weight: Tensor, post: "NormView | None") -> Tensor:
+        if post is not None:
+            weight = weight.to(self.compute_dtype) * post.gain_as(self.compute_dtype)
+        return weight if self.residual_multiplier == 1.0 else weight * self.residual_multiplier
+
+    @property
+    def residual_multiplier(self) -> float:
+        """What Granite multiplies every sublayer's output with; 1 elsewhere."""
+        return float(self._setting("residual_multiplier", 1.0))
+
+    def _setting(self, name: str, default: Any) -> Any:
+        """A setting that only some families have, from the Hugging Face configuration."""
+        config = getattr(getattr(self.model, "original_model", None), "config", None)
+        return getattr(config, name, default)
+
+    def W_V(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
+        return self._grouped(self.attn(layer).W_V.to(self.home))
+
+    def W_K(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
+        return self._grouped(self.attn(layer).W_K.to(self.home))
+
+    def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
+        return self.attn(layer).W_Q.to(self.home)
+
+    def _grouped(self, weight: Tensor) -> Tensor:
+        """One matrix a key-value group, also where TransformerLens repeats it for every query head."""
+        return weight if weight.shape[0] == self.n_kv_heads else weight[:: self.n_heads // self.n_kv_heads]
+
+    def W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
+        """From FFN coefficients to the residual stream; raises InputError for a mixture of experts."""
+        return self._outward(self.raw_W_out(layer), self.mlp_post_norm(layer))
+
+    def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
+        weight = _optional(self.model.blocks[layer].mlp, "W_out")
+        if weight is None or weight.ndim != 2:
+            raise InputError(
+                f"layer {layer} of {self.name} has no single FFN output matrix (a mixture of experts?): "
+                "neurons cannot be told apart; layer and head increases still work"
+            )
+        return weight.to(self.home)
+
+    def raw_b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
+        b_out = _optional(self.model.blocks[layer].mlp, "b_out")
+        return None if b_out is None else b_out.to(self.home)
+
+    # Norms -----------------------------------------------------------------------------------------------
+
+    def attn_post_norm(self, layer: int) -> "NormView | None":
+        """The norm between attention's output and the residual stream (Gemma-2/3, OLMo-2), if there is one."""
+        return self._post_norm(layer, "ln1_post", "post_attention_layernorm")
+
+    def mlp_post_norm(self, layer: int) -> "NormView | None":
+        """The norm between the FFN's output and the residual stream, if there is one."""
+        return self._post_norm(layer, "ln2_post", "post_feedforward_layernorm")
+
+    def _post_norm(self, layer: int, name: str, hf_name: str) -> "NormView | None":
+        block = self.model.blocks[layer]
+        module = _optional(block, name)
+        if module is None and type(getattr(self.model, "original_model", None)).__name__.startswith("Olmo2"):
+            # TransformerLens 3.9 calls OLMo-2's post-norms ln1 and ln2, as if they came before the sublayers.
+            module = _optional(block.original_component, hf_name)
+        return None if module is None else probe_norm(module, self.d_model, self.home, default_eps=self._eps)
+
+    @property
+    def _eps(self) -> float:
+        return float(getattr(self.cfg, "eps", 1e-5) or 1e-5)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.float64 if self.model.W_U.dtype == torch.float64 else torch.float32
+
+    def readout(self, final_resid: Float[Tensor, "batch d_model"]) -> Readout:
+        """The readout with the scale frozen at each prompt's final residual."""
+        dtype = self.compute_dtype
+        norm = probe_norm(self.model.ln_final, self.d_model, self.home, default_eps=self._eps)
+        final = final_resid.to(self.home, dtype)
+        scale = norm_scale(final, eps=norm.eps, centre=norm.centre) if norm.normalize else final.new_ones(len(final))
+        b_U = _optional(self.model, "b_U")
+        b_U = None if b_U is None else b_U.detach().to(self.home, dtype)
+        cap = getattr(self.cfg, "output_logits_soft_cap", None)
+        tokenizer = getattr(self.model, "tokenizer", None)
+        return Readout(
+            W_U=self.model.W_U.detach(),
+            b_U=b_U if b_U is not None and bool(b_U.any()) else None,
+            gain=None if norm.gain is None else norm.gain.to(dtype),
+            shift=None if norm.shift is None else norm.shift.to(dtype),
+            scale=scale,
+            eps=norm.eps,
+            centre=norm.centre,
+            normalize=norm.normalize,
+            logit_scale=float(self._setting("logit_scale", 1.0)) / float(self._setting("logits_scaling", 1.0)),
+            soft_cap=float(cap) if cap and cap > 0 else None,
+            decode=None if tokenizer is None else lambda token: tokenizer.decode([token]),
+        )
+
+    # Hook names ------------------------------------------------------------------------------------------
+
+    def hook(self, layer: int, *names: str) -> str:
+        """The first of a layer's hooks, by TransformerLens name, that the model has."""
+        for name in names:
+            full = f"blocks.{layer}.{name}"
+            if full in self.model.hook_dict:
+                return full
+        raise InputError(
+            f"{self.name} has no hook blocks.{layer}.{names[0]}: only decoders of attention + FFN blocks are supported"
+        )
+
+    @property
+    def last_logits_hook(self) -> str:
+        """Where the stream can be cut down to the rows whose logits are wanted, so that no others are computed."""
+        return "unembed.hook_in" if "unembed.hook_in" in self.model.hook_dict else "ln_final.hook_normalized"
+
+
+class NormView(NamedTuple):
+    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centres."""
+
+    gain: Tensor | None
+    shift: Tensor | None
+    eps: float
+    centre: bool
+    normalize: bool
+
+    def gain_as(self, dtype: torch.dtype) -> Tensor:
+        return torch.ones((), dtype=dtype) if self.gain is None else self.gain.to(dtype)
+
+
+def probe_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
+    """Finds out what a norm module does by asking it.
+
+    Families disagree on where gains live and whether they are stored as `w` or `1 + w`; the module's answers
+    to a few vectors do not. The vectors are long enough that eps does not show, then short enough that it does.
+    """
+    weight = next((p for p in module.parameters()), None)
+    # The module's own dtype: probing in it is exact for half precision, whose gains round the same way.
+    dtype = torch.float32 if weight is None else weight.dtype
+    where = device if weight is None else weight.device
+    signs = torch.ones(1, 1, d_model, dtype=torch.float64)
+    signs[..., 1::2] = -1
+    long = 2.0**10
+    with torch.no_grad():
+
+        def ask(x: Tensor) -> Tensor:
+            return module(x.to(where, dtype))[0, 0].to(device, torch.float64).cpu()
+
+        zero, ones, alternating = (
+            ask(torch.zeros_like(signs)),
+            ask(torch.ones_like(signs) * long),
+            ask(signs * long),
+        )
+        if torch.equal(alternating, (signs * long)[0, 0]):
+            return NormView(None, None, default_eps, False, False)
+        shift = zero
+        centre = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
+        gain = (alternating - shift) * signs[0, 0]
+        eps = _eps_of(module, default_eps)
+        expected = shift + gain * signs[0, 0] / math.sqrt(2)
+        if not torch.allclose(ask(signs * math.sqrt(eps)), expected, rtol=2e-2, atol=2e-2):
+            raise InputError(
+                f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm with eps={eps}: this family's "
+                "norm is not supported"
+            )
+    # Odd widths leave the alternating vector with a mean; LayerNorm then answers for a centred one.
+    if centre and d_model % 2:
+        raise InputError(f"d_model={d_model} is odd, which no supported family has")
+    keep_shift = shift.to(device) if bool(shift.any()) else None
+    keep_gain = None if bool((gain == 1).all()) else gain.to(device)
+    return NormView(keep_gain, keep_shift, eps, centre, True)
+
+
+def _eps_of(module: Any, default: float) -> float:
+    for owner in (module, getattr(module, "original_component", None)):
+        for name in ("eps", "variance_epsilon", "epsilon"):
+            value = getattr(owner, name, None) if owner is not None else None
+            if isinstance(value, (int, float)):
+                return float(value)
+    return default
+
+
+def _optional(owner: Any, name: str) -> Any:
+    """An attribute that some families lack; TransformerBridge raises AttributeError for missing biases."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        return None
