@@ -1,0 +1,348 @@
+"""Train a bundled model from nothing: `python -m experiments.train_icl_mini --arch gpt2|llama|gptj`.
+
+A step's data, dropped heads and learning rate are functions of (seed, step), so a run that was broken off
+and resumed is the run it would have been.
+"""
+
+import json
+import math
+import os
+import random
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from jaxtyping import Float, Int
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from experiments.card import parts, write_card
+from experiments.episodes import (
+    BUNDLED,
+    OTHER_WEIGHT,
+    Words,
+    draw_sides,
+    held_out_pairs,
+    list_sequence,
+    load_words,
+    make_episode,
+    seen_pairs,
+)
+from icl_lens.errors import InputError
+
+Arch = Literal["gpt2", "llama", "gptj"]
+NAMES: dict[Arch, str] = {"gpt2": "icl-mini", "llama": "icl-mini-llama", "gptj": "icl-mini-gptj"}
+N_POSITIONS = 256
+CHECKPOINT = "checkpoint.safetensors"
+FIRST_PART = 0.4
+"""Share of the run with the easiest episodes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that shapes a run; a checkpoint is resumed only by a run of the same settings."""
+
+    arch: Arch
+    steps: int = 4000
+    seed: int = 0
+    batch: int = 96
+    learning_rate: float = 1e-3
+    head_dropout: float = 0.1
+    list_weight: float = 0.3
+
+
+def make_tokenizer(words: Words) -> PreTrainedTokenizerFast:
+    """One token a word, words separated by blanks; nothing is added before or after a text."""
+    vocabulary = {word: index for index, word in enumerate(words.vocabulary)}
+    backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>", model_max_length=N_POSITIONS
+    )
+
+
+def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
+    """A freshly drawn model of at most 1.45 million parameters, from torch's global generator."""
+    none = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 1}
+    if arch == "gpt2":
+        config = GPT2Config(
+            vocab_size=vocab_size,
+            n_positions=N_POSITIONS,
+            n_embd=128,
+            n_layer=6,
+            n_head=8,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **none,
+        )
+        return GPT2LMHeadModel(config)
+    if arch == "llama":
+        config = LlamaConfig(
+            vocab_size=vocab_size,
+            max_position_embeddings=N_POSITIONS,
+            hidden_size=128,
+            intermediate_size=176,
+            num_hidden_layers=8,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            tie_word_embeddings=False,
+            **none,
+        )
+        return LlamaForCausalLM(config)
+    config = GPTJConfig(
+        vocab_size=vocab_size,
+        n_positions=N_POSITIONS,
+        n_embd=128,
+        n_inner=320,
+        n_layer=6,
+        n_head=8,
+        rotary_dim=8,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+        **none,
+    )
+    return GPTJForCausalLM(config)
+
+
+class HeadDropout:
+    """While training, silence each head of each sequence with probability `p`: several learn the same job.
+
+    The heads that stay are not scaled up: at evaluation all of them speak, as in any model.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.n_heads = model.config.num_attention_heads
+        self.p = 0.0
+        self.generator = torch.Generator()
+        for projection in parts(model).projections:
+            projection.register_forward_pre_hook(self._silence)
+
+    def _silence(self, module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        if self.p == 0.0:
+            return None
+        z = args[0]
+        keep = torch.rand(z.shape[0], 1, self.n_heads, 1, generator=self.generator) >= self.p
+        return ((z.unflatten(-1, (self.n_heads, -1)) * keep).flatten(-2),)
+
+
+def _pad(rows: list[list[int]], pad: int) -> Int[Tensor, "row pos"]:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+
+
+class Data:
+    """Training batches, each a function of (seed, step)."""
+
+    def __init__(self, words: Words, settings: Settings):
+        self.words = words
+        self.settings = settings
+        self.ids = {word: index for index, word in enumerate(words.vocabulary)}
+        self.pairs = seen_pairs(words, held_out_pairs(words))
+
+    def batch(self, step: int) -> tuple[Int[Tensor, "row pos"], Float[Tensor, "row pos"]]:
+        """Episodes of step `step`: token ids, and the loss weight of predicting each of them (0 for padding).
+
+        The first part of the run has single words, more demonstrations and even classes: what the majority or
+        the last label can tell would otherwise be learned instead. Then every second step has texts of up to
+        6 words and half as many rows. All episodes of a step have equally many demonstrations: little padding.
+        """
+        rng = random.Random(f"{self.settings.seed}-{step}-episodes")
+        first_part = step < self.settings.steps * FIRST_PART
+        texts = not first_part and step % 2 == 1
+        n_items = rng.randint(4 if first_part else 2, 8) + 1
+        n_rows = self.settings.batch // 2 if texts else self.settings.batch
+        tokens, weights = [], []
+        for _ in range(n_rows):
+            pair = list(rng.choice(self.pairs))
+            rng.shuffle(pair)
+            sides = [rng.randrange(2) for _ in range(n_items)] if first_part else draw_sides(rng, n_items)
+            episode = make_episode(rng, self.words, (pair[0], pair[1]), sides, longest=6 if texts else 1)
+            tokens.append([self.ids[token] for token in episode.tokens])
+            weights.append(list(episode.weights))
+        longest = max(map(len, weights))
+        padded = torch.tensor([row + [0.0] * (longest - len(row)) for row in weights])
+        return _pad(tokens, self.ids["<pad>"]), padded
+
+    def lists(self, step: int) -> Int[Tensor, "row pos"]:
+        """Lists of 8 words of one category."""
+        rng = random.Random(f"{self.settings.seed}-{step}-lists")
+        n_rows = self.settings.batch // 3
+        return torch.tensor([[self.ids[word] for word in list_sequence(rng, self.words, 8)] for _ in range(n_rows)])
+
+
+def weighted_loss(
+    model: PreTrainedModel, tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
+) -> Float[Tensor, ""]:
+    """Weighted mean cross-entropy (nats) of each token given those before it; the first is not predicted.
+
+    Rows are padded on the right, so causal attention needs no mask.
+    """
+    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+    targets, weight = tokens[:, 1:], weights[:, 1:]
+    losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return (losses * weight.flatten()).sum() / weight.sum()
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """Linear warm-up over 100 steps, then half a cosine down to 2 % of the peak."""
+    if step < 100:
+        return settings.learning_rate * (step + 1) / 100
+    done = (step - 100) / max(1, settings.steps - 100)
+    return settings.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def dropout_rate(settings: Settings, step: int) -> float:
+    """No dropped heads in the first half of the run (it must leave chance first), then a rise over 10 %."""
+    return settings.head_dropout * min(1.0, max(0.0, (step / settings.steps - 0.5) / 0.1))
+
+
+class Trainer:
+    """A model, its optimiser and the step they have reached."""
+
+    def __init__(self, settings: Settings, words: Words):
+        self.settings = settings
+        self.data = Data(words, settings)
+        torch.manual_seed(settings.seed)
+        self.model = make_model(settings.arch, len(words.vocabulary))
+        self.model.train()
+        self.dropout = HeadDropout(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
+        self.done = 0
+        self.seconds = 0.0
+
+    def step(self) -> float:
+        """One update; returns the episodes' weighted loss in nats."""
+        started = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.settings, self.done)
+        self.dropout.p = dropout_rate(self.settings, self.done)
+        self.dropout.generator.manual_seed(self.settings.seed * 1_000_003 + self.done)
+        loss = weighted_loss(self.model, *self.data.batch(self.done))
+        lists = self.data.lists(self.done)
+        list_loss = weighted_loss(self.model, lists, torch.full(lists.shape, OTHER_WEIGHT))
+        self.optimizer.zero_grad()
+        (loss + self.settings.list_weight * list_loss).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.done += 1
+        self.seconds += time.perf_counter() - started
+        return loss.item()
+
+    def save(self, folder: Path) -> None:
+        """Write the whole state beside the last checkpoint and move it into place: never half a file."""
+        tensors = {}
+        for name, parameter in self.model.named_parameters():
+            state = self.optimizer.state[parameter]
+            tensors[f"model.{name}"] = parameter.detach()
+            tensors[f"exp_avg.{name}"] = state["exp_avg"]
+            tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
+        meta = {"settings": asdict(self.settings), "done": self.done, "seconds": self.seconds}
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f"{CHECKPOINT}.part"
+        save_file(tensors, beside, metadata={"run": json.dumps(meta)})
+        os.replace(beside, folder / CHECKPOINT)
+
+    def resume(self, folder: Path) -> None:
+        """Take up the checkpoint in `folder`, if there is one; raises InputError if it is of another run."""
+        path = folder / CHECKPOINT
+        if not path.exists():
+            return
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads(file.metadata()["run"])
+            if meta["settings"] != asdict(self.settings):
+                raise InputError(
+                    f"{path} is of a run with {meta['settings']}, not {asdict(self.settings)};"
+                    " start anew with --no-resume, or ask for the same run"
+                )
+            for name, parameter in self.model.named_parameters():
+                parameter.data.copy_(file.get_tensor(f"model.{name}"))
+                self.optimizer.state[parameter] = {
+                    "step": torch.tensor(float(meta["done"])),
+                    "exp_avg": file.get_tensor(f"exp_avg.{name}").clone(),
+                    "exp_avg_sq": file.get_tensor(f"exp_avg_sq.{name}").clone(),
+                }
+        self.done, self.seconds = meta["done"], meta["seconds"]
+
+    def export(self, folder: Path, words: Words) -> None:
+        """Write the Hugging Face folder beside `folder`, then move its files into place."""
+        beside = folder.parent / f".{folder.name}.part"
+        self.model.eval()
+        self.model.save_pretrained(beside)
+        self.model.train()
+        make_tokenizer(words).save_pretrained(beside)
+        record = {**asdict(self.settings), "done": self.done, "seconds": round(self.seconds)}
+        (beside / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in beside.iterdir():
+            os.replace(file, folder / file.name)
+        shutil.rmtree(beside)
+
+
+def train(settings: Settings, out: Path, checkpoints: Path, *, resume: bool, save_every: int = 250) -> None:
+    """Train to the end (from the last checkpoint if there is one and `resume`) and export to `out`."""
+    words = load_words()
+    trainer = Trainer(settings, words)
+    if resume:
+        trainer.resume(checkpoints)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+        bar = progress.add_task(NAMES[settings.arch], total=settings.steps, completed=trainer.done)
+        mean = None
+        while trainer.done < settings.steps:
+            loss = trainer.step()
+            mean = loss if mean is None else 0.98 * mean + 0.02 * loss
+            progress.update(bar, advance=1, description=f"{NAMES[settings.arch]} loss {mean:.3f}")
+            if trainer.done % save_every == 0:
+                trainer.save(checkpoints)
+                progress.console.print(f"step {trainer.done} loss {mean:.3f} {trainer.seconds:.0f} s")
+    trainer.save(checkpoints)
+    trainer.export(out, words)
+
+
+def main(
+    arch: Annotated[Arch, typer.Option(help="Architecture of the model.")] = "gpt2",
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = Settings.steps,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and dropped heads.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the model; the bundled one if not given.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint, if there is one.")] = True,
+    card_only: Annotated[bool, typer.Option("--card-only", help="Train nothing, only measure.")] = False,
+) -> None:
+    """Train a bundled model, write its Hugging Face folder, and measure its model card."""
+    folder = out or BUNDLED / NAMES[arch]
+    if not card_only:
+        train(Settings(arch, steps, seed), folder, Path("checkpoints") / folder.name, resume=resume)
+    write_card(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)
