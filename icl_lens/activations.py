@@ -90,7 +90,7 @@ class Activations:
         return head_outputs(z, self.view.W_O(layer))
 
     def head_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
-        """Attention row times the scale of a norm after attention, so that pattern · v · W_O sums to the head output."""
+        """Attention row times a following norm's scale: pattern · v · W_O then sums to the head output."""
         pattern = self.pattern[:, layer].to(self.readout.dtype)
         return pattern if self.attn_scale is None else pattern * self.attn_scale[:, layer, None, None]
 

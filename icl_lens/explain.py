@@ -80,7 +80,7 @@ class SubheadReport:
 
 @dataclass(frozen=True)
 class AblationReport:
-    """Label log-probabilities (nats) with the located heads zeroed, and with as many random heads (one tuple a draw)."""
+    """Label log-probabilities (nats) with the located heads zeroed, and with as many random heads, draw by draw."""
 
     heads: tuple[Head, ...]
     located: tuple[float, ...]

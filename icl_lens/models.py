@@ -68,7 +68,7 @@ def load_model(
         model = TransformerBridge.boot_transformers(
             source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, **where, **kwargs
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, NotImplementedError) as error:
         raise InputError(_why_not(name, error)) from error
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -108,7 +108,10 @@ def _why_not(name: str, error: BaseException) -> str:
             f"`hf auth login` or set HF_TOKEN (bundled models need neither: {names})"
         )
     if "repositorynotfound" in lower or "404 client" in lower or "is not a valid model identifier" in lower:
-        return f"the Hugging Face Hub knows no model {name!r}; check the name (bundled: {names}), or log in if it is private"
+        return (
+            f"the Hugging Face Hub knows no model {name!r}; check the name (bundled: {names}), "
+            "or log in if it is private"
+        )
     offline = any(
         os.environ.get(v, "").lower() in ("1", "true", "yes", "on") for v in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
@@ -151,6 +154,12 @@ class ModelView:
             raise InputError(
                 f"{type(model).__name__} is no TransformerLens model; load it with icl_lens.load_model or "
                 "TransformerBridge.boot_transformers"
+            )
+        missing = [part for part in ("ln_final", "unembed") if not hasattr(model, part)]
+        if missing:
+            raise InputError(
+                f"{type(getattr(model, 'original_model', model)).__name__} is not supported in this configuration: it "
+                f"has no {' and no '.join(missing)}, so there is no final norm and unembedding to read vectors out with"
             )
         return cls(model)
 

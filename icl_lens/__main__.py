@@ -1,0 +1,5 @@
+"""`python -m icl_lens`, the same as `icl-lens`."""
+
+from icl_lens.cli import main
+
+main()

@@ -1,0 +1,53 @@
+"""The command line: `icl-lens`. Prints, writes files, and turns bad input into one line and exit code 2."""
+
+import logging
+import os
+import sys
+import warnings
+
+import typer
+from rich.console import Console
+
+from icl_lens.cli.explain import explain
+from icl_lens.cli.models import models
+
+app = typer.Typer(
+    help="Which heads make a language model learn in context, and how?",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (explain, models):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        explain()
+
+
+def _hush() -> None:
+    """Keeps the loaders' progress bars and remarks out of the output; errors still come through."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1" if not sys.stderr.isatty() else "0")
+    warnings.simplefilter("ignore")
+    for name in (None, "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def main() -> None:
+    """Entry point of `icl-lens`: InputError becomes one line on stderr and exit code 2."""
+    from icl_lens.errors import InputError
+
+    try:
+        if not {"-h", "--help"} & set(sys.argv[1:]):
+            _hush()
+        app()
+    except InputError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"icl-lens: {error}", markup=False)
+        raise SystemExit(2) from None
