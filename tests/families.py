@@ -59,6 +59,7 @@ def _rope(**parameters: float) -> dict[str, Any]:
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _GPT2_SIZES = {
     "n_positions": N_CTX,
+    "n_ctx": N_CTX,  # in the configurations of the published models, and read by HookedTransformer
     "n_embd": D_MODEL,
     "n_layer": N_LAYERS,
     "n_head": N_HEADS,
@@ -226,7 +227,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save(name: str, folder: str | Path, tokenizer: bool = True) -> PreTrainedModel:
     """Write family `name` to `folder` as `save_pretrained` does, with `tokenizer()` unless told not to.
 
-    Returns the float32 model that was written.
+    Returns the float32 model that was written. Load "qwen2" with `tokenizer()` given explicitly: AutoTokenizer
+    takes every Qwen2 folder for byte-level BPE and would read the words as bytes.
     """
     model = build(name)
     model.save_pretrained(folder)

@@ -22,7 +22,7 @@ FinalNorm = Literal["frozen", "own"]
 
 @dataclass(frozen=True)
 class _Wiring:
-    """Where one Hugging Face model type keeps what the reference reads; after the first two, inside a layer."""
+    """Where one Hugging Face model type keeps what the reference reads; from `values` on, inside a layer."""
 
     layers: str
     final_norm: str
@@ -34,9 +34,7 @@ class _Wiring:
     ffn_post_norm: str | None = None
 
 
-_LLAMA = _Wiring(
-    "model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.down_proj"
-)
+_LLAMA = _Wiring("model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.down_proj")
 _POST_NORMED = _Wiring(
     *(_LLAMA.layers, _LLAMA.final_norm, _LLAMA.values, _LLAMA.layout, _LLAMA.out, _LLAMA.down),
     attn_post_norm="post_attention_layernorm",
@@ -53,9 +51,7 @@ _BLOOM = _Wiring(
 
 _WIRING: dict[str, _Wiring] = {
     "gpt2": _Wiring("transformer.h", "transformer.ln_f", "attn.c_attn", "last", "attn.c_proj", "mlp.c_proj"),
-    "gptj": _Wiring(
-        "transformer.h", "transformer.ln_f", "attn.v_proj", "values", "attn.out_proj", "mlp.fc_out"
-    ),
+    "gptj": _Wiring("transformer.h", "transformer.ln_f", "attn.v_proj", "values", "attn.out_proj", "mlp.fc_out"),
     "gpt_neo": _Wiring(
         "transformer.h",
         "transformer.ln_f",
@@ -88,20 +84,14 @@ _WIRING: dict[str, _Wiring] = {
     "gemma2": _POST_NORMED,
     "gemma3_text": _POST_NORMED,
     "olmo2": _POST_NORMED,
-    "phi": _Wiring(
-        "model.layers", "model.final_layernorm", "self_attn.v_proj", "values", "self_attn.dense", "mlp.fc2"
-    ),
-    "phi3": _Wiring(
-        "model.layers", "model.norm", "self_attn.qkv_proj", "last", "self_attn.o_proj", "mlp.down_proj"
-    ),
+    "phi": _Wiring("model.layers", "model.final_layernorm", "self_attn.v_proj", "values", "self_attn.dense", "mlp.fc2"),
+    "phi3": _Wiring("model.layers", "model.norm", "self_attn.qkv_proj", "last", "self_attn.o_proj", "mlp.down_proj"),
     "falcon": _BLOOM,
     "bloom": _BLOOM,
     "granite": _LLAMA,
     "cohere": _LLAMA,
     "stablelm": _LLAMA,
-    "starcoder2": _Wiring(
-        "model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.c_proj"
-    ),
+    "starcoder2": _Wiring("model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.c_proj"),
 }
 
 
@@ -183,9 +173,7 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
         raise ValueError("post-norm OPT (do_layer_norm_before=False) normalises the residual stream itself")
     layers = hf_model.get_submodule(wiring.layers)
     n_heads = _setting(config, "num_attention_heads", "num_heads", "n_head")
-    seen: dict[str, list[Tensor]] = {
-        name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")
-    }
+    seen: dict[str, list[Tensor]] = {name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")}
 
     # Everything is copied at once: some families add to these tensors in place afterwards.
     def keep_input(name: str):
@@ -202,9 +190,7 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
         return hook
 
     handles = [
-        hf_model.get_submodule(wiring.final_norm).register_forward_pre_hook(
-            keep_input("final"), with_kwargs=True
-        )
+        hf_model.get_submodule(wiring.final_norm).register_forward_pre_hook(keep_input("final"), with_kwargs=True)
     ]
     for layer in layers:
         out, down = layer.get_submodule(wiring.out), layer.get_submodule(wiring.down)
@@ -248,9 +234,7 @@ class _Readout:
         self.norm = _Norm(hf_model.get_submodule(_WIRING[config.model_type].final_norm))
         self.W_U = _weight_in_out(unembed)
         self.b_U = _bias(unembed, self.W_U[0])
-        self.multiplier = _setting(config, "logit_scale", default=1.0) / _setting(
-            config, "logits_scaling", default=1.0
-        )
+        self.multiplier = _setting(config, "logit_scale", default=1.0) / _setting(config, "logits_scaling", default=1.0)
         self.soft_cap = _setting(config, "final_logit_softcapping")
         self.frozen_scale = self.norm.scale(final)
 
@@ -311,9 +295,7 @@ def reference(
         if post_norm is None:
             return factor
         norm = _Norm(layers[layer].get_submodule(post_norm))
-        assert (
-            not norm.centred
-        )  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
+        assert not norm.centred  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
         return factor * norm.scale(raw) * norm.gain
 
     found: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -330,9 +312,7 @@ def reference(
         head_outputs = torch.stack([seen.z[layer, -1, h] @ W_O[h] for h in range(n_heads)])
         subhead_outputs = torch.stack(
             [
-                torch.stack(
-                    [seen.pattern[layer, h, -1, s] * (values[layer, s, h] @ W_O[h]) for s in range(n_pos)]
-                )
+                torch.stack([seen.pattern[layer, h, -1, s] * (values[layer, s, h] @ W_O[h]) for s in range(n_pos)])
                 for h in range(n_heads)
             ]
         )

@@ -1,0 +1,304 @@
+"""The references are worth something only if they agree with each other and with the models themselves."""
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import families
+import pytest
+import reference_gpt2
+import reference_hf
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+TOKENS = torch.tensor(families.PROMPT_IDS)
+TARGET = families.WORDS.index("foo")
+EXACT = sorted(set(families.FAMILIES) - {"opt_post_norm"})
+CONVENTIONS = [("frozen", True), ("frozen", False), ("own", True), ("own", False)]
+
+# Some families compute norms, softmax or rotations in float32 whatever the dtype of the model.
+FLOAT64 = 1e-10
+FLOAT32 = 2e-5
+
+
+@contextmanager
+def _hooked(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
+    """What the model itself makes of residual vectors [n, d_model]: log-probabilities [n, vocab].
+
+    The vectors take the place of the final norm's input in a real forward pass, so norm, unembedding,
+    multipliers and soft-caps are the model's, each vector with its own scale.
+    """
+    norm = model.get_submodule(reference_hf._WIRING[model.config.model_type].final_norm)
+    n_rows = -(-len(vectors) // len(TOKENS))
+    filled = torch.zeros(n_rows * len(TOKENS), vectors.shape[-1], dtype=vectors.dtype)
+    filled[: len(vectors)] = vectors
+    filled = filled.reshape(n_rows, len(TOKENS), -1)
+    hook = norm.register_forward_pre_hook(lambda module, args: (filled,))
+    with _hooked(hook), torch.no_grad():
+        logits = model(TOKENS.repeat(n_rows, 1)).logits
+    return torch.log_softmax(logits.reshape(n_rows * len(TOKENS), -1)[: len(vectors)], dim=-1)
+
+
+@pytest.mark.parametrize(("final_norm", "bias"), CONVENTIONS)
+@pytest.mark.parametrize("tokens", [TOKENS, TOKENS[:1], TOKENS[:5]], ids=["14", "1", "5"])
+def test_both_references_agree_on_gpt2(tokens, final_norm, bias):
+    model = families.build("gpt2", dtype=torch.float64)
+    by_hooks = reference_hf.reference(model, tokens, TARGET, final_norm=final_norm, bias=bias)
+    run = reference_gpt2.Gpt2Reference(model).run(tokens)
+    options = {"final_norm": final_norm, "bias": bias}
+    attn, ffn = run.layer_increases(TARGET, **options)
+    pairs = {
+        "attn": (attn, by_hooks.attn),
+        "ffn": (ffn, by_hooks.ffn),
+        "heads": (run.head_increases(TARGET, **options), by_hooks.heads),
+        "subheads": (run.subhead_increases(TARGET, **options), by_hooks.subheads),
+        "x": (run.x, by_hooks.x),
+        "pattern": (run.pattern, by_hooks.attention),
+        "v": (run.v, by_hooks.values),
+        "subhead values": (run.subhead_values, by_hooks.subhead_outputs),
+        "head outputs": (run.head_outputs, by_hooks.head_outputs),
+        "attn out": (run.attn_out, by_hooks.attn_out),
+        "ffn out": (run.ffn_out, by_hooks.ffn_out),
+        "activations": (run.activations, by_hooks.activations),
+        "final": (run.final, by_hooks.final),
+        "log-probs": (run.log_probs, by_hooks.log_probs),
+    }
+    for layer in range(families.N_LAYERS):
+        neurons = run.neuron_increases(TARGET, layer, **options)
+        pairs[f"neurons {layer}"] = (neurons, by_hooks.neurons[layer])
+    for name, (ours, theirs) in pairs.items():
+        assert ours.dtype == torch.float64, name
+        torch.testing.assert_close(ours, theirs, atol=FLOAT64, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_gpt2_by_hand_gives_hugging_face_logits():
+    assert reference_gpt2.largest_difference(families.build("gpt2"), TOKENS) < FLOAT64
+
+
+def test_gpt2_by_hand_adds_an_unembedding_bias_when_there_is_one():
+    model = families.build("gpt2", dtype=torch.float64)
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, families.VOCAB_SIZE, dtype=torch.float64))
+    assert reference_gpt2.largest_difference(model, TOKENS) < FLOAT64
+    run = reference_gpt2.Gpt2Reference(model).run(TOKENS)
+    by_hooks = reference_hf.reference(model, TOKENS, TARGET, bias=True)
+    torch.testing.assert_close(run.head_increases(TARGET), by_hooks.heads, atol=FLOAT64, rtol=0)
+    without = reference_hf.reference(model, TOKENS, TARGET, bias=False)
+    assert (without.heads - by_hooks.heads).abs().max() > 0.01
+    torch.testing.assert_close(run.head_increases(TARGET, bias=False), without.heads, atol=FLOAT64, rtol=0)
+
+
+@pytest.mark.parametrize("option", [{"activation_function": "relu"}, {"scale_attn_by_inverse_layer_idx": True}])
+def test_gpt2_by_hand_refuses_what_it_does_not_implement(option):
+    model = families.build("gpt2")
+    model.config.update(option)
+    with pytest.raises(ValueError, match="GPT-2 reference knows"):
+        reference_gpt2.Gpt2Reference(model)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_parts_sum_to_what_the_model_adds(name):
+    model = families.build(name, dtype=torch.float64)
+    found = reference_hf.reference(model, TOKENS, TARGET)
+    with torch.no_grad():
+        model_log_probs = torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1)
+    torch.testing.assert_close(found.log_probs, model_log_probs, atol=FLOAT32, rtol=0)
+    torch.testing.assert_close(found.subhead_outputs.sum(2), found.head_outputs, atol=FLOAT64, rtol=0)
+    torch.testing.assert_close(found.head_outputs.sum(1) + found.attn_bias, found.attn_out, atol=FLOAT64, rtol=0)
+    for layer in range(families.N_LAYERS):
+        neurons = found.neuron_outputs[layer].sum(0) + found.ffn_bias[layer]
+        torch.testing.assert_close(neurons, found.ffn_out[layer], atol=FLOAT64, rtol=0)
+    after = torch.cat([found.x[1:], found.final[None]])
+    torch.testing.assert_close(found.x + found.attn_out + found.ffn_out, after, atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_label_values_weighted_by_attention_are_the_subheads(name):
+    found = reference_hf.reference(families.build(name), TOKENS, TARGET)
+    for layer in range(families.N_LAYERS):
+        for head in range(families.N_HEADS):
+            for position in range(len(TOKENS)):
+                value = found.label_value(layer, head, position)
+                weighted = found.attention[layer, head, position] * value
+                torch.testing.assert_close(weighted, found.subhead_outputs[layer, head, position], atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_increases_are_differences_of_the_models_own_readings(name):
+    """With each vector's own scale, reading a vector needs no formula: the model can be asked."""
+    model = families.build(name, dtype=torch.float64)
+    found = reference_hf.reference(model, TOKENS, TARGET, final_norm="own")
+
+    def increase(parts: Tensor, base: Tensor) -> Tensor:
+        read = _model_reads(model, torch.cat([(base + parts).reshape(-1, base.shape[-1]), base[None]]))
+        return (read[:-1, TARGET] - read[-1, TARGET]).reshape(parts.shape[:-1])
+
+    parallel = _ffn_ignores_attention(model)
+    for layer in range(families.N_LAYERS):
+        x = found.x[layer]
+        ffn_input = x if parallel else x + found.attn_out[layer]
+        expected = [
+            (found.attn[layer], increase(found.attn_out[layer], x)),
+            (found.ffn[layer], increase(found.ffn_out[layer], ffn_input)),
+            (found.heads[layer], increase(found.head_outputs[layer], x)),
+            (found.subheads[layer], increase(found.subhead_outputs[layer], x)),
+            (found.neurons[layer], increase(found.neuron_outputs[layer], ffn_input)),
+        ]
+        for ours, models in expected:
+            torch.testing.assert_close(ours, models, atol=FLOAT32, rtol=0)
+
+
+def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
+    """Whether the last layer's FFN gives the same when that layer's attention writes nothing."""
+    wiring = reference_hf._WIRING[model.config.model_type]
+    last = model.get_submodule(wiring.layers)[-1]
+    with_attention = reference_hf.capture(model, TOKENS).ffn_raw[-1]
+    hook = last.get_submodule(wiring.out).register_forward_hook(
+        lambda module, args, output: torch.zeros_like(output), prepend=True
+    )
+    with _hooked(hook):
+        return torch.equal(reference_hf.capture(model, TOKENS).ffn_raw[-1], with_attention)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_parallel_blocks_are_known_as_such(name):
+    model = families.build(name)
+    assert reference_hf.is_parallel(model.config) == _ffn_ignores_attention(model)
+
+
+def test_parallel_families_are_among_those_tested():
+    parallel = {name for name in EXACT if reference_hf.is_parallel(families.build(name).config)}
+    assert parallel == {"gptj", "neox", "phi", "cohere", "falcon", "falcon_new"}
+
+
+def _norm_and_unembedding(model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Final norm weight and bias, W_U and b_U, as stored, in float64."""
+    weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    if model.config.model_type == "gptj":
+        names = ["transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight", "lm_head.bias"]
+        return tuple(weights[name] for name in names)
+    gain, W_U = weights["model.norm.weight"], weights["lm_head.weight"]
+    return gain, torch.zeros_like(gain), W_U, torch.zeros(len(W_U), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["gptj", "llama_gqa", "gemma2"])
+def test_frozen_increases_written_out(name, bias):
+    """GPT-J: centring and b_U. Llama: a root mean square. Gemma-2: gain 1 + w, logits capped at 4."""
+    model = families.build(name, dtype=torch.float64)
+    found = reference_hf.reference(model, TOKENS, TARGET, bias=bias)
+    gain, norm_bias, W_U, b_U = _norm_and_unembedding(model)
+
+    def log_prob(y: Tensor) -> Tensor:
+        final = found.final
+        if name == "gptj":
+            y, final = y - y.mean(), final - final.mean()
+        eps = 1e-5 if name == "gptj" else 1e-6
+        normed = y / (final.pow(2).mean() + eps).sqrt() * (1 + gain if name == "gemma2" else gain)
+        logits = W_U @ (normed + norm_bias) + b_U if bias else W_U @ normed
+        if name == "gemma2":
+            logits = 4 * torch.tanh(logits / 4)
+        return torch.log_softmax(logits, dim=-1)[TARGET]
+
+    for layer in range(families.N_LAYERS):
+        x, attn_out, ffn_out = found.x[layer], found.attn_out[layer], found.ffn_out[layer]
+        ffn_input = x if name == "gptj" else x + attn_out
+        assert found.attn[layer] == pytest.approx((log_prob(x + attn_out) - log_prob(x)).item(), abs=FLOAT64)
+        assert found.ffn[layer] == pytest.approx(
+            (log_prob(ffn_input + ffn_out) - log_prob(ffn_input)).item(), abs=FLOAT64
+        )
+        for head in range(families.N_HEADS):
+            part = found.head_outputs[layer, head]
+            expected = log_prob(x + part) - log_prob(x)
+            assert found.heads[layer, head] == pytest.approx(expected.item(), abs=FLOAT64)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_float32_and_float64_agree(name):
+    single = reference_hf.reference(families.build(name), TOKENS, TARGET)
+    double = reference_hf.reference(families.build(name, dtype=torch.float64), TOKENS, TARGET)
+    for quantity in ("attn", "ffn", "heads", "subheads", "log_probs"):
+        torch.testing.assert_close(getattr(single, quantity).double(), getattr(double, quantity), atol=FLOAT32, rtol=0)
+
+
+def test_a_misread_model_raises_instead_of_misleading():
+    granite = families.build("granite")
+    granite.config.residual_multiplier = 1.0  # the blocks keep the 0.7 they were built with
+    with pytest.raises(AssertionError, match="layer 0"):
+        reference_hf.reference(granite, TOKENS, TARGET)
+    cohere = families.build("cohere")
+    cohere.config.logit_scale = 1.0
+    with pytest.raises(AssertionError, match="logits"):
+        reference_hf.reference(cohere, TOKENS, TARGET)
+
+
+def test_post_norm_opt_is_refused():
+    with pytest.raises(ValueError, match="do_layer_norm_before=False"):
+        reference_hf.reference(families.build("opt_post_norm"), TOKENS, TARGET)
+
+
+@pytest.mark.parametrize("name", sorted(families.FAMILIES))
+def test_tiny_models_hide_nothing(name):
+    """Biases are not zero, gains not one, attention and predictions neither uniform nor saturated."""
+    model = families.FAMILIES[name]()
+    for path, parameter in model.named_parameters():
+        if path.endswith("bias"):
+            assert 0.1 < parameter.std() < 0.4, path
+        elif parameter.ndim == 1:
+            gain = parameter + 1 if "gemma" in model.config.model_type else parameter
+            assert 0.7 < gain.mean() < 1.3, path
+            assert gain.std() > 0.1, path
+    with torch.no_grad():
+        output = model(TOKENS[None], output_attentions=True)
+    row = torch.stack([attention[0, :, -1] for attention in output.attentions])
+    torch.testing.assert_close(row.sum(-1), torch.ones_like(row[..., 0]))
+    assert row.max() > 2 / len(TOKENS)
+    assert 0.05 < output.logits[0, -1].softmax(-1).max() < 0.9
+    again = families.build(name)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_sliding_windows_cut():
+    for name, layer in [("mistral", 0), ("gemma2", 0), ("gemma3", 0), ("gpt_neo", 1)]:
+        row = reference_hf.capture(families.build(name), TOKENS).pattern[layer, :, -1]
+        assert (row[:, : -families.WINDOW] == 0).all(), name
+        assert (row[:, -families.WINDOW :] > 0).all(), name
+
+
+@pytest.mark.parametrize("name", sorted(families.FAMILIES))
+def test_saved_models_load_as_they_were(name, tmp_path):
+    model = families.save(name, tmp_path)
+    assert (tmp_path / "config.json").exists()
+    assert list(tmp_path.glob("*.safetensors"))
+    # AutoTokenizer gives every Qwen2 folder a byte-level tokenizer, whatever the folder says.
+    loader = PreTrainedTokenizerFast if name == "qwen2" else AutoTokenizer
+    tokenizer = loader.from_pretrained(tmp_path)
+    assert tokenizer(families.PROMPT)["input_ids"] == families.PROMPT_IDS
+    assert len(tokenizer) == families.VOCAB_SIZE
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(TOKENS[None]).logits, model(TOKENS[None]).logits, atol=0, rtol=0)
+
+
+def test_saving_without_a_tokenizer_writes_none(tmp_path):
+    families.save("gpt2", tmp_path, tokenizer=False)
+    assert not list(tmp_path.glob("tokenizer*"))
+
+
+@pytest.mark.parametrize("module", [families, reference_gpt2, reference_hf], ids=lambda module: module.__name__)
+def test_references_are_independent(module):
+    imported = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert not imported & {"icl_lens", "transformer_lens"}
