@@ -7,6 +7,7 @@ else reads weights through it. Nothing here is cached: weights are views of the 
 import math
 import os
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,12 @@ def bundled_models() -> list[str]:
     """Names of the models that come with the package and load without a network."""
     folder = files("icl_lens") / "bundled"
     return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
+
+
+def tl_version() -> tuple[int, int]:
+    """Major and minor version of the installed TransformerLens."""
+    major, minor, *_ = version("transformer-lens").split(".")
+    return int(major), int(minor)
 
 
 def load_model(
@@ -161,6 +168,12 @@ class ModelView:
                 f"{type(getattr(model, 'original_model', model)).__name__} is not supported in this configuration: it "
                 f"has no {' and no '.join(missing)}, so there is no final norm and unembedding to read vectors out with"
             )
+        name = type(getattr(model, "original_model", model)).__name__
+        if name.startswith("Cohere") and tl_version() < (4, 0):
+            raise InputError(
+                f"{name} is not supported on TransformerLens 3, whose logits for it differ from the model's; "
+                "install transformer-lens>=4"
+            )
         return cls(model)
 
     @property
@@ -226,12 +239,12 @@ class ModelView:
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """From a head's z to the residual stream."""
-        return self._outward(self.raw_W_O(layer), self.attn_post_norm(layer))
+        return self.outward(self.raw_W_O(layer), self.attn_post_norm(layer))
 
     def b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
         """The attention output's bias, which belongs to no head; None if the model has none."""
         b_O = self.raw_b_O(layer)
-        return None if b_O is None else self._outward(b_O, self.attn_post_norm(layer))
+        return None if b_O is None else self.outward(b_O, self.attn_post_norm(layer))
 
     def raw_W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         return self.attn(layer).W_O.to(self.home)
@@ -240,7 +253,8 @@ class ModelView:
         b_O = _optional(self.attn(layer), "b_O")
         return None if b_O is None else b_O.to(self.home)
 
-    def _outward(self, weight: Tensor, post: "NormView | None") -> Tensor:
+    def outward(self, weight: Tensor, post: "NormView | None") -> Tensor:
+        """A raw output matrix or bias as it acts on the residual stream."""
         if post is not None:
             weight = weight.to(self.compute_dtype) * post.gain_as(self.compute_dtype)
         return weight if self.residual_multiplier == 1.0 else weight * self.residual_multiplier
@@ -249,6 +263,11 @@ class ModelView:
     def residual_multiplier(self) -> float:
         """What Granite multiplies every sublayer's output with; 1 elsewhere."""
         return float(self._setting("residual_multiplier", 1.0))
+
+    @property
+    def logit_scale(self) -> float:
+        """What Cohere multiplies, and Granite divides, the logits by; 1 elsewhere."""
+        return float(self._setting("logit_scale", 1.0)) / float(self._setting("logits_scaling", 1.0))
 
     def _setting(self, name: str, default: Any) -> Any:
         """A setting that only some families have, from the Hugging Face configuration."""
@@ -270,7 +289,7 @@ class ModelView:
 
     def W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """From FFN coefficients to the residual stream; raises InputError for a mixture of experts."""
-        return self._outward(self.raw_W_out(layer), self.mlp_post_norm(layer))
+        return self.outward(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         weight = _optional(self.model.blocks[layer].mlp, "W_out")
@@ -330,7 +349,7 @@ class ModelView:
             eps=norm.eps,
             centre=norm.centre,
             normalize=norm.normalize,
-            logit_scale=float(self._setting("logit_scale", 1.0)) / float(self._setting("logits_scaling", 1.0)),
+            logit_scale=self.logit_scale,
             soft_cap=float(cap) if cap and cap > 0 else None,
             decode=None if tokenizer is None else lambda token: tokenizer.decode([token]),
         )

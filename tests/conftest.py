@@ -1,0 +1,81 @@
+"""Shared fixtures: tiny models of every family, loaded through the package's own loader."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import families
+import jaxtyping
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import icl_lens as il
+
+PROMPTS = [
+    il.Prompt.parse(families.PROMPT, answer="foo"),
+    il.Prompt.parse("happy : bar sad : bar three : foo nine :", answer="foo"),
+    il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar"),
+]
+"""Ragged: 14, 11 and 9 tokens; four, three and two demonstrations."""
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_type_checks() -> Iterator[None]:
+    """Switches off the annotation checks that run under pytest, to see the error a user would see."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The saved Hugging Face folder of a family's tiny model, written once a session."""
+    root, done = tmp_path_factory.mktemp("families"), set()
+
+    def folder(name: str) -> Path:
+        if name not in done:
+            families.save(name, root / name)
+            done.add(name)
+        return root / name
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
+    """Loads a family's tiny model as users load theirs; the same object for the same arguments."""
+    loaded: dict[Any, Any] = {}
+
+    def load(name: str, **kwargs: Any) -> Any:
+        key = (name, *sorted(kwargs.items(), key=str))
+        if key not in loaded:
+            folder = family_folder(name)
+            # Given by hand: transformers would rebuild some families' tokenizers from their own classes.
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+            loaded[key] = il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
+        return loaded[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def gpt2(load_tiny: Callable[..., Any]) -> Any:
+    return load_tiny("gpt2")
+
+
+@pytest.fixture(scope="session")
+def gpt2_batch(gpt2: Any) -> il.PromptBatch:
+    return il.tokenize(gpt2, PROMPTS)
+
+
+@pytest.fixture(scope="session")
+def gpt2_acts(gpt2: Any, gpt2_batch: il.PromptBatch) -> il.Activations:
+    return il.capture(gpt2, gpt2_batch)
+
+
+@pytest.fixture(scope="session")
+def icl_mini() -> Any:
+    return il.load_model("icl-mini", device="cpu")

@@ -1,0 +1,145 @@
+"""Increases against independent references that import nothing of the package; the identities they rest on."""
+
+import math
+
+import pytest
+import reference_gpt2
+import torch
+from conftest import PROMPTS
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+
+CONVENTIONS = [(norm, bias) for norm in ("frozen", "own") for bias in (True, False)]
+
+
+@pytest.fixture(scope="module")
+def reference(family_folder):
+    hf = AutoModelForCausalLM.from_pretrained(family_folder("gpt2"), attn_implementation="eager")
+    return reference_gpt2.Gpt2Reference(hf, dtype=torch.float64)
+
+
+def rows(batch):
+    """Each prompt's own tokens, unpadded, and its target."""
+    for i in range(len(batch)):
+        yield i, batch.tokens[i, : int(batch.last[i]) + 1], int(batch.answer_tokens[i])
+
+
+@pytest.mark.parametrize(("final_norm", "bias"), CONVENTIONS)
+def test_increases_agree_with_the_plain_reference(reference, gpt2_acts, gpt2_batch, final_norm, bias):
+    """Layers, heads, subheads and neurons of a ragged, padded float32 batch, within 1e-5 nats."""
+    assert (gpt2_batch.attention_mask == 0).any(), "the batch must be padded for this to test padding"
+    convention = {"final_norm": final_norm, "bias": bias}
+    targets = gpt2_batch.answer_tokens
+    layers = il.layer_log_prob_increase(gpt2_acts, targets, **convention)
+    heads = il.head_log_prob_increase(gpt2_acts, targets, **convention)
+    subheads = il.subhead_log_prob_increase(gpt2_acts, targets, **convention)
+    for i, tokens, target in rows(gpt2_batch):
+        run = reference.run(tokens)
+        attn, ffn = run.layer_increases(target, **convention)
+        for ours, theirs in (
+            (layers.attn[i], attn),
+            (layers.ffn[i], ffn),
+            (heads[i], run.head_increases(target, **convention)),
+            (subheads[i, :, :, : len(tokens)], run.subhead_increases(target, **convention)),
+        ):
+            torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=0)
+        assert (subheads[i, :, :, len(tokens) :] == 0).all()
+        for layer in range(gpt2_acts.view.n_layers):
+            neurons = il.neuron_log_prob_increase(gpt2_acts, targets, layer, **convention)
+            theirs = run.neuron_increases(target, layer, **convention)
+            torch.testing.assert_close(neurons[i].double(), theirs, atol=1e-5, rtol=0)
+
+
+def test_increases_differ_between_conventions(gpt2_acts, gpt2_batch):
+    """The four conventions are four different numbers, so that the test above cannot pass by ignoring them."""
+    found = [
+        il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, final_norm=norm, bias=bias)
+        for norm, bias in CONVENTIONS
+    ]
+    for i, first in enumerate(found):
+        for second in found[i + 1 :]:
+            assert (first - second).abs().max() > 1e-2
+
+
+def test_layers_narrow_the_subheads(gpt2_acts, gpt2_batch):
+    every = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
+    some = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[2, 0])
+    torch.testing.assert_close(some, every[:, [2, 0]], atol=1e-6, rtol=0)
+    none = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[])
+    assert none.shape == (3, 0, *every.shape[2:])
+
+
+def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch):
+    """The byte budgets only cut the work: a budget of a few rows gives the same numbers."""
+    targets = gpt2_batch.answer_tokens
+    before = (
+        il.subhead_log_prob_increase(gpt2_acts, targets),
+        il.neuron_log_prob_increase(gpt2_acts, targets, 1),
+        il.head_log_prob_increase(gpt2_acts, targets),
+    )
+    monkeypatch.setattr("icl_lens.readout.LOGIT_BYTES", 97 * 4 * 3)
+    monkeypatch.setattr("icl_lens.attribution.PART_BYTES", 32 * 4 * 5)
+    after = (
+        il.subhead_log_prob_increase(gpt2_acts, targets),
+        il.neuron_log_prob_increase(gpt2_acts, targets, 1),
+        il.head_log_prob_increase(gpt2_acts, targets),
+    )
+    for first, second in zip(before, after, strict=True):
+        torch.testing.assert_close(first, second, atol=2e-6, rtol=0)
+
+
+def test_a_hand_computed_increase():
+    """The paper's own three-word example (appendix E): bs(x) = [1, 2, 3], bs(v) = [5, 1, 2]."""
+    readout = il.Readout(
+        W_U=torch.eye(3),
+        b_U=None,
+        gain=None,
+        shift=None,
+        scale=torch.ones(1),
+        eps=0.0,
+        centre=False,
+        normalize=False,
+    )
+    x, v = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 1.0, 2.0]])
+    torch.testing.assert_close(readout.log_probs(x).exp()[0], torch.tensor([0.09, 0.24, 0.67]), atol=6e-3, rtol=0)
+    torch.testing.assert_close(readout.log_probs(x + v).exp()[0], torch.tensor([0.70, 0.04, 0.26]), atol=6e-3, rtol=0)
+    foo = torch.tensor([0])
+    increase = readout.token_log_probs((x + v)[:, None], foo) - readout.token_log_probs(x[:, None], foo)
+    by_hand = (6 - math.log(math.exp(6) + math.exp(3) + math.exp(5))) - (1 - math.log(math.e + math.e**2 + math.e**3))
+    assert increase.item() == pytest.approx(by_hand, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (torch.tensor([1, 2]), "one token id a prompt"),
+        (torch.tensor([1.0, 2.0, 3.0]), "one token id a prompt"),
+        (torch.tensor([1, 2, -1]), "prompt without an answer"),
+        (torch.tensor([1, 2, 97]), "0–96"),
+    ],
+)
+def test_bad_targets_are_refused(gpt2_acts, no_type_checks, targets, message):
+    with pytest.raises(il.InputError, match=message):
+        il.head_log_prob_increase(gpt2_acts, targets)
+
+
+def test_bad_layers_and_norms_are_refused(gpt2_acts, gpt2_batch, no_type_checks):
+    with pytest.raises(il.InputError, match="layers 0–2"):
+        il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[3])
+    with pytest.raises(il.InputError, match="layers 0–2"):
+        il.neuron_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, -1)
+    with pytest.raises(il.InputError, match="'frozen' or 'own'"):
+        gpt2_acts.readout.using(final_norm="Frozen", bias=True)
+
+
+def test_one_prompt_is_one_row_of_many(gpt2, gpt2_batch):
+    """A batch of many gives each prompt the numbers it has alone."""
+    together = il.capture(gpt2, gpt2_batch)
+    all_heads = il.head_log_prob_increase(together, gpt2_batch.answer_tokens)
+    for i, prompt in enumerate(PROMPTS):
+        batch = il.tokenize(gpt2, prompt, labels=gpt2_batch.labels)
+        alone = il.capture(gpt2, batch)
+        torch.testing.assert_close(
+            il.head_log_prob_increase(alone, batch.answer_tokens)[0], all_heads[i], atol=2e-6, rtol=0
+        )

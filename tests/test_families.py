@@ -1,0 +1,172 @@
+"""Every family: exact against a plain Hugging Face reference, or refused by name."""
+
+import copy
+
+import families
+import pytest
+import reference_hf
+import torch
+from conftest import PROMPTS
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from icl_lens.models import ModelView, tl_version
+
+REFUSED = {
+    "opt_post_norm": "OPTForCausalLM is not supported",
+    "falcon_new": "could not be loaded",
+}
+if tl_version() < (4, 0):
+    REFUSED["cohere"] = "CohereForCausalLM is not supported on TransformerLens 3"
+EXACT = sorted(set(families.FAMILIES) - set(REFUSED))
+SOFT_CAPPED = {"gemma2"}
+
+
+@pytest.fixture(scope="module")
+def run(load_tiny, family_folder):
+    """(model, batch, activations, Hugging Face twin in float64) of a family, computed once."""
+    done = {}
+
+    def get(name):
+        if name not in done:
+            model = load_tiny(name)
+            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+            hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager")
+            done[name] = (model, batch, il.capture(model, batch), hf.double().eval())
+        return done[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("final_norm", "bias"), [("frozen", True), ("frozen", False), ("own", True), ("own", False)])
+def test_increases_agree_with_hugging_face(run, name, final_norm, bias):
+    """Layers, heads, subheads, neurons; ragged and padded here, alone and unpadded there. Within 1e-5 nats."""
+    _, batch, acts, hf = run(name)
+    convention = {"final_norm": final_norm, "bias": bias}
+    targets = batch.answer_tokens
+    layers = il.layer_log_prob_increase(acts, targets, **convention)
+    heads = il.head_log_prob_increase(acts, targets, **convention)
+    subheads = il.subhead_log_prob_increase(acts, targets, **convention)
+    neurons = [il.neuron_log_prob_increase(acts, targets, layer, **convention) for layer in range(families.N_LAYERS)]
+    for i in range(len(batch)):
+        n_tokens = int(batch.last[i]) + 1
+        theirs = reference_hf.reference(hf, batch.tokens[i, :n_tokens], int(targets[i]), **convention)
+        pairs = [
+            (layers.attn[i], theirs.attn),
+            (layers.ffn[i], theirs.ffn),
+            (heads[i], theirs.heads),
+            (subheads[i, :, :, :n_tokens], theirs.subheads),
+            (acts.label_log_probs[i], theirs.log_probs[batch.label_tokens]),
+            (acts.pattern[i, :, :, :n_tokens], theirs.attention),
+            *[(neurons[layer][i], theirs.neurons[layer]) for layer in range(families.N_LAYERS)],
+        ]
+        for ours, expected in pairs:
+            torch.testing.assert_close(ours.double(), torch.as_tensor(expected).double(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_identities(run, name):
+    """Σ_pos subheads = head; Σ heads + b_O = attention out; x + attn + ffn = next x; readout(F) = model."""
+    from icl_lens.decompose import neuron_values, subhead_values
+
+    model, batch, acts, _ = run(name)
+    close = {"atol": 3e-5, "rtol": 1e-5}
+    view = ModelView.of(model)
+    following = torch.cat([acts.resid_pre[:, 1:], acts.resid_final[:, None]], dim=1)
+    torch.testing.assert_close(acts.resid_pre + acts.attn_out + acts.mlp_out, following, **close)
+    for layer in range(view.n_layers):
+        heads = acts.head_outputs(layer)
+        parts = subhead_values(acts.head_pattern(layer), acts.head_values(layer), view.W_O(layer))
+        torch.testing.assert_close(parts.sum(2), heads, **close)
+        b_O = view.b_O(layer)
+        scale = 1.0 if acts.attn_scale is None else acts.attn_scale[:, layer, None]
+        total = heads.sum(1) + (0.0 if b_O is None else b_O * scale)
+        torch.testing.assert_close(total, acts.attn_out[:, layer], **close)
+        scale = 1.0 if acts.mlp_scale is None else acts.mlp_scale[:, layer, None]
+        neurons = neuron_values(acts.mlp_post[:, layer] * scale, view.W_out(layer)).sum(1)
+        b_out = view.raw_b_out(layer)
+        if b_out is not None:
+            neurons = neurons + view.outward(b_out, view.mlp_post_norm(layer)) * scale
+        torch.testing.assert_close(neurons, acts.mlp_out[:, layer], **close)
+    model_says = torch.log_softmax(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"), -1)
+    at_last = model_says[torch.arange(len(batch)), batch.last]
+    torch.testing.assert_close(acts.readout.log_probs(acts.resid_final), at_last, **close)
+    torch.testing.assert_close(il.last_log_probs(model, batch), at_last, **close)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_certified_search_is_exhaustive_search(run, name):
+    _, batch, acts, _ = run(name)
+    top = il.top_subheads(acts, batch.answer_tokens, k=9)
+    assert top.certified == (name not in SOFT_CAPPED)
+    everything = il.subhead_log_prob_increase(acts, batch.answer_tokens)
+    keys = torch.arange(everything.shape[-1])
+    everything = everything.masked_fill((keys > batch.last[:, None])[:, None, None], -torch.inf)
+    expected = everything.flatten(1).topk(9).values
+    torch.testing.assert_close(top.value, expected, atol=1e-5, rtol=0)
+    rows = torch.arange(len(batch))[:, None]
+    torch.testing.assert_close(everything[rows, top.layer, top.head, top.position], top.value, atol=1e-5, rtol=0)
+    heads = il.top_heads(acts, batch.answer_tokens, k=5)
+    mean = il.head_log_prob_increase(acts, batch.answer_tokens).mean(0).flatten().topk(5)
+    torch.testing.assert_close(heads.value, mean.values, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_from_cache_is_capture(run, name):
+    """A cache from a plain run_with_cache gives the same activations, tensor by tensor."""
+    model, batch, acts, _ = run(name)
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    again = il.Activations.from_cache(model, cache, batch)
+    for field, value in vars(acts).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(again, field), value, atol=2e-5, rtol=1e-5, msg=field)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_ablation_is_a_zeroed_output_matrix(run, name):
+    """Zero-ablating heads in the model = zeroing their rows of the output matrix in Hugging Face's weights."""
+    model, batch, acts, hf = run(name)
+    heads = [il.Head(0, 1), il.Head(2, 3)]
+    with il.ablate_heads(model, heads):
+        ours = il.label_log_probs(model, batch)
+    torch.testing.assert_close(il.label_log_probs(model, batch), acts.label_log_probs, atol=2e-5, rtol=0)
+    assert (ours - acts.label_log_probs).abs().max() > 1e-3
+    edited = without_heads(hf, heads)
+    for i in range(len(batch)):
+        n_tokens = int(batch.last[i]) + 1
+        log_probs = torch.log_softmax(edited(batch.tokens[i : i + 1, :n_tokens]).logits[0, -1], dim=-1)
+        torch.testing.assert_close(ours[i].double(), log_probs[batch.label_tokens], atol=1e-5, rtol=0)
+
+
+def without_heads(hf, heads):
+    """A copy whose output matrices have zeros where these heads' z goes in."""
+    edited = copy.deepcopy(hf)
+    wiring = reference_hf._WIRING[hf.config.model_type]
+    for layer, head in heads:
+        out = edited.get_submodule(wiring.layers)[layer].get_submodule(wiring.out)
+        is_conv1d = type(out).__name__ == "Conv1D"
+        width = (out.weight.shape[0] if is_conv1d else out.weight.shape[1]) // families.N_HEADS
+        columns = slice(head * width, (head + 1) * width)
+        with torch.no_grad():
+            out.weight[columns if is_conv1d else (slice(None), columns)] = 0
+    return edited
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_unsupported_families_are_refused_by_name(load_tiny, name):
+    with pytest.raises(il.InputError, match=REFUSED[name]):
+        il.capture(load_tiny(name), il.tokenize(load_tiny(name), PROMPTS, prepend_bos=False))
+
+
+def test_blocks_that_do_not_add_up_are_refused(load_tiny, monkeypatch):
+    """The check at capture is what keeps an unknown family from being explained wrongly: feed it one."""
+    model = load_tiny("granite")
+    monkeypatch.setattr(ModelView, "residual_multiplier", 1.0)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    with pytest.raises(il.InputError, match="GraniteForCausalLM is not supported: in layer 0 the heads"):
+        il.capture(model, batch)
+    monkeypatch.undo()
+    monkeypatch.setattr(ModelView, "logit_scale", 1.0)
+    with pytest.raises(il.InputError, match="do not give the model's logits"):
+        il.capture(model, batch)
