@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import GPT2LMHeadModel
+from transformers import PreTrainedModel
 
 FinalNorm = Literal["frozen", "own"]
 
@@ -23,12 +23,12 @@ def _gelu_new(x: Tensor) -> Tensor:
 
 
 class Gpt2Reference:
-    """The weights of a GPT-2 in `dtype`, by name, and a forward pass that keeps everything.
+    """The weights of a GPT2LMHeadModel in `dtype`, by name, and a forward pass that keeps everything.
 
     Raises ValueError for the options of GPT-2 configurations that it does not implement.
     """
 
-    def __init__(self, hf_model: GPT2LMHeadModel, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, hf_model: PreTrainedModel, dtype: torch.dtype = torch.float64) -> None:
         config = hf_model.config
         if config.activation_function != "gelu_new" or not config.scale_attn_weights:
             raise ValueError("the GPT-2 reference knows gelu_new and scaled attention only")
@@ -177,7 +177,7 @@ class Gpt2Run:
         return self._increase(parts, self.x[layer] + self.attn_out[layer], target, final_norm, bias)
 
 
-def largest_difference(hf_model: GPT2LMHeadModel, token_ids: Tensor) -> float:
+def largest_difference(hf_model: PreTrainedModel, token_ids: Tensor) -> float:
     """Largest difference of log-probabilities at the last position from Hugging Face's, in float64."""
     hf_model = copy.deepcopy(hf_model).double()
     with torch.no_grad():

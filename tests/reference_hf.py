@@ -115,10 +115,16 @@ def is_parallel(config: Any) -> bool:
     return False
 
 
+def _layers(hf_model: PreTrainedModel) -> nn.ModuleList:
+    layers = hf_model.get_submodule(_WIRING[hf_model.config.model_type].layers)
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
 class _Norm:
     """A LayerNorm or RMSNorm taken apart: centring, scale, gain, bias."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         kind = type(module).__name__
         self.centred = "LayerNorm" in kind
         self.eps = _setting(module, "eps", "variance_epsilon")
@@ -133,13 +139,13 @@ class _Norm:
         return 1.0 / (self.centre(y).pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
 
 
-def _weight_in_out(module: nn.Module) -> Tensor:
+def _weight_in_out(module: Any) -> Tensor:
     """A projection's weight as [in, out]: GPT-2's Conv1D stores it so, nn.Linear the other way round."""
     weight = module.weight.detach()
     return weight if type(module).__name__ == "Conv1D" else weight.T
 
 
-def _bias(module: nn.Module, like: Tensor) -> Tensor:
+def _bias(module: Any, like: Tensor) -> Tensor:
     bias = getattr(module, "bias", None)
     return torch.zeros_like(like) if bias is None else bias.detach()
 
@@ -171,7 +177,7 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     wiring = _WIRING[config.model_type]
     if config.model_type == "opt" and not config.do_layer_norm_before:
         raise ValueError("post-norm OPT (do_layer_norm_before=False) normalises the residual stream itself")
-    layers = hf_model.get_submodule(wiring.layers)
+    layers = _layers(hf_model)
     n_heads = _setting(config, "num_attention_heads", "num_heads", "n_head")
     seen: dict[str, list[Tensor]] = {name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")}
 
@@ -284,7 +290,7 @@ def reference(
     wiring = _WIRING[config.model_type]
     seen = capture(hf_model, token_ids)
     n_layers, n_pos, n_heads, d_head = seen.z.shape
-    layers = hf_model.get_submodule(wiring.layers)
+    layers = _layers(hf_model)
     values = seen.v.repeat_interleave(n_heads // seen.v.shape[2], dim=2)
     residual_multiplier = _setting(config, "residual_multiplier", default=1.0)
     readout = _Readout(hf_model, seen.final[-1])

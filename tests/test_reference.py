@@ -159,11 +159,13 @@ def test_increases_are_differences_of_the_models_own_readings(name):
 def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
     """Whether the last layer's FFN gives the same when that layer's attention writes nothing."""
     wiring = reference_hf._WIRING[model.config.model_type]
-    last = model.get_submodule(wiring.layers)[-1]
+    last = reference_hf._layers(model)[-1]
     with_attention = reference_hf.capture(model, TOKENS).ffn_raw[-1]
-    hook = last.get_submodule(wiring.out).register_forward_hook(
-        lambda module, args, output: torch.zeros_like(output), prepend=True
-    )
+
+    def silence(module: torch.nn.Module, args: tuple, output: Tensor) -> Tensor:
+        return torch.zeros_like(output)
+
+    hook = last.get_submodule(wiring.out).register_forward_hook(silence, prepend=True)
     with _hooked(hook):
         return torch.equal(reference_hf.capture(model, TOKENS).ffn_raw[-1], with_attention)
 
