@@ -1,0 +1,425 @@
+"""Word and sentence tasks: which texts end up where, and what is refused. No network."""
+
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
+
+import datasets
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from icl_lens import tasks
+from icl_lens.errors import InputError
+from icl_lens.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
+from icl_lens.tokens import tokenize
+
+CATEGORIES = {
+    "colour": ["red", "blue", "green", "orange", "pink"],
+    "fruit": ["apple", "pear", "orange", "plum", "fig", "lime", "date"],
+    "pair": ["x", "y"],
+}
+
+
+@pytest.fixture
+def words(tmp_path):
+    path = tmp_path / "words.json"
+    path.write_text(json.dumps({"categories": CATEGORIES}))
+    return path
+
+
+def shown(prompt, label):
+    return [demonstration.text for demonstration in prompt.demonstrations if demonstration.label == label]
+
+
+# Words
+
+
+@pytest.mark.parametrize("name", WORD_TASKS)
+def test_the_papers_word_tasks(name):
+    """Two false demonstrations, two true ones, and the query, a word of the category named last."""
+    words = json.loads((tasks.files("icl_lens") / "bundled" / "words.json").read_text())["categories"]
+    false, true = name.split("-")
+    prompts = load_task(name)
+    assert len(prompts) == len(set(prompts)) == 1000
+    for prompt in prompts:
+        assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
+        assert (prompt.answer, prompt.labels) == ("foo", ("foo", "bar"))
+        assert set(shown(prompt, "bar")) <= set(words[false]) - set(words[true])
+        assert {*shown(prompt, "foo"), prompt.query} <= set(words[true]) - set(words[false])
+        assert len({*shown(prompt, "foo"), *shown(prompt, "bar"), prompt.query}) == 5
+    # Every word takes its turn, in every place.
+    assert len({prompt.query for prompt in prompts}) == len(set(words[true]) - set(words[false]))
+
+
+def test_the_layouts_show_the_same_words(words):
+    order, reorder, imbalanced = (
+        load_task("colour-fruit", path=words, n=50, demonstrations=3, layout=layout)
+        for layout in ("order", "reorder", "imbalanced")
+    )
+    for one, two, three in zip(order, reorder, imbalanced, strict=True):
+        false, true = one.demonstrations[:3], one.demonstrations[3:]
+        assert {d.label for d in false} == {"bar"}
+        assert {d.label for d in true} == {"foo"}
+        assert two.demonstrations == true + false
+        assert three.demonstrations == false + true[:-1]
+        assert one.query == two.query == three.query
+        assert one.answer == two.answer == three.answer == "foo"
+
+
+def test_labels_are_exchangeable(words):
+    one = load_task("colour-fruit", path=words, n=20)
+    two = load_task("colour-fruit", path=words, n=20, labels=["bar", "foo"])
+    swap = {"foo": "bar", "bar": "foo"}
+    for left, right in zip(one, two, strict=True):
+        assert [(d.text, swap[d.label]) for d in left.demonstrations] == [
+            (d.text, d.label) for d in right.demonstrations
+        ]
+        assert (left.query, right.answer, right.labels) == (right.query, "bar", ("bar", "foo"))
+
+
+def test_seeds(words):
+    one, two, other = (load_task("colour-fruit", path=words, n=30, seed=seed) for seed in (1, 1, 2))
+    assert one == two
+    assert one != other
+    assert load_task("colour-fruit", path=words, n=10, seed=1) == one[:10]
+
+
+def test_words_of_both_categories_are_left_out(words):
+    for prompt in load_task("colour-fruit", path=words, n=200):
+        assert "orange" not in str(prompt)
+
+
+def test_prompts_differ_as_long_as_the_words_allow(words):
+    # One of 5 colours, and both words of "pair" in either order.
+    prompts = load_task("colour-pair", path=words, n=24, demonstrations=1)
+    assert len(set(prompts[:10])) == len(set(prompts[10:20])) == 10
+    assert Counter(Counter(prompts).values()) == Counter({3: 4, 2: 6})
+    # Orange is in both: 4 × 3 colours, 6 × 5 × 4 fruits.
+    prompts = load_task("colour-fruit", path=words, n=1440)
+    assert len(set(prompts)) == 12 * 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"name": "colour-shape"}, "no task 'colour-shape'.*sst2.*sentiment-number.*colour, fruit, pair"),
+        ({"name": "colour"}, "no task 'colour'"),
+        ({"name": "fruit-fruit"}, "no task 'fruit-fruit'"),
+        ({"name": "colour-pair"}, "'pair' has 2 words of its own, and a prompt takes 3"),
+        ({"name": "pair-colour", "demonstrations": 3}, "'pair' has 2 words of its own, and a prompt takes 3"),
+        ({"layout": "random"}, "no layout 'random'; choose one of 'order', 'reorder', 'imbalanced'"),
+        ({"classes": "both"}, "no classes='both'"),
+        ({"n": 0}, "at least 1"),
+        ({"demonstrations": 0}, "at least 1"),
+        ({"layout": "imbalanced", "demonstrations": 1}, "demonstrations=2 or more"),
+        ({"labels": ["foo"]}, "must be 2 different words"),
+        ({"labels": ["foo", "foo"]}, "must be 2 different words"),
+        ({"labels": ["foo", "bar", "baz"]}, "must be 2 different words"),
+        ({"labels": "fo"}, "must be 2 different words"),
+    ],
+)
+@pytest.mark.usefixtures("no_type_checks")
+def test_word_tasks_that_cannot_be(words, arguments, complaint):
+    with pytest.raises(InputError, match=complaint):
+        load_task(**{"name": "colour-fruit", "path": words, "n": 5} | arguments)
+
+
+def test_names_that_are_no_task():
+    with pytest.raises(InputError, match="no task 'sst3'; choose a sentence dataset \\(sst2, trec, agnews"):
+        load_task("sst3")
+    with pytest.raises(InputError, match="no word list"):
+        load_task("colour-fruit", path="nowhere.json")
+
+
+def test_the_default_labels_are_words_of_the_bundled_models():
+    bundled = json.loads((tasks.files("icl_lens") / "bundled" / "words.json").read_text())["labels"]
+    assert set(tasks._LABELS) <= set(bundled)
+
+
+# Sentences
+
+KINDS = ["ABBR", "DESC", "NUM"]
+
+
+def rows_of(split, kinds=KINDS, each=6):
+    return [{"text": f"{split} {kind} text {i}", "label": kind} for i in range(each) for kind in kinds]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "train.jsonl", rows_of("train"))
+    write(tmp_path / "test.jsonl", rows_of("test"))
+    return tmp_path
+
+
+def kind_of(text):
+    return text.split()[1]
+
+
+def test_two_classes_a_prompt(folder):
+    prompts = load_task("trec", path=folder, n=100)
+    assert len(prompts) == 100
+    for prompt in prompts:
+        assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
+        assert prompt.query.startswith("test ")
+        assert all(d.text.startswith("train ") for d in prompt.demonstrations)
+        assert {kind_of(text) for text in shown(prompt, "foo")} == {kind_of(prompt.query)}
+        assert len({kind_of(text) for text in shown(prompt, "bar")} - {kind_of(prompt.query)}) == 1
+        assert len({d.text for d in prompt.demonstrations}) == 4
+        assert (prompt.answer, prompt.labels) == ("foo", ("foo", "bar"))
+    # 18 queries in turn: each once before any twice; every ordered pair of classes is met.
+    assert {prompt.query for prompt in prompts[:18]} == {row["text"] for row in rows_of("test")}
+    assert Counter(Counter(prompt.query for prompt in prompts).values()) == Counter({6: 10, 5: 8})
+    pairs = {(kind_of(prompt.query), kind_of(shown(prompt, "bar")[0])) for prompt in prompts}
+    assert len(pairs) == 6
+
+
+def test_layouts_and_seeds_of_sentences(folder):
+    order, reorder, imbalanced, again = (
+        load_task("trec", path=folder, n=40, seed=3, layout=layout)
+        for layout in ("order", "reorder", "imbalanced", "order")
+    )
+    assert order == again
+    for one, two, three in zip(order, reorder, imbalanced, strict=True):
+        assert two.demonstrations == one.demonstrations[2:] + one.demonstrations[:2]
+        assert three.demonstrations == one.demonstrations[:3]
+        assert one.query == two.query == three.query
+
+
+def test_all_classes(folder):
+    """A label belongs to the same class in every prompt; the true class stands next to the query."""
+    prompts = load_task("trec", path=folder, n=60, classes="all")
+    meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
+    first = set()
+    for prompt in prompts:
+        assert prompt.labels == ("foo", "bar", "baz")
+        assert len(prompt.demonstrations) == 6
+        assert all(kind_of(d.text) == meaning[d.label] for d in prompt.demonstrations)
+        assert meaning[prompt.answer] == kind_of(prompt.query)
+        assert [d.label for d in prompt.demonstrations[4:]] == [prompt.answer] * 2
+        assert all(one.label == two.label for one, two in list(pairwise(prompt.demonstrations))[::2])
+        first.add((prompt.answer, prompt.demonstrations[0].label))
+    assert len(first) == 6
+    named = load_task("trec", path=folder, n=5, classes="all", labels=["a", "b", "c"])
+    assert named[0].labels == ("a", "b", "c")
+    with pytest.raises(InputError, match="must be 3 different words"):
+        load_task("trec", path=folder, classes="all", labels=["foo", "bar"])
+
+
+def test_more_classes_than_label_words(tmp_path):
+    rows = rows_of("one", [f"K{i}" for i in range(20)], each=4)
+    with pytest.raises(InputError, match="20 classes and 14 default label words"):
+        load_task("many", path=write(tmp_path / "rows.jsonl", rows), classes="all")
+
+
+def test_one_file_is_cut_in_two(tmp_path):
+    path = write(tmp_path / "rows.jsonl", rows_of("one", each=8))
+    prompts = load_task("mine", path=path, n=200)
+    asked = {prompt.query for prompt in prompts}
+    demonstrated = {d.text for prompt in prompts for d in prompt.demonstrations}
+    assert not asked & demonstrated
+    assert asked | demonstrated == {row["text"] for row in rows_of("one", each=8)}
+    assert Counter(map(kind_of, asked)) == dict.fromkeys(KINDS, 4)
+    assert load_task("mine", path=path, n=200) == prompts
+    assert {prompt.query for prompt in load_task("mine", path=path, n=200, seed=1)} != asked
+
+
+def test_queries_from_the_train_split(folder):
+    prompts = load_task("trec", path=folder, n=100, split="train")
+    asked = {prompt.query for prompt in prompts}
+    assert not asked & {d.text for prompt in prompts for d in prompt.demonstrations}
+    assert all(query.startswith("train ") for query in asked)
+
+
+def test_texts_in_both_splits_are_asked_for_only(folder):
+    both = {"text": "train NUM text 0", "label": "NUM"}
+    write(folder / "test.jsonl", [*rows_of("test"), both])
+    prompts = load_task("trec", path=folder, n=500)
+    assert both["text"] in {prompt.query for prompt in prompts}
+    assert both["text"] not in {d.text for prompt in prompts for d in prompt.demonstrations}
+
+
+def test_what_becomes_of_odd_texts(folder):
+    odd = [
+        {"text": "test NUM with\na  line\tbreak \n", "label": "NUM"},
+        {"text": " \n", "label": "NUM"},
+        {"text": None, "label": "NUM"},
+        {"text": "test NUM without label", "label": None},
+        {"text": "test NUM text 0", "label": "NUM"},
+        {"text": "test NUM " + "long " * 20, "label": "NUM"},
+    ]
+    write(folder / "test.jsonl", [*rows_of("test"), *odd])
+    asked = Counter(prompt.query for prompt in load_task("trec", path=folder, n=19, max_words=21))
+    assert asked == Counter([*(row["text"] for row in rows_of("test")), "test NUM with a line break"])
+    longest = {prompt.query for prompt in load_task("trec", path=folder, n=20)} - set(asked)
+    assert longest == {("test NUM " + "long " * 20).strip()}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_other_files_and_columns(tmp_path, suffix):
+    rows = [{"sentence": f'{row["text"]}, "quoted"', "class": row["label"]} for row in rows_of("one")]
+    table = datasets.Dataset.from_list(rows).to_pandas()
+    path = tmp_path / f"rows [1].{suffix}"
+    table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
+    prompts = load_task("mine", path=path, n=30, columns=("sentence", "class"))
+    assert all(prompt.query.endswith(', "quoted"') for prompt in prompts)
+    assert {kind_of(prompt.query) for prompt in prompts} == set(KINDS)
+    with pytest.raises(InputError, match="no column 'text', 'label' but 'sentence', 'class'"):
+        load_task("mine", path=path)
+
+
+def test_numbers_as_labels(tmp_path):
+    """A gap makes a CSV column of integers one of floats; the classes stay the same."""
+    lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
+    (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
+    write(tmp_path / "test.jsonl", [{"text": f"ask {i}", "label": i % 3} for i in range(6)])
+    for prompt in load_task("mine", path=tmp_path, n=6, classes="all"):
+        assert prompt.answer == ("foo", "bar", "baz")[int(kind_of(prompt.query)) % 3]
+        for d in prompt.demonstrations:
+            assert d.label == ("foo", "bar", "baz")[int(kind_of(d.text))]
+
+
+def test_class_names_of_parquet_files(tmp_path):
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a"])})
+    rows = {"text": [f"t {i}" for i in range(12)], "label": [i % 2 for i in range(11)] + [-1]}
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    for prompt in load_task("mine", path=path, n=20, classes="all", demonstrations=1):
+        # "a", the name of 1, comes first in the alphabet.
+        assert prompt.answer == ("bar", "foo")[int(prompt.query.split()[1]) % 2]
+        assert "t 11" not in str(prompt)
+
+
+def test_a_folder_of_several_datasets(tmp_path):
+    for name in ("sst2", "trec"):
+        for split in ("train", "test"):
+            write(tmp_path / f"{name}-{split}.jsonl", rows_of(f"{name}-{split}"))
+    for name in ("sst2", "trec"):
+        for prompt in load_task(name, path=tmp_path, n=10):
+            assert prompt.query.startswith(f"{name}-test ")
+            assert all(d.text.startswith(f"{name}-train ") for d in prompt.demonstrations)
+    with pytest.raises(InputError, match=r"one file for the split 'train' of 'agnews'.*'sst2-train\.jsonl', 'tr"):
+        load_task("agnews", path=tmp_path)
+
+
+def test_shards(tmp_path):
+    for i, kind in enumerate(KINDS):
+        write(tmp_path / f"train-0000{i}-of-00003.jsonl", rows_of("train", [kind]))
+    write(tmp_path / "test-00000-of-00001.jsonl", rows_of("test"))
+    prompts = load_task("mine", path=tmp_path, n=10, classes="all")
+    assert {kind_of(d.text) for d in prompts[0].demonstrations} == set(KINDS)
+
+
+def test_files_that_cannot_be_used(folder, tmp_path):
+    def refused(complaint, **arguments):
+        with pytest.raises(InputError, match=complaint):
+            load_task("mine", **{"path": folder, "n": 5} | arguments)
+
+    refused("split 'dev' of 'mine', such as 'dev.jsonl', but has 'test.jsonl', 'train.jsonl'", split="dev")
+    refused("no file .*nowhere", path=tmp_path / "nowhere")
+    text = tmp_path / "rows.txt"
+    text.write_text("x")
+    refused("give a '.jsonl', '.csv', '.parquet' file", path=text)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "a"}\nnot json\n')
+    refused("cannot be read as .jsonl: .*JSON", path=broken)
+    refused("needed are one text to ask for and two", path=write(tmp_path / "one.jsonl", rows_of("x", ["A"])))
+    refused("1 of class 'DESC'.* each with 2", path=write(tmp_path / "few.jsonl", rows_of("x", each=2)))
+    refused("there are 0 texts", max_words=1)
+    write(folder / "test.jsonl", [*rows_of("test"), {"text": "a new class", "label": "LOC"}])
+    refused("0 of class 'LOC'")
+
+
+# The Hub, as far as it can be tried without one
+
+
+@pytest.mark.parametrize("name", SENTENCE_TASKS)
+def test_where_datasets_come_from(name, monkeypatch):
+    source = tasks._SOURCES[name]
+    asked = []
+
+    def load_dataset(repository, *, split, data_files=None, streaming=False):
+        asked.append((repository, split, data_files, streaming))
+        rows = [{source.text: row["text"], source.label: row["label"], "idx": 1} for row in rows_of(split, each=10)]
+        table = datasets.Dataset.from_list(rows)
+        return table.to_iterable_dataset() if streaming else table
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for prompt in load_task(name, n=10, columns=("ignored", "ignored")):
+        assert prompt.query.startswith("test ")
+        assert all(d.text.startswith("train ") for d in prompt.demonstrations)
+    named = {split: source.files and {split: f"{split}.jsonl"} for split in ("train", "test")}
+    assert asked == [
+        (source.repository, split, named[split], source.streamed is not None) for split in ("train", "test")
+    ]
+
+
+def test_only_the_first_rows_of_a_big_dataset_are_read(monkeypatch):
+    def rows():
+        for i in range(20_000):
+            yield {"content": f"text {i}", "label": i % 2}
+        yield from ({"content": "a row too many", "label": 2} for _ in range(1000))
+        raise RuntimeError("all of it is read")
+
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, split, streaming: datasets.IterableDataset.from_generator(rows)
+    )
+    assert len(load_task("amazon", n=5, split="train")) == 5  # of two classes: the third has but one text
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    def load_dataset(*_, **__):
+        raise ConnectionError("Couldn't reach 'SetFit/sst2' on the Hub\nsecond line")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(InputError) as error:
+        load_task("sst2")
+    message = str(error.value)
+    assert "Couldn't reach 'SetFit/sst2' on the Hub; go online" in message
+    assert "path=" in message
+    assert "\n" not in message
+
+
+# Prompts of real size, through a tokenizer
+
+
+def test_sentences_of_every_length_through_a_byte_level_tokenizer(tmp_path):
+    """Positions of 200 prompts of up to some hundred tokens, checked by decoding what lies before them."""
+    sentences = re.split(r"(?<=[.;])\s+", " ".join((tasks.__doc__, load_task.__doc__, datasets.__doc__ or "")))
+    rows = [
+        {
+            "text": f"{' '.join(sentences[i % len(sentences) : i % len(sentences) + 1 + i % 7])} : foo {i}",
+            "label": i % 3,
+        }
+        for i in range(300)
+    ]
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    raw.train_from_iterator([*(row["text"] for row in rows), *["a foo bar baz"] * 1000], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
+    model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=4096))
+    path = write(tmp_path / "rows.jsonl", rows)
+    for classes in ("binary", "all"):
+        prompts = load_task("mine", path=path, n=200, classes=classes)
+        batch = tokenize(model, prompts)
+        assert batch.tokens.shape[1] > 400
+        for row, prompt in enumerate(prompts):
+            ids = batch.tokens[row].tolist()
+            before = ""
+            for demo, demonstration in enumerate(prompt.demonstrations):
+                before += f"{demonstration.text} : {demonstration.label}"
+                assert tokenizer.decode(ids[: batch.label_positions[row, demo] + 1]) == before
+                before += " "
+            assert tokenizer.decode(ids[: batch.last[row] + 1]) == f"{before}{prompt.query} :"
