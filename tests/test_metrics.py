@@ -1,0 +1,137 @@
+"""Metrics against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from icl_lens.errors import InputError
+from icl_lens.metrics import (
+    accuracy,
+    bias_gap,
+    bootstrap_interval,
+    is_correct,
+    label_log_odds,
+    majority_label,
+    mean_reciprocal_rank,
+    recent_label,
+)
+
+SCORES = torch.tensor([[-1.0, -2.0, -0.5], [-3.0, -2.0, -1.0], [-1.0, -1.5, -2.0]])
+CHOICES = torch.tensor([[True, True, False], [True, True, True], [False, True, True]])
+
+
+def test_accuracy_looks_at_a_prompts_own_labels_only():
+    answer = torch.tensor([0, 2, 1])
+    assert is_correct(SCORES, answer).tolist() == [False, True, False]
+    assert is_correct(SCORES, answer, choices=CHOICES).tolist() == [True, True, True]
+    assert accuracy(SCORES, answer) == pytest.approx(1 / 3)
+    assert accuracy(SCORES, answer, choices=CHOICES) == 1.0
+
+
+@pytest.mark.parametrize("answer", [[0, -1, 1], [2, 2, 1]])
+def test_an_answer_that_is_no_choice_is_refused(answer):
+    with pytest.raises(InputError, match="no answer among their labels"):
+        accuracy(SCORES, torch.tensor(answer), choices=CHOICES)
+
+
+def test_mean_reciprocal_rank_leaves_out_what_is_missing():
+    assert mean_reciprocal_rank(torch.tensor([[1, 2], [0, 4]])) == pytest.approx((1 + 1 / 2 + 1 / 4) / 3)
+    assert math.isnan(mean_reciprocal_rank(torch.tensor([0, 0])))
+
+
+def test_log_odds_are_against_the_other_labels_together():
+    probabilities = torch.tensor([[0.5, 0.25, 0.125], [0.1, 0.2, 0.3]])
+    odds = label_log_odds(probabilities.log(), torch.tensor([0, 2]))
+    torch.testing.assert_close(odds, torch.tensor([0.5 / 0.375, 0.3 / 0.3]).log())
+    two = torch.tensor([[True, True, False], [False, True, True]])
+    odds = label_log_odds(probabilities.log(), torch.tensor([0, 2]), choices=two)
+    torch.testing.assert_close(odds, torch.tensor([2.0, 1.5]).log())
+    with pytest.raises(InputError, match="one label only"):
+        label_log_odds(probabilities.log(), torch.tensor([0, 2]), choices=two & torch.tensor([[True, False, True]]))
+    with pytest.raises(InputError, match="no such label"):
+        label_log_odds(probabilities.log(), torch.tensor([0, -1]))
+
+
+def test_majority_and_recent_labels():
+    index = torch.tensor([[0, 0, 1, 2], [1, 0, 1, 0], [1, 1, 0, -1], [2, -1, -1, -1]])
+    assert majority_label(index).tolist() == [0, -1, 1, 2]
+    assert recent_label(index).tolist() == [2, 0, 0, 2]
+
+
+def test_bias_gap_is_the_difference_of_two_accuracies():
+    #            right when favoured: 2 of 3; right when not: 1 of 2; the last prompt favours no label
+    correct = torch.tensor([1, 1, 0, 1, 0, 1]).bool()
+    answer = torch.tensor([0, 1, 0, 0, 0, 1])
+    favoured = torch.tensor([0, 1, 0, 1, 1, -1])
+    assert bias_gap(correct, answer, favoured) == pytest.approx(2 / 3 - 1 / 2)
+    with pytest.raises(InputError, match="3 prompts have the favoured label as their answer and 0 another"):
+        bias_gap(correct[:3], answer[:3], favoured[:3])
+
+
+def test_a_model_that_errs_at_random_has_no_gap_and_one_that_follows_the_favoured_has_all():
+    answer = torch.tensor([0, 1] * 50)
+    favoured = torch.tensor([0, 0, 1, 1] * 25)
+    assert bias_gap(favoured == answer, answer, favoured) == 1.0
+    half = torch.tensor([True] * 4 + [False] * 4).repeat(13)[:100]
+    assert bias_gap(half, answer, favoured) == pytest.approx(0.0)
+
+
+def test_interval_of_a_mean_has_the_normal_width():
+    """For many values the 95 % percentile interval is mean ± 1.96 standard errors."""
+    values = np.random.default_rng(1).normal(3.0, 2.0, size=4000)
+    value, low, high = bootstrap_interval(values)
+    error = values.std() / math.sqrt(len(values))
+    assert value == pytest.approx(values.mean())
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.2 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.2 * error)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    rng = np.random.default_rng(2)
+    hits = 0
+    for _ in range(200):
+        _, low, high = bootstrap_interval(rng.exponential(1.0, size=100), draws=400)
+        hits += low <= 1.0 <= high
+    assert 175 <= hits <= 199  # 95 % of 200 is 190
+
+
+def test_rows_are_drawn_together():
+    """A ratio of two columns that are proportional has no uncertainty at all."""
+    before = np.random.default_rng(3).uniform(1, 2, size=50)
+    rows = np.stack([before, 0.8 * before], axis=1)
+    reduction = bootstrap_interval(rows, statistic=lambda x: float(1 - x[:, 1].mean() / x[:, 0].mean()))
+    assert reduction == pytest.approx((0.2, 0.2, 0.2))
+
+
+def test_draws_without_a_value_are_left_out_unless_there_are_many():
+    few = np.array([1.0] * 5 + [0.0] * 5)
+    share = bootstrap_interval(few, statistic=lambda x: float(1 / x.mean()) if x.any() else math.nan)
+    assert math.isfinite(share.low)
+    rare = np.array([1.0] + [0.0] * 9)  # a third of the draws miss the only one
+    share = bootstrap_interval(rare, statistic=lambda x: float(1 / x.mean()) if x.any() else math.nan)
+    assert share.value == 10.0
+    assert math.isnan(share.low)
+
+
+def test_the_same_seed_gives_the_same_interval_however_it_is_chunked(monkeypatch):
+    values = torch.rand(30)
+    whole = bootstrap_interval(values, seed=5)
+    monkeypatch.setattr("icl_lens.metrics.DRAWN_AT_ONCE", 100)
+    assert bootstrap_interval(values, seed=5) == pytest.approx(whole)
+    assert bootstrap_interval(values, seed=6).low != whole.low
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "match"),
+    [
+        ([1.0], {}, "at least two"),
+        ([1.0, math.nan], {}, "1 of the values are not finite"),
+        ([1.0, 2.0], {"level": 95.0}, "level=95"),
+        (np.array([[1.0, 2.0], [3.0, 4.0]]), {}, "statistic="),
+    ],
+)
+def test_bad_values_are_refused(values, options, match):
+    with pytest.raises(InputError, match=match):
+        bootstrap_interval(values, **options)
