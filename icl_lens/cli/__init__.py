@@ -27,7 +27,7 @@ def _default(context: typer.Context) -> None:
         explain()
 
 
-def _hush() -> None:
+def hush() -> None:
     """Keeps the loaders' progress bars and remarks out of the output; errors still come through."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1" if not sys.stderr.isatty() else "0")
@@ -46,7 +46,7 @@ def main() -> None:
 
     try:
         if not {"-h", "--help"} & set(sys.argv[1:]):
-            _hush()
+            hush()
         app()
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"icl-lens: {error}", markup=False)

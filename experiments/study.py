@@ -1,0 +1,198 @@
+"""A model and a task under study: the prompts, passes over them, the two halves, located heads and their controls."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+import icl_lens as il
+from experiments.reductions import head_increases
+from icl_lens.models import ModelView
+from icl_lens.tasks import WORD_TASKS, Layout, load_task
+
+Reduction = Callable[[il.Activations], Tensor]
+"""From the activations of some prompts to what is kept of them: a tensor whose first axis is the prompt.
+
+A plain function, or a frozen dataclass that can be called: equal reductions are computed once.
+"""
+
+# What one pass may hold of captured activations. The rest of its memory is the model's own.
+PASS_BYTES = 128 * 2**20
+
+T = TypeVar("T")
+Track = Callable[[Iterable[T], int, str], Iterable[T]]
+"""Shows progress while iterating: (things, how many prompts in all, what is being done)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says: which model, which task, how many prompts, drawn with which seed."""
+
+    model: str = "icl-mini"
+    task: str = "sentiment-number"
+    n: int = 1000
+    seed: int = 0
+    path: str | None = None
+    """A word list or the files of a sentence task, see `icl_lens.tasks.load_task`."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which prompts of a task: the same texts in another layout, or with the two labels exchanged."""
+
+    layout: Layout = "order"
+    swapped: bool = False
+    """The true class's label is "bar" instead of "foo"."""
+    task: str | None = None
+    """Another task than the one under study."""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.task, self.layout, "labels exchanged" if self.swapped else "")))
+
+
+@dataclass(frozen=True)
+class Need:
+    """One reduction of one variant's prompts, announced beforehand so that experiments share the pass."""
+
+    variant: Variant
+    reduction: Reduction
+
+
+class Study:
+    """Everything an experiment may ask about one model and one task.
+
+    Reductions are computed once, kept on the CPU, and dropped with the study. Rows are prompts; the same row is the
+    same texts in every variant of a task.
+    """
+
+    def __init__(self, model: Any, settings: Settings, *, track: Track[Any] | None = None):
+        self.model = model
+        self.settings = settings
+        self.view = ModelView.of(model)
+        self._track = track or (lambda things, total, what: things)
+        self._batches: dict[Variant, il.PromptBatch] = {}
+        self._kept: dict[Need, Tensor] = {}
+
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Rows to choose heads on, and rows to test them on."""
+        order = torch.randperm(self.settings.n, generator=torch.Generator().manual_seed(self.settings.seed))
+        middle = self.settings.n // 2
+        return order[:middle].sort().values, order[middle:].sort().values
+
+    @property
+    def test(self) -> Tensor:
+        """The half that heads are tested on."""
+        return self.halves[1]
+
+    def all_heads(self) -> list[il.Head]:
+        return [il.Head(layer, head) for layer in range(self.view.n_layers) for head in range(self.view.n_heads)]
+
+    def prompts(self, variant: Variant = Variant()) -> tuple[il.Prompt, ...]:
+        return self.batch(variant).prompts
+
+    def batch(self, variant: Variant = Variant()) -> il.PromptBatch:
+        """All prompts of a variant, tokenized."""
+        if variant not in self._batches:
+            settings = self.settings
+            task, path = variant.task or settings.task, settings.path
+            prompts = load_task(
+                task,
+                n=settings.n,
+                seed=settings.seed,
+                layout=variant.layout,
+                labels=("bar", "foo") if variant.swapped else ("foo", "bar"),
+                path=path if path is None or path.endswith(".json") or task not in WORD_TASKS else None,
+            )
+            # One order of labels in all variants, so that label axes can be compared.
+            self._batches[variant] = il.tokenize(self.model, prompts, labels=("foo", "bar"))
+        return self._batches[variant]
+
+    def batches(
+        self,
+        variant: Variant = Variant(),
+        rows: Tensor | None = None,
+        *,
+        what: str = "",
+    ) -> Iterator[il.PromptBatch]:
+        """The prompts of a variant (or only some rows) in pieces that fit into memory, with progress shown."""
+        batch = self.batch(variant) if rows is None else self.batch(variant)[rows]
+        bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
+        size = max(1, PASS_BYTES // bytes_per_prompt)
+        pieces = list(batch.split(size))
+        yield from self._track(pieces, len(pieces), what or str(variant))
+
+    def collect(self, needs: Iterable[Need]) -> None:
+        """Computes what is not yet there: one pass over each variant's prompts for all its reductions together."""
+        wanted: dict[Variant, list[Reduction]] = {}
+        for need in needs:
+            reductions = wanted.setdefault(need.variant, [])
+            if need not in self._kept and need.reduction not in reductions:
+                reductions.append(need.reduction)
+        for variant, reductions in wanted.items():
+            pieces: list[list[Tensor]] = [[] for _ in reductions]
+            for batch in self.batches(variant) if reductions else ():
+                acts = il.capture(self.model, batch)
+                for kept, reduction in zip(pieces, reductions, strict=True):
+                    kept.append(reduction(acts).cpu())
+            for kept, reduction in zip(pieces, reductions, strict=True):
+                self._kept[Need(variant, reduction)] = torch.cat(kept)
+
+    def get(self, reduction: Reduction, variant: Variant = Variant()) -> Tensor:
+        """A reduction of all prompts of a variant, [prompt …]; a pass of its own where nobody announced it."""
+        need = Need(variant, reduction)
+        if need not in self._kept:
+            self.collect([need])
+        return self._kept[need]
+
+    def reduce(self, reduction: Reduction, variant: Variant, rows: Tensor, *, what: str = "") -> Tensor:
+        """A reduction of some rows only; not kept."""
+        return torch.cat(
+            [reduction(il.capture(self.model, batch)).cpu() for batch in self.batches(variant, rows, what=what)]
+        )
+
+    def located(self, k: int, variant: Variant = Variant()) -> list[il.Head]:
+        """The k heads of largest mean increase of the answer on the choosing half, best first."""
+        mean = self.get(head_increases, variant)[self.halves[0]].mean(0)
+        order = mean.flatten().argsort(descending=True)[: min(k, mean.numel())]
+        return [il.Head(index // mean.shape[1], index % mean.shape[1]) for index in order.tolist()]
+
+    def controls(self, heads: Sequence[il.Head], draws: int, *, avoid: Sequence[il.Head] = ()) -> list[list[il.Head]]:
+        """`draws` sets of as many random heads, each from the same layer as its counterpart, none chosen or avoided.
+
+        Within a draw no head comes twice. A layer without free heads left is replaced by one drawn from all layers.
+        """
+        rng = random.Random(self.settings.seed)
+        taken = {*heads, *avoid}
+        free = [head for head in self.all_heads() if head not in taken]
+        sets = []
+        for _ in range(draws):
+            left, drawn = list(free), []
+            for head in heads:
+                pool = [other for other in left if other.layer == head.layer] or left
+                if not pool:
+                    raise il.InputError(
+                        f"{self.view.name} has {len(free)} heads beside the {len(taken)} chosen ones, too few for as "
+                        "many random ones; choose fewer"
+                    )
+                pick = rng.choice(pool)
+                left.remove(pick)
+                drawn.append(pick)
+            sets.append(drawn)
+        return sets
+
+    def folder(self) -> Path:
+        """<model>/<task>, as folder names."""
+        name = Path(self.settings.model).name if Path(self.settings.model).is_dir() else self.settings.model
+        return Path(_slug(name), _slug(self.settings.task))
+
+
+def _slug(name: str) -> str:
+    """A name as one folder: "EleutherAI/gpt-j-6b" is "EleutherAI--gpt-j-6b"."""
+    clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip("/").replace("/", "--"))
+    return clean.lstrip(".") or "model"
