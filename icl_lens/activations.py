@@ -15,8 +15,8 @@ from icl_lens.models import ModelView, NormView
 from icl_lens.readout import Readout, norm_scale
 from icl_lens.tokens import PromptBatch
 
-# Relative errors allowed in Σ heads + b_O = attention output and x + attn + ffn = next x: rounding, nothing more.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+# Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ PROMPTS = [
     il.Prompt.parse("happy : bar sad : bar three : foo nine :", answer="foo"),
     il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar"),
 ]
-"""Ragged: 14, 11 and 9 tokens; four, three and two demonstrations."""
+"""Ragged: 14, 11 and 10 tokens; four, three and two demonstrations."""
 
 torch.set_num_threads(1)
 

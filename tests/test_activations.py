@@ -1,0 +1,135 @@
+"""Capture: one pass, padding without effect, slices, caches that do not fit, half precision."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from conftest import PROMPTS
+
+import icl_lens as il
+
+
+def same(first, second, **tolerance):
+    for field, value in vars(first).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(second, field), value, **tolerance, msg=field)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "gptj", "gemma2", "opt", "bloom"])
+def test_padded_is_unpadded(load_tiny, name):
+    """Each row of a padded batch is what the prompt gives alone."""
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    together = il.capture(model, batch)
+    for i, prompt in enumerate(PROMPTS):
+        alone = il.capture(model, il.tokenize(model, prompt, labels=batch.labels, prepend_bos=False))
+        row = together[i]
+        n_demos = len(prompt.demonstrations)
+        for field, value in vars(alone).items():
+            if isinstance(value, torch.Tensor):
+                ours = getattr(row, field)
+                if field.startswith("label_"):
+                    assert (ours[:, :, n_demos:] == 0).all()
+                    ours = ours[:, :, :n_demos]
+                torch.testing.assert_close(ours, value, atol=2e-5, rtol=1e-5, msg=f"{name} {field}")
+
+
+def test_capture_runs_the_model_once_and_leaves_nothing(gpt2, gpt2_batch):
+    calls = []
+    handle = gpt2.blocks[0].register_forward_hook(lambda *args: calls.append(1))
+    hooks_before = sum(len(point.fwd_hooks) for point in gpt2.hook_dict.values())
+    il.capture(gpt2, gpt2_batch)
+    handle.remove()
+    assert len(calls) == 1
+    assert sum(len(point.fwd_hooks) for point in gpt2.hook_dict.values()) == hooks_before
+
+
+def test_capture_sees_an_ablation(gpt2, gpt2_batch, gpt2_acts):
+    """Inside an intervention the activations are the edited model's, and the identities still hold."""
+    with il.ablate_heads(gpt2, [il.Head(1, 2)]):
+        edited = il.capture(gpt2, gpt2_batch)
+    assert (edited.z[:, 1, 2] == 0).all()
+    assert (edited.head_outputs(1)[:, 2] == 0).all()
+    assert (edited.resid_pre[:, 2] - gpt2_acts.resid_pre[:, 2]).abs().max() > 1e-3
+    same(il.capture(gpt2, gpt2_batch), gpt2_acts, atol=1e-6, rtol=1e-6)
+
+
+@contextmanager
+def patched(model, name, edit):
+    with model.hooks(fwd_hooks=[(name, lambda value, hook: edit(value))]):
+        yield
+
+
+def test_an_edit_of_the_stream_itself_needs_check_off(gpt2, gpt2_batch):
+    with patched(gpt2, "blocks.1.hook_out", lambda x: x + 1):
+        with pytest.raises(il.InputError, match="do not add up"):
+            il.capture(gpt2, gpt2_batch)
+        il.capture(gpt2, gpt2_batch, check=False)
+
+
+def test_slices_are_the_prompts_alone(gpt2_acts, gpt2_batch):
+    part = gpt2_acts[1:]
+    assert len(part.batch) == 2
+    assert part.pattern.shape[-1] == part.v.shape[2] == part.batch.tokens.shape[1] == 11
+    expected = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)[1:]
+    torch.testing.assert_close(il.head_log_prob_increase(part, part.batch.answer_tokens), expected, atol=2e-6, rtol=0)
+    again = gpt2_acts[[2, 0]]
+    assert [prompt.query for prompt in again.batch.prompts] == ["a blue", "one"]
+    torch.testing.assert_close(again.label_log_probs, gpt2_acts.label_log_probs[[2, 0]])
+
+
+def test_predicted_looks_at_the_prompts_own_labels(gpt2):
+    prompts = [
+        il.Prompt.parse("love : bar eight : foo one :", answer="foo"),
+        il.Prompt.parse("cat : yes dog : no one :", answer="no"),
+    ]
+    batch = il.tokenize(gpt2, prompts)
+    acts = il.capture(gpt2, batch)
+    assert batch.labels == ("bar", "foo", "yes", "no")
+    assert int(acts.predicted[0]) in (0, 1)
+    assert int(acts.predicted[1]) in (2, 3)
+    own = acts.label_log_probs[1, 2:]
+    assert int(acts.predicted[1]) == 2 + int(own.argmax())
+
+
+def test_caches_that_do_not_fit_are_refused(gpt2, gpt2_batch):
+    _, cache = gpt2.run_with_cache(gpt2_batch.tokens, names_filter=lambda name: "attn" not in name)
+    with pytest.raises(il.InputError, match=r"holds no 'blocks.0.attn.hook_q'.*no names_filter"):
+        il.Activations.from_cache(gpt2, cache, gpt2_batch)
+    _, cache = gpt2.run_with_cache(gpt2_batch.tokens[:2])
+    with pytest.raises(il.InputError, match="does not fit a batch of 3 prompts"):
+        il.Activations.from_cache(gpt2, cache, gpt2_batch)
+    _, cache = gpt2.run_with_cache(gpt2_batch.tokens[:1], remove_batch_dim=True)
+    with pytest.raises(il.InputError, match="keep the batch axis"):
+        il.Activations.from_cache(gpt2, cache, gpt2_batch[:1])
+
+
+def test_what_is_no_model_is_refused(gpt2_batch, no_type_checks):
+    with pytest.raises(il.InputError, match="no TransformerLens model; load it with"):
+        il.capture(torch.nn.Linear(2, 2), gpt2_batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_other_precisions(load_tiny, name, dtype):
+    """Half precision is captured in half and read out in float32, close to float32's numbers; float64 stays float64."""
+    single, other = load_tiny(name), load_tiny(name, dtype=dtype)
+    batch = il.tokenize(single, PROMPTS, prepend_bos=False)
+    acts, exact = il.capture(other, batch), il.capture(single, batch)
+    assert acts.resid_pre.dtype == dtype
+    assert acts.readout.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    found = il.head_log_prob_increase(acts, batch.answer_tokens)
+    expected = il.head_log_prob_increase(exact, batch.answer_tokens)
+    tolerance = {torch.float64: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-1}[dtype]
+    assert found.dtype == acts.readout.dtype
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=0)
+    top = il.top_subheads(acts, batch.answer_tokens, k=5)
+    everything = il.subhead_log_prob_increase(acts, batch.answer_tokens)
+    assert top.certified
+    keys = torch.arange(everything.shape[-1])
+    live = everything.masked_fill((keys > batch.last[:, None])[:, None, None], -torch.inf)
+    torch.testing.assert_close(top.value, live.flatten(1).topk(5).values, atol=1e-4, rtol=0)
+
+
+def test_label_log_probs_are_the_models(gpt2, gpt2_acts, gpt2_batch):
+    torch.testing.assert_close(gpt2_acts.label_log_probs, il.label_log_probs(gpt2, gpt2_batch), atol=1e-5, rtol=0)

@@ -1,0 +1,140 @@
+"""Bounds bound, and the certified search finds what the exhaustive one finds."""
+
+import pytest
+import torch
+from conftest import PROMPTS
+
+import icl_lens as il
+from icl_lens.location import SLACK, head_bounds, layer_gradients, subhead_bounds
+
+
+def exhaustive(acts, targets, **convention):
+    increase = il.subhead_log_prob_increase(acts, targets, **convention)
+    keys = torch.arange(increase.shape[-1])
+    return increase.masked_fill((keys > acts.batch.last[:, None])[:, None, None], -torch.inf)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "gptj", "gemma3"])
+def test_bounds_hold(load_tiny, name, bias):
+    """Bound ≥ exact for every part and head (within the stated slack), with equality only for parts that do nothing."""
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    acts = il.capture(model, batch)
+    targets = batch.answer_tokens
+    readout = acts.readout.using(final_norm="frozen", bias=bias)
+    gradients = layer_gradients(acts, targets, readout)
+    exact = exhaustive(acts, targets, bias=bias)
+    bound = subhead_bounds(acts, gradients)
+    live = torch.isfinite(exact)
+    assert torch.equal(live, torch.isfinite(bound))
+    assert ((bound - exact)[live] >= -SLACK).all()
+    assert ((bound - exact)[live] > 1e-3).any(), "Jensen's gap must show somewhere"
+    heads = il.head_log_prob_increase(acts, targets, bias=bias)
+    assert (head_bounds(acts, gradients) >= heads - SLACK).all()
+
+
+def test_the_bound_is_tight_to_first_order(load_tiny):
+    """For a small part, exact = bound up to second order: halving the part quarters the gap (float64)."""
+    model = load_tiny("gpt2", dtype=torch.float64)
+    batch = il.tokenize(model, PROMPTS[:1])
+    acts = il.capture(model, batch)
+    targets, readout = batch.answer_tokens, acts.readout
+    gradients = layer_gradients(acts, targets, readout)
+    u = acts.head_outputs(1)[:, 2]
+    gaps = []
+    for size in (1e-2, 5e-3):
+        after = readout.token_log_probs((acts.resid_pre[:, 1] + size * u)[:, None], targets)[:, 0]
+        gaps.append(float((gradients.g[:, 1] * size * u).sum(-1) - (after - gradients.base[:, 1])))
+    assert gaps[0] > 0
+    assert gaps[0] / gaps[1] == pytest.approx(4.0, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_float32_bounds_stay_within_the_slack_of_float64(load_tiny, name):
+    """The slack covers what float32 rounding does to a bound: measured against float64, with a margin of ten."""
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        model = load_tiny(name, dtype=dtype)
+        batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+        acts = il.capture(model, batch)
+        gradients = layer_gradients(acts, batch.answer_tokens, acts.readout)
+        found[dtype] = subhead_bounds(acts, gradients).double()
+    live = torch.isfinite(found[torch.float64])
+    error = (found[torch.float32] - found[torch.float64])[live].abs().max()
+    assert error < SLACK / 10
+
+
+@pytest.mark.parametrize("k", [1, 7, 60])
+def test_top_subheads_of_each_prompt(gpt2_acts, gpt2_batch, k):
+    targets = gpt2_batch.answer_tokens
+    top = il.top_subheads(gpt2_acts, targets, k=k)
+    everything = exhaustive(gpt2_acts, targets)
+    torch.testing.assert_close(top.value, everything.flatten(1).topk(k).values, atol=2e-6, rtol=0)
+    rows = torch.arange(len(gpt2_batch))[:, None]
+    torch.testing.assert_close(everything[rows, top.layer, top.head, top.position], top.value, atol=2e-6, rtol=0)
+    assert (top.value.diff(dim=1) <= 0).all()
+    assert top.certified
+    assert top.n_parts.tolist() == [12 * 14, 12 * 11, 12 * 10]
+    assert ((top.n_exact >= k) & (top.n_exact <= top.n_parts)).all()
+    assert (top.left_out <= top.value[:, -1] + 1e-6).all()
+
+
+def test_a_search_that_must_widen(gpt2_acts, gpt2_batch):
+    """With a slack larger than any bound every part is evaluated, and the answer stays the same."""
+    targets = gpt2_batch.answer_tokens
+    wide = il.top_subheads(gpt2_acts, targets, k=5, slack=1e6)
+    assert torch.equal(wide.n_exact, wide.n_parts)
+    torch.testing.assert_close(wide.value, il.top_subheads(gpt2_acts, targets, k=5).value, atol=2e-6, rtol=0)
+    heads = il.top_heads(gpt2_acts, targets, k=3, slack=1e6)
+    assert heads.n_exact == heads.n_parts == 12
+    assert heads.heads == il.top_heads(gpt2_acts, targets, k=3).heads
+
+
+def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
+    targets = gpt2_batch.answer_tokens
+    top = il.top_subheads(gpt2_acts, targets, k=6, final_norm="own")
+    assert not top.certified
+    assert torch.equal(top.n_exact, top.n_parts)
+    expected = exhaustive(gpt2_acts, targets, final_norm="own").flatten(1).topk(6).values
+    torch.testing.assert_close(top.value, expected, atol=2e-6, rtol=0)
+    heads = il.top_heads(gpt2_acts, targets, k=3, final_norm="own")
+    mean = il.head_log_prob_increase(gpt2_acts, targets, final_norm="own").mean(0).flatten().topk(3)
+    assert (heads.certified, heads.n_exact) == (False, 12)
+    torch.testing.assert_close(heads.value, mean.values, atol=2e-6, rtol=0)
+
+
+def test_top_heads_of_the_mean(gpt2_acts, gpt2_batch):
+    targets = gpt2_batch.answer_tokens
+    top = il.top_heads(gpt2_acts, targets, k=4)
+    mean = il.head_log_prob_increase(gpt2_acts, targets).mean(0).flatten().topk(4)
+    torch.testing.assert_close(top.value, mean.values, atol=2e-6, rtol=0)
+    assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
+    assert top.certified
+    assert top.left_out <= float(top.value[-1])
+
+
+@pytest.mark.parametrize("k", [0, 12 * 10 + 1])
+def test_a_k_beyond_the_parts_is_refused(gpt2_acts, gpt2_batch, k):
+    with pytest.raises(il.InputError, match=f"k={k} .* 1 to 120"):
+        il.top_subheads(gpt2_acts, gpt2_batch.answer_tokens, k=k)
+
+
+@pytest.mark.slow
+def test_a_thousand_prompts_of_icl_mini(icl_mini):
+    """k = 20 on 1,000 prompts equals exhaustive evaluation; the number of exact evaluations is reported."""
+    prompts = il.load_task("sentiment-number", n=1000, seed=0)
+    batch = il.tokenize(icl_mini, prompts)
+    n_exact, n_parts = [], []
+    for part in batch.split(100):
+        acts = il.capture(icl_mini, part)
+        top = il.top_subheads(acts, part.answer_tokens, k=20)
+        expected = exhaustive(acts, part.answer_tokens).flatten(1).topk(20).values
+        torch.testing.assert_close(top.value, expected, atol=2e-5, rtol=0)
+        n_exact.append(top.n_exact)
+        n_parts.append(top.n_parts)
+    mean = float(torch.cat(n_exact).double().mean())
+    print(
+        f"\nicl-mini, k=20: {mean:.1f} of {torch.cat(n_parts).double().mean():.0f} parts evaluated exactly on average"
+    )
+    assert mean < 60

@@ -1,0 +1,117 @@
+"""Loading, head names, norms as probed, and what is said when a model cannot be had."""
+
+import families
+import pytest
+import torch
+from torch import nn
+
+import icl_lens as il
+from icl_lens.models import ModelView, probe_norm
+
+
+def test_heads_print_and_parse():
+    assert str(il.Head(22, 0)) == "L22H0"
+    assert f"{il.Head(3, 11)}" == "L3H11"
+    assert il.Head.parse("L22H0") == (22, 0)
+    assert il.Head.parse(" l3h11 ") == il.Head(3, 11)
+    for text in ("22,0", "L22", "LH", "22-0"):
+        with pytest.raises(il.InputError, match="like L22H0"):
+            il.Head.parse(text)
+
+
+def test_loaded_models_are_raw_and_quiet(gpt2, family_folder):
+    """Raw weights, eval mode, no gradients; the name of a local model is its folder's, not its path."""
+    assert not gpt2.training
+    assert not any(parameter.requires_grad for parameter in gpt2.parameters())
+    assert gpt2.blocks[0].attn.b_V.abs().max() > 0, "b_V must not have been folded away"
+    assert ModelView.of(gpt2).name == "gpt2"
+
+
+@pytest.mark.parametrize("name", sorted(set(families.FAMILIES) - {"opt_post_norm", "falcon_new"}))
+def test_probed_norms_are_the_norms(load_tiny, name):
+    """The final norm as probed (gain, shift, eps, centring) gives what the module gives, on fresh vectors."""
+    model = load_tiny(name)
+    x = torch.randn(1, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    norm = probe_norm(model.ln_final, families.D_MODEL, x.device, default_eps=1e-5)
+    y = x - x.mean(-1, keepdim=True) if norm.centre else x
+    ours = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.eps)
+    ours = ours * norm.gain_as(torch.float32) + (0 if norm.shift is None else norm.shift.float())
+    torch.testing.assert_close(ours, model.ln_final(x), atol=2e-6, rtol=1e-5)
+    small = 1e-3 * x  # where eps shows
+    y = small - small.mean(-1, keepdim=True) if norm.centre else small
+    ours = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.eps)
+    ours = ours * norm.gain_as(torch.float32) + (0 if norm.shift is None else norm.shift.float())
+    torch.testing.assert_close(ours, model.ln_final(small), atol=2e-6, rtol=1e-5)
+
+
+def test_what_is_no_norm_is_refused():
+    class Tanh(nn.Module):
+        def forward(self, x):
+            return torch.tanh(x)
+
+    with pytest.raises(il.InputError, match="neither a LayerNorm nor an RMSNorm"):
+        probe_norm(Tanh(), 8, torch.device("cpu"), default_eps=1e-5)
+    identity = probe_norm(nn.Identity(), 8, torch.device("cpu"), default_eps=1e-5)
+    assert not identity.normalize
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(il.InputError, match=r"holds no Hugging Face model: there is no config.json"):
+        il.load_model(str(tmp_path))
+    with pytest.raises(il.InputError, match="there is no folder"):
+        il.load_model(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError("We couldn't connect to the Hub to load the files"), "neither bundled .* could not be fetched"),
+        (OSError("You are trying to access a gated repo."), "is gated on the Hugging Face Hub; accept its licence"),
+        (OSError("foo is not a local folder and is not a valid model identifier"), "knows no model 'some/model'"),
+        (ValueError("Architecture T5 not supported"), "could not be loaded: Architecture T5 not supported"),
+    ],
+)
+def test_why_a_model_cannot_be_had(monkeypatch, error, message):
+    """Each reason is told apart, with its remedy and the bundled models' names."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(TransformerBridge, "boot_transformers", fail)
+    with pytest.raises(il.InputError, match=message) as caught:
+        il.load_model("some/model")
+    assert "icl-mini" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_offline_says_how_to_go_online(monkeypatch):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    def fail(*args, **kwargs):
+        raise OSError("Cannot reach the Hub: offline mode is enabled")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(TransformerBridge, "boot_transformers", fail)
+    with pytest.raises(il.InputError, match="unset HF_HUB_OFFLINE to go online"):
+        il.load_model("gpt2-large")
+
+
+def test_hub_names_reach_the_loader_unchanged(monkeypatch):
+    """The real names work as they are: nothing rewrites them on the way to TransformerLens."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    seen = {}
+
+    def boot(name, **kwargs):
+        seen.update(name=name, **kwargs)
+        raise OSError("connection")
+
+    monkeypatch.setattr(TransformerBridge, "boot_transformers", boot)
+    for name in ("gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"):
+        with pytest.raises(il.InputError):
+            il.load_model(name, device_map="auto", dtype=torch.bfloat16, revision="main")
+        assert seen["name"] == name
+        assert (seen["device_map"], seen["dtype"], seen["revision"]) == ("auto", torch.bfloat16, "main")
+        assert "device" not in seen
+        assert seen["trust_remote_code"] is False

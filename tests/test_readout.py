@@ -1,0 +1,137 @@
+"""The readout against the norm written out, its pull-back against autograd, ranks and words by hand."""
+
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens.readout import Readout
+
+
+def make(*, centre=True, normalize=True, soft_cap=None, logit_scale=1.0, batch=3, dtype=torch.float64, vocab=11):
+    """A readout with nothing trivial in it."""
+    g = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=dtype)
+
+    return Readout(
+        W_U=draw(6, vocab),
+        b_U=draw(vocab),
+        gain=1 + 0.3 * draw(6),
+        shift=draw(6) if centre else None,
+        scale=draw(batch).abs() + 0.5,
+        eps=1e-5,
+        centre=centre,
+        normalize=normalize,
+        logit_scale=logit_scale,
+        soft_cap=soft_cap,
+        decode=lambda token: f"t{token}",
+    )
+
+
+def vectors(*shape, seed=2):
+    return torch.randn(*shape, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize("final_norm", ["frozen", "own"])
+def test_logits_written_out(final_norm, centre, bias):
+    readout = make(centre=centre).using(final_norm=final_norm, bias=bias)
+    x = vectors(3, 4)
+    for i in range(3):
+        for j in range(4):
+            y = x[i, j] - x[i, j].mean() if centre else x[i, j]
+            scale = readout.scale[i] if final_norm == "frozen" else 1 / (y.pow(2).mean() + 1e-5).sqrt()
+            normed = y * scale * readout.gain + (readout.shift if bias and centre else 0)
+            expected = normed @ readout.W_U + (readout.b_U if bias else 0)
+            torch.testing.assert_close(readout.logits(x)[i, j], expected)
+
+
+def test_frozen_before_softmax_values_add_up_and_own_ones_do_not():
+    x, u = vectors(3, seed=3), vectors(3, seed=4)
+    frozen = make().using(final_norm="frozen", bias=False)
+    torch.testing.assert_close(frozen.logits(x + u), frozen.logits(x) + frozen.logits(u))
+    own = make().using(final_norm="own", bias=False)
+    assert (own.logits(x + u) - own.logits(x) - own.logits(u)).abs().max() > 0.1
+
+
+def test_soft_cap_bounds_the_logits():
+    capped, free = make(soft_cap=2.0), make()
+    x = 10 * vectors(3)
+    torch.testing.assert_close(capped.logits(x), 2 * torch.tanh(free.logits(x) / 2))
+    assert not capped.is_affine
+    with pytest.raises(il.InputError, match="not affine"):
+        capped.pull_back(torch.zeros(3, 11, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("logit_scale", [1.0, 0.25])
+@pytest.mark.parametrize("centre", [True, False])
+def test_pull_back_is_the_gradient(centre, logit_scale):
+    """u · pull_back(w) = Σ_j w_j b_j(u): the gradient of the weighted logits."""
+    readout = make(centre=centre, logit_scale=logit_scale)
+    weights = torch.randn(3, 11, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    x = vectors(3).requires_grad_(True)
+    (readout.logits(x) * weights).sum().backward()
+    torch.testing.assert_close(readout.pull_back(weights), x.grad)
+
+
+def test_token_log_probs_in_pieces(monkeypatch):
+    readout, x, tokens = make(), vectors(3, 7), torch.tensor([0, 5, 10])
+    expected = readout.log_probs(x).gather(-1, tokens[:, None, None].expand(3, 7, 1))[..., 0]
+    for size in (11 * 8 * 2, 11 * 8 * 8, 11 * 8 * 100):
+        monkeypatch.setattr("icl_lens.readout.LOGIT_BYTES", size)
+        torch.testing.assert_close(readout.token_log_probs(x, tokens), expected)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_are_read_out_in_float32(half, monkeypatch):
+    """An upcast in slices gives what upcasting W_U as a whole gives."""
+    readout = make(dtype=torch.float32)
+    low = Readout(**{**vars(readout), "W_U": readout.W_U.to(half)})
+    whole = Readout(**{**vars(readout), "W_U": readout.W_U.to(half).float()})
+    monkeypatch.setattr("icl_lens.readout.LOGIT_BYTES", 2 * 6 * 4 * 3)
+    x = vectors(3).float()
+    assert low.logits(x).dtype == torch.float32
+    torch.testing.assert_close(low.logits(x), whole.logits(x))
+    weights = torch.randn(3, 11, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(low.pull_back(weights), whole.pull_back(weights))
+
+
+def test_ranks_and_words_by_hand():
+    """The identity unembedding, no centring: a vector's largest entry is its top token."""
+    readout = Readout(
+        W_U=torch.eye(4),
+        b_U=torch.tensor([0.0, 0.0, 0.0, 9.0]),
+        gain=None,
+        shift=None,
+        scale=torch.ones(1),
+        eps=0.0,
+        centre=False,
+        decode="a the foo b".split().__getitem__,
+    )
+    vector = torch.tensor([[0.3, 0.9, 0.5, 0.1]])
+    assert readout.top_tokens(vector, k=4) == [["the", "foo", "a", "b"]]
+    assert readout.top_tokens(vector[0], k=1) == ["the"]
+    assert readout.top_tokens(vector, k=2, keep=il.is_content_word) == [["foo"]]
+    assert readout.top_tokens(vector, k=1, bias=True) == [["b"]]
+    assert readout.top_tokens(vector.expand(2, 3, 4), k=1) == [[["the"]] * 3] * 2
+    assert readout.ranks(vector, torch.tensor([2])).tolist() == [2]
+    assert readout.ranks(vector.expand(2, 4), torch.tensor([1, 3])).tolist() == [1, 4]
+    assert readout.ranks(torch.zeros(1, 4), torch.tensor([2])).tolist() == [1], "ties share the better rank"
+
+
+def test_ranks_do_not_depend_on_the_convention():
+    x, tokens = vectors(3), torch.tensor([1, 2, 3])
+    frozen, own = (make().using(final_norm=norm, bias=True) for norm in ("frozen", "own"))
+    assert torch.equal(frozen.ranks(x, tokens), own.ranks(x, tokens))
+    scores = frozen.using(final_norm="own", bias=False).logits(x)
+    by_logits = 1 + (scores > scores.gather(1, tokens[:, None])).sum(1)
+    assert torch.equal(frozen.ranks(x, tokens), by_logits)
+
+
+@pytest.mark.parametrize(
+    ("token", "keep"), [(" foo", True), ("▁love", True), (" the", False), ("1", False), (" :", False), ("a", False)]
+)
+def test_content_words(token, keep):
+    assert il.is_content_word(token) is keep
