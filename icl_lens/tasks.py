@@ -52,7 +52,7 @@ _SOURCES = {
 SENTENCE_TASKS = tuple(_SOURCES)
 """The paper's sentence datasets, and Amazon polarity."""
 
-_READERS = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+_SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def _usable(
 
 def _files_of(folder: Path, name: str, split: str) -> list[Path]:
     """The file of a split, or its shards; of several datasets in a folder, those of `name`."""
-    here = sorted(file for file in folder.iterdir() if file.suffix in _READERS)
+    here = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
     found = [file for file in here if split in re.split(r"[\W_]+", file.stem)]
     found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
     if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
@@ -292,16 +292,19 @@ def _files_of(folder: Path, name: str, split: str) -> list[Path]:
 
 
 def _from_files(paths: list[Path]) -> tuple[Any, list[dict[str, Any]]]:
-    from datasets import load_dataset
+    # Not load_dataset, which reports to the Hub that it was called, and waits for it, for local files too.
+    from datasets.io.csv import CsvDatasetReader
+    from datasets.io.json import JsonDatasetReader
+    from datasets.io.parquet import ParquetDatasetReader
 
+    readers = dict(zip(_SUFFIXES, (JsonDatasetReader, CsvDatasetReader, ParquetDatasetReader), strict=True))
     for path in paths:
         if not path.is_file():
             raise InputError(f"there is no file {str(path)!r}; give the path of an existing file or folder")
-        if path.suffix not in _READERS:
-            raise InputError(f"{str(path)!r} cannot be read; give a {listed(tuple(_READERS))} file")
-    names = [escape(str(path)) for path in paths]
+        if path.suffix not in _SUFFIXES:
+            raise InputError(f"{str(path)!r} cannot be read; give a {listed(_SUFFIXES)} file")
     try:
-        table = load_dataset(_READERS[paths[0].suffix], data_files={"rows": names}, split="rows", streaming=True)
+        table: Any = readers[paths[0].suffix]([escape(str(path)) for path in paths], streaming=True).read()
         return table.features, list(table)
     except Exception as error:  # whatever the readers raise, it is the file that is wrong
         raise InputError(
