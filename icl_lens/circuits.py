@@ -45,12 +45,22 @@ def label_keys(
 def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch d_model"]:
     """The last position's query carried through the head's key matrix into d_model: `q W_Kᵀ`.
 
-    For rotary models the query before rotation: content only, no position. With grouped queries the head's own
-    key-value group is used. Raises InputError if there is no such head. Source: the paper, section 3.2.
+    Its dot product with the normed input of a key position is the head's score there, before the division by
+    √d_head, without b_K's share (the same for every key), and for rotary models before rotation: content only, no
+    position. With grouped queries the head's own key-value group is used.
+
+    Where queries and keys are normalised (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
+    gain of the keys' norm. What is left out is each key's own scale, which no direction in d_model can hold: the
+    score is this dot product times 1/√(mean square of that key), so two keys of different length may change order.
+    On processed weights W_K holds the gain of the norm before attention; on raw weights it does not.
+
+    Raises InputError if there is no such head, or for a norm of queries that is not known.
+    Source: the paper, section 3.2.
     """
     layer, index = acts.view.check_head(head)
-    q = acts.q[:, layer, index].to(acts.readout.dtype)
-    W_K = acts.view.W_K(layer)[acts.view.kv_head(index)].to(q.dtype)
+    kv = acts.view.kv_head(index)
+    q = acts.view.query_for_keys(layer, acts.q[:, layer].to(acts.readout.dtype))[:, index]
+    W_K = acts.view.W_K(layer)[kv].to(q.dtype)
     return einsum(q, W_K, "batch d_head, d_model d_head -> batch d_model")
 
 

@@ -6,6 +6,7 @@ else reads weights through it. Nothing here is cached: weights are views of the 
 
 import math
 import os
+import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
@@ -174,6 +175,7 @@ class ModelView:
                 f"{name} is not supported on TransformerLens 3, whose logits for it differ from the model's; "
                 "install transformer-lens>=4"
             )
+        _check_weights(model, name)
         return cls(model)
 
     @property
@@ -184,6 +186,12 @@ class ModelView:
     def name(self) -> str:
         name = str(self.cfg.model_name)
         return Path(name).name if os.path.isdir(name) else name
+
+    @property
+    def architecture(self) -> str:
+        """The Hugging Face class the model is of, such as `GPT2LMHeadModel`."""
+        original = getattr(self.model, "original_model", None)
+        return str(self.cfg.original_architecture) if original is None else type(original).__name__
 
     @property
     def n_layers(self) -> int:
@@ -317,10 +325,52 @@ class ModelView:
     def _post_norm(self, layer: int, name: str, hf_name: str) -> "NormView | None":
         block = self.model.blocks[layer]
         module = _optional(block, name)
-        if module is None and type(getattr(self.model, "original_model", None)).__name__.startswith("Olmo2"):
+        if module is None and self.architecture.startswith("Olmo2"):
             # TransformerLens 3.9 calls OLMo-2's post-norms ln1 and ln2, as if they came before the sublayers.
-            module = _optional(block.original_component, hf_name)
+            component = _optional(block, "original_component")
+            module = getattr(block, name.removesuffix("_post")) if component is None else _optional(component, hf_name)
         return None if module is None else probe_norm(module, self.d_model, self.home, default_eps=self._eps)
+
+    def q_norm(self, layer: int) -> "NormView | None":
+        """The norm of queries before rotation (Qwen3, Gemma-3, OLMo-2): over d_head, or over all heads' together."""
+        return self._qk_norm(layer, "q_norm", self.n_heads)
+
+    def k_norm(self, layer: int) -> "NormView | None":
+        """The norm of keys before rotation, if there is one: over d_head, or over all key-value groups' together."""
+        return self._qk_norm(layer, "k_norm", self.n_kv_heads)
+
+    def _qk_norm(self, layer: int, name: str, n_heads: int) -> "NormView | None":
+        module = _optional(self.attn(layer), name)
+        if module is None:
+            return None
+        shapes = [tuple(parameter.shape) for parameter in module.parameters()]
+        width = math.prod(shapes[0]) if shapes else 0
+        norm = None
+        if width in (self.d_head, n_heads * self.d_head) and len(shapes) <= 2 and set(shapes) == {(width,)}:
+            norm = probe_norm(module, width, self.home, default_eps=self._eps)
+        if norm is None or (norm.centre and width != self.d_head):
+            raise InputError(
+                f"{self.architecture} normalises queries and keys in a way icl_lens does not know (weights {shapes} in "
+                f"layer {layer}): queries cannot be carried to the keys' side; everything else works"
+            )
+        return norm
+
+    def query_for_keys(self, layer: int, q: Float[Tensor, "batch head d_head"]) -> Float[Tensor, "batch head d_head"]:
+        """Queries as they meet the keys' projections: after their norm, times the gain of the keys' norm.
+
+        Only each key's own scale is missing. Unchanged where nothing is normalised.
+        """
+        q_norm, k_norm = self.q_norm(layer), self.k_norm(layer)
+        if q_norm is not None:
+            q = q_norm(q) if q_norm.width == self.d_head else q_norm(q.flatten(1)).unflatten(1, q.shape[1:])
+        if k_norm is None:
+            return q
+        gain = k_norm.gain_as(q.dtype).expand(k_norm.width)
+        if k_norm.width != self.d_head:  # one norm over all key-value groups
+            gain = gain.unflatten(0, (self.n_kv_heads, self.d_head))
+            gain = gain.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
+        q = q * gain
+        return q - q.mean(-1, keepdim=True) if k_norm.centre else q
 
     @property
     def _eps(self) -> float:
@@ -354,6 +404,74 @@ class ModelView:
             decode=None if tokenizer is None else lambda token: tokenizer.decode([token]),
         )
 
+    # Attention scores ------------------------------------------------------------------------------------
+
+    def score_view(self, layer: int) -> "ScoreView":
+        """How a layer turns queries and keys into attention scores."""
+        attn, cfg = self.attn(layer), self.cfg
+        inner = getattr(attn, "original_component", None)
+        position = str(getattr(cfg, "positional_embedding_type", "standard"))
+        if inner is None:  # HookedTransformer says everything itself
+            local = bool(getattr(cfg, "use_local_attn", False)) and cfg.attn_types[layer] == "local"
+            cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
+            scale = 1.0 / float(attn.attn_scale)
+            interleaved = bool(getattr(cfg, "rotary_adjacent_pairs", False))
+            return ScoreView(scale, cap if cap > 0 else None, cfg.window_size if local else None, position, interleaved)
+        cap = getattr(inner, "attn_logit_softcapping", None)
+        interleaved = self.architecture.startswith(("GPTJ", "Cohere"))
+        return ScoreView(_score_scale(inner), cap or None, self._window(layer, inner), position, interleaved)
+
+    def _window(self, layer: int, inner: Any) -> int | None:
+        """How many keys back a layer's queries see, themselves included; None for all."""
+        kind = getattr(inner, "attention_type", None)  # GPT-Neo
+        if kind is not None:
+            return int(self._setting("window_size", 0)) if kind == "local" else None
+        window = getattr(inner, "sliding_window", None)
+        if window is None and self._setting("layer_types", None) is None:
+            window = self._setting("sliding_window", None)
+        return int(window) if window else None
+
+    def content_hooks(self, layer: int) -> tuple[str, str]:
+        """Where queries and keys can be read before rotation, after a norm of their own where a family has one."""
+        return (
+            self.hook(layer, "attn.hook_q_normed", "attn.hook_q"),
+            self.hook(layer, "attn.hook_k_normed", "attn.hook_k"),
+        )
+
+    def rotation_hooks(self, layer: int) -> tuple[str, str] | None:
+        """Where a layer's cosines and sines can be read [batch pos d_rotary]; None where they are in a table."""
+        names = f"blocks.{layer}.attn.hook_cos", f"blocks.{layer}.attn.hook_sin"
+        return names if names[0] in self.model.hook_dict else None
+
+    def rotation_table(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at positions [batch pos], for families that keep them in a table."""
+        attn = self.attn(layer)
+        inner = getattr(attn, "original_component", None)
+        if inner is None:
+            return attn.rotary_cos[positions], attn.rotary_sin[positions]
+        table = getattr(inner, "embed_positions", None)
+        if table is None:
+            raise InputError(f"{self.architecture} shows no rotation angles, so its attention scores cannot be recomputed")
+        sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
+        return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+    def alibi(self, layer: int, key_mask: Tensor) -> Float[Tensor, "batch head key"]:
+        """What ALiBi adds to the scores of each key, up to a constant for each query."""
+        attn = self.attn(layer)
+        inner = getattr(attn, "original_component", None)
+        if inner is None:
+            n_keys = key_mask.shape[1]
+            return attn.create_alibi_bias(self.n_heads, n_keys, key_mask.device)[None, :, -1].expand(
+                len(key_mask), -1, -1
+            )
+        build = sys.modules[type(inner).__module__].build_alibi_tensor
+        bias = build(key_mask.long(), self.n_heads, self.compute_dtype)
+        return bias.reshape(len(key_mask), self.n_heads, -1) * float(inner.beta)
+
+    def first_norm(self, layer: int) -> "NormView":
+        """The norm that queries and keys are made from."""
+        return probe_norm(self.model.blocks[layer].ln1, self.d_model, self.home, default_eps=self._eps)
+
     # Hook names ------------------------------------------------------------------------------------------
 
     def hook(self, layer: int, *names: str) -> str:
@@ -372,17 +490,44 @@ class ModelView:
         return "unembed.hook_in" if "unembed.hook_in" in self.model.hook_dict else "ln_final.hook_normalized"
 
 
+class ScoreView(NamedTuple):
+    """How one attention layer scores keys: `soft_cap(scale · q·k)`, what carries position, and how far back it sees."""
+
+    scale: float
+    soft_cap: float | None
+    window: int | None
+    position: str
+    interleaved: bool
+
+
+def _score_scale(inner: Any) -> float:
+    """What a Hugging Face attention module multiplies q·k with; modules without a word on it do not scale."""
+    for name in ("scaling", "inv_norm_factor"):
+        if hasattr(inner, name):
+            return float(getattr(inner, name))
+    return 1.0 / float(inner.scale_attn) if hasattr(inner, "scale_attn") else 1.0
+
+
 class NormView(NamedTuple):
-    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centres."""
+    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centres, its width."""
 
     gain: Tensor | None
     shift: Tensor | None
     eps: float
     centre: bool
     normalize: bool
+    width: int
 
     def gain_as(self, dtype: torch.dtype) -> Tensor:
         return torch.ones((), dtype=dtype) if self.gain is None else self.gain.to(dtype)
+
+    def __call__(self, x: Float[Tensor, "*rest d"]) -> Float[Tensor, "*rest d"]:
+        """What the module gives for `x`, in the dtype of `x`."""
+        if not self.normalize:
+            return x
+        y = x - x.mean(-1, keepdim=True) if self.centre else x
+        y = y * norm_scale(x, eps=self.eps, centre=self.centre)[..., None] * self.gain_as(x.dtype)
+        return y if self.shift is None else y + self.shift.to(x.dtype)
 
 
 def probe_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
@@ -409,7 +554,7 @@ def probe_norm(module: Any, d_model: int, device: torch.device, *, default_eps: 
             ask(signs * long),
         )
         if torch.equal(alternating, (signs * long)[0, 0]):
-            return NormView(None, None, default_eps, False, False)
+            return NormView(None, None, default_eps, False, False, d_model)
         shift = zero
         centre = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
         gain = (alternating - shift) * signs[0, 0]
@@ -425,7 +570,32 @@ def probe_norm(module: Any, d_model: int, device: torch.device, *, default_eps: 
         raise InputError(f"d_model={d_model} is odd, which no supported family has")
     keep_shift = shift.to(device) if bool(shift.any()) else None
     keep_gain = None if bool((gain == 1).all()) else gain.to(device)
-    return NormView(keep_gain, keep_shift, eps, centre, True)
+    return NormView(keep_gain, keep_shift, eps, centre, True, d_model)
+
+
+# Dtypes whose weights can be read and multiplied with as they are.
+READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _check_weights(model: Any, name: str) -> None:
+    """Raises InputError for weights that cannot be read: quantised, or not in memory."""
+    quantised = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
+    away = False
+    dtypes: set[torch.dtype] = set()
+    for parameter in model.parameters():
+        dtypes.add(parameter.dtype)
+        away = away or parameter.is_meta
+    packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in READABLE)
+    if quantised or packed:
+        raise InputError(
+            f"the weights of {name} are quantised{' (' + ', '.join(packed) + ')' if packed else ''}, and heads cannot "
+            "be read out of packed weights; load the model unquantised, in dtype=torch.bfloat16 where memory is short"
+        )
+    if away:
+        raise InputError(
+            f"some weights of {name} are not in memory (offloaded, or on the meta device); load the model where it "
+            "fits whole: dtype=torch.bfloat16, several GPUs with device_map, or device='cpu'"
+        )
 
 
 def _eps_of(module: Any, default: float) -> float:

@@ -1,13 +1,15 @@
 """Projections: values against weights, keys against the stream, queries against the scores they make."""
 
+import families
 import pytest
 import reference_hf
 import torch
 from conftest import PROMPTS
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.models import ModelView
+from icl_lens.models import ModelView, tl_version
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2"])
@@ -64,9 +66,11 @@ def test_label_keys_of_both_sources(gpt2, gpt2_acts, gpt2_batch):
             )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "llama_gqa", "phi3", "cohere"])
 def test_last_query_gives_the_heads_scores(load_tiny, name):
     """q·k for any key is the carried query times the key's (normed) input, up to what does not depend on it."""
+    if name == "cohere" and tl_version() < (4, 0):
+        pytest.skip("Cohere is refused on TransformerLens 3")
     model = load_tiny(name)
     batch = il.tokenize(model, PROMPTS[:1], prepend_bos=False)
     acts = il.capture(model, batch)
@@ -79,6 +83,46 @@ def test_last_query_gives_the_heads_scores(load_tiny, name):
         content = k if b_K is None else k - b_K[kv]
         query = cache[f"blocks.{head.layer}.attn.hook_q"][0, int(batch.last[0]), head.head]
         torch.testing.assert_close(normed @ il.last_query(acts, head)[0], content @ query, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo2"])
+def test_last_query_passes_the_norms_of_queries_and_keys(load_tiny, name):
+    """Divided by each key's own scale, the carried query times the key's input is the head's score before rotation."""
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS[:1], prepend_bos=False)
+    acts = il.capture(model, batch)
+    _, cache = model.run_with_cache(batch.tokens)
+
+    def normed(layer, which, kept):
+        """[pos head d_head] as the model normalised them, over each head or over all heads together."""
+        hook = cache[f"blocks.{layer}.attn.hook_{which}_normed"][0]
+        n_heads = cache[f"blocks.{layer}.attn.hook_{which}"].shape[2]
+        return hook.unflatten(-1, (n_heads, -1)) if kept == "all" else hook.transpose(0, 1)
+
+    over = "all" if name == "olmo2" else "head"
+    for head in (il.Head(1, 0), il.Head(2, 3)):
+        kv = ModelView.of(model).kv_head(head.head)
+        query = normed(head.layer, "q", over)[int(batch.last[0]), head.head]
+        scores = normed(head.layer, "k", over)[:, kv] @ query
+        before = "hook_resid_pre" if name == "olmo2" else "ln1.hook_out"
+        ours = cache[f"blocks.{head.layer}.{before}"][0] @ il.last_query(acts, head)[0]
+        k = cache[f"blocks.{head.layer}.attn.hook_k"][0]
+        k = k.flatten(1) if over == "all" else k[:, kv]
+        eps = model.original_model.config.rms_norm_eps
+        torch.testing.assert_close(ours * torch.rsqrt(k.pow(2).mean(-1) + eps), scores, atol=2e-5, rtol=1e-5)
+        plain = torch.einsum("d,md->m", acts.q[0, head.layer, head.head], ModelView.of(model).W_K(head.layer)[kv])
+        assert torch.cosine_similarity(plain, il.last_query(acts, head)[0], dim=0) < 0.999, "the norms' gains matter"
+
+
+def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch):
+    model = load_tiny("qwen3")
+    acts = il.capture(model, il.tokenize(model, PROMPTS, prepend_bos=False))
+    gains = nn.Module()
+    gains.weight = nn.Parameter(torch.ones(families.N_HEADS, 12))
+    monkeypatch.setitem(model.blocks[1].attn._modules, "q_norm", gains)
+    with pytest.raises(il.InputError, match=r"Qwen3ForCausalLM normalises queries.*\(4, 12\).*in layer 1"):
+        il.last_query(acts, il.Head(1, 0))
+    il.last_query(acts, il.Head(2, 0))
 
 
 def test_own_label_ranks(gpt2_acts, gpt2_batch):
