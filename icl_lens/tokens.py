@@ -7,12 +7,14 @@ out as other tokens than the same label in its place (" foo" and "foo").
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError
 from icl_lens.prompts import Prompt, Rendered, Span, Template, listed
@@ -142,16 +144,16 @@ def tokenize(
 
     `model` is anything with a fast Hugging Face `tokenizer` and a `cfg` with `n_ctx`. `labels` fixes the
     order of `PromptBatch.labels` and may name more than the prompts do; left out, they come in the order in
-    which the prompts name them. `prepend_bos=None` puts in front what `model.tokenizer` does by itself;
-    nothing is ever put at the end. A tokenizer that TransformerLens has reloaded with `add_bos_token=True`
-    counts as one that prepends. `shared_prefix="append"` is for labels that begin with the same tokens: those
-    are appended to every row, so that the token after them tells the labels apart, and `last` is the last of
-    them.
+    which the prompts name them. `prepend_bos=None` puts in front what the model's published tokenizer does
+    (nothing for GPT-2, <s> for Llama), even where TransformerLens has loaded it with `add_bos_token=True`;
+    nothing is ever put at the end. `shared_prefix="append"` is for labels that begin with the same tokens:
+    those are appended to every row, so that the token after them tells the labels apart, and `last` is the
+    last of them.
 
     Raises InputError when there is no prompt, a prompt is longer than the context, the tokenizer is slow or
     does not know a word, a label or text has no tokens of its own, a label's token does not directly follow
-    the query or is not the same everywhere, or two labels are scored by the same token. Source: method.md,
-    Prompts.
+    the query or is not the same everywhere, or two labels are scored by the same token.
+    Source: method.md, Prompts.
     """
     prompts = (prompts,) if isinstance(prompts, Prompt) else tuple(prompts)
     if not prompts:
@@ -377,7 +379,8 @@ class _Spellings:
 def _front(tokenizer: Any, text: _Text, prepend_bos: bool | None) -> list[int]:
     """The tokens in front of every row."""
     if prepend_bos is None:
-        whole = tokenizer(text.rendered.text, add_special_tokens=True, verbose=False)["input_ids"]
+        published = _as_published(tokenizer)
+        whole = published(text.rendered.text, add_special_tokens=True, verbose=False)["input_ids"]
         for start in range(len(whole) - len(text.ids) + 1):
             if whole[start : start + len(text.ids)] == text.ids:
                 return whole[:start]
@@ -390,6 +393,24 @@ def _front(tokenizer: Any, text: _Text, prepend_bos: bool | None) -> list[int]:
     if tokenizer.bos_token_id is None:
         raise InputError("the model's tokenizer has no beginning-of-sequence token to prepend; leave prepend_bos out")
     return [tokenizer.bos_token_id]
+
+
+def _as_published(tokenizer: Any) -> Any:
+    """The tokenizer before TransformerLens, which gives every model a copy made with add_bos_token=True."""
+    if tokenizer.init_kwargs.get("add_bos_token") is not True:
+        return tokenizer
+    try:
+        return _stored(tokenizer.name_or_path)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the model's tokenizer was made with add_bos_token=True, and whether {tokenizer.name_or_path!r} has "
+            "that by itself cannot be read any more; pass prepend_bos=True or False"
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def _stored(name: str) -> Any:
+    return AutoTokenizer.from_pretrained(name, local_files_only=True)
 
 
 def _check_fit(model: Any, rows: list[list[int]]) -> None:

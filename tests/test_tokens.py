@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from icl_lens.errors import InputError
+from icl_lens.models import load_model
 from icl_lens.prompts import Demonstration, Prompt, Template
 from icl_lens.tokens import PromptBatch, tokenize
 
@@ -110,6 +111,43 @@ def test_the_papers_positions_whatever_the_tokenizer(kind, prepend_bos):
     space = "" if kind == "word" else "_"
     assert strings(kind, batch.label_tokens) == [f"{space}bar", f"{space}foo"]
     assert batch.tokens[0, batch.label_positions[0]].tolist() == batch.label_tokens[[0, 0, 1, 1]].tolist()
+
+
+@pytest.mark.parametrize(("kind", "front"), [("byte", []), ("metaspace", ["<s>"])])
+def test_the_beginning_of_sequence_is_the_published_tokenizers(kind, front, tmp_path):
+    """TransformerLens loads every tokenizer with add_bos_token=True; GPT-2 has no such token in front all the same."""
+    tokenizer_of(kind).save_pretrained(tmp_path)
+    copy = AutoTokenizer.from_pretrained(tmp_path, add_bos_token=True)
+    bos = copy.bos_token_id
+    assert copy("love")["input_ids"][0] == bos
+    model = SimpleNamespace(tokenizer=copy, cfg=SimpleNamespace(n_ctx=99))
+    assert tokenize(model, PAPER).token_strings[0][: len(front)] == front
+    assert tokenize(model, PAPER).last.tolist() == [13 + len(front)]
+    assert tokenize(model, PAPER, prepend_bos=True).tokens[0, 0] == bos
+    assert tokenize(model, PAPER, prepend_bos=False).last.tolist() == [13]
+
+
+def test_a_tokenizer_whose_origin_is_gone(tmp_path):
+    tokenizer_of("byte").save_pretrained(tmp_path / "tokenizer")
+    copy = AutoTokenizer.from_pretrained(tmp_path / "tokenizer", add_bos_token=True)
+    (tmp_path / "tokenizer").rename(tmp_path / "elsewhere")
+    model = SimpleNamespace(tokenizer=copy, cfg=SimpleNamespace(n_ctx=99))
+    with pytest.raises(InputError, match="pass prepend_bos=True or False"):
+        tokenize(model, PAPER)
+    assert tokenize(model, PAPER, prepend_bos=True).last.tolist() == [14]
+
+
+def test_gpt2_as_transformer_lens_loads_it(tmp_path):
+    """No beginning-of-sequence token, although the loaded model's tokenizer prepends one."""
+    tokenizer = tokenizer_of("byte")
+    tokenizer.save_pretrained(tmp_path)
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=8, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), device="cpu")
+    assert model.tokenizer("love")["input_ids"][0] == tokenizer.bos_token_id
+    batch = tokenize(model, PAPER)
+    assert batch.label_positions.tolist() == [[2, 5, 8, 11]]
+    assert batch.last.tolist() == [13]
 
 
 # Labels with and without white space
