@@ -90,7 +90,7 @@ def label_attention_table(acts: Activations) -> pd.DataFrame:
     False where it has none). Missing demonstrations have no row.
     """
     frame = to_frame(attention_to_labels(acts), ("prompt", "layer", "head", "demo"), value="attention")
-    row, demo = torch.as_tensor(frame["prompt"].to_numpy()), torch.as_tensor(frame["demo"].to_numpy())
+    row, demo = torch.tensor(frame["prompt"].tolist()), torch.tensor(frame["demo"].tolist())
     batch = acts.batch.to("cpu")
     index = batch.label_index[row, demo]
     frame["position"] = batch.label_positions[row, demo].numpy()

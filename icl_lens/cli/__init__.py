@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from icl_lens.cli.explain import explain
+from icl_lens.cli.locate import locate
 from icl_lens.cli.models import models
 
 app = typer.Typer(
@@ -17,14 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (explain, models):
+for command in (explain, locate, models):
     app.command()(command)
-
-
-@app.callback(invoke_without_command=True)
-def _default(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        explain()
 
 
 def hush() -> None:
@@ -41,13 +36,13 @@ def hush() -> None:
 
 
 def main() -> None:
-    """Entry point of `icl-lens`: InputError becomes one line on stderr and exit code 2."""
+    """Entry point of `icl-lens`; no argument at all means `explain`. InputError becomes one line on stderr and exit code 2."""
     from icl_lens.errors import InputError
 
     try:
         if not {"-h", "--help"} & set(sys.argv[1:]):
             hush()
-        app()
+        app(args=sys.argv[1:] or ["explain"])
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"icl-lens: {error}", markup=False)
         raise SystemExit(2) from None

@@ -1,0 +1,161 @@
+"""The command line: what it prints and writes, and one clear line with exit code 2 for bad input."""
+
+import json
+import subprocess
+import sys
+
+import families
+import pytest
+import transformers
+
+from icl_lens.cli import main
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `icl-lens` in this process; returns exit code, standard output, standard error."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
+        # Only the part of hush() that matters here: the rest would silence the whole test process.
+        monkeypatch.setattr("icl_lens.cli.hush", transformers.utils.logging.disable_progress_bar)
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def tiny(family_folder):
+    return family_folder("gpt2")
+
+
+def test_explain_prints_everything(run, tiny):
+    code, out, _ = run("explain", families.PROMPT, "--model", tiny, "--answer", "foo")
+    assert code == 0
+    for heading in (
+        "Answer",
+        "What each layer adds to log p(foo)",
+        "Heads that raise it most",
+        "(head, position) parts",
+    ):
+        assert heading in out
+    for heading in ("says in words", "Zeroing L", "random heads zeroed", "exact and certified", "do not add up"):
+        assert heading in out
+    assert "L0H1" in out
+    assert "█" in out
+
+
+def test_json_has_the_printed_numbers(run, tiny, tmp_path):
+    file = tmp_path / "numbers.json"
+    code, out, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--json", file, "--no-bias", "-k", 3)
+    assert code == 0
+    numbers = json.loads(file.read_text())
+    assert numbers["settings"]["bias"] is False
+    assert len(numbers["heads"]) == 3
+    for report in numbers["heads"]:
+        assert f"{report['increase']:+.3f}" in out
+    assert not list(tmp_path.glob(".*")), "nothing half-written is left beside the file"
+
+
+def test_html_is_written(run, tiny, tmp_path):
+    file = tmp_path / "page.html"
+    code, _, _ = run("explain", families.PROMPT, "-m", tiny, "--html", file)
+    assert code == 0
+    assert file.read_text().lower().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["love : bar"], "has no query"),
+        (["love"], "no demonstration"),
+        (["love : bar one :", "--answer", "baz"], "baz"),
+        (["love : bar zebra : foo one :"], "zebra"),
+        (["love : bar " * 40 + "one :"], "64"),
+        ([families.PROMPT, "--top", "0"], "k=0"),
+        ([families.PROMPT, "--json", "/nowhere/at/all.json"], "choose an existing, writable folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, tiny, arguments, message):
+    code, _, err = run("explain", *arguments, "--model", tiny)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_an_unknown_model_names_the_bundled_ones(run, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from transformer_lens.model_bridge import TransformerBridge
+
+    def fail(*args, **kwargs):
+        raise OSError("offline mode is enabled")
+
+    monkeypatch.setattr(TransformerBridge, "boot_transformers", fail)
+    code, _, err = run("explain", "--model", "gpt2-enormous")
+    assert code == 2
+    assert "gpt2-enormous" in err
+    assert "icl-mini" in err
+    assert "HF_HUB_OFFLINE" in err
+
+
+def test_labels_that_share_their_first_token(run, tmp_path):
+    """A byte-level tokenizer cuts "food" and "foot" into "foo" + a rest: nothing to tell them apart by."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(
+        models.BPE(
+            dict(
+                zip(
+                    ["Ġ", "f", "o", "d", "t", ":", "a", "b", "fo", "foo", "Ġfoo", "Ġ:", "Ġa", "Ġb"],
+                    range(14),
+                    strict=True,
+                )
+            ),
+            [("f", "o"), ("fo", "o"), ("Ġ", "foo"), ("Ġ", ":"), ("Ġ", "a"), ("Ġ", "b")],
+        )
+    )
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    families.save("gpt2", tmp_path, tokenizer=False)
+    PreTrainedTokenizerFast(tokenizer_object=raw).save_pretrained(tmp_path)
+    code, _, err = run("explain", "a : food b : foot a :", "--model", tmp_path)
+    assert code == 2
+    assert "'food' and 'foot' share their first token" in err
+
+
+def test_the_bundled_model_explains_the_papers_prompt(tmp_path):
+    """The installed command itself, in a process of its own: no arguments, no network."""
+    done = subprocess.run(
+        [sys.executable, "-m", "icl_lens", "explain", "--json", str(tmp_path / "x.json")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": "/usr/bin", "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == ""
+    numbers = json.loads((tmp_path / "x.json").read_text())
+    assert numbers["model"] == "icl-mini"
+    assert numbers["label_positions"] == [2, 5, 8, 11]
+    assert len(numbers["tokens"]) == 14
+    assert numbers["predicted"] == "foo"
+
+
+def test_models_lists_the_bundled_ones(run):
+    code, out, _ = run("models")
+    assert code == 0
+    assert "icl-mini" in out
+
+
+def test_help_needs_no_model(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert "explain" in out

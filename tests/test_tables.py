@@ -1,0 +1,56 @@
+"""Tables carry names and the right numbers in the right rows."""
+
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens import tables
+
+
+def test_to_frame_puts_each_value_in_its_row():
+    values = torch.arange(24.0).reshape(2, 3, 4)
+    frame = tables.to_frame(values, ("prompt", "layer", "head"), value="increase")
+    assert list(frame.columns) == ["prompt", "layer", "head", "name", "increase"]
+    for row in frame.itertuples():
+        assert row.increase == values[row.prompt, row.layer, row.head]
+        assert row.name == f"L{row.layer}H{row.head}"
+    one = tables.to_frame(torch.tensor([5.0, 6.0]), ["prompt"])
+    assert one.to_dict("list") == {"prompt": [0, 1], "value": [5.0, 6.0]}
+    half = tables.to_frame(torch.tensor([1.5], dtype=torch.bfloat16), ["prompt"])
+    assert half["value"].tolist() == [1.5]
+    with pytest.raises(il.InputError, match="2 axis names"):
+        tables.to_frame(values, ("prompt", "layer"))
+
+
+def test_layer_and_head_tables(gpt2_acts, gpt2_batch):
+    increases = il.layer_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
+    frame = tables.layer_table(increases)
+    assert len(frame) == 3 * 3 * 2
+    row = frame[(frame["prompt"] == 2) & (frame["layer"] == 1) & (frame["component"] == "ffn")].iloc[0]
+    assert row["increase"] == pytest.approx(float(increases.ffn[2, 1]))
+    heads = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
+    frame = tables.head_table(heads)
+    row = frame[(frame["prompt"] == 1) & (frame["name"] == "L2H3")].iloc[0]
+    assert row["increase"] == pytest.approx(float(heads[1, 2, 3]))
+
+
+def test_located_tables(gpt2_acts, gpt2_batch):
+    top = il.top_heads(gpt2_acts, gpt2_batch.answer_tokens, k=3)
+    frame = tables.top_heads_table(top)
+    assert frame["name"].tolist() == [str(head) for head in top.heads]
+    assert frame["rank"].tolist() == [1, 2, 3]
+    parts = il.top_subheads(gpt2_acts, gpt2_batch.answer_tokens, k=2)
+    frame = tables.top_subheads_table(gpt2_acts, parts)
+    assert frame["prompt"].tolist() == [0, 0, 1, 1, 2, 2]
+    for row in frame.itertuples():
+        assert row.token == gpt2_batch.token_strings[row.prompt][row.position]
+        assert row.increase == pytest.approx(float(parts.value[row.prompt, row.rank - 1]))
+
+
+def test_label_attention_table(gpt2_acts, gpt2_batch):
+    frame = tables.label_attention_table(gpt2_acts)
+    assert len(frame) == 12 * (4 + 3 + 2), "missing demonstrations have no row"
+    for row in frame.sample(20, random_state=0).itertuples():
+        assert row.attention == pytest.approx(float(gpt2_acts.pattern[row.prompt, row.layer, row.head, row.position]))
+        assert row.label == gpt2_batch.token_strings[row.prompt][row.position].strip()
+        assert row.is_answer == (row.label == gpt2_batch.prompts[row.prompt].answer)
