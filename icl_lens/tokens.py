@@ -302,8 +302,9 @@ def _read(tokenizer: Any, rendered: list[Rendered]) -> list[_Text]:
         for one, ids, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True)
     ]
     unknown = tokenizer.unk_token_id
-    # GPT-2 names its end-of-text token as the unknown one, but byte-level tokenizers know every word.
-    if unknown is None or unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+    # GPT-2 names its end-of-text token as the unknown one, but byte-level tokenizers know every word. Names, not
+    # ids, are compared: TransformerLens names a beginning and an end that a word-level vocabulary may lack.
+    if unknown is None or tokenizer.unk_token in (tokenizer.bos_token, tokenizer.eos_token):
         return texts
     words = dict.fromkeys(
         text.rendered.text[start:end].strip()
