@@ -82,6 +82,12 @@ class Activations:
         mask = self.batch.label_mask.to(self.label_log_probs.device)
         return self.label_log_probs.masked_fill(~mask, -torch.inf).argmax(-1)
 
+    @property
+    def head_inputs(self) -> Float[Tensor, "batch layer head d_head"]:
+        """Each head's z times a following norm's scale: through W_O it gives the head output."""
+        z = self.z.to(self.readout.dtype)
+        return z if self.attn_scale is None else z * self.attn_scale[..., None, None]
+
     def head_outputs(self, layer: int) -> Float[Tensor, "batch head d_model"]:
         """What each head of a layer writes into the residual stream at the last position."""
         z = self.z[:, layer].to(self.readout.dtype)

@@ -6,6 +6,7 @@ Source: the paper's appendix E; method.md, log-probability increase. To find onl
 `icl_lens.location`, which needs a fraction of the work.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations import Activations
-from icl_lens.decompose import neuron_values, subhead_values
+from icl_lens.decompose import head_outputs, neuron_values, subhead_values
 from icl_lens.errors import InputError
+from icl_lens.models import ModelView
 from icl_lens.readout import FinalNorm, Readout
 
 # [batch, part, d_model] vectors are made and read out in pieces of about this size.
@@ -31,8 +33,13 @@ class LayerIncreases(NamedTuple):
 
 def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """`targets` on the readout's device; raises InputError if they are no token ids of this batch and vocabulary."""
-    targets = torch.as_tensor(targets, device=acts.readout.W_U.device)
-    n, d_vocab = len(acts.batch), acts.readout.W_U.shape[1]
+    return target_tokens(acts.view, targets, len(acts.batch))
+
+
+def target_tokens(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
+    """`check_targets` for `n` prompts of which there are no activations yet."""
+    targets = torch.as_tensor(targets, device=view.home)
+    d_vocab = view.model.W_U.shape[1]
     if targets.shape != (n,) or targets.is_floating_point():
         raise InputError(
             f"targets must be one token id a prompt, shape ({n},); got {tuple(targets.shape)} {targets.dtype}"
@@ -81,13 +88,50 @@ def head_log_prob_increase(
     """
     targets = check_targets(acts, targets)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
-    x = acts.resid_pre.to(readout.dtype)
-    base = readout.token_log_probs(x, targets)
-    columns = [
-        _increase(readout, x[:, layer], base[:, layer], acts.head_outputs(layer), targets)
-        for layer in range(acts.view.n_layers)
-    ]
-    return torch.stack(columns, dim=1)
+    return every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets)
+
+
+def every_head_increase(
+    view: ModelView,
+    readout: Readout,
+    x: Float[Tensor, "batch layer d_model"],
+    z: Float[Tensor, "batch layer head d_head"],
+    targets: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch layer head"]:
+    """`head_log_prob_increase` from what it reads: layer inputs and `Activations.head_inputs`.
+
+    Up to `fold_from` prompts, head vectors go through W_U. From there on a head's W_O·W_U is multiplied out once and
+    its z goes through that: the product costs d_head · d_model · d_vocab, and each prompt d_head · d_vocab instead of
+    d_model · d_vocab. Own norm and logit soft-cap cannot be folded.
+    """
+    x, z = x.to(readout.dtype), z.to(readout.dtype)
+    n, n_layers, n_heads, _ = z.shape
+    out = x.new_empty((n, n_layers, n_heads))
+    fold = readout.is_affine and n >= fold_from(view)
+    for layer in range(n_layers):
+        W_O = view.W_O(layer).to(readout.dtype)
+        if not fold:
+            base = readout.token_log_probs(x[:, layer, None], targets)[:, 0]
+            out[:, layer] = _increase(readout, x[:, layer], base, head_outputs(z[:, layer], W_O), targets)
+            continue
+        for rows, _ in readout.pieces(n, 1):
+            part = readout.rows(rows)
+            logits = part.logits(x[rows, layer])
+            base = _log_prob(logits, targets[rows])
+            scale = part.scale if readout.normalize else torch.ones_like(part.scale)
+            for head in range(n_heads):
+                after = torch.addmm(logits, z[rows, layer, head] * scale[:, None], readout.vocabulary_scores(W_O[head]))
+                out[rows, layer, head] = _log_prob(after, targets[rows]) - base
+    return out
+
+
+def fold_from(view: ModelView) -> int:
+    """Number of prompts from which W_O·W_U pays: n · d_model > d_head · (d_model + n); 68 in GPT-2 large."""
+    return math.ceil(view.d_head * view.d_model / max(1, view.d_model - view.d_head))
+
+
+def _log_prob(logits: Float[Tensor, "batch d_vocab"], targets: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    return logits.gather(-1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
 
 
 def subhead_log_prob_increase(

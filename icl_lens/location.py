@@ -49,7 +49,8 @@ class TopHeads:
     """The k heads of largest mean increase over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads were evaluated exactly on every prompt; every other head's mean bound is at most
-    `left_out`. `certified` is False where the search was exhaustive (own norm, logit soft-cap).
+    `left_out`. `certified` is False where the search was exhaustive (own norm, logit soft-cap). `n_pairs` counts the
+    exact evaluations, one for a head on a prompt: those of heads evaluated on some prompts only are among them.
     """
 
     value: Float[Tensor, " k"]
@@ -59,6 +60,13 @@ class TopHeads:
     n_parts: int
     left_out: float
     certified: bool
+    n_pairs: int
+    n_prompts: int
+
+    @property
+    def share(self) -> float:
+        """Share of all (prompt, head) pairs that were evaluated exactly, 0 to 1."""
+        return self.n_pairs / (self.n_parts * self.n_prompts)
 
     @property
     def heads(self) -> list[Head]:
@@ -82,13 +90,13 @@ def layer_gradients(acts: Activations, targets: Int[Tensor, " batch"], readout: 
     base, g = x.new_empty(x.shape[:2]), torch.empty_like(x)
     for rows, layers in readout.pieces(*x.shape[:2]):
         part = readout.rows(rows)
-        logits = part.logits(x[rows, layers])
-        index = targets[rows, None, None].expand(-1, logits.shape[1], 1)
-        log_z = torch.logsumexp(logits, dim=-1, keepdim=True)
-        base[rows, layers] = (logits.gather(-1, index) - log_z)[..., 0]
-        weights = (logits - log_z).exp_().neg_()
-        weights.scatter_add_(-1, index, torch.ones_like(index, dtype=weights.dtype))
-        g[rows, layers] = part.pull_back(weights)
+        log_probs = part.log_probs(x[rows, layers])
+        index = targets[rows, None, None].expand(-1, log_probs.shape[1], 1)
+        base[rows, layers] = log_probs.gather(-1, index)[..., 0]
+        # In place, and the sign turned on the short side: softmax(logits) − e_w is as large as the logits.
+        weights = log_probs.exp_()
+        weights.scatter_add_(-1, index, torch.full_like(index, -1, dtype=weights.dtype))
+        g[rows, layers] = part.pull_back(weights).neg_()
     return LayerGradients(base, g)
 
 
@@ -145,7 +153,7 @@ def top_subheads(
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
-    _check_k(k, int(n_parts.min()), "(layer, head, position) parts")
+    check_k(k, int(n_parts.min()), "(layer, head, position) parts")
     if not readout.is_affine:
         return _exhaustive_subheads(acts, targets, k, n_parts, final_norm=final_norm, bias=bias)
 
@@ -243,7 +251,7 @@ def top_heads(
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
     n_heads = acts.view.n_heads
     n_parts = acts.view.n_layers * n_heads
-    _check_k(k, n_parts, "heads")
+    check_k(k, n_parts, "heads")
     if not readout.is_affine:
         mean = head_log_prob_increase(acts, targets, final_norm=final_norm, bias=bias).mean(0).flatten()
         best = mean.topk(k)
@@ -254,7 +262,9 @@ def top_heads(
             n_parts,
             n_parts,
             -torch.inf,
-            certified=False,
+            False,
+            n_parts * len(targets),
+            len(targets),
         )
     gradients = layer_gradients(acts, targets, readout)
     bounds = head_bounds(acts, gradients).mean(0).flatten()
@@ -262,32 +272,45 @@ def top_heads(
     value: list[Tensor] = []
     m = k
     while True:
-        for index in order[len(value) : m].tolist():
-            value.append(_exact_head(acts, targets, readout, gradients, Head(index // n_heads, index % n_heads)).mean())
+        fresh = order[len(value) : m]
+        value += exact_heads(acts, targets, readout, gradients.base, fresh).mean(0)
         left_out = float(bounds[order[m]]) if m < n_parts else -torch.inf
         best = torch.stack(value).topk(k)
         if left_out + slack <= float(best.values[-1]) or m == n_parts:
             break
         m = min(m + max(2, m // 4), n_parts)
     found = order[best.indices]
-    return TopHeads(best.values, found // n_heads, found % n_heads, m, n_parts, left_out, certified=True)
+    n_pairs = m * len(targets)
+    return TopHeads(best.values, found // n_heads, found % n_heads, m, n_parts, left_out, True, n_pairs, len(targets))
 
 
-def _exact_head(
-    acts: Activations, targets: Int[Tensor, " batch"], readout: Readout, gradients: LayerGradients, head: Head
-) -> Float[Tensor, " batch"]:
-    z = acts.z[:, head.layer, head.head : head.head + 1].to(readout.dtype)
-    if acts.attn_scale is not None:
-        z = z * acts.attn_scale[:, head.layer, None, None]
-    u = head_outputs(z, acts.view.W_O(head.layer)[head.head : head.head + 1])
-    y = acts.resid_pre[:, head.layer, None].to(readout.dtype) + u
-    return readout.token_log_probs(y, targets)[:, 0] - gradients.base[:, head.layer]
+def exact_heads(
+    acts: Activations,
+    targets: Int[Tensor, " batch"],
+    readout: Readout,
+    base: Float[Tensor, "batch layer"],
+    index: Int[Tensor, " n"],
+) -> Float[Tensor, "batch n"]:
+    """The exact increases of chosen heads (`layer · n_heads + head`), nats, in one product with W_U.
+
+    `base` is the target's log-probability at each layer's input (`LayerGradients.base`).
+    """
+    layer, head = index // acts.view.n_heads, index % acts.view.n_heads
+    y = acts.resid_pre[:, layer].to(readout.dtype)
+    for one in layer.unique().tolist():
+        here = layer == one
+        z = acts.z[:, one, head[here]].to(readout.dtype)
+        if acts.attn_scale is not None:
+            z = z * acts.attn_scale[:, one, None, None]
+        y[:, here] += head_outputs(z, acts.view.W_O(one)[head[here]])
+    return readout.token_log_probs(y, targets) - base[:, layer]
 
 
 def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     return index // (n_heads * width), index // width % n_heads, index % width
 
 
-def _check_k(k: int, n_parts: int, what: str) -> None:
+def check_k(k: int, n_parts: int, what: str) -> None:
+    """Raises InputError unless there are `k` of them."""
     if not 1 <= k <= n_parts:
         raise InputError(f"k={k} asks for more than there is: choose 1 to {n_parts} {what}")

@@ -13,7 +13,7 @@ from icl_lens.errors import InputError
 FinalNorm = Literal["frozen", "own"]
 
 # Logits of a few hundred rows at a time: enough for one large matrix product, small beside any model.
-LOGIT_BYTES = 192 * 2**20
+LOGIT_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "icl_lens"
 LEVELS = [
     {"errors"},
     {"files", "prompts", "readout", "decompose", "metrics"},
-    {"models", "tokens", "tasks"},
+    {"models", "tokens", "tasks", "parts", "processes"},
     {"activations"},
     {"attribution", "attention", "circuits", "interventions"},
     {"location", "causal"},

@@ -1,0 +1,138 @@
+"""A folder of part files that a run can be killed over and taken up from: lock, configuration, parts, results."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from icl_lens.errors import InputError
+from icl_lens.files import replacing
+
+MANIFEST = "manifest.json"
+
+
+class PartFolder:
+    """Part files and results of one run with one configuration, each written whole or not at all.
+
+    The bytes depend on the configuration and the numbers only: no times, hosts or counters. Use inside `opened`.
+    """
+
+    def __init__(self, path: Path, configuration: Mapping[str, Any]):
+        self.path = path
+        self.configuration = dict(configuration)
+        self._metadata = {
+            f"icl_lens.{name}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in self.configuration.items()
+        }
+
+    def take(self) -> None:
+        """Makes the folder this configuration's: writes the manifest, or compares it with the one that is there.
+
+        What an earlier run was writing when it was killed is removed. Raises InputError if the folder holds another
+        configuration, or files without a manifest.
+        """
+        manifest = self.path / MANIFEST
+        text = json.dumps(self.configuration, indent=1, ensure_ascii=False) + "\n"
+        if manifest.is_file():
+            self._compare(manifest, json.loads(text))
+        elif others := sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")):
+            raise InputError(
+                f"the folder {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no {MANIFEST}; "
+                "choose an empty or new folder"
+            )
+        for half in self.path.glob(".*"):
+            if half.suffix in (".parquet", ".csv", ".json"):
+                half.unlink(missing_ok=True)
+        if not manifest.is_file():
+            self.write_bytes(MANIFEST, text.encode())
+
+    def _compare(self, manifest: Path, ours: dict[str, Any]) -> None:
+        try:
+            theirs = json.loads(manifest.read_text(encoding="utf-8"))
+            different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        except (ValueError, TypeError):
+            raise InputError(f"{str(manifest)!r} is damaged: it is no JSON object; choose another folder") from None
+        if different:
+            name = different[0]
+            more = f" (and {len(different) - 1} more differ)" if len(different) > 1 else ""
+            raise InputError(
+                f"the folder {str(self.path)!r} holds a run with {name}={theirs.get(name)!r}, and this one has "
+                f"{name}={ours.get(name)!r}{more}; choose another folder, or the settings in its {MANIFEST}"
+            )
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Writes a file; raises InputError if the disk is full or the folder does not allow it."""
+        try:
+            with replacing(self.path / name) as beside:
+                beside.write_bytes(data)
+        except OSError as error:
+            if error.errno in (ENOSPC, EDQUOT):
+                raise InputError(
+                    f"the disk is full: {name!r} could not be written to {str(self.path)!r}; make room and start "
+                    "again with the same settings, which goes on from the parts that are there"
+                ) from error
+            raise InputError(
+                f"{name!r} could not be written to {str(self.path)!r}: {error.strerror or error}; mend that and start "
+                "again with the same settings, which goes on from the parts that are there"
+            ) from error
+
+    def write(self, name: str, columns: Mapping[str, Any]) -> None:
+        """Writes named columns as parquet, with the configuration as metadata and a checksum for every page."""
+        table = pa.table(dict(columns)).replace_schema_metadata(self._metadata)
+        buffer = BytesIO()
+        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+        self.write_bytes(name, buffer.getvalue())
+
+    def read(self, name: str) -> pa.Table | None:
+        """The columns of a part; None where it is not there yet. Raises `DamagedPart` if it cannot be trusted."""
+        path = self.path / name
+        if not path.is_file():
+            return None
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                table = file.read()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DamagedPart(name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        if any(metadata.get(key) != value for key, value in self._metadata.items()):
+            raise DamagedPart(name, "it says that it belongs to another configuration")
+        return table
+
+
+class DamagedPart(ValueError):
+    """A part file that cannot be read, or fails its checksums."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(f"{name} is damaged ({reason})")
+        self.name = name
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """The folder, made if need be, and locked against other runs until the block ends or the process dies.
+
+    Raises InputError if the folder cannot be made, or another run is writing it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"another run is writing the folder {str(path)!r}; wait for it to end, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"the folder {str(path)!r} cannot be written to: {error.strerror or error}; choose another folder"
+        ) from error
+    try:
+        yield path
+    finally:
+        lock.release()
