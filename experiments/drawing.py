@@ -13,7 +13,7 @@ COLUMN, PAGE = 3.3, 6.8
 # Okabe-Ito hues, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#999999"
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.titleweight": "bold",

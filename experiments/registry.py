@@ -8,15 +8,27 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.study import Need, Study
+from experiments.study import Need, Settings, Study
 from experiments.verdict import Verdict
 from icl_lens.errors import InputError
 
-IDS = ("layers",)
+IDS = (
+    "layers",
+    "vocabulary",
+    "accuracy",
+    "top-heads",
+    "head-overlap",
+    "label-rank",
+    "label-attention",
+    "attention-vs-increase",
+    "imbalance",
+    "order",
+    "ffn",
+)
 """One module each: "top-heads" is experiments/top_heads.py, whose EXPERIMENT describes it."""
 
 
-def no_needs(config: Any) -> Iterable[Need]:
+def no_needs(config: Any, settings: Settings) -> Iterable[Need]:
     """For experiments that make their own passes."""
     return ()
 
@@ -40,7 +52,7 @@ class Experiment:
     table: Callable[[Study, Any], pd.DataFrame]
     verdict: Callable[[pd.DataFrame], Verdict]
     figure: Callable[[pd.DataFrame], Figure]
-    needs: Callable[[Any], Iterable[Need]] = no_needs
+    needs: Callable[[Any, Settings], Iterable[Need]] = no_needs
     """Reductions that can be computed in a pass shared with other experiments."""
     mechanism: bool = True
     """Whether the claim is about HOW a model does the task, and so means nothing for a model that does not."""

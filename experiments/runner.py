@@ -64,7 +64,7 @@ def run(
     if not todo:
         return Run([], done, {})
 
-    study.collect([*competence.needs(), *(need for e in todo for need in e.needs(e.config))])
+    study.collect([*competence.needs(), *(need for e in todo for need in e.needs(e.config, settings))])
     able = competence.measure(study)
     say(
         f"{settings.model} on {settings.task}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.reductions import head_increases
 from icl_lens.models import ModelView
-from icl_lens.tasks import WORD_TASKS, Layout, load_task
+from icl_lens.tasks import Layout, load_task
 
 Reduction = Callable[[il.Activations], Tensor]
 """From the activations of some prompts to what is kept of them: a tensor whose first axis is the prompt.
@@ -93,11 +93,16 @@ class Study:
     def all_heads(self) -> list[il.Head]:
         return [il.Head(layer, head) for layer in range(self.view.n_layers) for head in range(self.view.n_heads)]
 
+    def _own(self, variant: Variant) -> Variant:
+        """The variant, with the task under study left unnamed."""
+        return replace(variant, task=None) if variant.task == self.settings.task else variant
+
     def prompts(self, variant: Variant = Variant()) -> tuple[il.Prompt, ...]:
         return self.batch(variant).prompts
 
     def batch(self, variant: Variant = Variant()) -> il.PromptBatch:
         """All prompts of a variant, tokenized."""
+        variant = self._own(variant)
         if variant not in self._batches:
             settings = self.settings
             task, path = variant.task or settings.task, settings.path
@@ -107,7 +112,7 @@ class Study:
                 seed=settings.seed,
                 layout=variant.layout,
                 labels=("bar", "foo") if variant.swapped else ("foo", "bar"),
-                path=path if path is None or path.endswith(".json") or task not in WORD_TASKS else None,
+                path=path if task == settings.task else None,
             )
             # One order of labels in all variants, so that label axes can be compared.
             self._batches[variant] = il.tokenize(self.model, prompts, labels=("foo", "bar"))
@@ -130,7 +135,7 @@ class Study:
     def collect(self, needs: Iterable[Need]) -> None:
         """Computes what is not yet there: one pass over each variant's prompts for all its reductions together."""
         wanted: dict[Variant, list[Reduction]] = {}
-        for need in needs:
+        for need in (Need(self._own(need.variant), need.reduction) for need in needs):
             reductions = wanted.setdefault(need.variant, [])
             if need not in self._kept and need.reduction not in reductions:
                 reductions.append(need.reduction)
@@ -145,7 +150,7 @@ class Study:
 
     def get(self, reduction: Reduction, variant: Variant = Variant()) -> Tensor:
         """A reduction of all prompts of a variant, [prompt …]; a pass of its own where nobody announced it."""
-        need = Need(variant, reduction)
+        need = Need(self._own(variant), reduction)
         if need not in self._kept:
             self.collect([need])
         return self._kept[need]
@@ -161,6 +166,10 @@ class Study:
         mean = self.get(head_increases, variant)[self.halves[0]].mean(0)
         order = mean.flatten().argsort(descending=True)[: min(k, mean.numel())]
         return [il.Head(index // mean.shape[1], index % mean.shape[1]) for index in order.tolist()]
+
+    def few(self, at_most: int) -> int:
+        """How many heads to locate: `at_most`, but no more than one in eight of a small model's."""
+        return max(1, min(at_most, self.view.n_layers * self.view.n_heads // 8))
 
     def controls(self, heads: Sequence[il.Head], draws: int, *, avoid: Sequence[il.Head] = ()) -> list[list[il.Head]]:
         """`draws` sets of as many random heads, each from the same layer as its counterpart, none chosen or avoided.
