@@ -282,7 +282,7 @@ class _Recorder:
         following = torch.cat([x[:, 1:], acts.resid_final[:, None].to(x.dtype)], dim=1)
         sums = x + acts.attn_out.to(x.dtype) + acts.mlp_out.to(x.dtype)
         tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
-        name = type(getattr(self.view.model, "original_model", self.view.model)).__name__
+        name = self.view.architecture
         for layer in range(self.view.n_layers):
             heads = acts.head_outputs(layer).sum(1)
             b_O = self.view.b_O(layer)

@@ -149,7 +149,7 @@ class ModelView:
     """What the rest of the package needs to know of a model: sizes, hook names, weights, the final readout.
 
     Works on `TransformerBridge` (TransformerLens 3.9 and 4.x) and `HookedTransformer` (3.9), raw or processed.
-    Weight accessors return views in TransformerLens' axis order and the model's dtype.
+    Weight accessors return views in TransformerLens' axis order and the model's dtype, without gradients.
     """
 
     model: Any
@@ -191,7 +191,9 @@ class ModelView:
     def architecture(self) -> str:
         """The Hugging Face class the model is of, such as `GPT2LMHeadModel`."""
         original = getattr(self.model, "original_model", None)
-        return str(self.cfg.original_architecture) if original is None else type(original).__name__
+        if original is not None:
+            return type(original).__name__
+        return str(getattr(self.cfg, "original_architecture", None) or type(self.model).__name__)
 
     @property
     def n_layers(self) -> int:
@@ -255,11 +257,11 @@ class ModelView:
         return None if b_O is None else self.outward(b_O, self.attn_post_norm(layer))
 
     def raw_W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        return self.attn(layer).W_O.to(self.home)
+        return self.attn(layer).W_O.detach().to(self.home)
 
     def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
         b_O = _optional(self.attn(layer), "b_O")
-        return None if b_O is None else b_O.to(self.home)
+        return None if b_O is None else b_O.detach().to(self.home)
 
     def outward(self, weight: Tensor, post: "NormView | None") -> Tensor:
         """A raw output matrix or bias as it acts on the residual stream."""
@@ -274,8 +276,13 @@ class ModelView:
 
     @property
     def logit_scale(self) -> float:
-        """What Cohere multiplies, and Granite divides, the logits by; 1 elsewhere."""
-        return float(self._setting("logit_scale", 1.0)) / float(self._setting("logits_scaling", 1.0))
+        """What Cohere multiplies, and Granite divides, the logits by; 1 elsewhere.
+
+        Weight processing moves Cohere's into W_U: the model's own attribute says so, the configuration does not.
+        """
+        own = _optional(getattr(self.model, "original_model", None), "logit_scale")
+        scale = own if isinstance(own, (int, float)) else self._setting("logit_scale", 1.0)
+        return float(scale) / float(self._setting("logits_scaling", 1.0))
 
     def _setting(self, name: str, default: Any) -> Any:
         """A setting that only some families have, from the Hugging Face configuration."""
@@ -283,13 +290,13 @@ class ModelView:
         return getattr(config, name, default)
 
     def W_V(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
-        return self._grouped(self.attn(layer).W_V.to(self.home))
+        return self._grouped(self.attn(layer).W_V.detach().to(self.home))
 
     def W_K(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
-        return self._grouped(self.attn(layer).W_K.to(self.home))
+        return self._grouped(self.attn(layer).W_K.detach().to(self.home))
 
     def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
-        return self.attn(layer).W_Q.to(self.home)
+        return self.attn(layer).W_Q.detach().to(self.home)
 
     def _grouped(self, weight: Tensor) -> Tensor:
         """One matrix a key-value group, also where TransformerLens repeats it for every query head."""
@@ -306,11 +313,11 @@ class ModelView:
                 f"layer {layer} of {self.name} has no single FFN output matrix (a mixture of experts?): "
                 "neurons cannot be told apart; layer and head increases still work"
             )
-        return weight.to(self.home)
+        return weight.detach().to(self.home)
 
     def raw_b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
         b_out = _optional(self.model.blocks[layer].mlp, "b_out")
-        return None if b_out is None else b_out.to(self.home)
+        return None if b_out is None else b_out.detach().to(self.home)
 
     # Norms -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,68 @@
+"""TransformerBridge in compatibility mode, weights processed or not: what stays, and what moves by a known amount."""
+
+import against_hf
+import pytest
+import torch
+from conftest import PROMPTS
+from test_families import EXACT, SOFT_CAPPED
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import icl_lens as il
+
+HEADS = [il.Head(0, 1), il.Head(2, 3)]
+MODES = {"processed": {"no_processing": False}, "unprocessed": {"no_processing": True}}
+
+
+@pytest.fixture(scope="module")
+def run(family_folder):
+    """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed once."""
+    done = {}
+
+    def get(name, mode):
+        if (name, mode) not in done:
+            folder = family_folder(name)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+            model = il.load_model(str(folder), device="cpu", tokenizer=tokenizer)
+            model.enable_compatibility_mode(disable_warnings=True, **MODES[mode])
+            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+            hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
+            done[name, mode] = (model, batch, il.capture(model, batch), hf)
+        return done[name, mode]
+
+    return get
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("final_norm", "bias"), against_hf.CONVENTIONS)
+def test_processed_increases(run, name, final_norm, bias):
+    """Layers, neurons and answers as on raw weights; heads and subheads without the constant part of their values."""
+    _, batch, acts, hf = run(name, "processed")
+    against_hf.check_increases(acts, batch, hf, folded=True, final_norm=final_norm, bias=bias)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_unprocessed_increases(run, name):
+    """Without processing the mode changes names only: everything as on raw weights."""
+    _, batch, acts, hf = run(name, "unprocessed")
+    against_hf.check_increases(acts, batch, hf, folded=False)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "qwen2", "opt"])
+def test_the_constant_part_is_there_to_be_missed(run, name):
+    """In families with biased values, or a shift in the norm before attention, heads do differ from raw ones."""
+    _, batch, acts, hf = run(name, "processed")
+    with pytest.raises(AssertionError, match="heads of prompt 0 differ by"):
+        against_hf.check_increases(acts, batch, hf, folded=False, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("mode", MODES)
+def test_search_caches_and_ablation(run, name, mode):
+    model, batch, acts, hf = run(name, mode)
+    against_hf.check_search(acts, batch, certified=name not in SOFT_CAPPED)
+    against_hf.check_ablation(model, batch, hf, HEADS, folded=mode == "processed")
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    again = il.Activations.from_cache(model, cache, batch)
+    for field, value in vars(acts).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(again, field), value, atol=2e-5, rtol=1e-5, msg=field)
