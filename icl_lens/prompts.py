@@ -74,9 +74,7 @@ class Prompt:
                 "in-context learning needs at least one text with its label before the query"
             )
         if not self.query.strip():
-            raise InputError(
-                "the prompt has no query; put the text whose label is asked for after the last label"
-            )
+            raise InputError("the prompt has no query; put the text whose label is asked for after the last label")
         if not all(label.strip() for label in self.labels):
             raise InputError(f"the labels {listed(self.labels)} contain an empty one; leave it out")
         if len(set(self.labels)) != len(self.labels):
@@ -156,7 +154,8 @@ class Template:
     `demonstration` and `query` hold `{text}`, and `demonstration` also `{label}`, once each and nothing else
     that is replaced: other braces stay as they are. The query must be the demonstration cut before its label
     and without the spaces there, because most tokenizers make " foo" one token: a query that ends in that
-    space would be followed by a token no demonstration holds.
+    space would be followed by a token no demonstration holds. `prefix=" "` does the same for the very first
+    word, which such tokenizers may otherwise cut differently from the same word further on.
 
     Raises InputError for a field that is missing, repeated or out of order, and for a query that is not that
     cut.

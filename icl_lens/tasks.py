@@ -163,7 +163,13 @@ def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, lis
     source = files("icl_lens") / "bundled" / "words.json" if path is None else Path(path)
     if not source.is_file():
         raise InputError(f"there is no word list {str(source)!r}; give the path of an existing file")
-    categories: dict[str, list[str]] = json.loads(source.read_text(encoding="utf-8"))["categories"]
+    try:
+        categories: dict[str, list[str]] = json.loads(source.read_text(encoding="utf-8"))["categories"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f'{str(source)!r} is not a word list; write {{"categories": {{name: [words]}}}} into it, '
+            f"or give sentences as one of {listed(_SUFFIXES)}"
+        ) from error
     false, _, true = name.partition("-")
     if false not in categories or true not in categories or false == true:
         raise InputError(

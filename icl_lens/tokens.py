@@ -302,15 +302,11 @@ def _read(tokenizer: Any, rendered: list[Rendered]) -> list[_Text]:
         for one, ids, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True)
     ]
     unknown = tokenizer.unk_token_id
-    # GPT-2 names its end-of-text token as the unknown one, but byte-level tokenizers know every word. Names, not
-    # ids, are compared: TransformerLens names a beginning and an end that a word-level vocabulary may lack.
-    if unknown is None or tokenizer.unk_token in (tokenizer.bos_token, tokenizer.eos_token):
-        return texts
     words = dict.fromkeys(
         text.rendered.text[start:end].strip()
         for text in texts
         for token, start, end in zip(text.ids, text.starts, text.ends, strict=True)
-        if token == unknown
+        if token == unknown  # never, where no token stands for unknown words
     )
     if words:
         shown = listed(tuple(words)[:10]) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
@@ -391,7 +387,8 @@ def _front(tokenizer: Any, text: _Text, prepend_bos: bool | None) -> list[int]:
         )
     if not prepend_bos:
         return []
-    if tokenizer.bos_token_id is None:
+    # TransformerLens names one for every tokenizer; where the vocabulary lacks it, its id is that of unknown words.
+    if tokenizer.bos_token_id is None or tokenizer.decode([tokenizer.bos_token_id]) != tokenizer.bos_token:
         raise InputError("the model's tokenizer has no beginning-of-sequence token to prepend; leave prepend_bos out")
     return [tokenizer.bos_token_id]
 

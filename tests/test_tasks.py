@@ -149,6 +149,14 @@ def test_names_that_are_no_task():
         load_task("colour-fruit", path="nowhere.json")
 
 
+@pytest.mark.parametrize("text", ["not json", "[]", '{"words": {}}'])
+def test_files_that_are_no_word_list(tmp_path, text):
+    path = tmp_path / "list.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"is not a word list; .*'\.jsonl', '\.csv', '\.parquet'"):
+        load_task("colour-fruit", path=path)
+
+
 def test_the_default_labels_are_words_of_the_bundled_models():
     bundled = json.loads((tasks.files("icl_lens") / "bundled" / "words.json").read_text())["labels"]
     assert set(tasks._LABELS) <= set(bundled)
