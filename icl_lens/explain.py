@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.activations import Activations, capture, last_log_probs
+from icl_lens.attention import attention_to_labels
 from icl_lens.attribution import head_log_prob_increase, layer_log_prob_increase, subhead_log_prob_increase
 from icl_lens.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
 from icl_lens.errors import InputError
@@ -42,6 +43,8 @@ class Settings:
     n_random: int = 20
     n_words: int = 10
     seed: int = 0
+    prepend_bos: bool | None = None
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Explanation:
 
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
     whose log-probability is explained (the answer if the prompt has one, else the model's choice).
+    `label_attention[layer][head][demo]` is every head's attention from the last token to the labels.
     """
 
     model: str
@@ -110,6 +114,7 @@ class Explanation:
     layer_attn: tuple[float, ...]
     layer_ffn: tuple[float, ...]
     head_increases: tuple[tuple[float, ...], ...]
+    label_attention: tuple[tuple[tuple[float, ...], ...], ...]
     heads: tuple[HeadReport, ...]
     subheads: tuple[SubheadReport, ...]
     n_parts: int
@@ -259,9 +264,18 @@ def explain(
         prompt = Prompt.parse(prompt, answer=answer)
     elif answer is not None:
         prompt = replace(prompt, answer=answer)
-    settings = Settings(final_norm=final_norm, bias=bias, k=k, n_ablated=n_ablated, n_random=n_random, seed=seed)
     batch = tokenize(model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos)
     acts = capture(model, batch)
+    settings = Settings(
+        final_norm=final_norm,
+        bias=bias,
+        k=k,
+        n_ablated=n_ablated,
+        n_random=n_random,
+        seed=seed,
+        prepend_bos=prepend_bos,
+        dtype=str(acts.z.dtype).removeprefix("torch."),
+    )
     return _explain(model, acts, settings)
 
 
@@ -307,6 +321,7 @@ def _explain(model: Any, acts: Activations, settings: Settings) -> Explanation:
         layer_attn=tuple(layers.attn[0].tolist()),
         layer_ffn=tuple(layers.ffn[0].tolist()),
         head_increases=tuple(tuple(row) for row in increases.tolist()),
+        label_attention=tuple(tuple(tuple(head) for head in layer) for layer in attention_to_labels(acts)[0].tolist()),
         heads=tuple(
             _head_report(acts, head, float(increases[head]), targets, ablated[i], settings)
             for i, head in enumerate(located)

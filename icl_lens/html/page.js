@@ -1,0 +1,126 @@
+"use strict";
+(() => {
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+  const make = (tag, className, text) => {
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  };
+
+  // circuitsvis draws into an element it finds by its id; what it draws into must not hold the data it is drawn from.
+  let drawn = 0;
+  const draw = (place) => {
+    if (place.dataset.drawn) return;
+    place.dataset.drawn = "1";
+    const data = JSON.parse(place.querySelector("script").textContent);
+    const inner = document.createElement("div");
+    inner.id = `cv-${drawn++}`;
+    // As a style sheet: circuitsvis draws its tokens again whenever it likes.
+    const token = (position) => `#${inner.id} .colored-tokens > span:nth-of-type(${position + 1})`;
+    const rules = data.dim ? [`#${inner.id} .colored-tokens > span { opacity: .5 }`] : [];
+    for (const [position, label, share] of data.marks) {
+      const fill = share === null ? "" : `background: color-mix(in srgb, var(--l) ${100 * share}%, white) !important; `
+        + "color: var(--cv-ink) !important;";
+      rules.push(`${token(position)} { opacity: 1; --l: var(--l${label % 6}) }`,
+        `${token(position)} > span { ${fill} box-shadow: inset 0 -3px var(--l) }`);
+    }
+    place.append(make("style", "", rules.join("\n")), inner);
+    CircuitsVis.render(inner.id, CircuitsVis[place.dataset.component], data.props);
+  };
+  const drawVisible = (root = document) =>
+    all(".cv", root).filter((place) => !place.closest("[hidden]")).forEach(draw);
+
+  const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
+  const weights = (place, data, layer, head) => {
+    if (place.childElementCount) return;
+    const reach = Math.max(...data.attention[layer][head]) || 1;
+    data.demos.forEach((demo, i) => {
+      const value = data.attention[layer][head][i];
+      const name = make("span");
+      name.append(make("span", `tok l${demo.label % 6}`, demo.token), make("small", "", ` at ${demo.position}`));
+      const bar = make("span", `bar l${demo.label % 6}`);
+      bar.style.setProperty("--v", `${100 * value / reach}%`);
+      place.append(name, bar, make("span", "", value.toFixed(3)));
+    });
+  };
+
+  for (const explorer of all(".explorer")) {
+    const data = JSON.parse(explorer.querySelector("script.data").textContent);
+    const cells = all(".cells button", explorer);
+    const ranked = [...cells].sort((a, b) => b.dataset.value - a.dataset.value);
+    const other = explorer.querySelector(".panel.other");
+
+    const show = (name, scroll) => {
+      const cell = cells.find((one) => one.dataset.head === name);
+      if (!cell) return;
+      const [layer, head] = name.slice(1).split("H").map(Number);
+      let panel = all(".panel[data-head]", explorer).find((one) => one.dataset.head === name && one !== other);
+      if (!panel) {
+        panel = other;
+        const header = make("header");
+        const rank = ranked.indexOf(cell) + 1;
+        header.append(make("h3", "", name),
+          make("p", "", `rank ${rank} of ${cells.length}, ${signed(Number(cell.dataset.value))} nats`));
+        other.replaceChildren(header, make("h4", "", "Where it looks"), make("div", "weights"),
+          make("p", "key", `Only the ${data.k} heads of largest increase are described in full; this one would be with k = ${rank}.`));
+        other.dataset.head = name;
+        other.setAttribute("aria-label", `Head ${name}`);
+      }
+      all(".panel", explorer).forEach((one) => { one.hidden = one !== panel; });
+      for (const one of cells) one.setAttribute("aria-pressed", String(one === cell));
+      all("[data-show]").forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.show === name)));
+      weights(panel.querySelector(".weights"), data, layer, head);
+      drawVisible(panel);
+      if (scroll && panel.getBoundingClientRect().top > innerHeight - 120) {
+        const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+        panel.scrollIntoView({ block: "start", behavior: still ? "auto" : "smooth" });
+      }
+    };
+    cells.forEach((cell) => cell.addEventListener("click", () => show(cell.dataset.head, true)));
+    all("[data-show]").forEach((link) => link.addEventListener("click", () => {
+      show(link.dataset.show, false);
+      const panel = all(".panel", explorer).find((one) => !one.hidden);
+      panel.scrollIntoView({ block: "start" });
+    }));
+    const first = explorer.querySelector(".panel[data-head]");
+    if (first) show(first.dataset.head, false);
+  }
+
+  // One stop for the Tab key a map; the arrow keys move inside it, as the map lies on the screen.
+  for (const map of all(".map")) {
+    const cells = all(".cells button", map);
+    const byName = new Map(cells.map((cell) => [cell.dataset.head, cell]));
+    const readout = map.querySelector(".readout");
+    const across = () => getComputedStyle(map.querySelector(".cells")).gridAutoFlow.includes("column");
+    const read = (cell) => { readout.textContent = `${cell.dataset.head}  ${signed(Number(cell.dataset.value))} nats`; };
+    (cells.find((cell) => cell.getAttribute("aria-pressed") === "true") || cells[0]).tabIndex = 0;
+    map.addEventListener("pointerover", (event) => event.target.dataset.head && read(event.target));
+    map.addEventListener("focusin", (event) => event.target.dataset.head && read(event.target));
+    map.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key];
+      if (!step || !event.target.dataset.head) return;
+      const [layer, head] = event.target.dataset.head.slice(1).split("H").map(Number);
+      const [dl, dh] = across() ? step : [step[1], step[0]];
+      const next = byName.get(`L${layer + dl}H${head + dh}`);
+      event.preventDefault();
+      if (!next) return;
+      event.target.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+    });
+  }
+
+  drawVisible();
+  document.documentElement.dataset.ready = "1";
+
+  // Inside a notebook's frame: as high as the content. Where the frame cannot be reached, it scrolls instead.
+  let frame = null;
+  try { frame = window.frameElement; } catch { /* another origin */ }
+  if (frame) {
+    const fit = () => { frame.style.height = `${Math.ceil(document.body.getBoundingClientRect().height) + 8}px`; };
+    new ResizeObserver(fit).observe(document.body);
+    fit();
+  }
+})();

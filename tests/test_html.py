@@ -1,0 +1,461 @@
+"""Pages and elements as text: complete, self-contained, and safe whatever the tokens say. Drawing: test_browser."""
+
+import html as stdlib_html
+import json
+import re
+import shlex
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import explanations as ex
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens import html
+from icl_lens.html.script import circuitsvis_bundle
+from icl_lens.html.sections import command, layer_bars
+from icl_lens.html.text import for_circuitsvis, json_script, percent, signed, visible
+
+
+class Page(HTMLParser):
+    """A page's elements, its visible text, and its scripts, as a browser would split them."""
+
+    def __init__(self, source):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.text, self.scripts, self._inside = [], "", [], []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside.append(tag)
+            if tag == "script":
+                self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        if self._inside and self._inside[-1] == tag:
+            self._inside.pop()
+
+    def handle_data(self, data):
+        if not self._inside:
+            self.text += data
+        elif self._inside[-1] == "script":
+            self.scripts[-1] += data
+
+    def all(self, tag, **attrs):
+        return [a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in attrs.items())]
+
+
+def every_element(explanation):
+    n = len(explanation.tokens)
+    patterns = torch.ones(1, n, n).tril() / torch.arange(1, n + 1)[:, None]
+    return [
+        html.attention_to_labels(explanation),
+        html.attention_patterns(explanation.tokens, patterns, [il.Head(1, 2)]),
+        html.subhead_values(explanation),
+        html.token_values(explanation.tokens, torch.ones(1, n), ["ones"]),
+        html.words_by_position(explanation),
+        html.head_heatmap(explanation),
+        html.head_heatmap(torch.tensor(explanation.head_increases)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return ex.made()
+
+
+@pytest.fixture(scope="module")
+def paper_page(paper):
+    return Page(html.explanation_page(paper))
+
+
+# Self-contained ------------------------------------------------------------------------------------------
+
+
+def test_nothing_on_a_page_points_outside(paper):
+    other = ex.made(seed=1)
+    for source in [html.explanation_page(paper), html.compare_page(paper, other), *map(str, every_element(paper))]:
+        page = Page(source)
+        links = [a[k] for _, a in page.elements for k in ("src", "href", "srcset", "action", "data") if a.get(k)]
+        assert links == ["data:,"]  # the empty icon, without which browsers ask for one
+        styles = "".join(re.findall(r"<style>(.*?)</style>", source, re.S))
+        assert "url(" not in styles
+        assert "@import" not in styles
+
+
+def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(paper):
+    start = circuitsvis_bundle()[:60]
+    assert "var CircuitsVis=" in start
+    assert html.explanation_page(paper).count(start) == 1
+    counts = [str(element).count(start) for element in every_element(paper)]
+    assert counts == [1, 1, 1, 1, 0, 1, 0]  # words are ours alone; so is a heatmap without panels
+
+
+def test_the_bundle_can_stand_in_a_script_element():
+    bundle = circuitsvis_bundle()
+    assert "</script" not in bundle.lower()
+    assert "<!--" not in bundle
+    assert "sourceMappingURL" not in bundle  # developer tools would fetch it
+
+
+def test_nothing_asks_the_network(monkeypatch, paper):
+    import socket
+
+    from circuitsvis.utils import render
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("asked for the network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(render, "internet_on", refuse)
+    monkeypatch.setattr(render.RenderedHTML, "_repr_html_", refuse)
+    monkeypatch.setattr(render.RenderedHTML, "__str__", refuse)
+    html.explanation_page(paper)
+    paper._repr_html_()
+    for element in every_element(paper):
+        str(element)
+        element._repr_html_()
+
+
+def test_a_missing_bundle_is_said(monkeypatch, tmp_path):
+    from icl_lens.html import script
+
+    monkeypatch.setattr(script, "files", lambda package: tmp_path)
+    script.circuitsvis_bundle.cache_clear()
+    with pytest.raises(il.InputError, match=r"no dist/cdn/iife\.js"):
+        script.circuitsvis_bundle()
+    monkeypatch.undo()
+
+
+def test_the_same_explanation_gives_the_same_page(paper):
+    assert html.explanation_page(paper) == html.explanation_page(ex.made())
+
+
+def test_a_large_page_is_small_and_quick():
+    explanation = ex.large()
+    assert (len(explanation.head_increases), len(explanation.head_increases[0])) == (36, 20)
+    assert len(explanation.tokens) == 200
+    start = time.perf_counter()
+    page = html.explanation_page(explanation)
+    assert time.perf_counter() - start < 3
+    assert len(page.encode()) <= 3_000_000
+
+
+# What users write ----------------------------------------------------------------------------------------
+
+
+def hostile_explanation(text):
+    """An explanation with the text wherever a user or a model can put one."""
+    prompt = il.Prompt([il.Demonstration(text, "foo"), il.Demonstration("two", text)], f"query {text}", answer="foo")
+    tokens = [text, ":", "foo", "two", ":", text, "query", text, ":"]
+    made = ex.made(prompt, tokens=tokens, words=[text, "plain"], model=text)
+    return replace(made, target_token=text, versions=(("icl-lens", text),))
+
+
+@pytest.mark.parametrize("text", ex.HOSTILE)
+def test_injected_markup_stays_text(text):
+    plain, hostile = hostile_explanation("word"), hostile_explanation(text)
+    pairs = [
+        (html.explanation_page(plain), html.explanation_page(hostile)),
+        (html.compare_page(plain, plain), html.compare_page(hostile, hostile)),
+        *zip(map(str, every_element(plain)), map(str, every_element(hostile)), strict=True),
+    ]
+    for harmless, harmful in pairs:
+        before, after = Page(harmless), Page(harmful)
+        assert [tag for tag, _ in after.elements] == [tag for tag, _ in before.elements]
+        names = [sorted(attributes) for _, attributes in after.elements]
+        assert names == [sorted(attributes) for _, attributes in before.elements]
+    assert Page(html.explanation_page(hostile)).text.count(text) >= 20
+
+
+@pytest.mark.parametrize("text", ex.HOSTILE)
+def test_injected_markup_stays_data_inside_scripts(text):
+    data = json_script({"tokens": [text]})
+    assert not set("<>&") & set(data)
+    assert json.loads(data) == {"tokens": [text]}
+
+
+def test_circuitsvis_gets_tokens_that_are_the_same_as_html_and_as_text():
+    safe = for_circuitsvis("<img src=x> &lt; </b>")
+    assert Page(safe).elements == []
+    assert Page(safe).text == safe  # nothing became a tag or an entity
+    assert safe.replace("\u2060", "") == "<img src=x> &lt; </b>"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("שלום", "שלום"),
+        ("مرحبا", "مرحبا"),
+        ("👩‍👩‍👧🏽", "👩‍👩‍👧🏽"),
+        ("<0xE2>", "<0xE2>"),
+        ("\ufffd", "\ufffd"),
+        ("ï¿½", "ï¿½"),
+        ("Ġfoo", "Ġfoo"),
+        ("a\u202eb", "a⟨U+202E⟩b"),
+        ("\ud83d", "⟨U+D83D⟩"),
+        ("\x00", "⟨U+0000⟩"),
+        ("a\u2028b", "a↵b"),
+    ],
+)
+def test_unusual_tokens_are_shown(text, shown):
+    explanation = hostile_explanation(text)
+    source = html.explanation_page(explanation)
+    source.encode("utf-8")  # a lone surrogate would not
+    page = Page(source)
+    assert page.text.count(shown) >= 20
+    if not text.isascii():
+        isolated = re.findall(r"<bdi>(.*?)</bdi>", source)
+        assert shown in map(stdlib_html.unescape, isolated) or shown.isascii()
+    for element in every_element(explanation):
+        element._repr_html_().encode("utf-8")
+
+
+def test_white_space_tokens_can_be_seen():
+    explanation = ex.made(tokens=["love", "\n", "bar", " ", "", *"xxxxxxxxx"])
+    text = Page(html.explanation_page(replace(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))))).text
+    assert "↵ 50.0%" in text
+    assert "␣ 20.0%" in text
+    assert "∅ 10.0%" in text
+    assert visible("\t\r\ufeff") == "⇥␍⟨U+FEFF⟩"
+
+
+# Numbers -------------------------------------------------------------------------------------------------
+
+
+def test_numbers_have_one_form():
+    assert [signed(1.2345), signed(-0.5), percent(0.123), percent(0.0), percent(0.00012)] == [
+        "+1.234",
+        "−0.500",
+        "12.3%",
+        "0.0%",
+        "1.2e−02%",
+    ]
+    assert json_script([float("nan"), float("inf"), 0.123456789]) == "[null,null,0.12346]"
+
+
+def test_every_head_has_a_cell_with_its_value(paper, paper_page):
+    cells = {a["data-head"]: a for t, a in paper_page.elements if t == "button" and "data-value" in a}
+    assert len(cells) == 24
+    reach = max(abs(x) for row in paper.head_increases for x in row)
+    for layer, row in enumerate(paper.head_increases):
+        for head, value in enumerate(row):
+            cell = cells[f"L{layer}H{head}"]
+            assert float(cell["data-value"]) == pytest.approx(value, rel=1e-4)
+            assert cell["aria-label"].startswith(f"L{layer}H{head}, {signed(value)} nats")
+            assert cell["style"] == f"--v:{100 * abs(value) / reach:.1f}%"
+            assert cell["class"].split()[0] == ("p" if value >= 0 else "n")
+    ringed = [name for name, cell in cells.items() if "top" in cell["class"]]
+    assert sorted(ringed) == sorted(str(report.head) for report in paper.heads)
+
+
+def test_layer_bars_are_drawn_to_scale():
+    figure = layer_bars([1.0, -1.0], [0.5, 0.0])
+    bars = [a for t, a in Page(figure).elements if t == "rect"]
+    # Zero lies half way between +1 and −1.
+    assert [(a["class"], a["y"], a["height"]) for a in bars] == [
+        ("p", "0.00%", "50.00%"),
+        ("n", "50.00%", "50.00%"),
+        ("p", "25.00%", "25.00%"),
+        ("p", "50.00%", "0.40%"),
+    ]
+
+
+def test_probabilities_of_answer_and_removal(paper):
+    log2 = 0.6931471805599453
+    explanation = replace(
+        paper,
+        label_log_probs=(-2 * log2, -log2),
+        ablation=replace(paper.ablation, located=(-log2, -3 * log2), random=((-log2, -log2), (-2 * log2, -log2))),
+    )
+    page = Page(html.explanation_page(explanation))
+    assert "The model says foo, rightly" in page.text
+    assert "With probability 50.0%" in page.text
+    removal = page.text[page.text.index("Removing the located heads") : page.text.index("Largest parts")]
+    assert "bar25.0%50.0%37.5% (25.0%–50.0%)" in removal
+    assert "foo50.0%12.5%50.0% (50.0%–50.0%)" in removal
+
+
+def test_the_located_table_sums_attention_by_label(paper):
+    report = replace(paper.heads[0], attention=tuple(0.01 * i for i in range(14)), ablated=(-1.0, -1e9))
+    text = Page(html.explanation_page(replace(paper, heads=(report,)))).text
+    # bar at 2 and 5, foo at 8 and 11
+    assert f"{report.head}{signed(report.increase)}0.070.190.0%" in text
+
+
+def test_a_prompt_without_answer_and_a_wrong_prediction():
+    explanation = ex.made(answer=None)
+    assert "rightly" not in Page(html.explanation_page(explanation)).text
+    wrong = replace(ex.made(), label_log_probs=(-0.1, -3.0))
+    assert "The model says bar, not foo" in Page(html.explanation_page(wrong)).text
+
+
+def test_more_labels_than_colours():
+    prompt = il.Prompt([il.Demonstration(f"t{i}", f"label{i}") for i in range(9)], "q", answer="label8")
+    text = Page(html.explanation_page(ex.made(prompt))).text
+    assert all(text.count(f"label{i}") > 5 for i in range(9))
+
+
+def test_the_page_says_how_certain_the_search_was(paper):
+    assert "Exact and certified: 21 of 336 parts" in Page(html.explanation_page(paper)).text
+    assert "all 336 parts were evaluated" in Page(html.explanation_page(replace(paper, certified=False))).text
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_names_everything(paper, paper_page):
+    words = shlex.split(command(paper))
+    assert words == shlex.split(
+        f"icl-lens explain '{ex.PAPER}' --model tiny --answer foo --top 5 --ablate 4 --seed 0 "
+        "--final-norm frozen --bias --dtype float32"
+    )
+    assert command(paper) in paper_page.text
+
+
+def test_the_command_line_knows_every_option_of_the_command(paper):
+    import typer
+    from typer.testing import CliRunner
+
+    from icl_lens.cli.explain import explain
+
+    app = typer.Typer()
+    app.command()(explain)
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}).output
+    settings = replace(paper.settings, prepend_bos=False, bias=False)
+    for word in shlex.split(command(replace(paper, settings=settings)))[2:]:
+        if word.startswith("--"):
+            assert word in shown
+
+
+def test_what_the_command_line_cannot_say_is_python():
+    prompt = il.Prompt([il.Demonstration("a : b", "two words"), il.Demonstration("c", "foo")], "it's", answer="foo")
+    explanation = ex.made(prompt)
+    seen = {}
+
+    def explain(model, prompt, **kwargs):
+        seen.update(model=model, prompt=prompt, **kwargs)
+
+    stub = SimpleNamespace(
+        explain=explain,
+        load_model=lambda name, dtype: (name, dtype),
+        Prompt=il.Prompt,
+        Demonstration=il.Demonstration,
+        Template=il.Template,
+    )
+    source = command(explanation)
+    exec(source.replace("import icl_lens as il\n", ""), {"il": stub})
+    assert seen["prompt"] == prompt
+    assert seen["template"] == explanation.template
+    assert seen["model"] == ("tiny", torch.float32)
+    assert (seen["k"], seen["n_ablated"], seen["n_random"], seen["seed"]) == (5, 4, 20, 0)
+    assert seen["labels"] == list(explanation.labels)
+
+
+# Elements ------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_holds_the_whole_page(paper):
+    element = html.words_by_position(paper)
+    frames = Page(element._repr_html_()).all("iframe")
+    assert len(frames) == 1
+    assert frames[0]["srcdoc"] == str(element)
+    assert Page(paper._repr_html_()).all("iframe")[0]["srcdoc"] == html.explanation_page(paper)
+
+
+def test_attention_from_activations_is_the_pattern(gpt2_acts):
+    head = il.Head(1, 2)
+    element = html.attention_to_labels(gpt2_acts, [head], row=1)
+    data = json.loads(Page(str(element)).scripts[0])
+    n = int(gpt2_acts.batch.last[1]) + 1
+    assert data["props"]["tokens"] == gpt2_acts.batch.token_strings[1]
+    assert data["props"]["values"] == pytest.approx(gpt2_acts.pattern[1, 1, 2, :n].tolist(), rel=1e-4)
+    assert [mark[:2] for mark in data["marks"]] == [
+        [p, i]
+        for p, i in zip(
+            gpt2_acts.batch.label_positions[1].tolist(), gpt2_acts.batch.label_index[1].tolist(), strict=True
+        )
+        if p >= 0
+    ]
+
+
+def test_elements_of_chosen_heads(paper):
+    heads = [report.head for report in paper.heads[3:5]]
+    data = [json.loads(s) for s in Page(str(html.subhead_values(paper, heads))).scripts[:2]]
+    assert [d["props"]["values"] for d in data] == [
+        pytest.approx(report.position_increases, rel=1e-4) for report in paper.heads[3:5]
+    ]
+    assert data[0]["props"]["maxValue"] == data[1]["props"]["maxValue"]  # one scale
+
+
+def test_all_zero_values_have_a_scale(paper):
+    page = Page(str(html.token_values(["a", "b"], torch.zeros(1, 2), ["none"])))
+    assert json.loads(page.scripts[0])["props"]["maxValue"] == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: html.attention_to_labels(e, [il.Head(0, 3)]), "does not describe L0H3; it describes"),
+        (lambda e: html.subhead_values(e, []), "does not describe an empty list"),
+        (lambda e: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]), r"\(1, 2, 2\) do not fit 1"),
+        (lambda e: html.token_values(["a"], torch.ones(2, 1), ["x"]), r"\(2, 1\) do not fit 1 names"),
+        (lambda e: html.head_heatmap(torch.ones(2)), r"\(2,\) have no layer and head axis"),
+    ],
+)
+def test_wrong_sizes_and_heads_are_said(paper, call, message, no_type_checks):
+    with pytest.raises(il.InputError, match=message):
+        call(paper)
+
+
+def test_activations_need_heads(gpt2_acts):
+    with pytest.raises(il.InputError, match="heads is empty"):
+        html.attention_to_labels(gpt2_acts)
+    with pytest.raises(il.InputError, match="L9H0 does not exist"):
+        html.attention_to_labels(gpt2_acts, [il.Head(9, 0)])
+
+
+# Files and pairs -----------------------------------------------------------------------------------------
+
+
+def test_to_html_writes_and_replaces(paper, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    page = paper.to_html(path)
+    assert path.read_text(encoding="utf-8") == page
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(il.InputError, match="choose an existing, writable folder"):
+        paper.to_html(tmp_path / "missing" / "page.html")
+
+
+def test_comparing_ranks_heads_by_change(paper):
+    increases = [list(row) for row in paper.head_increases]
+    increases[2][3] -= 5
+    increases[0][1] += 3
+    other = replace(paper, head_increases=tuple(map(tuple, increases)))
+    page = Page(html.compare_page(paper, other))
+    changed = page.text[page.text.index("Heads that changed most") :]
+    assert re.findall(r"L\dH\d", changed)[:2] == ["L2H3", "L0H1"]
+    assert "−5.000" in changed
+    assert "+3.000" in changed
+    assert "Both say foo" in page.text
+    assert "The same model and prompt" in page.text
+    cell = page.all("button", **{"data-head": "L2H3"})[0]
+    assert float(cell["data-value"]) == pytest.approx(-5)
+
+
+def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
+    wide = replace(ex.made(layers=3, heads=8), model="wide")
+    text = Page(html.compare_page(paper, wide)).text
+    assert "One prompt, tiny and wide" in text
+    assert "no head of one corresponds to a head of the other" in text
+    other = ex.made("cat : yes red : no dog :", answer="yes")
+    text = Page(html.compare_page(paper, other)).text
+    assert "Two prompts, tiny" in text
+    assert "A explains foo, B explains yes" in text
+    assert "–" in text[text.index("Attention to labels") :]  # A knows no “yes”
