@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.drawing import BLUE, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, whiskers
 from experiments.frames import array, by_prompt, long, stack, where
 from experiments.reductions import correct
 from experiments.registry import Experiment
@@ -82,7 +82,7 @@ def figure(table: pd.DataFrame) -> Figure:
             samples = [array(where(table, task=task, answer=answer, layout=layout), "correct") for task in tasks]
             at = np.arange(len(tasks)) + 0.4 * (i - 0.5)
             means = [sample.mean() for sample in samples]
-            ax.bar(at, means, width=0.4, color=hue, label=f"answer {answer!r}")
+            ax.bar(at, means, width=0.4, color=hue, label=f"the answer is {answer!r}")
             ax.errorbar(at, means, yerr=whiskers(samples), **WHISKERS)
             for x, mean in zip(at, means, strict=True):
                 ax.text(x, 1.04, f"{mean:.0%}", ha="center", va="bottom", fontsize=6)
@@ -90,7 +90,7 @@ def figure(table: pd.DataFrame) -> Figure:
         ax.set(title=f"Demonstrations: {title}", ylim=(0, 1.15), xlim=(-0.6, len(tasks) - 0.4))
         ax.set_xticks(range(len(tasks)), [task.replace("-", "–\n") for task in tasks])
     axes[0].set_ylabel("Accuracy (share of prompts)")
-    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    legend_below(drawn, axes[0])
     return drawn
 
 

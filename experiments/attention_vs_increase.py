@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.drawing import BLUE, GREEN, ORANGE, PAGE
+from experiments.drawing import BLUE, GREEN, ORANGE, PAGE, legend_below
 from experiments.frames import array, long, where, wide
 from experiments.reductions import head_increases, is_true_label
 from experiments.registry import Experiment
@@ -113,7 +113,7 @@ def figure(table: pd.DataFrame) -> Figure:
             title=f"{name}: rank correlation {rho:.2f}", xlabel="Attention to a true label (0–1)", xlim=(-0.03, 1.03)
         )
     axes[0].set_ylabel("Log-probability increase (nats)")
-    axes[0].legend(loc="upper left")
+    legend_below(drawn, axes[0])
     return drawn
 
 

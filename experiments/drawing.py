@@ -1,17 +1,28 @@
-"""What the experiments' figures have in common: hues, interval whiskers, a column's width."""
+"""What the experiments' figures have in common: hues and widths of `icl_lens.plots`, interval whiskers, legends."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from icl_lens.metrics import bootstrap_interval
+from icl_lens.plots import BLUE, COLUMN, GREEN, GREY, ORANGE, PAGE
 
-COLUMN, PAGE = 3.3, 6.8
-"""Width of a figure in one column and across the page, inches."""
-
-# Okabe-Ito hues, which colour-blind readers can tell apart.
-BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#999999"
+__all__ = [
+    "BLUE",
+    "COLUMN",
+    "GREEN",
+    "GREY",
+    "ORANGE",
+    "PAGE",
+    "STYLE",
+    "WHISKERS",
+    "legend_below",
+    "name_heads",
+    "whiskers",
+]
 
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -39,6 +50,21 @@ def whiskers(samples: Iterable[np.ndarray]) -> np.ndarray:
     """[2 item] how far the 95 % bootstrap interval of each item's mean over prompts reaches below and above it."""
     reach = [(0.0, 0.0) if len(sample) < 2 else _reach(sample) for sample in samples]
     return np.array(reach).reshape(-1, 2).T
+
+
+def legend_below(drawn: Figure, *axes: Axes, columns: int = 4) -> None:
+    """One legend for all axes, under them, where it covers nothing."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        found.update(zip(labels, handles, strict=True))
+    drawn.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+
+
+def name_heads(ax: Axes, names: Sequence[str]) -> None:
+    """Names under groups of bars at 0, 1, 2, …; few groups do not grow wide."""
+    ax.set_xticks(range(len(names)), list(names), rotation=60 if len(names) > 8 else 0)
+    ax.set_xlim(-0.6, max(len(names), 4) - 0.4)
 
 
 def _reach(sample: np.ndarray) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
 from experiments.frames import array, by_prompt, long, stack, where, wide
 from experiments.reductions import head_increases
 from experiments.registry import Experiment
@@ -216,10 +216,10 @@ def figure(table: pd.DataFrame) -> Figure:
         label = "located head" if kind == "located" else "random heads, same layer"
         right.bar(spots, [sample.mean() for sample in samples], color=hue, width=0.4, label=label)
         right.errorbar(spots, [sample.mean() for sample in samples], yerr=whiskers(samples), **WHISKERS)
-    right.set_xticks(range(len(names)), names)
+    name_heads(right, names)
     right.set(title="What drives them", ylabel="Share of the neurons' coefficients\ndue to a head", xlabel="Head")
     right.axhline(0, color="0.3", linewidth=0.6)
-    right.legend()
+    legend_below(drawn, right)
     return drawn
 
 

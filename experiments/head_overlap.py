@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from experiments.drawing import BLUE, COLUMN, WHISKERS
+from experiments.drawing import BLUE, COLUMN, WHISKERS, legend_below
 from experiments.frames import array, mean_by, stack, where
 from experiments.reductions import head_increases
 from experiments.registry import Experiment
@@ -74,7 +74,7 @@ def claim(table: pd.DataFrame) -> Verdict:
 def figure(table: pd.DataFrame) -> Figure:
     """Share of located heads in common by pair of tasks, 95 % bootstrap intervals, and chance."""
     pairs = list(dict.fromkeys(table["pair"]))
-    drawn = Figure(figsize=(COLUMN, 0.9 + 0.34 * len(pairs)), layout="constrained")
+    drawn = Figure(figsize=(COLUMN, 1.1 + 0.34 * len(pairs)), layout="constrained")
     ax = drawn.subplots()
     shared = [array(where(table, pair=pair), "shared") for pair in pairs]
     actual = np.array([values[0] for values in shared])
@@ -85,7 +85,7 @@ def figure(table: pd.DataFrame) -> Figure:
     ax.axvline(table["chance"].iloc[0], color="0.3", linewidth=0.8, linestyle="--", label="chance")
     ax.set_yticks(at, [pair.replace(" / ", "\n") for pair in pairs], fontsize=6)
     ax.set(xlabel="Located heads in common (share)", xlim=(0, 1.02))
-    ax.legend(loc="lower right")
+    legend_below(drawn, ax)
     return drawn
 
 

@@ -13,7 +13,7 @@ from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study, Variant
 from experiments.verdict import Verdict, all_of, judge
 
-LAYOUTS = {"order": "balanced", "imbalanced": "one left out"}
+LAYOUTS = {"order": "balanced", "imbalanced": "one true\nleft out"}
 LEAST = 0.02
 
 

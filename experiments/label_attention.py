@@ -13,7 +13,7 @@ from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study, Variant
 from experiments.verdict import Verdict, all_of, judge
 
-LAYOUTS = {"order": "true last", "reorder": "true first"}
+LAYOUTS = {"order": "true\nlast", "reorder": "true\nfirst"}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
 from experiments.frames import by_prompt, long, stack, where, wide
 from experiments.reductions import LabelReciprocalRanks, head_increases
 from experiments.registry import Experiment
@@ -65,15 +65,15 @@ def figure(table: pd.DataFrame) -> Figure:
     ax = drawn.subplots()
     names = list(dict.fromkeys(table["name"]))
     for i, (label, hue) in enumerate(KINDS.items()):
-        for j, (group, fill, hatch) in enumerate((("located", hue, None), ("random", GREY, "///"))):
+        for j, (group, fill, hatch) in enumerate((("located", hue, None), ("random", "white", "/////"))):
             values = wide(where(table, label=label, group=group), "mrr", index="name", columns="prompt").to_numpy()
             at = np.arange(len(names)) + 0.2 * (2 * i + j - 1.5)
             shown = f"{label} labels, {group} heads"
             ax.bar(at, values.mean(1), width=0.2, color=fill, hatch=hatch, edgecolor=hue, linewidth=0.6, label=shown)
             ax.errorbar(at, values.mean(1), yerr=whiskers(values), **WHISKERS)
     ax.set(xlabel="Located heads, best first", ylabel="Mean reciprocal rank of\nthe label in its value (0–1)")
-    ax.set_xticks(range(len(names)), names)
-    drawn.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    name_heads(ax, names)
+    legend_below(drawn, ax)
     return drawn
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 import icl_lens as il
-from experiments.drawing import BLUE, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, whiskers
 from experiments.frames import array, by_prompt, long, stack, where, wide
 from experiments.reductions import layer_increases
 from experiments.registry import Experiment
@@ -75,8 +76,9 @@ def figure(table: pd.DataFrame) -> Figure:
                 ax.errorbar(at, values.mean(axis=1), yerr=whiskers(values), **WHISKERS)
         ax.axhline(0, color="0.3", linewidth=0.6)
         ax.set(xlabel="Layer", title=title)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("Log-probability increase (nats)")
-    axes[1].legend()
+    legend_below(drawn, axes[0])
     return drawn
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.drawing import BLUE, GREEN, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
 from experiments.frames import by_prompt, long, stack, where, wide
 from experiments.reductions import class_attention
 from experiments.study import Study, Variant
@@ -44,7 +44,7 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[str, str], *, per_hea
     ticks = []
     for i, (layout, title) in enumerate(layouts.items()):
         for j, group in enumerate(("located", "random")):
-            ticks.append((3 * j + i, f"{title}\n"))
+            ticks.append((3 * j + i, title))
             for k, (label, hue) in enumerate(CLASSES.items()):
                 sample = by_prompt(table, "attention", layout=layout, group=group, label=label)
                 at = 3 * j + i + 0.4 * (k - 0.5)
@@ -54,21 +54,21 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[str, str], *, per_hea
     ticks.sort()
     left.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
     for at, text in ((0.5 * (len(layouts) - 1), "located heads"), (3 + 0.5 * (len(layouts) - 1), "random heads")):
-        left.text(at, -0.24, text, transform=left.get_xaxis_transform(), ha="center", va="top", fontsize=7)
+        left.text(at, -0.22, text, transform=left.get_xaxis_transform(), ha="center", va="top", fontsize=7)
     left.set_ylabel("Attention from the last token,\nsum over labels (0–1)")
-    left.legend()
 
     names = list(dict.fromkeys(table["name"]))
-    shades = [BLUE, GREY] if per_head else [BLUE, ORANGE]
+    shades = [GREEN, GREY] if per_head else [BLUE, ORANGE]
     bars = [(layout, "true") for layout in layouts] if per_head else [(next(iter(layouts)), label) for label in CLASSES]
     for i, ((layout, label), hue) in enumerate(zip(bars, shades, strict=True)):
         part = where(table, layout=layout, group="located", label=label)
         values = wide(part, "attention", index="name", columns="prompt").to_numpy()
         at = np.arange(len(names)) + 0.4 * (i - 0.5)
-        shown = f"true labels, {layouts[layout]}" if per_head else f"{label} labels, {layouts[layout]}"
+        flat = layouts[layout].replace("\n", " ")
+        shown = f"{label} labels, {flat}" if per_head else f"{label} labels"
         right.bar(at, values.mean(1), width=0.4, color=hue, label=shown)
         right.errorbar(at, values.mean(1), yerr=whiskers(values), **WHISKERS)
-    right.set_xticks(range(len(names)), names)
+    name_heads(right, names)
     right.set_xlabel("Located heads, best first")
-    right.legend()
+    legend_below(drawn, left, right)
     return drawn

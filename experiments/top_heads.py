@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from experiments.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
 from experiments.frames import array, by_prompt, long, stack, where, wide
 from experiments.reductions import head_increases
 from experiments.registry import Experiment
@@ -87,11 +87,9 @@ def figure(table: pd.DataFrame) -> Figure:
     ax.errorbar(at, values.mean(1), yerr=whiskers(values), **WHISKERS)
     ax.plot(at, control, "D", color=GREY, markeredgecolor="0.2", markersize=3.5, label="random heads, same layer")
     ax.axhline(0, color="0.3", linewidth=0.6)
-    ax.set(
-        xlabel="Located heads, best first", ylabel="Mean log-probability\nincrease (nats)", xlim=(-0.7, len(at) - 0.3)
-    )
-    ax.set_xticks(at, list(located["name"]), rotation=60 if len(at) > 10 else 0)
-    ax.legend()
+    ax.set(xlabel="Located heads, best first", ylabel="Mean log-probability\nincrease (nats)")
+    name_heads(ax, list(located["name"]))
+    legend_below(drawn, ax)
     return drawn
 
 
