@@ -10,9 +10,16 @@ from icl_lens.attribution import (
     subhead_log_prob_increase,
 )
 from icl_lens.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
+from icl_lens.dataset import locate_heads, mean_head_increases
 from icl_lens.errors import InputError
 from icl_lens.explain import Explanation, explain
-from icl_lens.interventions import ablate_heads, ablate_rows
+from icl_lens.interventions import (
+    ablate_heads,
+    ablate_rows,
+    patch_heads,
+    remove_position,
+    scale_label_attention,
+)
 from icl_lens.location import TopHeads, TopSubheads, top_heads, top_subheads
 from icl_lens.models import Head, bundled_models, load_model
 from icl_lens.prompts import Demonstration, Prompt, Template
@@ -48,8 +55,13 @@ __all__ = [
     "last_query",
     "layer_log_prob_increase",
     "load_model",
+    "locate_heads",
+    "mean_head_increases",
     "neuron_log_prob_increase",
     "own_label_ranks",
+    "patch_heads",
+    "remove_position",
+    "scale_label_attention",
     "subhead_log_prob_increase",
     "tokenize",
     "top_heads",

@@ -438,12 +438,10 @@ class ModelView:
             window = self._setting("sliding_window", None)
         return int(window) if window else None
 
-    def content_hooks(self, layer: int) -> tuple[str, str]:
-        """Where queries and keys can be read before rotation, after a norm of their own where a family has one."""
-        return (
-            self.hook(layer, "attn.hook_q_normed", "attn.hook_q"),
-            self.hook(layer, "attn.hook_k_normed", "attn.hook_k"),
-        )
+    def normed_hooks(self, layer: int) -> dict[str, str]:
+        """Where queries and keys can be read after a norm of their own, before rotation; fires where there is one."""
+        names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
+        return {name: hook for name, hook in names.items() if hook in self.model.hook_dict}
 
     def rotation_hooks(self, layer: int) -> tuple[str, str] | None:
         """Where a layer's cosines and sines can be read [batch pos d_rotary]; None where they are in a table."""
@@ -458,7 +456,9 @@ class ModelView:
             return attn.rotary_cos[positions], attn.rotary_sin[positions]
         table = getattr(inner, "embed_positions", None)
         if table is None:
-            raise InputError(f"{self.architecture} shows no rotation angles, so its attention scores cannot be recomputed")
+            raise InputError(
+                f"{self.architecture} shows no rotation angles, so its attention scores cannot be recomputed"
+            )
         sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
         return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
@@ -473,7 +473,9 @@ class ModelView:
             )
         build = sys.modules[type(inner).__module__].build_alibi_tensor
         bias = build(key_mask.long(), self.n_heads, self.compute_dtype)
-        return bias.reshape(len(key_mask), self.n_heads, -1) * float(inner.beta)
+        # Falcon's eager attention adds it twice: to the scores before they are scaled, and to the mask.
+        times = 2.0 * float(inner.inv_norm_factor) if self.architecture.startswith("Falcon") else float(inner.beta)
+        return bias.reshape(len(key_mask), self.n_heads, -1) * times
 
     def first_norm(self, layer: int) -> "NormView":
         """The norm that queries and keys are made from."""

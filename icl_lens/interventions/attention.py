@@ -1,0 +1,109 @@
+"""Editing how much a head attends where: label positions weighted anew, the position term taken out."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.interventions.check import check_moves, check_understood
+from icl_lens.interventions.editor import Attention, Edit, Stage, editing
+from icl_lens.interventions.output import Positions, check_choice, group, heads_of
+from icl_lens.models import Head, ModelView
+from icl_lens.tokens import PromptBatch
+
+
+@contextmanager
+def scale_label_attention(
+    model: Any,
+    heads: Iterable[Head | tuple[int, int]],
+    batch: PromptBatch,
+    weights: Tensor | Sequence[Sequence[float]],
+    *,
+    renormalise: bool,
+) -> Iterator[None]:
+    """Multiplies the attention that chosen heads pay from the last position to each label position.
+
+    `weights` [batch demo] are factors: 1 leaves a label alone, 0 hides it. With `renormalise` the row is divided by
+    its sum afterwards, so that what labels lose goes to all positions in proportion; without, it is lost. The passes
+    in the block must be over `batch`; where `batch` is one prompt, over any number of rows that begin with it.
+
+    Warns once if a head does not reach the logits. Raises InputError for weights that are negative, not finite or of
+    another shape, a head the model does not have, and passes over something else. Source: the published version,
+    section 4.1 (weights against the majority label's bias).
+    """
+    view = ModelView.of(model)
+    by_layer = group(view, heads)
+    weights = torch.as_tensor(weights, dtype=torch.float32)
+    shape = tuple(batch.label_positions.shape)
+    if tuple(weights.shape) != shape:
+        raise InputError(f"weights have shape {tuple(weights.shape)}; give one a prompt and demonstration, {shape}")
+    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+        raise InputError("weights must be finite and not negative; 1 leaves a label alone, 0 hides it")
+    check_understood(view, by_layer)
+
+    def scale(work: Attention, indices: list[int], layer: int) -> None:
+        assert work.pattern is not None
+        rows, device = len(work.pattern), work.pattern.device
+        if len(batch) not in (1, rows):
+            raise InputError(
+                f"the weights are for {len(batch)} prompts, and the forward pass has {rows} rows; run the same batch"
+            )
+        positions = batch.label_positions.to(device).expand(rows, -1)
+        if int(positions.max()) >= work.pattern.shape[-1]:
+            raise InputError("the forward pass is shorter than the batch that the weights are for; run the same batch")
+        # Where there is no demonstration: a factor of 1 for the first position.
+        factors = weights.to(device).expand(rows, -1).masked_fill(positions < 0, 1.0)
+        whole = torch.ones(rows, work.pattern.shape[-1], device=device)
+        whole = whole.scatter_reduce(1, positions.clamp(min=0), factors, "prod")
+        every = torch.arange(rows, device=device)[:, None]
+        places = torch.tensor(work.places(indices), device=device)[None]
+        row = work.pattern[every, places, work.last[:, None]] * whole[:, None].to(work.pattern.dtype)
+        if renormalise:
+            row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
+        work.pattern[every, places, work.last[:, None]] = row
+
+    check_moves(view, heads_of(by_layer))
+    with editing(view, Edit(Stage.pattern, by_layer, scale)):
+        yield
+
+
+@contextmanager
+def remove_position(
+    model: Any,
+    heads: Iterable[Head | tuple[int, int]],
+    *,
+    strength: float = 1.0,
+    positions: Positions = "all",
+) -> Iterator[None]:
+    """Takes the position term out of chosen heads' query-key products.
+
+    Rotary models: q·k without rotation. Learned positions: the position embedding's share is taken out of the heads'
+    query and key inputs, under the scale that the norm has anyway. ALiBi: no slope. Mask and softmax stay. Positions
+    can still come in through the residual stream, which earlier layers have written into. `strength` mixes the scores:
+    1 none of the position term, 0 all of it. `positions="last"` edits what the last position sees only.
+
+    Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, a strength
+    outside 0 to 1, and families whose attention cannot be recomputed. Source: the published version, section 4.2.
+    """
+    view = ModelView.of(model)
+    by_layer = group(view, heads)
+    check_choice("positions", positions, ("all", "last"))
+    if not 0 <= strength <= 1:
+        raise InputError(f"strength={strength} must lie between 0, which changes nothing, and 1")
+    check_understood(view, by_layer)
+
+    def weaken(work: Attention, indices: list[int], layer: int) -> None:
+        places = work.places(indices)
+        work.rescored.update(places)
+        if positions == "all":
+            work.weight[:, places] *= 1 - strength
+        else:
+            rows = torch.arange(len(work.weight), device=work.weight.device)[:, None]
+            work.weight[rows, torch.tensor(places)[None], work.last[:, None]] *= 1 - strength
+
+    check_moves(view, heads_of(by_layer))
+    with editing(view, Edit(Stage.scores, by_layer, weaken)):
+        yield

@@ -1,0 +1,230 @@
+"""The edits at work on a model, and the hooks that apply them together in one fixed order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+from icl_lens.interventions.scores import (
+    Inputs,
+    LayerValues,
+    check_no_cache,
+    layer_hooks,
+    recompute_pattern,
+    score_inputs,
+)
+from icl_lens.models import ModelView
+
+
+class Stage(IntEnum):
+    """When an edit applies; the order in which blocks were entered matters only within a stage."""
+
+    inputs = 0
+    scores = 1
+    pattern = 2
+    z = 3
+    removal = 4
+
+
+@dataclass
+class Attention:
+    """One layer's attention in one pass, for the heads that some edit touches, on its way to z."""
+
+    chosen: list[int]
+    inputs: Inputs
+    v: Tensor
+    weight: Tensor
+    """[batch chosen query] how much of the position term is left."""
+    last: Tensor
+    """[batch] the last real query."""
+    rescored: set[int] = field(default_factory=set)
+    """Heads, by their place in `chosen`, whose pattern is to be recomputed."""
+    pattern: Tensor | None = None
+
+    def places(self, heads: Sequence[int]) -> list[int]:
+        return [self.chosen.index(head) for head in heads]
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """What one block does: `apply(attention, heads, layer)`, from stage z on `apply(z, heads, layer, last)`."""
+
+    stage: Stage
+    heads: dict[int, list[int]]
+    apply: Callable[..., None]
+
+
+@dataclass
+class Editor:
+    """All edits at work on one model."""
+
+    view: ModelView
+    edits: list[Edit] = field(default_factory=list)
+    hooked: set[str] = field(default_factory=set)
+    asleep: bool = False
+    key_mask: Tensor | None = None
+    values: dict[int, LayerValues] = field(default_factory=dict)
+    patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
+    """Layer -> edited heads, their patterns, their values, once computed in this pass."""
+
+    def start(self, kwargs: dict[str, Any]) -> None:
+        """A forward pass begins."""
+        mask = kwargs.get("attention_mask")
+        self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        self.values.clear()
+        self.patterns.clear()
+
+    def last(self, batch: int, n_queries: int, device: torch.device) -> Tensor:
+        """[batch] the last real query of each row."""
+        places = torch.arange(n_queries, device=device)
+        if self.key_mask is None:
+            return places[-1].expand(batch)
+        mask = self.key_mask[:, -n_queries:].to(device)
+        return torch.where(mask, places, 0).max(-1).values
+
+    def at(self, layer: int, stages: Sequence[Stage]) -> list[tuple[Edit, list[int]]]:
+        """Edits of a layer in the order in which they apply."""
+        found = [(edit, edit.heads[layer]) for edit in self.edits if edit.stage in stages and layer in edit.heads]
+        return sorted(found, key=lambda pair: pair[0].stage)
+
+    def see(self, layer: int, name: str, value: Tensor) -> None:
+        if layer not in self.values:
+            self.values[layer] = LayerValues(self.view, layer, self.key_mask)
+        self.values[layer].see(name, value)
+
+    def on_pattern(self, layer: int, value: Tensor) -> Tensor:
+        """The pattern: edited here as well, so that whoever reads it sees what the model used."""
+        if not self.at(layer, ATTENTION):
+            return value
+        after_z = layer in self.patterns
+        if not after_z:
+            self.see(layer, "pattern", value)
+            self._attend(layer)
+        chosen, pattern, _ = self.patterns[layer]
+        if not after_z:
+            value = value.clone()
+        elif value.requires_grad:
+            return value
+        # Where the pattern comes after z, TransformerLens takes no new tensor for it.
+        value[:, chosen] = pattern
+        return value
+
+    def on_z(self, layer: int, z: Tensor) -> Tensor:
+        z = z.clone()
+        if self.at(layer, ATTENTION):
+            if layer not in self.patterns:
+                self._attend(layer)
+            chosen, pattern, v = self.patterns[layer]
+            mixed = "batch chosen query key, batch key chosen d_head -> batch query chosen d_head"
+            z[:, :, chosen] = einsum(pattern.to(z.dtype), v.to(z.dtype), mixed)
+        last = self.last(len(z), z.shape[1], z.device)
+        for edit, heads in self.at(layer, (Stage.z, Stage.removal)):
+            edit.apply(z, heads, layer, last)
+        return z
+
+    def _attend(self, layer: int) -> None:
+        values = self.values[layer]
+        check_no_cache(values)
+        edits = self.at(layer, ATTENTION)
+        chosen = sorted({head for _, heads in edits for head in heads})
+        v = values.heads("v", chosen)
+        inputs = score_inputs(values, chosen)
+        batch, n_queries = inputs.q.shape[:2]
+        work = Attention(
+            chosen=chosen,
+            inputs=inputs,
+            v=v,
+            weight=torch.ones(batch, len(chosen), n_queries, device=v.device),
+            last=self.last(batch, n_queries, v.device),
+        )
+        early = [pair for pair in edits if pair[0].stage < Stage.pattern]
+        for edit, heads in early:
+            edit.apply(work, heads, layer)
+        own = values.seen.get("pattern")
+        if own is None:
+            work.pattern = recompute_pattern(values, work.inputs, chosen, work.weight)
+        else:
+            work.pattern = own[:, chosen].clone()
+            if work.rescored:
+                again = recompute_pattern(values, work.inputs, chosen, work.weight)
+                some = sorted(work.rescored)
+                work.pattern[:, some] = again[:, some].to(own.dtype)
+        for edit, heads in edits[len(early) :]:
+            edit.apply(work, heads, layer)
+        self.patterns[layer] = chosen, work.pattern, work.v
+
+
+ATTENTION = (Stage.inputs, Stage.scores, Stage.pattern)
+
+_EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
+
+
+@contextmanager
+def editing(view: ModelView, edit: Edit) -> Iterator[None]:
+    """Puts an edit to work for the length of the block, beside those already at work."""
+    first = view.model not in _EDITORS
+    editor = _EDITORS.setdefault(view.model, Editor(view))
+    names = _hook_names(view, edit)
+    fresh = {hook: what for hook, what in names.items() if hook not in editor.hooked}
+    with ExitStack() as stack:
+        if first:
+            stack.callback(_EDITORS.pop, view.model, None)
+            body = getattr(view.model, "original_model", view.model)
+            handle = body.register_forward_pre_hook(lambda _, __, kwargs: editor.start(kwargs), with_kwargs=True)
+            stack.callback(handle.remove)
+        editor.edits.append(edit)
+        stack.callback(editor.edits.remove, edit)
+        editor.hooked |= set(fresh)
+        stack.callback(editor.hooked.difference_update, fresh)
+        hooks = [(hook, _hook_fn(editor, layer, name)) for hook, (layer, name) in fresh.items()]
+        stack.enter_context(view.model.hooks(fwd_hooks=hooks))
+        yield
+
+
+@contextmanager
+def asleep(view: ModelView) -> Iterator[None]:
+    """The model as if no edit were at work on it."""
+    editor = _EDITORS.get(view.model)
+    before = editor.asleep if editor is not None else False
+    try:
+        if editor is not None:
+            editor.asleep = True
+        yield
+    finally:
+        if editor is not None:
+            editor.asleep = before
+
+
+def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]]:
+    names: dict[str, tuple[int | None, str]] = {}
+    for layer in edit.heads:
+        if edit.stage in ATTENTION:
+            for name, hook in layer_hooks(view, layer).items():
+                # The embedding's hook serves all layers.
+                names[hook] = (None if name == "position" else layer, name)
+        names[view.hook(layer, "attn.hook_z")] = (layer, "z")
+    return names
+
+
+def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tensor | None]:
+    def hook_fn(value: Tensor, hook: Any) -> Tensor | None:
+        if editor.asleep:
+            return None
+        if layer is None:
+            for each in {layer for edit in editor.edits if edit.stage in ATTENTION for layer in edit.heads}:
+                editor.see(each, name, value)
+            return None
+        if name == "pattern":
+            return editor.on_pattern(layer, value)
+        if name == "z":
+            return editor.on_z(layer, value)
+        editor.see(layer, name, value)
+        return None
+
+    return hook_fn

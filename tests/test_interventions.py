@@ -1,0 +1,504 @@
+"""Each intervention against attention written out by hand on Hugging Face, on padded batches; none leaves a trace."""
+
+import copy
+import itertools
+import warnings
+from contextlib import ExitStack
+
+import families
+import pytest
+import reference_attention
+import reference_hf
+import torch
+from conftest import PROMPTS
+from test_families import EXACT
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from icl_lens.interventions import check
+from icl_lens.models import ModelView
+
+BY_HAND = ("gpt2", "gptj", "llama_gqa", "llama_bias")
+HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
+OTHERS = [
+    il.Prompt.parse("two : bar one : bar cat : foo dog : foo hate :", answer="foo"),
+    il.Prompt.parse("good : foo bad : foo love : bar like :", answer="foo"),
+    il.Prompt.parse("red : bar the dog : foo a cat :", answer="bar"),
+]
+"""Token by token as long as PROMPTS."""
+CLOSE = {"atol": 1e-5, "rtol": 0}
+
+
+@pytest.fixture(scope="module")
+def run(load_tiny, family_folder):
+    """(model, batch, other prompts of the same lengths, Hugging Face twin in float64) of a family."""
+    done = {}
+
+    def get(name):
+        if name not in done:
+            # By hand in float64, so that 1e-5 is about the edit and not about rounding.
+            model = load_tiny(name, dtype=torch.float64) if name in BY_HAND else load_tiny(name)
+            batch, other = (il.tokenize(model, p, prepend_bos=False, labels=("foo", "bar")) for p in (PROMPTS, OTHERS))
+            assert torch.equal(batch.last, other.last)
+            hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager")
+            done[name] = (model, batch, other, hf.double().eval())
+        return done[name]
+
+    return get
+
+
+def ids_of(batch, row):
+    return batch.tokens[row, : int(batch.last[row]) + 1]
+
+
+def assert_same(model, batch, hf, heads, edit_of_row, **tolerance):
+    """What the model says now is what the hand-edited Hugging Face model says, prompt by prompt."""
+    ours = il.last_log_probs(model, batch)
+    plain = []
+    for row in range(len(batch)):
+        theirs = reference_attention.edited_log_probs(hf, ids_of(batch, row), heads, edit_of_row(row))
+        torch.testing.assert_close(ours[row].double(), theirs, **(CLOSE | tolerance))
+        plain.append(reference_attention.edited_log_probs(hf, ids_of(batch, row), [], lambda hand: None))
+    assert (ours - torch.stack(plain)).abs().max() > 1e-3  # and it is an edit
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_reference_is_the_model(run, name):
+    _, batch, _, hf = run(name)
+    everything = list(itertools.product(range(families.N_LAYERS), range(families.N_HEADS)))
+    ours = reference_attention.edited_log_probs(hf, ids_of(batch, 0), everything, lambda hand: None)
+    theirs = torch.log_softmax(hf(ids_of(batch, 0)[None]).logits[0, -1], dim=-1)
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+# One by one
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_zeroed_heads(run, name, positions):
+    model, batch, _, hf = run(name)
+
+    def edit(hand):
+        hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+        hand.z[slice(None) if positions == "all" else -1] = 0
+
+    with il.ablate_heads(model, HEADS, positions=positions):
+        assert_same(model, batch, hf, HEADS, lambda row: edit)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_mean_over_a_reference_set(run, name, positions):
+    """The mean is over the other prompts' real tokens, padding left out, in one batch or several."""
+    model, batch, other, hf = run(name)
+    z = [reference_hf.capture(hf, ids_of(other, row)).z for row in range(len(other))]
+    mean = torch.cat(z, dim=1).mean(1) if positions == "all" else torch.stack([one[:, -1] for one in z]).mean(0)
+
+    def edit(hand):
+        hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+        hand.z[slice(None) if positions == "all" else -1] = mean[hand.layer]
+
+    for reference in (other, list(other.split(2))):
+        with il.ablate_heads(model, HEADS, mode="mean", reference=reference, positions=positions):
+            assert_same(model, batch, hf, HEADS, lambda row: edit)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_scaled_label_attention(run, name, renormalise):
+    model, batch, _, hf = run(name)
+    weights = torch.tensor([[0.0, 0.5, 2.0, 1.0], [3.0, 0.2, 1.0, 1.0], [0.7, 0.0, 1.0, 1.0]])
+
+    def edit_of(row):
+        def rows(head, pattern):
+            pattern = pattern.clone()
+            for demo, position in enumerate(batch.label_positions[row].tolist()):
+                if position >= 0:
+                    pattern[-1, position] *= float(weights[row, demo])
+            if renormalise:
+                pattern[-1] /= pattern[-1].sum()
+            return pattern
+
+        def edit(hand):
+            hand.row_edits = rows
+
+        return edit
+
+    with il.scale_label_attention(model, HEADS, batch, weights, renormalise=renormalise):
+        assert_same(model, batch, hf, HEADS, edit_of)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_position_removed(run, name, positions):
+    model, batch, _, hf = run(name)
+
+    def edit(hand):
+        hand.flat = set(range(families.N_HEADS))
+        hand.flat_from = 0 if positions == "all" else -1
+
+    with il.remove_position(model, HEADS, positions=positions):
+        assert_same(model, batch, hf, HEADS, lambda row: edit)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("what", ["q", "k", "v", "pattern", "z"])
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_patched_from_another_prompt(run, name, what, positions):
+    model, batch, other, hf = run(name)
+    if positions == "last" and what in ("k", "v"):
+        with (
+            pytest.raises(il.InputError, match="read at every position"),
+            il.patch_heads(model, HEADS, other, what=what, positions=positions),
+        ):
+            pass
+        return
+    some = slice(None) if positions == "all" else slice(-1, None)
+
+    def edit_of(row):
+        _, source = reference_attention.edited_run(hf, ids_of(other, row), HEADS, lambda hand: None)
+
+        def edit(hand):
+            theirs = source[hand.layer]
+            if what in "qkv":
+                getattr(hand, what)[:, some] = getattr(theirs, what)[:, some]
+            elif what == "pattern":
+
+                def rows(head, pattern):
+                    pattern = pattern.clone()
+                    pattern[some] = theirs.pattern(head)[some]
+                    return pattern
+
+                hand.row_edits = rows
+            else:
+                hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+                hand.z[some] = torch.stack([theirs.own_z(h) for h in range(families.N_HEADS)], dim=1)[some]
+
+        return edit
+
+    with il.patch_heads(model, HEADS, other, what=what, positions=positions):
+        assert_same(model, batch, hf, HEADS, edit_of)
+
+
+def test_queries_and_z_at_the_last_position_may_come_from_a_longer_prompt(run):
+    model, batch, _, hf = run("llama_gqa")
+    short, long = batch[[1]], batch[[0]]
+    _, source = reference_attention.edited_run(hf, ids_of(long, 0), HEADS, lambda hand: None)
+
+    def edit(hand):
+        hand.q[:, -1] = source[hand.layer].q[:, -1]
+
+    with il.patch_heads(model, HEADS, long, what="q", positions="last"):
+        assert_same(model, short, hf, HEADS, lambda row: edit)
+    with il.patch_heads(model, HEADS, long, what="q"), pytest.raises(il.InputError, match="14 and 11"):
+        il.last_log_probs(model, short)
+
+
+def test_one_source_serves_all_rows(run):
+    model, batch, other, _ = run("gpt2")
+    same = batch[[0, 0]]
+    with il.patch_heads(model, HEADS, other[0], what="v"):
+        both = il.last_log_probs(model, same)
+    with il.patch_heads(model, HEADS, other[[0, 0]], what="v"):
+        torch.testing.assert_close(il.last_log_probs(model, same), both, **CLOSE)
+
+
+# Every family
+
+
+def all_heads(model):
+    view = ModelView.of(model)
+    return [il.Head(*pair) for pair in itertools.product(range(view.n_layers), range(view.n_heads))]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_nothing_changes_where_the_edit_changes_nothing(run, name):
+    """Scores recomputed with all of the position term, factors of one, a head's own values: the model as it was."""
+    model, batch, _, _ = run(name)
+    plain = il.last_log_probs(model, batch)
+    heads = all_heads(model)
+    ones = torch.ones(len(batch), batch.label_positions.shape[1])
+    edits = [
+        il.remove_position(model, heads, strength=0.0),
+        il.scale_label_attention(model, heads, batch, ones, renormalise=True),
+        *[il.patch_heads(model, heads, batch, what=what) for what in ("q", "k", "v", "pattern", "z")],
+    ]
+    for edit in edits:
+        with edit:
+            torch.testing.assert_close(il.last_log_probs(model, batch), plain, atol=2e-5, rtol=0)
+
+
+ROTARY_OR_ALIBI = sorted(set(EXACT) - {"gpt2", "gpt_neo", "opt"})
+
+
+@pytest.mark.parametrize("name", ROTARY_OR_ALIBI)
+def test_without_position_everywhere_is_the_model_with_all_tokens_in_one_place(run, name, monkeypatch):
+    """Rotary: position_ids all zero. ALiBi: slopes zero."""
+    model, batch, _, hf = run(name)
+    module = __import__(type(hf).__module__, fromlist=["build_alibi_tensor"])
+    with il.remove_position(model, all_heads(model)):
+        ours = il.last_log_probs(model, batch)
+    is_alibi = name in ("bloom", "falcon_alibi")
+    if is_alibi:
+        build = module.build_alibi_tensor
+        monkeypatch.setattr(module, "build_alibi_tensor", lambda *args, **kwargs: 0 * build(*args, **kwargs))
+    for row in range(len(batch)):
+        ids = ids_of(batch, row)[None]
+        where = {} if is_alibi else {"position_ids": torch.zeros_like(ids)}
+        logits = hf(ids, attention_mask=torch.ones_like(ids), **where).logits[0, -1]
+        torch.testing.assert_close(ours[row].double(), torch.log_softmax(logits, dim=-1), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["opt", "gpt_neo"])
+def test_learned_positions_share_is_linear_in_the_embedding(run, name):
+    """With position embeddings of zero there is no share to take out; with real ones there is."""
+    model, batch, _, _ = run(name)
+    plain = il.last_log_probs(model, batch)
+    with il.remove_position(model, HEADS):
+        assert (il.last_log_probs(model, batch) - plain).abs().max() > 1e-2
+    silent = copy.deepcopy(model)
+    with torch.no_grad():
+        silent.pos_embed.weight.zero_()
+    plain = il.last_log_probs(silent, batch)
+    with il.remove_position(silent, HEADS):
+        torch.testing.assert_close(il.last_log_probs(silent, batch), plain, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ROTARY_OR_ALIBI)
+def test_label_attention_without_position_follows_the_demonstrations_around(run, name):
+    """In layer 0, whose inputs know no position, permuting demonstrations of equal length permutes the attention."""
+    model, _, _, _ = run(name)
+    view = ModelView.of(model)
+    if view.score_view(0).window is not None:
+        pytest.skip("a sliding window sees positions")
+    demos = [il.Demonstration(text, label) for text, label in (("love", "bar"), ("two", "foo"), ("cat", "bar"))]
+    orders = list(itertools.permutations(range(3)))
+    prompts = [il.Prompt([demos[i] for i in order], "dog") for order in orders]
+    batch = il.tokenize(model, prompts, prepend_bos=False, labels=("bar", "foo"))
+    heads = [il.Head(0, head) for head in range(view.n_heads)]
+
+    def by_demonstration():
+        attention = il.attention_to_labels(il.capture(model, batch))[:, 0]
+        back = torch.stack([attention[row][:, torch.tensor(order).argsort()] for row, order in enumerate(orders)])
+        return back - back[:1]
+
+    assert by_demonstration().abs().max() > 1e-3
+    with il.remove_position(model, heads):
+        torch.testing.assert_close(by_demonstration(), torch.zeros_like(by_demonstration()), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "opt"])
+def test_capture_sees_the_edited_attention(run, name):
+    model, batch, _, _ = run(name)
+    hidden = torch.ones(len(batch), batch.label_positions.shape[1])
+    hidden[:, 1] = 0
+    with il.scale_label_attention(model, HEADS, batch, hidden, renormalise=True):
+        acts = il.capture(model, batch)
+    for layer, head in HEADS:
+        assert (il.attention_to_labels(acts)[:, layer, head, 1] == 0).all()
+        torch.testing.assert_close(
+            acts.pattern[:, layer, head].sum(-1), torch.ones(len(batch)), **CLOSE, check_dtype=False
+        )
+        z = torch.einsum("bk,bkd->bd", acts.pattern[:, layer, head], acts.head_values(layer)[:, :, head])
+        torch.testing.assert_close(acts.z[:, layer, head], z, **CLOSE)
+    untouched = il.capture(model, batch)
+    assert torch.equal(acts.pattern[:, 0, 0], untouched.pattern[:, 0, 0])
+
+
+# Together
+
+
+def blocks(model, batch, other):
+    """One of each, all on overlapping heads."""
+    weights = torch.full((len(batch), batch.label_positions.shape[1]), 0.3)
+    return {
+        "patch": lambda: il.patch_heads(model, HEADS[1:3], other, what="k"),
+        "position": lambda: il.remove_position(model, HEADS[:3]),
+        "scale": lambda: il.scale_label_attention(model, HEADS[1:], batch, weights, renormalise=True),
+        "ablate": lambda: il.ablate_heads(model, HEADS[2:3]),
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa"])
+def test_nesting_in_any_order_is_the_same_edit(run, name):
+    model, batch, other, hf = run(name)
+    made = blocks(model, batch, other)
+
+    def edit_of(row):
+        _, source = reference_attention.edited_run(hf, ids_of(other, row), HEADS, lambda hand: None)
+
+        def edit(hand):
+            for layer, head in HEADS[1:3]:
+                if layer == hand.layer:
+                    hand.k[head] = source[layer].k[head]
+                    hand.k_flat[head] = source[layer].k_flat[head]
+            hand.flat = {head for layer, head in HEADS[:3] if layer == hand.layer}
+
+            def rows(head, pattern):
+                if il.Head(hand.layer, head) in HEADS[1:]:
+                    pattern = pattern.clone()
+                    where = [p for p in batch.label_positions[row].tolist() if p >= 0]
+                    pattern[-1, where] *= 0.3
+                    pattern[-1] /= pattern[-1].sum()
+                return pattern
+
+            hand.row_edits = rows
+            hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+            for layer, head in HEADS[2:3]:
+                if layer == hand.layer:
+                    hand.z[:, head] = 0
+
+        return edit
+
+    first = None
+    for order in itertools.permutations(made):
+        with ExitStack() as stack:
+            for key in order:
+                stack.enter_context(made[key]())
+            if first is None:
+                assert_same(model, batch, hf, HEADS, edit_of)
+                first = il.last_log_probs(model, batch)
+            assert torch.equal(il.last_log_probs(model, batch), first)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa"])
+def test_nothing_is_left_behind(run, name):
+    """Neither numbers nor hooks, after leaving, after an error inside, after an error on entering."""
+    model, batch, other, _ = run(name)
+    plain = il.last_log_probs(model, batch)
+
+    def traces():
+        hooks = sum(len(point.fwd_hooks) for point in model.hook_dict.values())
+        return hooks, sum(len(module._forward_pre_hooks) for module in model.original_model.modules())
+
+    before = traces()
+    made = blocks(model, batch, other)
+    with ExitStack() as stack:
+        for make in made.values():
+            stack.enter_context(make())
+        assert traces() != before
+    assert traces() == before
+    assert torch.equal(il.last_log_probs(model, batch), plain)
+    for make in made.values():
+        with pytest.raises(ZeroDivisionError), make():
+            _ = il.last_log_probs(model, batch).argmax().item() / 0
+        assert traces() == before
+        assert torch.equal(il.last_log_probs(model, batch), plain)
+    # An error inside the forward pass itself, then another block.
+    with made["scale"](), pytest.raises(il.InputError, match="run the same batch"):
+        il.last_log_probs(model, batch[[0, 1]])
+    with pytest.raises(il.InputError), made["ablate"](), il.ablate_heads(model, [il.Head(9, 9)]):
+        pass
+    assert traces() == before
+    assert torch.equal(il.last_log_probs(model, batch), plain)
+
+
+def test_blocks_on_two_models_do_not_mix(run):
+    (first, batch, _, _), (second, _, _, _) = run("gpt2"), run("llama_gqa")
+    plain = il.last_log_probs(second, batch)
+    with il.ablate_heads(first, HEADS):
+        assert torch.equal(il.last_log_probs(second, batch), plain)
+        with il.ablate_heads(second, HEADS):
+            assert not torch.equal(il.last_log_probs(second, batch), plain)
+        assert torch.equal(il.last_log_probs(second, batch), plain)
+
+
+# What is said, and what is refused
+
+
+def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
+    model = copy.deepcopy(run("gpt2")[0])
+    batch = il.tokenize(model, PROMPTS)
+    out = model.original_model.transformer.h[1].attn.c_proj
+    out = getattr(out, "original_component", out)
+    with torch.no_grad():
+        out.weight[8:16] = 0
+    with (
+        pytest.warns(UserWarning, match=r"editing L1H1 does not change the logits") as caught,
+        il.ablate_heads(model, [(1, 1), (0, 0)]),
+    ):
+        il.last_log_probs(model, batch)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with il.remove_position(model, [(1, 1)]):
+            pass
+
+
+def test_a_family_whose_attention_is_not_understood_is_refused_by_name(run, monkeypatch):
+    model = copy.deepcopy(run("llama_gqa")[0])
+    own = ModelView.score_view
+    monkeypatch.setattr(ModelView, "score_view", lambda self, layer: own(self, layer)._replace(scale=0.5))
+    with (
+        pytest.raises(il.InputError, match="LlamaForCausalLM is not supported here: in layer 1"),
+        il.remove_position(model, [(1, 1)]),
+    ):
+        pass
+    with il.ablate_heads(model, [(1, 1)]):
+        pass
+
+
+def test_every_recomputed_layer_is_checked(run):
+    model = copy.deepcopy(run("gpt2")[0])
+    with il.remove_position(model, [(1, 1)]):
+        assert check._UNDERSTOOD[model] == {1}
+        assert check._MOVES[model] == {il.Head(1, 1)}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_generation_is_edited_without_a_key_value_cache_and_refused_with_one(run, name):
+    model, batch, _, _ = run(name)
+    one = batch[[0]]
+    hidden = torch.zeros(1, 4)
+    options = {"max_new_tokens": 2, "do_sample": False, "verbose": False, "return_type": "tokens", "stop_at_eos": False}
+    with il.scale_label_attention(model, all_heads(model), one, hidden, renormalise=True):
+        edited = model.generate(one.tokens, use_past_kv_cache=False, **options)
+        first = int(il.last_log_probs(model, one).argmax())
+        with pytest.raises(il.InputError, match="use_past_kv_cache=False"):
+            model.generate(one.tokens, **options)
+    assert int(edited[0, 14]) == first
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda m, b: il.ablate_heads(m, [(3, 0)]), "L3H0 does not exist"),
+        (lambda m, b: il.ablate_heads(m, [(0, 0)], mode="mean"), "needs reference="),
+        (lambda m, b: il.ablate_heads(m, [(0, 0)], reference=b), "takes no reference="),
+        (lambda m, b: il.ablate_heads(m, [(0, 0)], mode="mean", reference=[]), "no reference prompt"),
+        (lambda m, b: il.remove_position(m, [(0, 0)], strength=1.5), "strength=1.5"),
+        (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, torch.ones(2, 4), renormalise=True), r"\(2, 4\)"),
+        (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, -torch.ones(3, 4), renormalise=True), "not negative"),
+    ],
+)
+def test_bad_arguments_are_refused(run, make, match):
+    model, batch, _, _ = run("gpt2")
+    with pytest.raises(il.InputError, match=match), make(model, batch):
+        pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m, b: il.ablate_heads(m, [(0, 0)], mode="half"),
+        lambda m, b: il.ablate_heads(m, [(0, 0)], positions="first"),
+        lambda m, b: il.patch_heads(m, [(0, 0)], b, what="o"),
+    ],
+)
+def test_unknown_choices_are_refused(run, make, no_type_checks):
+    model, batch, _, _ = run("gpt2")
+    with pytest.raises(il.InputError, match="is not known; use '"), make(model, batch):
+        pass
+
+
+def test_rows_lose_their_own_heads(run):
+    model, batch, _, _ = run("gptj")
+    sets = [[il.Head(0, 1)], [], [il.Head(0, 2), il.Head(2, 0)]]
+    with il.ablate_rows(model, sets):
+        together = il.last_log_probs(model, batch)
+        with pytest.raises(il.InputError, match="given for 3 rows, and the forward pass has 2"):
+            il.last_log_probs(model, batch[[0, 1]])
+    for row, heads in enumerate(sets):
+        with il.ablate_heads(model, heads):
+            torch.testing.assert_close(il.last_log_probs(model, batch)[row], together[row], **CLOSE)
