@@ -6,7 +6,6 @@ Source: the paper's appendix E; method.md, log-probability increase. To find onl
 `icl_lens.location`, which needs a fraction of the work.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -107,7 +106,7 @@ def every_head_increase(
     x, z = x.to(readout.dtype), z.to(readout.dtype)
     n, n_layers, n_heads, _ = z.shape
     out = x.new_empty((n, n_layers, n_heads))
-    fold = readout.is_affine and n >= fold_from(view)
+    fold = readout.is_affine and n >= fold_from(view.d_head, view.d_model)
     for layer in range(n_layers):
         W_O = view.W_O(layer).to(readout.dtype)
         if not fold:
@@ -125,9 +124,9 @@ def every_head_increase(
     return out
 
 
-def fold_from(view: ModelView) -> int:
+def fold_from(d_head: int, d_model: int) -> int:
     """Number of prompts from which W_O·W_U pays: n · d_model > d_head · (d_model + n); 68 in GPT-2 large."""
-    return math.ceil(view.d_head * view.d_model / max(1, view.d_model - view.d_head))
+    return d_head * d_model // max(1, d_model - d_head) + 1
 
 
 def _log_prob(logits: Float[Tensor, "batch d_vocab"], targets: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:

@@ -35,6 +35,8 @@ from icl_lens.tokens import PromptBatch, tokenize
 BYTE_BUDGET = 128 * 2**20
 # More rows than these make no product faster, and a part that is lost costs more.
 MOST_ROWS = 64
+# Candidates beyond k: more of them cost a little on every batch, fewer a second pass.
+MARGIN = 20
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the pass, the prompts done and all prompts of that pass."""
@@ -130,7 +132,7 @@ def locate_heads(
     targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
     convention = _Convention(final_norm, bias, slack)
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
-    n_candidates = min(n_parts, max(2 * k, k + 16))
+    n_candidates = min(n_parts, k + MARGIN)
     runner = _Runner(view, folder, processes, progress or (lambda *_: None), warn or (lambda _: None), plan, len(batch))
 
     def first_pass(number: int, candidates: np.ndarray | None) -> HeadPart:
@@ -178,7 +180,7 @@ def mean_head_increases(
     targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     logits = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
-    group_size = max(4 * fold_from(view), logits)
+    group_size = max(4 * fold_from(view.d_head, view.d_model), logits)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
     held: list[tuple[Readout, Tensor, Tensor, Tensor]] = []
     done = 0

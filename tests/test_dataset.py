@@ -1,0 +1,242 @@
+"""Heads located over many prompts: the certified mean is the exhaustive one, however the prompts are cut up."""
+
+import numpy as np
+import pytest
+import torch
+from families import WORDS, build
+from reference_hf import reference
+
+import icl_lens as il
+from icl_lens import dataset
+from icl_lens.attribution import every_head_increase, fold_from
+from icl_lens.dataset import columns_of, mean_head_increases, part_from, plan_batches
+from icl_lens.location import SLACK, head_bounds, layer_gradients, subhead_bounds
+from icl_lens.models import ModelView
+from icl_lens.parts import PartFolder
+
+
+def draw(n, *, seed=0):
+    """Ragged prompts of one to four demonstrations over the tiny tokenizer's words."""
+    rng = np.random.default_rng(seed)
+    words = WORDS[5:]
+    prompts = []
+    for _ in range(n):
+        labels = list(rng.permutation(["foo", "bar", "foo", "bar"]))[: rng.integers(1, 5)]
+        texts = [" ".join(rng.choice(words, rng.integers(1, 4))) for _ in labels]
+        shown = [il.Demonstration(text, str(label)) for text, label in zip(texts, labels, strict=True)]
+        prompts.append(il.Prompt(shown, str(rng.choice(words)), str(rng.choice(["foo", "bar"])), ("foo", "bar")))
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def many(gpt2):
+    return il.tokenize(gpt2, draw(40))
+
+
+@pytest.fixture(scope="module")
+def every_increase(gpt2, many):
+    """[prompt layer head], each prompt alone."""
+    return torch.cat(
+        [il.head_log_prob_increase(il.capture(gpt2, many[i]), many[i].answer_tokens) for i in range(len(many))]
+    )
+
+
+@pytest.fixture
+def few_candidates(monkeypatch):
+    """As few candidates as possible, so that heads stay open after the first pass."""
+    monkeypatch.setattr(dataset, "MARGIN", 0)
+
+
+@pytest.mark.parametrize(("k", "batch_size"), [(1, 7), (2, 1), (2, 7), (5, 40), (12, 7)])
+def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, batch_size):
+    top = il.locate_heads(gpt2, many, k=k, batch_size=batch_size)
+    mean = every_increase.double().mean(0).flatten().topk(k)
+    torch.testing.assert_close(top.value, mean.values, atol=2e-6, rtol=0)
+    assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
+    assert top.certified
+    assert top.n_prompts == 40
+    assert top.n_parts == 12
+    assert k <= top.n_exact <= 12
+    assert top.left_out <= float(top.value[-1]) or top.n_exact == 12
+    assert 0 < top.share <= 1
+    assert top.n_pairs <= 12 * 40
+
+
+def test_prompt_by_prompt_reference(gpt2, many):
+    """The means against plain Hugging Face forward hooks, one prompt at a time."""
+    hf = build("gpt2")
+    tokens = [many.tokens[i, : many.last[i] + 1] for i in range(len(many))]
+    heads = [reference(hf, ids, int(t)).heads for ids, t in zip(tokens, many.answer_tokens, strict=True)]
+    expected = torch.stack(heads).double().mean(0)
+    torch.testing.assert_close(mean_head_increases(gpt2, many), expected, atol=1e-5, rtol=0)
+    top = il.locate_heads(gpt2, many, k=3, batch_size=8)
+    torch.testing.assert_close(top.value, expected.flatten().topk(3).values, atol=1e-5, rtol=0)
+
+
+def test_heads_left_open_are_passed_again(gpt2, many, every_increase, monkeypatch):
+    """A slack wider than any bound leaves every head open: all are evaluated, on the batches that lack them only."""
+    monkeypatch.setattr(dataset, "MARGIN", 0)
+    passes = {}
+    top = il.locate_heads(
+        gpt2,
+        many,
+        k=1,
+        batch_size=8,
+        slack=1e6,
+        progress=lambda kind, done, total: passes.update({kind: (done, total)}),
+    )
+    assert passes["part"] == (40, 40)
+    assert passes["again"][0] == passes["again"][1] <= 40
+    assert (top.n_exact, top.share, top.left_out) == (12, 1.0, -float("inf"))
+    narrow = il.locate_heads(gpt2, many, k=1, batch_size=8)
+    assert narrow.n_exact < 12
+    assert narrow.share < 1
+    assert narrow.heads == top.heads
+    torch.testing.assert_close(
+        narrow.value, every_increase.double().mean(0).flatten().topk(1).values, atol=2e-6, rtol=0
+    )
+
+
+def test_what_is_left_out_is_bounded(gpt2, many, every_increase, few_candidates):
+    """Heads that were not evaluated lie below `left_out`, which lies below the last head found."""
+    top = il.locate_heads(gpt2, many, k=2, batch_size=8)
+    mean = every_increase.double().mean(0).flatten()
+    left = np.setdiff1d(np.arange(12), mean.topk(top.n_exact).indices.numpy())
+    assert len(left)
+    assert top.left_out + SLACK <= float(top.value[-1]) + 2 * SLACK
+    assert float(mean[left].max()) <= max(top.left_out, float(mean.topk(top.n_exact).values[-1])) + SLACK
+
+
+@pytest.mark.parametrize("final_norm", ["frozen", "own"])
+def test_own_norm_is_exhaustive(gpt2, many, final_norm):
+    top = il.locate_heads(gpt2, many[:9], k=3, batch_size=4, final_norm=final_norm, bias=False)
+    assert top.certified == (final_norm == "frozen")
+    acts = il.capture(gpt2, many[:9])
+    expected = il.head_log_prob_increase(acts, many[:9].answer_tokens, final_norm=final_norm, bias=False)
+    torch.testing.assert_close(top.value, expected.double().mean(0).flatten().topk(3).values, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "granite", "gemma2"])
+def test_other_families(load_tiny, name):
+    model = load_tiny(name)
+    batch = il.tokenize(model, draw(12, seed=1), prepend_bos=False)
+    top = il.locate_heads(model, batch, k=4, batch_size=5)
+    expected = mean_head_increases(model, batch, batch_size=3)
+    torch.testing.assert_close(top.value, expected.flatten().topk(4).values, atol=5e-6, rtol=0)
+    assert top.certified == (name != "gemma2")  # its logits are capped
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", "granite", "llama_gqa"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
+    """W_O·W_U multiplied out gives what head vectors through W_U give."""
+    model = load_tiny(name)
+    batch = il.tokenize(model, draw(30, seed=2), prepend_bos=False)
+    acts = il.capture(model, batch)
+    readout = acts.readout.using(final_norm="frozen", bias=bias)
+    found = []
+    for limit in (1, 10**9):
+        monkeypatch.setattr("icl_lens.attribution.fold_from", lambda d_head, d_model, limit=limit: limit)
+        found.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, batch.answer_tokens))
+    torch.testing.assert_close(found[0], found[1], atol=5e-6, rtol=0)
+    assert found[0].abs().max() > 1e-2
+
+
+def test_crossover_of_gpt2_large():
+    """n prompts: n·d_model multiplications for each word and head, or d_head·(d_model + n)."""
+    n = fold_from(64, 1280)
+    assert n == 68
+    assert n * 1280 > 64 * (1280 + n)
+    assert (n - 1) * 1280 <= 64 * (1280 + n - 1)
+
+
+def test_mean_over_groups(gpt2, many, every_increase, monkeypatch):
+    """Groups cut anywhere give the same mean."""
+    expected = every_increase.double().mean(0)
+    torch.testing.assert_close(mean_head_increases(gpt2, many, batch_size=6), expected, atol=2e-6, rtol=0)
+    monkeypatch.setattr(dataset, "LOGIT_BYTES", 4)
+    monkeypatch.setattr(dataset, "fold_from", lambda d_head, d_model: 3)
+    torch.testing.assert_close(mean_head_increases(gpt2, many, batch_size=6), expected, atol=2e-6, rtol=0)
+
+
+def test_plan(gpt2, many):
+    """Every prompt once; neighbours of similar length; the first batch spread over all lengths; memory bounded."""
+    view = ModelView.of(gpt2)
+    lengths = (many.last + 1).tolist()
+    plan = plan_batches(view, many, batch_size=8)
+    assert sorted(row for rows in plan for row in rows) == list(range(40))
+    assert plan == plan_batches(view, many, batch_size=8)
+    pilot = [lengths[row] for row in plan[0]]
+    assert np.mean(pilot) == pytest.approx(np.mean(lengths), abs=1.0)
+    padding = sum(max(lengths[r] for r in rows) - lengths[row] for rows in plan[1:] for row in rows)
+    assert padding < 0.15 * sum(lengths)
+    budget = 5 * dataset.prompt_bytes(view, max(lengths))
+    for rows in plan_batches(view, many, byte_budget=budget):
+        assert len(rows) * dataset.prompt_bytes(view, max(lengths[row] for row in rows)) <= budget
+    assert all(len(rows) == 1 for rows in plan_batches(view, many, byte_budget=1))
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"byte_budget": 0}])
+def test_sizes_are_checked(gpt2, many, wrong):
+    with pytest.raises(il.InputError, match="at least 1"):
+        il.locate_heads(gpt2, many, k=3, **wrong)
+
+
+def test_k_and_targets_are_checked(gpt2, many):
+    with pytest.raises(il.InputError, match="1 to 12 heads"):
+        il.locate_heads(gpt2, many, k=13)
+    with pytest.raises(il.InputError, match="one token id a prompt"):
+        il.locate_heads(gpt2, many, k=3, targets=torch.tensor([1, 2]))
+    with pytest.raises(il.InputError, match="a prompt without an answer"):
+        il.locate_heads(gpt2, [il.Prompt.parse("love : bar two : foo one :")], k=3)
+
+
+def test_parts_survive_the_table(gpt2, many, tmp_path):
+    folder = PartFolder(tmp_path, {"x": 1})
+    first = dataset.HeadPart(
+        np.array([3, 1, 7]),
+        np.arange(36, dtype=np.float32).reshape(3, 12),
+        np.array([2, 5]),
+        np.ones((3, 2), np.float32),
+    )
+    again = dataset.HeadPart(np.array([4, 2]), None, np.array([0, 11]), np.full((2, 2), np.nan, np.float32))
+    for part in (first, again):
+        folder.write("one.parquet", columns_of(part, 4))
+        back = part_from(folder.read("one.parquet"), 4)
+        for name in ("rows", "bound", "heads", "increase"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(back, name))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])
+def test_slack_against_float64(load_tiny, name):
+    """float32 bounds stay above float64 exact values, less the slack; with a tenth of it to spare for every part."""
+    prompts = draw(25, seed=3)
+    models = {dtype: load_tiny(name, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+    found = {}
+    for dtype, model in models.items():
+        batch = il.tokenize(model, prompts, prepend_bos=False)
+        acts = il.capture(model, batch)
+        found[dtype] = acts, batch.answer_tokens, layer_gradients(acts, batch.answer_tokens, acts.readout)
+    acts, targets, _ = found[torch.float64]
+    heads, subheads = il.head_log_prob_increase(acts, targets), il.subhead_log_prob_increase(acts, targets)
+    acts, _, gradients = found[torch.float32]
+    assert float((heads - head_bounds(acts, gradients)).max()) < SLACK / 10
+    bounds = subhead_bounds(acts, gradients)
+    assert float((subheads - bounds)[torch.isfinite(bounds)].max()) < SLACK / 10
+
+
+@pytest.mark.slow
+def test_icl_mini_dataset(icl_mini):
+    """Certified = exhaustive on real weights; most heads are never evaluated; the slack holds there too."""
+    from icl_lens.tasks import load_task
+
+    batch = il.tokenize(icl_mini, load_task("sentiment-number", n=300, seed=0))
+    top = il.locate_heads(icl_mini, batch, k=5)
+    mean = mean_head_increases(icl_mini, batch)
+    torch.testing.assert_close(top.value, mean.flatten().topk(5).values, atol=1e-5, rtol=0)
+    some = batch[:50]
+    double = il.load_model("icl-mini", device="cpu", dtype=torch.float64)
+    exact = il.head_log_prob_increase(il.capture(double, some), some.answer_tokens)
+    acts = il.capture(icl_mini, some)
+    bound = head_bounds(acts, layer_gradients(acts, some.answer_tokens, acts.readout))
+    assert float((exact - bound).max()) < SLACK / 10

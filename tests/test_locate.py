@@ -1,0 +1,279 @@
+"""`icl-lens locate`: killed and taken up again, shared among processes, disturbed: the same bytes, or one clear line."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from families import save
+
+import icl_lens as il
+from icl_lens.cli import main
+from icl_lens.parts import opened
+from icl_lens.tasks import load_task
+
+N, BATCH = 60, 4
+WORDS = {
+    "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
+    "number": ["eight", "two", "one", "nine", "three"],
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Arguments of a run on a tiny model and a word list its tokenizer knows."""
+    folder = tmp_path_factory.mktemp("inputs")
+    save("gpt2", folder / "tiny")
+    (folder / "words.json").write_text(json.dumps({"categories": WORDS}))
+    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "--n", str(N)]
+    return [*task, "--model", str(folder / "tiny"), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command; returns exit code, stdout, stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["icl-lens", "locate", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs, tmp_path_factory):
+    """The files of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("unbroken") / "out"
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(inputs, out), 0)[1]) == 0
+    return contents(out)
+
+
+def forked(inputs, out):
+    """A run in a child process of its own; its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        sys.argv = ["icl-lens", "locate", *inputs, "--out", str(out)]
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    finally:
+        os._exit(code)
+
+
+def contents(out):
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir()) if path.name != ".lock"}
+
+
+def parts_in(out):
+    return len(list(out.glob("part-*.parquet")))
+
+
+def one_line(code, stderr, *fragments):
+    assert code == 2
+    assert stderr.startswith("icl-lens: ")
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
+    for fragment in fragments:
+        assert fragment in stderr
+
+
+def test_files_and_table(inputs, unbroken, run, tmp_path):
+    code, stdout, _ = run(*inputs, "--out", tmp_path / "out")
+    assert code == 0
+    assert contents(tmp_path / "out") == unbroken
+    assert "Exact, certified" in stdout
+    table = pd.read_parquet(tmp_path / "out" / "heads.parquet")
+    names = ["rank", "layer", "head", "name", "increase", "low", "high", "share_evaluated"]
+    assert list(table.columns) == names
+    pd.testing.assert_frame_equal(table, pd.read_csv(tmp_path / "out" / "heads.csv"))
+    assert all(name in stdout for name in table["name"])
+    assert ((table["low"] < table["increase"]) & (table["increase"] < table["high"])).all()
+    # Against the package, prompt by prompt.
+    prompts = load_task("sentiment-number", n=N, path=inputs[inputs.index("--path") + 1])
+    model = il.load_model(inputs[inputs.index("--model") + 1], device="cpu")
+    batch = il.tokenize(model, prompts)
+    every = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens)
+    best = every.double().mean(0).flatten().topk(3)
+    assert table["increase"].to_numpy() == pytest.approx(best.values.numpy(), abs=2e-6)
+    assert (table["layer"] * 4 + table["head"]).tolist() == best.indices.tolist()
+    # The parts hold every prompt's own values.
+    parts = pd.concat([pd.read_parquet(path) for path in sorted((tmp_path / "out").glob("part-*.parquet"))])
+    assert sorted(parts["prompt"].unique()) == list(range(N))
+    assert len(parts) == N * 12
+    found = parts.dropna(subset="increase")
+    expected = every[found["prompt"].to_numpy(), found["layer"].to_numpy(), found["head"].to_numpy()]
+    assert found["increase"].to_numpy() == pytest.approx(expected.numpy(), abs=5e-6)
+    assert (found["bound"] >= found["increase"] - 1e-4).all()
+
+
+def test_provenance(inputs, run, tmp_path):
+    run(*inputs, "--out", tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    metadata = pq.read_schema(tmp_path / "out" / "part-00000.parquet").metadata
+    for name in ("model", "revision", "weights", "task", "seed", "template", "final_norm", "bias", "versions"):
+        assert name in manifest
+        assert f"icl_lens.{name}".encode() in metadata
+    assert manifest["task"] == "sentiment-number"
+    assert manifest["versions"]["torch"]
+
+
+def test_without_a_folder(inputs, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, stdout, _ = run(*inputs)
+    assert code == 0
+    assert "95 %" not in stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_ten_times(inputs, unbroken, tmp_path):
+    """SIGKILL at ten random moments; nothing is lost, nothing repeated, and the end is the same to the byte."""
+    out, rng, kills = tmp_path / "out", random.Random(0), 0
+    targets = sorted(rng.randrange(N // BATCH) for _ in range(10))
+    while kills < 10:
+        before = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")} if out.exists() else {}
+        pid = forked(inputs, out)
+        deadline = time.monotonic() + 60
+        while parts_in(out) < targets[kills] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.05)
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+        if ended:  # all parts were there, and it came to the end first
+            targets[kills] = 0
+        else:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        kills += 1
+        after = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
+        assert before.items() <= after.items(), "a part was lost or written twice"
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(inputs, out), 0)[1]) == 0
+    assert contents(out) == unbroken
+    assert not [path for path in out.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+
+
+def test_full_disk(inputs, unbroken, run, tmp_path, monkeypatch):
+    """The disk fills up in the middle: one line; with room again the run goes on and ends the same."""
+    out, write = tmp_path / "out", Path.write_bytes
+
+    def full(path, data):
+        if parts_in(out) >= 5 and "part" in path.name:
+            write(path, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        code, _, stderr = run(*inputs, "--out", out)
+    one_line(code, stderr, "the disk is full", "part-00005.parquet", "make room")
+    assert len(contents(out)) == 6
+    assert run(*inputs, "--out", out)[0] == 0
+    assert contents(out) == unbroken
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign"])
+def test_damaged_part(inputs, unbroken, run, tmp_path, damage):
+    """A part that cannot be trusted is named and computed again; the others stay."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, data in unbroken.items():
+        if not name.startswith("heads") and name != "result.json":
+            (out / name).write_bytes(data)
+    path = out / "part-00003.parquet"
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        data = data[: len(data) // 2]
+    elif damage == "flipped":
+        data[len(data) // 8] ^= 0xFF
+    elif damage == "empty":
+        data = b""
+    else:
+        table = pq.read_table(path).replace_schema_metadata({})
+        pq.write_table(table, path)
+        data = path.read_bytes()
+    path.write_bytes(bytes(data))
+    untouched = (out / "part-00004.parquet").stat().st_mtime_ns
+    code, _, stderr = run(*inputs, "--out", out)
+    assert code == 0
+    assert "part-00003.parquet is damaged" in stderr
+    assert "computed again" in stderr
+    assert stderr.count("\n") == 1
+    assert contents(out) == unbroken
+    assert (out / "part-00004.parquet").stat().st_mtime_ns == untouched
+
+
+def test_two_runs_in_one_folder(inputs, run, tmp_path):
+    with opened(tmp_path / "out"):
+        code, _, stderr = run(*inputs, "--out", tmp_path / "out")
+    one_line(code, stderr, "another run is writing", "choose another folder")
+    assert run(*inputs, "--out", tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seed", "1"), ("--top", "4"), ("--layout", "reorder"), ("--n", "59")])
+def test_another_configuration(inputs, unbroken, run, tmp_path, option, value):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, data in unbroken.items():
+        (out / name).write_bytes(data)
+    code, _, stderr = run(*inputs, option, value, "--out", out)
+    one_line(code, stderr, "holds a run with", value, "choose another folder")
+    assert contents(out) == unbroken
+
+
+def test_a_folder_of_other_files(inputs, run, tmp_path):
+    (tmp_path / "diary.txt").write_text("mine")
+    code, _, stderr = run(*inputs, "--out", tmp_path)
+    one_line(code, stderr, "diary.txt", "choose an empty or new folder")
+    assert (tmp_path / "diary.txt").read_text() == "mine"
+
+
+def test_a_file_for_a_folder(inputs, run, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    code, _, stderr = run(*inputs, "--out", tmp_path / "out")
+    one_line(code, stderr, "cannot be written to", "choose another folder")
+
+
+@pytest.mark.slow
+def test_two_processes(inputs, unbroken, tmp_path):
+    """accelerate with two CPU processes (gloo) gives the files of one; the interval and every part too."""
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(il.__file__).parent.parent)}
+    done = subprocess.run(
+        [*launch, "-m", "icl_lens", "locate", *inputs, "--out", str(tmp_path / "out")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Exact, certified") == 1
+    assert contents(tmp_path / "out") == unbroken
