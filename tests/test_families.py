@@ -7,19 +7,11 @@ import pytest
 import reference_hf
 import torch
 from conftest import PROMPTS
+from family_tables import EXACT, REFUSED, SOFT_CAPPED
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.models import ModelView, tl_version
-
-REFUSED = {
-    "opt_post_norm": "OPTForCausalLM is not supported",
-    "falcon_new": "could not be loaded",
-}
-if tl_version() < (4, 0):
-    REFUSED["cohere"] = "CohereForCausalLM is not supported on TransformerLens 3"
-EXACT = sorted(set(families.FAMILIES) - set(REFUSED))
-SOFT_CAPPED = {"gemma2"}
+from icl_lens.models import ModelView
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +147,7 @@ def without_heads(hf, heads):
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_unsupported_families_are_refused_by_name(load_tiny, name):
-    with pytest.raises(il.InputError, match=REFUSED[name]):
+    with pytest.raises(il.InputError, match=REFUSED[name][0]):
         il.capture(load_tiny(name), il.tokenize(load_tiny(name), PROMPTS, prepend_bos=False))
 
 

@@ -4,7 +4,7 @@ import against_hf
 import pytest
 import torch
 from conftest import PROMPTS
-from test_families import EXACT, SOFT_CAPPED
+from family_tables import EXACT, SOFT_CAPPED
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il

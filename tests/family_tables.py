@@ -1,0 +1,27 @@
+"""Which tiny families are exact, and why the others are refused: what the tests hold, and docs/families.md shows."""
+
+import families
+
+from icl_lens.models import tl_version
+
+# Family -> what the error says, the reason in one clause. By TransformerLens version where it matters.
+REFUSED = {
+    "opt_post_norm": ("OPTForCausalLM is not supported", "it has no final norm before the unembedding"),
+    "falcon_new": ("could not be loaded", "TransformerLens cannot load it"),
+}
+if tl_version() < (4, 0):
+    REFUSED["cohere"] = (
+        "CohereForCausalLM is not supported on TransformerLens 3",
+        "TransformerLens 3's logits for it differ from the model's",
+    )
+EXACT = sorted(set(families.FAMILIES) - set(REFUSED))
+SOFT_CAPPED = {"gemma2"}
+
+# Families HookedTransformer does not hold: TransformerLens' converters refuse them or make another model of them.
+_NO_CONVERTER = ("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm")
+NOT_HOOKED = {
+    **dict.fromkeys(_NO_CONVERTER, "TransformerLens has no converter for it"),
+    "llama_bias": "another model: TransformerLens sets the biases to zero",
+    "olmo2": "TransformerLens converts it without grouped queries only (then exact)",
+}
+HOOKED_EXACT = sorted(set(families.FAMILIES) - set(NOT_HOOKED))

@@ -1,0 +1,134 @@
+"""HookedTransformer of TransformerLens 3.9, raw and processed: exact against plain Hugging Face, as the bridge is."""
+
+import against_hf
+import families
+import pytest
+import torch
+from conftest import PROMPTS
+
+import icl_lens as il
+from icl_lens.models import ModelView, tl_version
+
+if tl_version() >= (4, 0):
+    pytest.skip("TransformerLens 4 has no HookedTransformer", allow_module_level=True)
+
+from family_tables import HOOKED_EXACT, NOT_HOOKED, SOFT_CAPPED
+from hooked import hooked
+
+HEADS = [il.Head(0, 1), il.Head(2, 3)]
+MODES = ["raw", "processed"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed once."""
+    root, done = tmp_path_factory.mktemp("tiny"), {}
+
+    def get(name, mode):
+        if (name, mode) not in done:
+            folder = root / str(sorted(families.FAMILIES).index(name))  # no official name in the path
+            hf = families.save(name, folder)
+            model = hooked(hf, folder, families.tokenizer(), processed=mode == "processed")
+            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+            done[name, mode] = (model, batch, il.capture(model, batch), families.build(name).double())
+        return done[name, mode]
+
+    return get
+
+
+@pytest.mark.parametrize("name", HOOKED_EXACT)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("final_norm", "bias"), [("frozen", True), ("own", False)])
+def test_increases_agree_with_hugging_face(run, name, mode, final_norm, bias):
+    _, batch, acts, hf = run(name, mode)
+    against_hf.check_increases(acts, batch, hf, folded=mode == "processed", final_norm=final_norm, bias=bias)
+
+
+@pytest.mark.parametrize("name", HOOKED_EXACT)
+@pytest.mark.parametrize("mode", MODES)
+def test_search_caches_and_ablation(run, name, mode):
+    model, batch, acts, hf = run(name, mode)
+    against_hf.check_search(acts, batch, certified=name not in SOFT_CAPPED)
+    against_hf.check_ablation(model, batch, hf, HEADS, folded=mode == "processed")
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    again = il.Activations.from_cache(model, cache, batch)
+    for field, value in vars(acts).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(again, field), value, atol=2e-5, rtol=1e-5, msg=field)
+
+
+@pytest.mark.parametrize("name", HOOKED_EXACT)
+def test_raw_is_the_bridge(run, load_tiny, name):
+    """Raw HookedTransformer and raw bridge: the same activations, weights and projections, tensor by tensor."""
+    _, batch, acts, _ = run(name, "raw")
+    bridge = il.capture(load_tiny(name), batch)
+    padding = (batch.attention_mask == 0)[:, None, :, None, None]  # where values are nobody's, and may differ
+    for field, value in vars(bridge).items():
+        if isinstance(value, torch.Tensor):
+            ours = getattr(acts, field)
+            if field == "v":
+                ours, value = ours.masked_fill(padding, 0), value.masked_fill(padding, 0)
+            torch.testing.assert_close(ours, value, atol=5e-5, rtol=1e-4, msg=field)
+    for layer in range(families.N_LAYERS):
+        for weight in ("W_O", "W_Q", "W_K", "W_V", "W_out"):
+            theirs = getattr(bridge.view, weight)(layer)
+            torch.testing.assert_close(getattr(acts.view, weight)(layer), theirs, atol=1e-6, rtol=1e-6, msg=weight)
+    for head in HEADS:
+        for project in (il.label_values, il.label_keys, il.last_query):
+            ours, theirs = project(acts, head), project(bridge, head)
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, msg=project.__name__)
+    assert ModelView.of(acts.view.model).architecture == bridge.view.architecture
+
+
+def test_capture_leaves_no_gradients(run):
+    """HookedTransformer's parameters want gradients; nothing the analysis keeps or returns does."""
+    model, batch, acts, _ = run("gpt2", "processed")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(value.requires_grad for value in vars(acts).values() if isinstance(value, torch.Tensor))
+    assert not il.head_log_prob_increase(acts, batch.answer_tokens).requires_grad
+    assert not il.last_query(acts, il.Head(1, 1)).requires_grad
+
+
+def _best(found):
+    increases = torch.tensor(found.head_increases)
+    order = increases.flatten().argsort(descending=True)[:3]
+    return [divmod(index, increases.shape[1]) for index in order.tolist()]
+
+
+def test_explain(run):
+    """One call, start to end."""
+    model, *_ = run("gpt2", "raw")
+    found = il.explain(model, families.PROMPT, answer="foo", k=3, n_random=2)
+    assert found.target == "foo"
+    assert [report.head for report in found.heads] == [il.Head(*index) for index in _best(found)]
+    assert len(found.heads) == 3
+
+
+@pytest.mark.parametrize("processed", [False, True])
+def test_olmo2_without_grouped_queries(tmp_path, monkeypatch, processed):
+    """The one OLMo-2 that TransformerLens 3.9 converts; it calls the norms after the sublayers ln1 and ln2."""
+    kind, options = families.CONFIGS["olmo2"]
+    monkeypatch.setitem(families.CONFIGS, "olmo2", (kind, options | {"num_key_value_heads": families.N_HEADS}))
+    hf = families.save("olmo2", tmp_path / "tiny")
+    model = hooked(hf, tmp_path / "tiny", families.tokenizer(), processed=processed)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    against_hf.check_increases(il.capture(model, batch), batch, hf.double(), folded=False)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_HOOKED))
+def test_what_transformer_lens_does_not_convert(tmp_path, name):
+    """TransformerLens refuses these families, or converts them into another model; the docs' table says which."""
+    hf = families.save(name, tmp_path / "tiny")
+    error, words = None, torch.tensor([families.PROMPT_IDS])
+    try:
+        model = hooked(hf, tmp_path / "tiny", families.tokenizer(), processed=False)
+        with torch.no_grad():
+            difference = (model(words) - hf(words).logits).abs().max().item()
+    except Exception as raised:
+        error = raised
+    if NOT_HOOKED[name].startswith("another model"):
+        assert error is None
+        assert difference > 1
+        assert il.capture(model, il.tokenize(model, PROMPTS, prepend_bos=False)) is not None
+    else:
+        assert error is not None
