@@ -102,8 +102,8 @@ def load_task(
     other.
 
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
-    reached (after half a minute of trying), for a class with too few texts, and for too few labels. Source:
-    method.md, Prompts and Datasets.
+    reached (after half a minute of trying), for a class with too few texts, and for too few labels.
+    Source: method.md, Prompts and Datasets.
     """
     if layout not in get_args(Layout):
         raise InputError(f"there is no layout {layout!r}; choose one of {listed(get_args(Layout))}")
