@@ -134,9 +134,7 @@ def test_spans_where_searching_would_go_wrong():
     texts = ["foo : foo", "{text} {label}", "bar", "a bar : b", "{0}{"]
     labels = ["foo", "{text}", "bar", "{label}", "foo"]
     prompt = Prompt([Demonstration(*pair) for pair in zip(texts, labels, strict=True)], "foo : bar")
-    template = Template(
-        "<{text}> is : {label}!", "<{text}> is :", separator="\n{label}\n", prefix="{text} foo:\n"
-    )
+    template = Template("<{text}> is : {label}!", "<{text}> is :", separator="\n{label}\n", prefix="{text} foo:\n")
     rendered = template.render(prompt)
     assert cut(rendered, rendered.text_spans) == texts
     assert cut(rendered, rendered.label_spans) == labels
