@@ -1,4 +1,4 @@
-"""`icl-lens locate`: killed and taken up again, shared among processes, disturbed: the same bytes, or one clear line."""
+"""`icl-lens locate`: killed and taken up again, shared among processes, disturbed: same bytes, or one clear line."""
 
 import errno
 import json
