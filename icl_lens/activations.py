@@ -27,6 +27,12 @@ class Activations:
     residual-stream units and the model's dtype (`readout` computes in float32, or float64 for such models).
     For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are what reaches the
     residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
+
+    Example:
+        >>> acts.resid_pre.shape, acts.pattern.shape
+        (torch.Size([1, 6, 128]), torch.Size([1, 6, 8, 14]))
+        >>> acts.label_log_probs.shape
+        torch.Size([1, 2])
     """
 
     batch: PromptBatch
@@ -128,6 +134,11 @@ def capture(model: Any, batch: PromptBatch, *, check: bool = True) -> Activation
     Σ heads + b_O = attention output and x + attn + ffn = next x are verified, and a family on which they do not
     hold is refused with an InputError instead of being explained wrongly; switch it off inside interventions
     that edit the residual stream itself.
+
+    Example:
+        >>> acts = il.capture(model, batch)
+        >>> acts.head_outputs(2).shape
+        torch.Size([1, 8, 128])
     """
     recorder = _Recorder(ModelView.of(model), batch)
     logits = _last_logits(model, batch, [(name, _reader(keep)) for name, keep in recorder.hooks()])
@@ -138,13 +149,22 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
     """The model's own log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
 
     Inside interventions this is the edited model's answer. Computed in float32 (float64 for such models).
+
+    Example:
+        >>> il.last_log_probs(model, batch).exp().sum().round()
+        tensor(1.)
     """
     logits = _last_logits(model, batch, [])
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
 
 def label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
-    """The model's log-probability of each label's token after each prompt, nats; see `last_log_probs`."""
+    """The model's log-probability of each label's token after each prompt, nats; see `last_log_probs`.
+
+    Example:
+        >>> il.label_log_probs(model, batch).shape
+        torch.Size([1, 2])
+    """
     log_probs = last_log_probs(model, batch)
     return log_probs[:, batch.label_tokens.to(log_probs.device)]
 

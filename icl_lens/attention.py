@@ -11,6 +11,10 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
     """Attention probability from the last position to each label position.
 
     Zero where a prompt has fewer demonstrations. Rows need not sum to one: the rest goes to other positions.
+
+    Example:
+        >>> il.attention_to_labels(acts).shape
+        torch.Size([1, 6, 8, 4])
     """
     index = acts.batch.label_positions.to(acts.pattern.device)[:, None, None, :]
     index = index.expand(-1, *acts.pattern.shape[1:3], -1)
@@ -19,7 +23,12 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
 
 
 def attention_by_label(acts: Activations) -> Float[Tensor, "batch layer head label"]:
-    """Attention from the last position summed over all positions of the same label (axis: `batch.labels`)."""
+    """Attention from the last position summed over all positions of the same label (axis: `batch.labels`).
+
+    Example:
+        >>> il.attention_by_label(acts).shape
+        torch.Size([1, 6, 8, 2])
+    """
     attention = attention_to_labels(acts)
     index = acts.batch.label_index.to(attention.device)
     onehot = torch.nn.functional.one_hot(index.clamp(min=0), len(acts.batch.labels)).to(attention.dtype)

@@ -24,7 +24,13 @@ PART_BYTES = 192 * 2**20
 
 
 class LayerIncreases(NamedTuple):
-    """Log-probability increase of each layer's attention and FFN, nats."""
+    """Log-probability increase of each layer's attention and FFN, nats.
+
+    Example:
+        >>> attn, ffn = il.layer_log_prob_increase(acts, targets)
+        >>> ffn.shape
+        torch.Size([1, 6])
+    """
 
     attn: Float[Tensor, "batch layer"]
     ffn: Float[Tensor, "batch layer"]
@@ -62,6 +68,11 @@ def layer_log_prob_increase(
 
     Attention relative to the layer input x; FFN relative to x + attention (to x for parallel blocks, whose FFN
     reads the same input). Raises InputError for bad targets.
+
+    Example:
+        >>> increases = il.layer_log_prob_increase(acts, targets)
+        >>> increases.attn.shape
+        torch.Size([1, 6])
     """
     targets = check_targets(acts, targets)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
@@ -84,6 +95,10 @@ def head_log_prob_increase(
     """What each head adds to the log-probability of the target, nats, relative to its layer's input.
 
     Raises InputError for bad targets.
+
+    Example:
+        >>> il.head_log_prob_increase(acts, targets).shape
+        torch.Size([1, 6, 8])
     """
     targets = check_targets(acts, targets)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
@@ -146,6 +161,10 @@ def subhead_log_prob_increase(
     Exhaustive: every (layer, head, position). `layers` narrows the layer axis to those layers, in that order.
     Zero at padding. `icl_lens.top_subheads` finds the largest ones at a fraction of the cost.
     Raises InputError for bad targets or layers.
+
+    Example:
+        >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3]).shape
+        torch.Size([1, 2, 8, 14])
     """
     targets = check_targets(acts, targets)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
@@ -181,6 +200,10 @@ def neuron_log_prob_increase(
     """What each neuron of one FFN adds to the log-probability of the target, nats, relative to the FFN's input.
 
     Raises InputError for bad targets, a layer that does not exist, or an FFN without single neurons.
+
+    Example:
+        >>> il.neuron_log_prob_increase(acts, targets, layer=2).shape
+        torch.Size([1, 512])
     """
     targets = check_targets(acts, targets)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)

@@ -18,6 +18,10 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
 
     Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
     Raises InputError if there is no such head. Source: the paper, section 3.2; method.md, label value.
+
+    Example:
+        >>> il.label_values(acts, il.Head(2, 0)).shape
+        torch.Size([1, 4, 128])
     """
     layer, index = acts.view.check_head(head)
     kv = acts.view.kv_head(index)
@@ -33,6 +37,10 @@ def label_keys(
     `"resid"`: the residual stream entering the head's layer, as the paper says. `"attn"`: only what earlier
     attention layers wrote into it (no embedding, no FFN), as the authors' code does. The same for all heads of a
     layer. Zero where a prompt has fewer demonstrations. Raises InputError for an unknown head or source.
+
+    Example:
+        >>> il.label_keys(acts, il.Head(2, 0), source="attn").shape
+        torch.Size([1, 4, 128])
     """
     layer, _ = acts.view.check_head(head)
     if source == "resid":
@@ -56,6 +64,11 @@ def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor,
 
     Raises InputError if there is no such head, or for a norm of queries that is not known.
     Source: the paper, section 3.2.
+
+    Example:
+        >>> query = il.last_query(acts, il.Head(2, 0))
+        >>> query.shape, len(acts.readout.top_tokens(query, k=5)[0])
+        (torch.Size([1, 128]), 5)
     """
     layer, index = acts.view.check_head(head)
     kv = acts.view.kv_head(index)
@@ -76,7 +89,12 @@ STOP_WORDS = frozenset(
 
 
 def is_content_word(token: str) -> bool:
-    """Whether a token is a word worth showing: letters, at least two, no stop word. For `top_tokens(keep=…)`."""
+    """Whether a token is a word worth showing: letters, at least two, no stop word. For `top_tokens(keep=…)`.
+
+    Example:
+        >>> il.is_content_word(" sunny"), il.is_content_word(" the"), il.is_content_word("##")
+        (True, False, False)
+    """
     word = token.strip().strip("▁Ġ").lower()
     return len(word) > 1 and word.isalpha() and word not in STOP_WORDS
 
@@ -85,6 +103,10 @@ def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
     """[batch demo] rank of each demonstration's own label token among its label value's projection; 1 is the top.
 
     0 where a prompt has fewer demonstrations.
+
+    Example:
+        >>> il.own_label_ranks(acts, il.Head(2, 0)).shape
+        torch.Size([1, 4])
     """
     index = acts.batch.label_index.to(acts.readout.W_U.device)
     tokens = acts.batch.label_tokens.to(index.device)[index.clamp(min=0)]

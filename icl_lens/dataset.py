@@ -123,6 +123,11 @@ def locate_heads(
     `processes`, each takes its share of the batches, and all return the same.
 
     Raises InputError for bad targets, k, or batch sizes, and where the folder cannot be written.
+
+    Example:
+        >>> top = il.locate_heads(model, il.load_task("sentiment-number", n=20), k=4)
+        >>> top.value.shape, top.n_prompts
+        (torch.Size([4]), 20)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     processes = processes or Processes()
@@ -174,6 +179,10 @@ def mean_head_increases(
     Exhaustive. Prompts are collected into groups large enough that a head's z goes through its W_O·W_U, multiplied
     out once a group, from `attribution.fold_from` prompts on (68 in GPT-2 large); smaller datasets, own norm and
     soft-caps go the long way. Raises InputError for bad targets or batch sizes.
+
+    Example:
+        >>> il.mean_head_increases(model, il.load_task("sentiment-number", n=20)).shape
+        torch.Size([6, 8])
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     view = ModelView.of(model)

@@ -97,6 +97,13 @@ class Explanation:
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
     whose log-probability is explained (the answer if the prompt has one, else the model's choice).
     `label_attention[layer][head][demo]` is every head's attention from the last token to the labels.
+
+    Example:
+        >>> explanation = il.explain(model, prompt)
+        >>> explanation.label_positions
+        (2, 5, 8, 11)
+        >>> explanation.to_frame("heads").columns.tolist()
+        ['layer', 'head', 'name', 'increase']
     """
 
     model: str
@@ -258,6 +265,11 @@ def explain(
     own choice among the labels where the prompt has no answer. The `k` heads of largest increase are described; the
     first `n_ablated` of them are zeroed together, against `n_random` draws of as many other heads.
     Increases do not add up: the parts' need not sum to the whole's. Raises InputError for bad prompts.
+
+    Example:
+        >>> explanation = il.explain(model, prompt, k=4)
+        >>> explanation.target, len(explanation.heads)
+        ('foo', 4)
     """
     template = template or Template()
     if isinstance(prompt, str):

@@ -32,6 +32,13 @@ class TopSubheads:
     `n_exact` of `n_parts` parts were evaluated exactly; every other part's bound is at most `left_out`, which
     does not exceed the k-th value. `certified` is False where no bound exists (own norm, logit soft-cap) and the
     search was exhaustive: the answer is exact either way.
+
+    Example:
+        >>> top = il.top_subheads(acts, targets, k=5)
+        >>> top.value.shape, top.certified
+        (torch.Size([1, 5]), True)
+        >>> bool((top.left_out <= top.value[:, -1]).all())
+        True
     """
 
     value: Float[Tensor, "batch k"]
@@ -51,6 +58,11 @@ class TopHeads:
     `n_exact` of `n_parts` heads were evaluated exactly on every prompt; every other head's mean bound is at most
     `left_out`. `certified` is False where the search was exhaustive (own norm, logit soft-cap). `n_pairs` counts the
     exact evaluations, one for a head on a prompt: those of heads evaluated on some prompts only are among them.
+
+    Example:
+        >>> best = il.top_heads(acts, targets, k=3)
+        >>> best.left_out <= best.value[-1].item() and best.n_exact <= best.n_parts
+        True
     """
 
     value: Float[Tensor, " k"]
@@ -148,6 +160,11 @@ def top_subheads(
     `slack` (nats) is added to every bound to allow for float32 rounding. With `final_norm="own"` or a logit
     soft-cap there is no bound; the search is then exhaustive, and the result says so.
     Raises InputError for bad targets or a k larger than the number of parts.
+
+    Example:
+        >>> top = il.top_subheads(acts, targets, k=5)
+        >>> top.position.shape
+        torch.Size([1, 5])
     """
     targets = check_targets(acts, targets)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
@@ -246,6 +263,11 @@ def top_heads(
 
     The mean of the bounds bounds the mean, so only a few heads are evaluated. With `final_norm="own"` or a logit
     soft-cap the search is exhaustive, and the result says so. Raises InputError for bad targets or k.
+
+    Example:
+        >>> best = il.top_heads(acts, targets, k=3)
+        >>> len(best.heads), best.certified
+        (3, True)
     """
     targets = check_targets(acts, targets)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)

@@ -22,7 +22,12 @@ from icl_lens.readout import Readout, norm_scale
 
 
 class Head(NamedTuple):
-    """An attention head; prints as `L22H0`."""
+    """An attention head; prints as `L22H0`.
+
+    Example:
+        >>> str(il.Head(22, 0)), il.Head.parse("L22H0").layer
+        ('L22H0', 22)
+    """
 
     layer: int
     head: int
@@ -40,7 +45,12 @@ class Head(NamedTuple):
 
 
 def bundled_models() -> list[str]:
-    """Names of the models that come with the package and load without a network."""
+    """Names of the models that come with the package and load without a network.
+
+    Example:
+        >>> "icl-mini" in il.bundled_models()
+        True
+    """
     folder = files("icl_lens") / "bundled"
     return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
 
@@ -67,6 +77,11 @@ def load_model(
     "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b". Other keywords go to
     `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
     Raises InputError, with the reason and the remedy, if the model cannot be had.
+
+    Example:
+        >>> model = il.load_model("icl-mini")
+        >>> model.cfg.n_layers, model.cfg.n_heads
+        (6, 8)
     """
     from transformer_lens.model_bridge import TransformerBridge
 

@@ -21,6 +21,10 @@ class Demonstration:
     """One example the prompt shows: a text and the label it has.
 
     Raises InputError when either is empty or white space only.
+
+    Example:
+        >>> il.Demonstration("a sad love", "bar")
+        Demonstration(text='a sad love', label='bar')
     """
 
     text: str
@@ -43,6 +47,13 @@ class Prompt:
 
     Raises InputError for a prompt without demonstrations or query, an empty or repeated label, a
     demonstration's label that is not among `labels`, and an answer that is no label.
+
+    Example:
+        >>> shown = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
+        >>> il.Prompt(shown, query="one", answer="foo").labels
+        ('bar', 'foo')
+        >>> il.Prompt(shown, query="one") == il.Prompt.parse("love : bar two : foo one :")
+        True
     """
 
     demonstrations: tuple[Demonstration, ...]
@@ -159,6 +170,11 @@ class Template:
 
     Raises InputError for a field that is missing, repeated or out of order, and for a query that is not that
     cut.
+
+    Example:
+        >>> template = il.Template("{text} -> {label}", "{text} ->", separator="; ")
+        >>> template.render(prompt).text
+        'love -> bar; like -> bar; eight -> foo; two -> foo; one ->'
     """
 
     demonstration: str = "{text} : {label}"

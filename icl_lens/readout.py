@@ -27,6 +27,13 @@ class Readout:
 
     Every method takes vectors whose FIRST axis is the prompt, because the frozen scale belongs to a prompt.
     Source: method.md, readout.
+
+    Example:
+        >>> acts.readout.final_norm, acts.readout.bias
+        ('frozen', True)
+        >>> own = acts.readout.using(final_norm="own", bias=False)
+        >>> own.token_log_probs(acts.resid_pre, targets).shape
+        torch.Size([1, 6])
     """
 
     W_U: Float[Tensor, "d_model d_vocab"]

@@ -104,6 +104,11 @@ def load_task(
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
     reached (after half a minute of trying), for a class with too few texts, and for too few labels.
     Source: method.md, Prompts and Datasets.
+
+    Example:
+        >>> prompts = il.load_task("sentiment-number", n=3)
+        >>> len(prompts), len(prompts[0].demonstrations), prompts[0].answer
+        (3, 4, 'foo')
     """
     if layout not in get_args(Layout):
         raise InputError(f"there is no layout {layout!r}; choose one of {listed(get_args(Layout))}")

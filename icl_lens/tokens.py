@@ -36,6 +36,12 @@ class PromptBatch:
     needs.
 
     Made by `tokenize`. Source: method.md, Prompts.
+
+    Example:
+        >>> [batch.token_strings[0][position] for position in batch.label_positions[0]]
+        ['bar', 'bar', 'foo', 'foo']
+        >>> batch.tokens.shape, batch.last
+        (torch.Size([1, 14]), tensor([13]))
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -154,6 +160,11 @@ def tokenize(
     does not know a word, a label or text has no tokens of its own, a label's token does not directly follow
     the query or is not the same everywhere, or two labels are scored by the same token.
     Source: method.md, Prompts.
+
+    Example:
+        >>> batch = il.tokenize(model, [prompt])
+        >>> batch.label_positions
+        tensor([[ 2,  5,  8, 11]])
     """
     prompts = (prompts,) if isinstance(prompts, Prompt) else tuple(prompts)
     if not prompts:

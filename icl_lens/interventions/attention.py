@@ -33,6 +33,12 @@ def scale_label_attention(
     Warns once if a head does not reach the logits. Raises InputError for weights that are negative, not finite or of
     another shape, a head the model does not have, and passes over something else. Source: the published version,
     section 4.1 (weights against the majority label's bias).
+
+    Example:
+        >>> with il.scale_label_attention(model, [il.Head(2, 0)], batch, [[0, 0, 1, 1]], renormalise=True):
+        ...     foo_only = il.capture(model, batch)
+        >>> il.attention_by_label(foo_only)[0, 2, 0, 0]
+        tensor(0.)
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)
@@ -87,6 +93,12 @@ def remove_position(
 
     Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, a strength
     outside 0 to 1, and families whose attention cannot be recomputed. Source: the published version, section 4.2.
+
+    Example:
+        >>> with il.remove_position(model, [il.Head(2, 0)], strength=0.5):
+        ...     weakened = il.label_log_probs(model, batch)
+        >>> weakened.shape
+        torch.Size([1, 2])
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)

@@ -33,6 +33,12 @@ def ablate_heads(
 
     Blocks nest. Warns once if a head does not reach the logits. Raises InputError for a head the model does not have,
     an unknown mode or positions, and a mean without reference.
+
+    Example:
+        >>> with il.ablate_heads(model, [il.Head(2, 0), il.Head(3, 1)]):
+        ...     without = il.label_log_probs(model, batch)
+        >>> without.shape
+        torch.Size([1, 2])
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)
@@ -65,6 +71,12 @@ def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -
 
     One pass over copies of a prompt then tries many ablations. Raises InputError for a head the model lacks, and for
     a pass with another number of rows.
+
+    Example:
+        >>> with il.ablate_rows(model, [[il.Head(2, 0)], [il.Head(3, 1)]]):
+        ...     one_by_one = il.label_log_probs(model, batch[[0, 0]])
+        >>> one_by_one.shape
+        torch.Size([2, 2])
     """
     view = ModelView.of(model)
     rows: dict[int, list[tuple[int, int]]] = {}

@@ -38,6 +38,13 @@ def patch_heads(
     pattern rows, z); queries and z may then come from prompts of another length. Warns once if a head does not reach
     the logits. Raises InputError for a head the model does not have, what does not fit, and families whose attention
     cannot be recomputed.
+
+    Example:
+        >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
+        >>> with il.patch_heads(model, [il.Head(2, 0)], other, what="q", positions="last"):
+        ...     patched = il.label_log_probs(model, batch)
+        >>> patched.shape
+        torch.Size([1, 2])
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)
