@@ -2,7 +2,7 @@
 
 import os
 import sys
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
@@ -13,7 +13,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DIS
 project = "icl_lens"
 author = "the icl_lens contributors"
 copyright = author
-release = version("icl-lens")
+version = release = metadata.version("icl-lens")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "local_links"]
 templates_path = []
