@@ -4,16 +4,22 @@ import families
 
 from icl_lens.models import tl_version
 
-# Family -> what the error says, the reason in one clause. By TransformerLens version where it matters.
-REFUSED = {
-    "opt_post_norm": ("OPTForCausalLM is not supported", "it has no final norm before the unembedding"),
-    "falcon_new": ("could not be loaded", "TransformerLens cannot load it"),
-}
-if tl_version() < (4, 0):
-    REFUSED["cohere"] = (
-        "CohereForCausalLM is not supported on TransformerLens 3",
-        "TransformerLens 3's logits for it differ from the model's",
-    )
+
+def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
+    """Family -> (what the error says, the reason in one clause), on a TransformerLens version."""
+    reasons = {
+        "opt_post_norm": ("OPTForCausalLM is not supported", "no final norm before the unembedding"),
+        "falcon_new": ("could not be loaded", "TransformerLens cannot load it"),
+    }
+    if version < (4, 0):
+        reasons["cohere"] = (
+            "CohereForCausalLM is not supported on TransformerLens 3",
+            "TransformerLens 3 computes other logits than the model",
+        )
+    return reasons
+
+
+REFUSED = refused(tl_version())
 EXACT = sorted(set(families.FAMILIES) - set(REFUSED))
 SOFT_CAPPED = {"gemma2"}
 
