@@ -9,6 +9,7 @@ from icl_lens.attribution import (
     neuron_log_prob_increase,
     subhead_log_prob_increase,
 )
+from icl_lens.causal import Agreement, HeadEffects, agreement, head_effects
 from icl_lens.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
 from icl_lens.dataset import locate_heads, mean_head_increases
 from icl_lens.errors import InputError
@@ -24,13 +25,16 @@ from icl_lens.location import TopHeads, TopSubheads, top_heads, top_subheads
 from icl_lens.models import Head, bundled_models, load_model
 from icl_lens.prompts import Demonstration, Prompt, Template
 from icl_lens.readout import Readout
+from icl_lens.tasks import load_task
 from icl_lens.tokens import PromptBatch, tokenize
 
 __all__ = [
     "Activations",
+    "Agreement",
     "Demonstration",
     "Explanation",
     "Head",
+    "HeadEffects",
     "InputError",
     "LayerIncreases",
     "Prompt",
@@ -41,11 +45,13 @@ __all__ = [
     "TopSubheads",
     "ablate_heads",
     "ablate_rows",
+    "agreement",
     "attention_by_label",
     "attention_to_labels",
     "bundled_models",
     "capture",
     "explain",
+    "head_effects",
     "head_log_prob_increase",
     "is_content_word",
     "label_keys",
@@ -55,6 +61,7 @@ __all__ = [
     "last_query",
     "layer_log_prob_increase",
     "load_model",
+    "load_task",
     "locate_heads",
     "mean_head_increases",
     "neuron_log_prob_increase",

@@ -1,0 +1,138 @@
+"""Removing heads one by one: restarted passes against whole ones and against edited weights; agreement by hand."""
+
+import pytest
+import torch
+from conftest import PROMPTS
+from test_families import EXACT, without_heads
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from icl_lens.causal import agreement, head_effects
+from icl_lens.models import ModelView
+
+
+def one_by_one(model, batch):
+    """[batch layer head] the same by whole forward passes, a head at a time."""
+    view = ModelView.of(model)
+    rows = torch.arange(len(batch))
+
+    def scores():
+        labels = il.label_log_probs(model, batch)
+        own = labels[rows, batch.answer]
+        return torch.stack([own, own - labels[rows, 1 - batch.answer]], dim=-1)
+
+    clean = scores()
+    found = torch.empty(len(batch), view.n_layers, view.n_heads, 2)
+    for layer in range(view.n_layers):
+        for head in range(view.n_heads):
+            with il.ablate_heads(model, [(layer, head)]):
+                found[:, layer, head] = clean - scores()
+    return found.unbind(-1)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_restarted_passes_are_whole_passes(load_tiny, name):
+    """Every family; ragged prompts in pieces that do not divide them, so that pieces are padded otherwise."""
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    effects = head_effects(model, batch, pass_tokens=70)
+    log_prob, log_odds = one_by_one(model, batch)
+    torch.testing.assert_close(effects.log_prob, log_prob, atol=2e-5, rtol=0)
+    torch.testing.assert_close(effects.log_odds, log_odds, atol=2e-5, rtol=0)
+    assert effects.log_prob[:, 0].abs().max() > 1e-2
+    assert "forward" not in vars(model.blocks[0])
+    torch.testing.assert_close(one_by_one(model, batch[[0]])[0], log_prob[[0]], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa"])
+def test_effects_are_those_of_zeroed_output_matrices(load_tiny, family_folder, name):
+    """Within 1e-5 nats, in float64, of Hugging Face with edited weights."""
+    model = load_tiny(name, dtype=torch.float64)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    effects = head_effects(model, batch)
+    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
+    for row in range(len(batch)):
+        ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
+        clean = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
+        for head in (il.Head(0, 2), il.Head(1, 1), il.Head(2, 3)):
+            edited = torch.log_softmax(without_heads(hf, [head])(ids).logits[0, -1], dim=-1)
+            fall = (clean - edited)[batch.label_tokens]
+            answer = int(batch.answer[row])
+            ours = effects.log_prob[row][head], effects.log_odds[row][head]
+            torch.testing.assert_close(
+                torch.stack(ours), torch.stack([fall[answer], fall[answer] - fall[1 - answer]]), atol=1e-5, rtol=0
+            )
+
+
+def test_earlier_blocks_are_not_run(load_tiny):
+    model = load_tiny("llama_gqa")
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    runs = [0, 0, 0]
+
+    def counter(layer):
+        def hook_fn(x, hook):
+            runs[layer] += 1
+
+        return hook_fn
+
+    with model.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_q", counter(layer)) for layer in range(3)]):
+        head_effects(model, batch)
+    # One pass to keep what is needed, one for the clean scores, then one for the heads of each earlier layer.
+    assert runs == [2, 3, 4]
+
+
+def test_an_error_leaves_the_model_whole(load_tiny, monkeypatch):
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, PROMPTS)
+    plain = il.last_log_probs(model, batch)
+    calls = []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) > 2:
+            raise ZeroDivisionError
+        return torch.zeros(len(args[1]), 2)
+
+    monkeypatch.setattr("icl_lens.causal._scores", failing)
+    with pytest.raises(ZeroDivisionError):
+        head_effects(model, batch)
+    assert torch.equal(il.last_log_probs(model, batch), plain)
+
+
+def test_other_targets_and_prompts_without_an_answer(load_tiny):
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, [il.Prompt.parse("love : bar eight : foo one :")])
+    with pytest.raises(il.InputError, match="without an answer"):
+        head_effects(model, batch)
+    effects = head_effects(model, batch, batch.label_tokens[[0]])
+    assert effects.log_odds.isnan().all()
+    assert effects.log_prob.isfinite().all()
+
+
+def test_effects_within_another_intervention(load_tiny):
+    """What outer blocks edit is in the kept stream, though the blocks it was made in are not run again."""
+    model = load_tiny("gptj")
+    batch = il.tokenize(model, PROMPTS)
+    with il.remove_position(model, [(0, 0), (2, 1)]):
+        effects = head_effects(model, batch)
+        torch.testing.assert_close(effects.log_prob, one_by_one(model, batch)[0], atol=2e-5, rtol=0)
+
+
+def test_the_best_heads_are_those_of_largest_mean():
+    effects = il.HeadEffects(torch.tensor([[[0.0, 3.0], [1.0, 2.0]], [[0.0, 0.0], [1.5, -9.0]]]), torch.zeros(2, 2, 2))
+    assert effects.top(2) == [il.Head(0, 1), il.Head(1, 0)]
+
+
+def test_agreement_by_hand():
+    causal = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    static = torch.tensor([[0.0, 2.0, 1.0], [3.0, 50.0, 40.0]])
+    found = agreement(causal, static, k=2)
+    # Two neighbouring pairs exchanged: 1 - 6 * (1 + 1 + 1 + 1) / (6 * 35)
+    assert found.spearman == pytest.approx(1 - 24 / 210)
+    assert (found.overlap, found.by_chance) == (2, pytest.approx(4 / 6))
+    assert agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))
+    assert agreement(causal, -static, k=3).overlap == 0
+    tied = agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)
+    assert tied.spearman == pytest.approx(1.5 / 3**0.5)  # ranks ½ ½ 2 against 0 1 2
+    with pytest.raises(il.InputError, match="k=7"):
+        agreement(causal, static, k=7)
