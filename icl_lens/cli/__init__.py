@@ -8,6 +8,8 @@ import warnings
 import typer
 from rich.console import Console
 
+from icl_lens.cli.ablate import ablate
+from icl_lens.cli.compare import compare
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
 from icl_lens.cli.models import models
@@ -18,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (explain, locate, models):
+for command in (explain, ablate, compare, locate, models):
     app.command()(command)
 
 

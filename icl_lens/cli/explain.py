@@ -16,9 +16,11 @@ from icl_lens.cli.options import (
     FinalNormChoice,
     FinalNormOption,
     ModelOption,
+    OpenOption,
     RevisionOption,
     load,
 )
+from icl_lens.cli.page import present
 
 PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
@@ -32,6 +34,7 @@ def explain(
     k: Annotated[int, typer.Option("--top", "-k", help="How many heads to describe.")] = 10,
     n_ablated: Annotated[int, typer.Option("--ablate", help="How many located heads to zero together.")] = 4,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
+    open_page: OpenOption = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number as JSON.")] = None,
     final_norm: FinalNormOption = FinalNormChoice.frozen,
     bias: BiasOption = True,
@@ -66,6 +69,5 @@ def explain(
     if json_file is not None:
         write_text(json_file, json.dumps(explanation.to_dict(), indent=1, ensure_ascii=False) + "\n")
         console.print(f"Numbers: {json_file}")
-    if html is not None:
-        explanation.to_html(html)
-        console.print(f"Page: {html}")
+    if html is not None or open_page:
+        present(explanation.to_html(), html, open_page=open_page, console=console)

@@ -19,6 +19,9 @@ class DtypeChoice(StrEnum):
 
 
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="Bundled model, local folder or Hub name.")]
+OpenOption = Annotated[
+    bool, typer.Option("--open", help="Open the page in the browser; without --html, from a temporary file.")
+]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1. Default: a GPU if there is one.")
 ]

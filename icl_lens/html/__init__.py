@@ -1,6 +1,6 @@
 """Pictures as HTML: circuitsvis elements for notebooks and self-contained pages. Nothing here fetches anything."""
 
-from icl_lens.html.compare import compare_page
+from icl_lens.html.compare import compare_page, most_changed
 from icl_lens.html.element import Element
 from icl_lens.html.elements import (
     attention_patterns,
@@ -20,6 +20,7 @@ __all__ = [
     "explanation_inline",
     "explanation_page",
     "head_heatmap",
+    "most_changed",
     "subhead_values",
     "token_values",
     "words_by_position",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from icl_lens.errors import InputError
 from icl_lens.explain import Explanation
 from icl_lens.html.heads import bar, heatmap
 from icl_lens.html.script import document
@@ -92,7 +93,16 @@ def _layers(a: Explanation, b: Explanation) -> str:
     return _pair(a, b, lambda side: layer_bars(side.layer_attn, side.layer_ffn, reach=reach))
 
 
-def _most_changed(a: Explanation, b: Explanation) -> list[Head]:
+def most_changed(a: Explanation, b: Explanation) -> list[Head]:
+    """The heads whose increase differs most between two explanations of equally shaped models, largest change first.
+
+    Raises InputError where the models have different layers or heads.
+    """
+    if _shape(a) != _shape(b):
+        raise InputError(
+            f"{a.model} has layers and heads {_shape(a)}, {b.model} {_shape(b)}: their heads do not correspond; "
+            "compare models of one shape"
+        )
     heads = [Head(layer, head) for layer in range(_shape(a)[0]) for head in range(_shape(a)[1])]
     heads.sort(key=lambda head: -abs(_increase(b, head) - _increase(a, head)))
     return heads[:N_CHANGED]
@@ -103,7 +113,7 @@ def _increase(explanation: Explanation, head: Head) -> float:
 
 
 def _changed(a: Explanation, b: Explanation) -> str:
-    heads = _most_changed(a, b)
+    heads = most_changed(a, b)
     changes = [_increase(b, head) - _increase(a, head) for head in heads]
     reach = max(map(abs, changes)) or 1.0
     rows = [
@@ -156,7 +166,7 @@ def _own_best(a: Explanation, b: Explanation) -> str:
 def _attention(a: Explanation, b: Explanation, same_heads: bool) -> str:
     if not same_heads:
         return _pair(a, b, lambda side: _sums_table(side, [report.head for report in side.heads]))
-    heads = _most_changed(a, b)
+    heads = most_changed(a, b)
     names = list(dict.fromkeys([*a.labels, *b.labels]))
     rows = []
     for head in heads:

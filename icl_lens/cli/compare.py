@@ -1,0 +1,100 @@
+"""`icl-lens compare`: two prompts, or two models, side by side."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from icl_lens.cli.options import (
+    BiasOption,
+    BosOption,
+    DeviceOption,
+    DtypeChoice,
+    DtypeOption,
+    FinalNormChoice,
+    FinalNormOption,
+    ModelOption,
+    OpenOption,
+    load,
+)
+from icl_lens.cli.page import present
+
+if TYPE_CHECKING:
+    from icl_lens.explain import Explanation
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="The first prompt.", show_default=False)],
+    b: Annotated[str | None, typer.Argument(help="The second prompt; default: the first.", show_default=False)] = None,
+    model: ModelOption = "icl-mini",
+    model_b: Annotated[str | None, typer.Option(help="Another model for B. Default: the same.")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", "-a", help="The right label of A.")] = None,
+    answer_b: Annotated[str | None, typer.Option(help="The right label of B. Default: what the model says.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write both side by side as a self-contained page.")] = None,
+    open_page: OpenOption = False,
+    final_norm: FinalNormOption = FinalNormChoice.frozen,
+    bias: BiasOption = True,
+    bos: BosOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = DtypeChoice.float32,
+) -> None:
+    """Compare two prompts on one model, or two models on one prompt: answers, layers, heads, attention to labels."""
+    from icl_lens import InputError, explain
+    from icl_lens.html import compare_page
+
+    if b is None and model_b is None:
+        raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
+    first = load(model, device=device, dtype=dtype, revision=None)
+    second = first if model_b is None else load(model_b, device=device, dtype=dtype, revision=None)
+    if b is None:
+        answer_b = answer_b or answer
+    before, after = (
+        explain(loaded, prompt, answer=right, prepend_bos=bos, final_norm=final_norm.value, bias=bias)
+        for loaded, prompt, right in ((first, a, answer), (second, b or a, answer_b))
+    )
+    console = Console()
+    console.print(_answers(before, after))
+    console.print(_heads(before, after))
+    if html is not None or open_page:
+        present(compare_page(before, after), html, open_page=open_page, console=console)
+
+
+def _answers(before: "Explanation", after: "Explanation") -> Group:
+    table = _table("label", "A", "B")
+    for label in dict.fromkeys([*before.labels, *after.labels]):
+        table.add_row(Text(label), *[_probability(side, label) for side in (before, after)])
+    return Group(Text("Probability of each label", "bold"), table)
+
+
+def _probability(side: "Explanation", label: str) -> str:
+    return f"{math.exp(side.label_log_probs[side.labels.index(label)]):.1%}" if label in side.labels else "–"
+
+
+def _heads(before: "Explanation", after: "Explanation") -> Group:
+    """The heads that changed most, or, for models of different shapes, each one's own best."""
+    from icl_lens.html import most_changed
+
+    targets = f"A: {before.target}, B: {after.target}"
+    shapes = {(len(side.head_increases), len(side.head_increases[0])) for side in (before, after)}
+    if len(shapes) == 2:
+        table = _table("A", "nats", "B", "nats")
+        for x, y in zip(before.heads, after.heads, strict=False):
+            table.add_row(str(x.head), f"{x.increase:+.3f}", str(y.head), f"{y.increase:+.3f}")
+        return Group(Text(f"Heads of largest increase ({targets})", "bold"), table)
+    table = _table("head", "A", "B", "change")
+    for head in most_changed(before, after):
+        x, y = (side.head_increases[head.layer][head.head] for side in (before, after))
+        table.add_row(str(head), f"{x:+.3f}", f"{y:+.3f}", f"{y - x:+.3f}")
+    return Group(Text(f"Heads whose increase changed most, nats ({targets})", "bold"), table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    return table

@@ -1,0 +1,22 @@
+"""Pages from the command line: written where the user says, opened in the browser where the user asks."""
+
+import tempfile
+import webbrowser
+from pathlib import Path
+
+from rich.console import Console
+
+
+def present(page: str, path: Path | None, *, open_page: bool, console: Console) -> None:
+    """Writes a page to `path`, or to a temporary file that stays, and opens it if asked.
+
+    Raises InputError where the folder does not allow it.
+    """
+    from icl_lens.html import write_page
+
+    if path is None:
+        path = Path(tempfile.mkdtemp(prefix="icl-lens-")) / "page.html"
+    write_page(page, path)
+    console.print(f"Page: {path}", soft_wrap=True)
+    if open_page and not webbrowser.open(path.resolve().as_uri()):
+        console.print("No browser could be started; open the page by hand.")

@@ -1,0 +1,146 @@
+"""Figures: what is drawn where, with which names and units; nothing is ever shown."""
+
+from itertools import pairwise
+
+import explanations as ex
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+import icl_lens as il
+from icl_lens import plots
+
+NAMES = ["L3H1", "L0H2"]
+
+
+def heights(ax):
+    return [bar.get_height() for bar in ax.patches]
+
+
+def colours(ax):
+    return [to_hex(bar.get_facecolor()).upper() for bar in ax.patches]
+
+
+def test_layer_bars_average_prompts_and_colour_by_sign():
+    rows = [(0, 0, "attn", 1.0), (1, 0, "attn", 2.0), (0, 1, "attn", -1.0), (0, 0, "ffn", 0.5), (0, 1, "ffn", 0.25)]
+    figure = plots.layer_bars(pd.DataFrame(rows, columns=["prompt", "layer", "component", "increase"]))
+    attn, ffn = figure.axes
+    assert heights(attn) == [1.5, -1.0]
+    assert heights(ffn) == [0.5, 0.25]
+    assert colours(attn) == [plots.BLUE, plots.ORANGE]
+    assert attn.get_ylim() == ffn.get_ylim()  # one scale
+    assert ffn.get_xlabel() == "layer"
+    assert "nats" in figure.get_supylabel()
+
+
+@pytest.mark.parametrize("kind", ["frame", "tensor", "array"])
+def test_heatmap_has_layers_across_and_zero_in_the_middle(kind):
+    grid = np.array([[0.0, 1.0, -2.0], [0.5, 0.0, 0.0]])
+    frame = pd.DataFrame(
+        [(layer, head, grid[layer, head]) for layer in range(2) for head in range(3)],
+        columns=["layer", "head", "increase"],
+    )
+    source = {"frame": frame.sample(frac=1, random_state=0), "tensor": torch.tensor(grid), "array": grid}[kind]
+    ax, bar = plots.head_heatmap(source).axes
+    image = ax.images[0]
+    assert image.get_array().tolist() == grid.T.tolist()
+    assert image.get_clim() == (-2.0, 2.0)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("layer", "head")
+    assert "nats" in bar.get_ylabel()
+
+
+def test_top_heads_are_ordered_with_their_intervals():
+    heads = pd.DataFrame(
+        {"name": ["L0H0", "L0H1", "L5H3"], "increase": [0.5, -1.0, 2.0], "low": [0.25, -1.5, 1.0], "high": [1.0, 0, 4]}
+    )
+    ax = plots.top_head_bars(heads, k=2).axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["L0H0", "L5H3"]  # upwards: best on top
+    assert [bar.get_width() for bar in ax.patches] == [0.5, 2.0]
+    segments = next(c for c in ax.collections if hasattr(c, "get_segments")).get_segments()
+    assert [segment[:, 0].tolist() for segment in segments] == [[0.25, 1.0], [1.0, 4.0]]
+    assert "nats" in ax.get_xlabel()
+
+
+def test_label_attention_pairs_true_and_false():
+    rows = [("L3H1", True, 0.5), ("L3H1", True, 0.7), ("L3H1", False, 0.1), ("L0H2", True, 0.2), ("L0H2", False, 0.3)]
+    ax = plots.label_attention_bars(pd.DataFrame(rows, columns=["name", "is_answer", "attention"])).axes[0]
+    assert heights(ax) == pytest.approx([0.6, 0.2, 0.1, 0.3])
+    assert [label.get_text() for label in ax.get_xticklabels()] == NAMES  # the table's order
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["true label", "false label"]
+    assert ax.get_ylabel() == "attention probability"
+    lefts = [bar.get_x() for bar in ax.patches]
+    assert lefts[2] == pytest.approx(lefts[0] + 0.4)  # side by side
+
+
+def test_label_attention_with_intervals_and_a_group_missing_for_a_head():
+    frame = pd.DataFrame(
+        {"name": NAMES, "group": ["x", "y"], "attention": [0.5, 0.2], "low": [0.4, 0.1], "high": [0.6, 0.4]}
+    )
+    ax = plots.label_attention_bars(frame, group="group", names={"x": "first"}).axes[0]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["y", "first"]
+    segments = [s[:, 1].tolist() for c in ax.collections for s in c.get_segments() if len(s)]
+    assert [0.4, 0.6] in [pytest.approx(s) for s in segments]
+
+
+def test_scatter_draws_every_row_by_group():
+    frame = pd.DataFrame({"attention": [0.1, 0.5, 0.9], "increase": [-1.0, 0.0, 2.0], "name": ["a", "b", "a"]})
+    ax = plots.attention_scatter(frame, hue="name").axes[0]
+    points = {c.get_label(): c.get_offsets().tolist() for c in ax.collections if c.get_label() in "ab"}
+    assert points == {"a": [[0.1, -1.0], [0.9, 2.0]], "b": [[0.5, 0.0]]}
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("attention probability", "log-probability increase (nats)")
+    plain = plots.attention_scatter(frame).axes[0]
+    assert plain.get_legend() is None
+
+
+@pytest.mark.parametrize("width", [plots.COLUMN, plots.PAGE])
+def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_path):
+    explanation = ex.made(layers=36, heads=20, k=10)
+    figures = plots.explanation_figures(explanation, width=width)
+    assert list(figures) == ["layers", "heads", "top_heads"]
+    for name, figure in figures.items():
+        assert isinstance(figure, Figure)
+        assert figure.get_size_inches()[0] == width
+        figure.savefig(tmp_path / f"{name}.pdf")
+        figure.savefig(tmp_path / f"{name}.png")
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        renderer = canvas.get_renderer()
+        for ax in figure.axes:
+            for label in [*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label]:
+                if label.get_text():
+                    assert label.get_fontsize() >= 6
+            shown = [x.get_window_extent(renderer) for x in ax.get_xticklabels() if x.get_text()]
+            shown = [box for box in shown if ax.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1 + 1]
+            assert all(a.x1 <= b.x0 for a, b in pairwise(shown))  # none over another
+    top = figures["top_heads"].axes[0]
+    assert [t.get_text() for t in top.get_yticklabels()][::-1] == [str(report.head) for report in explanation.heads]
+
+
+def test_figures_of_an_explanation_are_made_without_pyplot(monkeypatch):
+    import matplotlib.pyplot as plt
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("pyplot was used")
+
+    for name in ("figure", "subplots", "show"):
+        monkeypatch.setattr(plt, name, refuse)
+    assert set(ex.made().figures) == {"layers", "heads", "top_heads"}
+    assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plots.layer_bars(pd.DataFrame({"layer": [0]})), "no column 'component', 'increase'; it has"),
+        (lambda: plots.top_head_bars(pd.DataFrame({"name": [], "increase": []})), "no rows to draw"),
+        (lambda: plots.head_heatmap(np.ones(3)), r"shape \(3,\) has no layer and head axis"),
+        (lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"), "column 'x'"),
+    ],
+)
+def test_tables_that_do_not_fit_are_said(draw, message):
+    with pytest.raises(il.InputError, match=message):
+        draw()
