@@ -38,7 +38,7 @@ class Settings:
     n: int = 1000
     seed: int = 0
     path: str | None = None
-    """A word list or the files of a sentence task, see `icl_lens.tasks.load_task`."""
+    """A word list (.json, for all word tasks) or the files of the sentence task, see `icl_lens.tasks.load_task`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Study:
                 seed=settings.seed,
                 layout=variant.layout,
                 labels=("bar", "foo") if variant.swapped else ("foo", "bar"),
-                path=path if task == settings.task else None,
+                path=path if task == settings.task or (path and path.endswith(".json")) else None,
             )
             # One order of labels in all variants, so that label axes can be compared.
             self._batches[variant] = il.tokenize(self.model, prompts, labels=("foo", "bar"))
