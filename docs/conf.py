@@ -15,11 +15,9 @@ author = "the icl_lens contributors"
 copyright = author
 version = release = metadata.version("icl-lens")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "local_links"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "local_links"]
 templates_path = []
 exclude_patterns = ["_build", "jupyter_execute", "**/.ipynb_checkpoints"]
-# Pages that other commands write may not be there yet.
-suppress_warnings = ["toc.empty_glob"]
 
 # Docstrings write code in single backticks, and axes in signatures ("batch layer head").
 default_role = "literal"
