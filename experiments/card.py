@@ -3,23 +3,15 @@
 import json
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2LMHeadModel,
-    GPTJForCausalLM,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM
 
 from experiments.episodes import (
     ALWAYS_HELD_OUT,
@@ -31,46 +23,33 @@ from experiments.episodes import (
     make_episode,
     seen_pairs,
 )
+from icl_lens import (
+    Demonstration,
+    Prompt,
+    PromptBatch,
+    ablate_heads,
+    capture,
+    head_log_prob_increase,
+    last_log_probs,
+    load_model,
+    tokenize,
+)
 
 ORDER, REORDER, IMBALANCED = (0, 0, 1, 1, 1), (1, 1, 0, 0, 1), (0, 0, 1, 1)
 N_LOCATED, CHUNK = 4, 100
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Where one architecture keeps what the figures need."""
-
-    blocks: Sequence[torch.nn.Module]
-    projections: Sequence[torch.nn.Module]
-    final_norm: torch.nn.Module
-    head_maps: Float[Tensor, "layer n_heads d_head d_model"]
-
-
-def parts(model: PreTrainedModel) -> Parts:
-    """The parts of a bundled model; the inputs of `projections` are the heads' outputs side by side."""
-    trunk: Any = model.base_model
-    if isinstance(model, GPT2LMHeadModel):
-        blocks, final_norm = trunk.h, trunk.ln_f
-        projections = [block.attn.c_proj for block in blocks]
-    elif isinstance(model, GPTJForCausalLM):
-        blocks, final_norm = trunk.h, trunk.ln_f
-        projections = [block.attn.out_proj for block in blocks]
-    elif isinstance(model, LlamaForCausalLM):
-        blocks, final_norm = trunk.layers, trunk.norm
-        projections = [block.self_attn.o_proj for block in blocks]
-    else:
-        raise TypeError(f"{type(model).__name__} is none of the bundled architectures")
-    # Conv1D stores its weight input by output, Linear output by input.
-    maps = [p.weight.T if isinstance(p, torch.nn.Linear) else p.weight for p in projections]
-    n_heads = model.config.num_attention_heads
-    stacked = torch.stack([weight.detach().unflatten(0, (n_heads, -1)) for weight in maps])
-    return Parts(list(blocks), projections, final_norm, stacked)
-
-
-def encode(tokenizer: Callable, episodes: Sequence[Episode]) -> tuple[Int[Tensor, "row pos"], Int[Tensor, " row"]]:
-    """Right-padded token ids of the prompts, and each one's last position."""
-    batch = tokenizer([episode.prompt for episode in episodes], padding=True, return_tensors="pt")
-    return batch.input_ids, batch.attention_mask.sum(-1) - 1
+def encode(model: Any, episodes: Sequence[Episode]) -> PromptBatch:
+    """The episodes' prompts as the package tokenizes them."""
+    prompts = [
+        Prompt(
+            [Demonstration(" ".join(item.text), episode.labels[item.side]) for item in episode.items[:-1]],
+            " ".join(episode.items[-1].text),
+            answer=episode.answer,
+        )
+        for episode in episodes
+    ]
+    return tokenize(model, prompts)
 
 
 @dataclass(frozen=True)
@@ -91,100 +70,30 @@ def percent(hits: Sequence[bool]) -> str:
     return f"{100 * statistics.fmean(hits):.1f}"
 
 
-@torch.no_grad()
-def answers(model: PreTrainedModel, tokenizer: Callable, episodes: Sequence[Episode]) -> Answers:
+def answers(model: Any, episodes: Sequence[Episode]) -> Answers:
     """What the model says to each episode's query."""
     result = Answers([], [], [])
+    ids = model.tokenizer.convert_tokens_to_ids
     for start in range(0, len(episodes), CHUNK):
         part = episodes[start : start + CHUNK]
-        tokens, last = encode(tokenizer, part)
-        logits = model(input_ids=tokens, use_cache=False).logits[torch.arange(len(part)), last]
-        labels = torch.tensor([tokenizer.convert_tokens_to_ids(list(episode.labels)) for episode in part])
+        log_probs = last_log_probs(model, encode(model, part))
+        labels = torch.tensor([ids(list(episode.labels)) for episode in part])
         side = torch.tensor([episode.items[-1].side for episode in part])
-        chosen = logits.gather(1, labels).argmax(-1)
+        chosen = log_probs.gather(1, labels).argmax(-1)
         result.label.extend((chosen == side).tolist())
-        result.word.extend((logits.argmax(-1) == labels.gather(1, side[:, None])[:, 0]).tolist())
+        result.word.extend((log_probs.argmax(-1) == labels.gather(1, side[:, None])[:, 0]).tolist())
         result.class_1.extend((chosen == 1).tolist())
     return result
 
 
-@torch.no_grad()
-def head_increases(
-    model: PreTrainedModel, tokenizer: Callable, episodes: Sequence[Episode]
-) -> Float[Tensor, "layer n_heads"]:
-    """Mean log-probability increase (nats) of the answer that each head adds to its layer's input.
-
-    Read at the last position with the final norm's scale frozen at the final residual; biases included.
-    """
-    where = parts(model)
-    total = torch.zeros(where.head_maps.shape[:2])
-    unembed: Any = model.get_output_embeddings()
+def head_increases(model: Any, episodes: Sequence[Episode]) -> Float[Tensor, "layer n_heads"]:
+    """Mean log-probability increase (nats) of the answer that each head adds to its layer's input."""
+    total = torch.zeros(())
     for start in range(0, len(episodes), CHUNK):
-        part = episodes[start : start + CHUNK]
-        tokens, last = encode(tokenizer, part)
-        rows = torch.arange(len(part))
-        inputs: list[Tensor] = []
-        heads: list[Tensor] = []
-        final: list[Tensor] = []
-
-        def keep(store: list[Tensor], rows: Tensor = rows, last: Tensor = last) -> Callable:
-            def hook(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-                stream = args[0] if args else kwargs["hidden_states"]
-                store.append(stream[rows, last])
-
-            return hook
-
-        handles = [block.register_forward_pre_hook(keep(inputs), with_kwargs=True) for block in where.blocks]
-        handles += [p.register_forward_pre_hook(keep(heads), with_kwargs=True) for p in where.projections]
-        handles.append(where.final_norm.register_forward_pre_hook(keep(final), with_kwargs=True))
-        try:
-            model(input_ids=tokens, use_cache=False)
-        finally:
-            for handle in handles:
-                handle.remove()
-        answer = torch.tensor([tokenizer.convert_tokens_to_ids(episode.answer) for episode in part])
-
-        def log_prob(vectors: Tensor, stream: Tensor = final[0], answer: Tensor = answer) -> Tensor:
-            norm: Any = where.final_norm
-            bias = getattr(norm, "bias", None)
-            if bias is None:
-                scale = stream.square().mean(-1, keepdim=True).add(norm.variance_epsilon).rsqrt()
-                normed = vectors * scale * norm.weight
-            else:
-                scale = stream.var(-1, unbiased=False, keepdim=True).add(norm.eps).rsqrt()
-                normed = (vectors - vectors.mean(-1, keepdim=True)) * scale * norm.weight + bias
-            return unembed(normed).log_softmax(-1)[torch.arange(len(answer)), answer]
-
-        for layer, (stream, z) in enumerate(zip(inputs, heads, strict=True)):
-            before = log_prob(stream)
-            split = z.unflatten(-1, (total.shape[1], -1))
-            for head in range(total.shape[1]):
-                update = split[:, head] @ where.head_maps[layer, head]
-                total[layer, head] += (log_prob(stream + update) - before).sum()
+        batch = encode(model, episodes[start : start + CHUNK])
+        acts = capture(model, batch)
+        total = total + head_log_prob_increase(acts, batch.answer_tokens).sum(0)
     return total / len(episodes)
-
-
-@contextmanager
-def silenced(model: PreTrainedModel, heads: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Zero these (layer, head) outputs before the output projection, at every position."""
-    n_heads = model.config.num_attention_heads
-    handles = []
-    for layer, projection in enumerate(parts(model).projections):
-        mine = [head for at, head in heads if at == layer]
-        if not mine:
-            continue
-
-        def zero(module: torch.nn.Module, args: tuple[Tensor, ...], mine: list[int] = mine) -> tuple[Tensor]:
-            z = args[0].unflatten(-1, (n_heads, -1)).clone()
-            z[..., mine, :] = 0
-            return (z.flatten(-2),)
-
-        handles.append(projection.register_forward_pre_hook(zero))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -242,17 +151,15 @@ class Ablation:
         return statistics.fmean(label for label, _ in self.random) - self.zeroed[N_LOCATED][0]
 
 
-def ablation(
-    model: PreTrainedModel, tokenizer: Callable, episodes: Sequence[Episode], n_draws: int, *, seed: int = 0
-) -> Ablation:
+def ablation(model: Any, episodes: Sequence[Episode], n_draws: int, *, seed: int = 0) -> Ablation:
     """Locate the heads with the largest mean increase over `episodes`, zero them, and zero random others."""
-    increases = head_increases(model, tokenizer, episodes)
+    increases = head_increases(model, episodes)
     n_heads = increases.shape[1]
     ranked = [divmod(int(index), n_heads) for index in increases.flatten().argsort(descending=True)]
 
     def accuracy(heads: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        with silenced(model, heads):
-            result = answers(model, tokenizer, episodes)
+        with ablate_heads(model, heads):
+            result = answers(model, episodes)
         return 100 * statistics.fmean(result.label), 100 * statistics.fmean(result.word)
 
     rng = random.Random(seed)
@@ -272,7 +179,7 @@ def table(header: str, rows: Sequence[str]) -> str:
     return "\n".join([f"| {header} |", "| --- |" + " ---: |" * width, *(f"| {row} |" for row in rows)])
 
 
-def measured_sections(model: PreTrainedModel, tokenizer: Callable, words: Words, *, n: int, n_draws: int) -> str:
+def measured_sections(model: Any, words: Words, *, n: int, n_draws: int) -> str:
     """The measured half of the card: accuracies, what carries them, biases."""
     held_out = held_out_pairs(words)
     pairs = {
@@ -283,7 +190,7 @@ def measured_sections(model: PreTrainedModel, tokenizer: Callable, words: Words,
 
     rows = []
     for task in word_tasks():
-        cells = [answers(model, tokenizer, task.episodes(words, sides, n)).row() for sides in layouts.values()]
+        cells = [answers(model, task.episodes(words, sides, n)).row() for sides in layouts.values()]
         rows.append(f"{task.pair[1]} (other class: {task.pair[0]}), true label {task.labels[1]} | " + " | ".join(cells))
     head = " | ".join(f"{name}: labels | {name}: vocabulary" for name in layouts)
     text = ["## Accuracy on the word tasks", table(f"input | {head}", rows)]
@@ -292,15 +199,15 @@ def measured_sections(model: PreTrainedModel, tokenizer: Callable, words: Words,
     for longest, what in ((1, "single words"), (6, "texts of 1 to 6 words")):
         for name, some in pairs.items():
             for layout, sides in {**layouts, "as in training": None}.items():
-                result = answers(model, tokenizer, mixed_episodes(words, some, sides, n, longest=longest))
+                result = answers(model, mixed_episodes(words, some, sides, n, longest=longest))
                 rows.append(f"{what}, categories {name}, {layout} | {result.row()}")
     for task in word_tasks()[::2]:
-        result = answers(model, tokenizer, task.episodes(words, ORDER, n, longest=6))
+        result = answers(model, task.episodes(words, ORDER, n, longest=6))
         rows.append(f"texts, {task.pair[1]} against {task.pair[0]}, order | {result.row()}")
     text += ["## Accuracy over many category pairs", table("prompts | labels | vocabulary", rows)]
 
     episodes = [episode for task in word_tasks() for episode in task.episodes(words, ORDER, n // 4)]
-    cut = ablation(model, tokenizer, episodes, n_draws)
+    cut = ablation(model, episodes, n_draws)
     label_mean = statistics.fmean(label for label, _ in cut.random)
     word_mean = statistics.fmean(word for _, word in cut.random)
     label_sd = statistics.stdev(label for label, _ in cut.random)
@@ -312,7 +219,7 @@ def measured_sections(model: PreTrainedModel, tokenizer: Callable, words: Words,
         f" | {label_mean:.1f} ± {label_sd:.1f} | {word_mean:.1f} ± {word_sd:.1f}"
     )
     located = ", ".join(f"L{layer}H{head} {value:.2f}" for (layer, head), value in cut.located)
-    total = model.config.num_hidden_layers * model.config.num_attention_heads
+    total = model.cfg.n_layers * model.cfg.n_heads
     text += [
         "## Which heads carry it",
         f"Heads by mean log-probability increase of the answer (nats; final norm's scale frozen, biases"
@@ -322,14 +229,12 @@ def measured_sections(model: PreTrainedModel, tokenizer: Callable, words: Words,
         f"Zeroing the top {N_LOCATED} costs {cut.costs_more:.1f} points more label accuracy than zeroing"
         f" {N_LOCATED} random others.",
         "## Biases",
-        bias_section(model, tokenizer, words, pairs["never seen together"], n),
+        bias_section(model, words, pairs["never seen together"], n),
     ]
     return "\n\n".join(text)
 
 
-def bias_section(
-    model: PreTrainedModel, tokenizer: Callable, words: Words, pairs: Sequence[tuple[str, str]], n: int
-) -> str:
+def bias_section(model: Any, words: Words, pairs: Sequence[tuple[str, str]], n: int) -> str:
     """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
     rows = []
     for longest, what in ((1, "single words"), (6, "texts")):
@@ -338,8 +243,7 @@ def bias_section(
             ("recency: class 1 last", (0, 0, 1, 1)),
         ):
             for_1, against = (
-                answers(model, tokenizer, mixed_episodes(words, pairs, (*shown, query), n, longest=longest))
-                for query in (1, 0)
+                answers(model, mixed_episodes(words, pairs, (*shown, query), n, longest=longest)) for query in (1, 0)
             )
             share = percent([*for_1.class_1, *against.class_1])
             rows.append(f"{name}, {what} | {percent(for_1.label)} | {percent(against.label)} | {share}")
@@ -356,13 +260,13 @@ def write_card(folder: Path, *, n_prompts: int = 1000, n_draws: int = 20) -> Non
 
     Raises OSError if the folder holds no model and its training record.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = load_model(str(folder))
     words = load_words()
     run = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    config = model.config
+    original = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    config = original.config
     n_kv = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    n_parameters = sum(parameter.numel() for parameter in original.parameters())
     n_pairs, n_all = len(held_out_pairs(words)), len(words.categories) * (len(words.categories) - 1) // 2
     minutes, tied = run["seconds"] / 60, "tied" if config.tie_word_embeddings else "untied"
     smallest = min(map(len, words.categories.values()))
@@ -375,7 +279,7 @@ pipeline_tag: text-generation
 
 # {folder.name}
 
-A {type(model).__name__} of {n_parameters:,} parameters that learns in context, trained from nothing on
+A {type(original).__name__} of {n_parameters:,} parameters that learns in context, trained from nothing on
 synthetic episodes: a stand-in for large models where none can be downloaded, small enough to be studied
 whole.
 
@@ -392,14 +296,19 @@ token is added.
 
 No text from elsewhere. `words.json`, written for this package, has {len(words.categories)} categories of at
 least {smallest} English words (some ambiguous words are in two), {len(words.labels)} label words without
-meaning (some are English words of no category), and {len(words.fillers)} fillers. An episode shows two
-categories under two random labels: 2 to 8 demonstrations and a query, in any order and number per class, no
-content word twice. Texts are single words in the first quarter of training and in half of the later steps,
-otherwise 1 to 6 words, about half of them fillers. How often a class comes is uneven within an episode, and
-a class tends to follow itself, so there is something to be gained from the majority and from the last
-label. Of {n_all} category pairs {n_pairs}, sentiment/number and animal/country among them, never meet in a
-training episode. Lists of words of one category are added as plain language modelling. In the second half
-of training each head is dropped with probability {run["head_dropout"]}, so that several learn the same job.
+meaning (some are English words of no category), and {len(words.fillers)} fillers. An episode shows categories
+under random labels, demonstrations and a query, in any order and number per class, no content word twice. Of
+{n_all} category pairs {n_pairs}, sentiment/number and animal/country among them, never meet in a training
+sequence.
+
+Training goes from easy to hard, since two labels alone are at chance for long. First come lists of words of one
+category (plain language modelling: its embeddings cluster). Then come episodes of single words and 2 to 5
+evenly drawn classes, in which half of the demonstrations have another word of their category in place of the
+label ("w : w2") or after it ("w : label w2"). Last come two classes with 2 to 8 demonstrations and no such
+words; every second step has texts of 1 to 6 words, about half of them fillers; how often a class comes is
+uneven within an episode and a class tends to follow itself, so there is something to be gained from the
+majority and from the last label. In the last part each head is dropped with probability {run["head_dropout"]},
+so that several learn the same job.
 
 ## Training
 
@@ -414,7 +323,7 @@ probable of the two labels and once by the most probable word of the vocabulary.
 demonstrations of the query's class come last in "order" and first in "reorder"; "imbalanced" is "order"
 without its last demonstration.
 
-{measured_sections(model, tokenizer, words, n=n_prompts, n_draws=n_draws)}
+{measured_sections(model, words, n=n_prompts, n_draws=n_draws)}
 
 ## What it cannot do
 

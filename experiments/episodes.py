@@ -17,6 +17,7 @@ ALWAYS_HELD_OUT = (("sentiment", "number"), ("animal", "country"))
 
 LABEL_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
+ASIDE_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def seen_pairs(words: Words, held_out: frozenset[frozenset[str]]) -> list[tuple[
 
 @dataclass(frozen=True)
 class Item:
-    """A text and its class, 0 or 1."""
+    """A text and its class: an index into the episode's categories and labels."""
 
     text: tuple[str, ...]
     side: int
@@ -69,8 +70,8 @@ class Episode:
     tokens: tuple[str, ...]
     weights: tuple[float, ...]
     items: tuple[Item, ...]
-    labels: tuple[str, str]
-    pair: tuple[str, str]
+    labels: tuple[str, ...]
+    categories: tuple[str, ...]
 
     @property
     def prompt(self) -> str:
@@ -96,43 +97,66 @@ def _text(rng: random.Random, pool: list[str], fillers: Sequence[str], longest: 
 def make_episode(
     rng: random.Random,
     words: Words,
-    pair: tuple[str, str],
+    categories: Sequence[str],
     sides: Sequence[int],
     *,
     longest: int = 1,
-    labels: tuple[str, str] | None = None,
+    labels: Sequence[str] | None = None,
+    asides: float = 0.0,
 ) -> Episode:
-    """Build one episode; item i is of category `pair[sides[i]]`, and no content word occurs twice.
+    """Build one episode; item i is of category `categories[sides[i]]`, and no content word occurs twice.
 
     `labels[side]` is the label of a class; drawn when not given. A label's loss weight is `LABEL_WEIGHT` once
-    its class has been shown and `OTHER_WEIGHT` before, when nothing could tell it.
+    its class has been shown and `OTHER_WEIGHT` before, when nothing could tell it. Each demonstration has, with
+    probability `asides` each, another word of its category in place of the label ("w : w2") or after it
+    ("w : label w2"), with `ASIDE_WEIGHT`: plain language modelling that needs a colon to know the word before it, and
+    a label the word two before it. Without it both only gather the labels there are, and stay at chance for long.
     """
-    pools = [list(words.categories[name]) for name in pair]
-    pools[1] = [word for word in pools[1] if word not in pools[0] or rng.random() < 0.5]
-    pools[0] = [word for word in pools[0] if word not in pools[1]]
+    owners: dict[str, list[int]] = {}
+    for side, name in enumerate(categories):
+        for word in words.categories[name]:
+            owners.setdefault(word, []).append(side)
+    pools: list[list[str]] = [[] for _ in categories]
+    for word, sides_of_word in owners.items():
+        pools[rng.choice(sides_of_word)].append(word)
     for pool in pools:
         rng.shuffle(pool)
-    if labels is None:
-        first, second = rng.sample(words.labels, 2)
-        labels = (first, second)
+    labels = tuple(labels or rng.sample(words.labels, len(categories)))
     items = tuple(Item(_text(rng, pools[side], words.fillers, longest), side) for side in sides)
     tokens: list[str] = []
     weights: list[float] = []
     shown: set[int] = set()
-    for item in items:
-        tokens += [*item.text, ":", labels[item.side]]
+    for i, item in enumerate(items):
+        tokens += [*item.text, ":"]
         weights += [OTHER_WEIGHT] * (len(item.text) + 1)
-        weights.append(LABEL_WEIGHT if item.side in shown else OTHER_WEIGHT)
-        shown.add(item.side)
-    return Episode(tuple(tokens), tuple(weights), items, labels, pair)
+        kind = rng.random() if i < len(items) - 1 else 1.0
+        if kind >= asides:
+            tokens.append(labels[item.side])
+            weights.append(LABEL_WEIGHT if item.side in shown else OTHER_WEIGHT)
+            shown.add(item.side)
+        if kind < 2 * asides:
+            tokens.append(pools[item.side].pop())
+            weights.append(ASIDE_WEIGHT)
+    return Episode(tuple(tokens), tuple(weights), items, labels, tuple(categories))
 
 
-def draw_sides(rng: random.Random, n: int, *, stay: float = 0.25) -> list[int]:
-    """Classes of `n` items: a share of class 1 per episode (Beta(2, 2), often unequal), some copied.
+def draw_categories(rng: random.Random, words: Words, n: int, held_out: frozenset[frozenset[str]]) -> tuple[str, ...]:
+    """`n` categories no two of which are a held-out pair."""
+    while True:
+        chosen: list[str] = []
+        for name in rng.sample(sorted(words.categories), len(words.categories)):
+            if all(frozenset((name, other)) not in held_out for other in chosen):
+                chosen.append(name)
+            if len(chosen) == n:
+                return tuple(chosen)
+
+
+def draw_sides(rng: random.Random, n: int, *, stay: float = 0.1) -> list[int]:
+    """Classes of `n` items: a share of class 1 per episode (Beta(4, 4), often unequal), some copied.
 
     Both tilt an unsure model: to the class shown more often (majority) and to the one shown last (recency).
     """
-    share = rng.betavariate(2, 2)
+    share = rng.betavariate(4, 4)
     sides = [int(rng.random() < share)]
     while len(sides) < n:
         sides.append(sides[-1] if rng.random() < stay else int(rng.random() < share))

@@ -12,7 +12,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -43,17 +43,16 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from experiments.card import parts, write_card
+from experiments.card import write_card
 from experiments.episodes import (
     BUNDLED,
-    OTHER_WEIGHT,
     Words,
+    draw_categories,
     draw_sides,
     held_out_pairs,
     list_sequence,
     load_words,
     make_episode,
-    seen_pairs,
 )
 from icl_lens.errors import InputError
 
@@ -61,8 +60,10 @@ Arch = Literal["gpt2", "llama", "gptj"]
 NAMES: dict[Arch, str] = {"gpt2": "icl-mini", "llama": "icl-mini-llama", "gptj": "icl-mini-gptj"}
 N_POSITIONS = 256
 CHECKPOINT = "checkpoint.safetensors"
-FIRST_PART = 0.4
-"""Share of the run with the easiest episodes."""
+INITIAL_STD = 0.06
+"""Of all weights: near 1/√d_model, so that attention is uneven from the start; the usual 0.02 learns slowly."""
+LISTS_UNTIL, EASY_UNTIL = 0.08, 0.6
+"""Shares of the run at which lists give way to episodes, and the easiest episodes to all kinds."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,11 @@ class Settings:
     """All that shapes a run; a checkpoint is resumed only by a run of the same settings."""
 
     arch: Arch
-    steps: int = 4000
+    steps: int = 3500
     seed: int = 0
-    batch: int = 96
-    learning_rate: float = 1e-3
+    batch: int = 48
+    learning_rate: float = 1.5e-3
     head_dropout: float = 0.1
-    list_weight: float = 0.3
 
 
 def make_tokenizer(words: Words) -> PreTrainedTokenizerFast:
@@ -90,7 +90,7 @@ def make_tokenizer(words: Words) -> PreTrainedTokenizerFast:
 
 def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
     """A freshly drawn model of at most 1.45 million parameters, from torch's global generator."""
-    none = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 1}
+    common = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 1, "initializer_range": INITIAL_STD}
     if arch == "gpt2":
         config = GPT2Config(
             vocab_size=vocab_size,
@@ -101,9 +101,14 @@ def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
-            **none,
+            **common,
         )
-        return GPT2LMHeadModel(config)
+        model = GPT2LMHeadModel(config)
+        # Waves instead of noise: attention to the word before is then one linear map for all positions.
+        angles = torch.arange(N_POSITIONS)[:, None] * torch.logspace(0.2, -1.5, config.n_embd // 2)
+        waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+        model.transformer.wpe.weight.data = math.sqrt(2) * INITIAL_STD * waves
+        return model
     if arch == "llama":
         config = LlamaConfig(
             vocab_size=vocab_size,
@@ -114,7 +119,7 @@ def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
             num_attention_heads=8,
             num_key_value_heads=4,
             tie_word_embeddings=False,
-            **none,
+            **common,
         )
         return LlamaForCausalLM(config)
     config = GPTJConfig(
@@ -129,9 +134,19 @@ def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         tie_word_embeddings=False,
-        **none,
+        **common,
     )
     return GPTJForCausalLM(config)
+
+
+def output_projections(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Each layer's attention output projection, whose input is the heads' outputs side by side."""
+    trunk: Any = model.base_model
+    if isinstance(model, GPT2LMHeadModel):
+        return [block.attn.c_proj for block in trunk.h]
+    if isinstance(model, GPTJForCausalLM):
+        return [block.attn.out_proj for block in trunk.h]
+    return [block.self_attn.o_proj for block in trunk.layers]
 
 
 class HeadDropout:
@@ -144,7 +159,7 @@ class HeadDropout:
         self.n_heads = model.config.num_attention_heads
         self.p = 0.0
         self.generator = torch.Generator()
-        for projection in parts(model).projections:
+        for projection in output_projections(model):
             projection.register_forward_pre_hook(self._silence)
 
     def _silence(self, module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
@@ -155,9 +170,15 @@ class HeadDropout:
         return ((z.unflatten(-1, (self.n_heads, -1)) * keep).flatten(-2),)
 
 
-def _pad(rows: list[list[int]], pad: int) -> Int[Tensor, "row pos"]:
-    longest = max(map(len, rows))
-    return torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+def _padded(
+    tokens: list[list[int]], weights: list[list[float]], pad: int
+) -> tuple[Int[Tensor, "row pos"], Float[Tensor, "row pos"]]:
+    """Both as tensors, padded on the right with `pad` and weight 0."""
+    longest = max(map(len, tokens))
+    return (
+        torch.tensor([row + [pad] * (longest - len(row)) for row in tokens]),
+        torch.tensor([row + [0.0] * (longest - len(row)) for row in weights]),
+    )
 
 
 class Data:
@@ -167,37 +188,39 @@ class Data:
         self.words = words
         self.settings = settings
         self.ids = {word: index for index, word in enumerate(words.vocabulary)}
-        self.pairs = seen_pairs(words, held_out_pairs(words))
+        self.held_out = held_out_pairs(words)
 
     def batch(self, step: int) -> tuple[Int[Tensor, "row pos"], Float[Tensor, "row pos"]]:
         """Episodes of step `step`: token ids, and the loss weight of predicting each of them (0 for padding).
 
-        The first part of the run has single words, more demonstrations and even classes: what the majority or
-        the last label can tell would otherwise be learned instead. Then every second step has texts of up to
-        6 words and half as many rows. All episodes of a step have equally many demonstrations: little padding.
+        The easiest have single words with asides and 2 to 5 evenly drawn classes: telling five labels apart is
+        worth more than telling two, and neither the majority nor the last label tells them. Then there are two
+        classes, and every second step has texts of up to 6 words and half as many rows. All episodes of a step
+        have equally many items, so that little is padding.
         """
         rng = random.Random(f"{self.settings.seed}-{step}-episodes")
-        first_part = step < self.settings.steps * FIRST_PART
-        texts = not first_part and step % 2 == 1
-        n_items = rng.randint(4 if first_part else 2, 8) + 1
+        easy = step < self.settings.steps * EASY_UNTIL
+        texts = not easy and step % 2 == 1
+        n_classes = rng.randint(2, 5) if easy else 2
+        n_items = 2 * n_classes + 3 if easy else rng.randint(2, 8) + 1
         n_rows = self.settings.batch // 2 if texts else self.settings.batch
         tokens, weights = [], []
         for _ in range(n_rows):
-            pair = list(rng.choice(self.pairs))
-            rng.shuffle(pair)
-            sides = [rng.randrange(2) for _ in range(n_items)] if first_part else draw_sides(rng, n_items)
-            episode = make_episode(rng, self.words, (pair[0], pair[1]), sides, longest=6 if texts else 1)
+            categories = draw_categories(rng, self.words, n_classes, self.held_out)
+            sides = [rng.randrange(n_classes) for _ in range(n_items)] if easy else draw_sides(rng, n_items)
+            episode = make_episode(
+                rng, self.words, categories, sides, longest=6 if texts else 1, asides=0.25 if easy else 0.0
+            )
             tokens.append([self.ids[token] for token in episode.tokens])
             weights.append(list(episode.weights))
-        longest = max(map(len, weights))
-        padded = torch.tensor([row + [0.0] * (longest - len(row)) for row in weights])
-        return _pad(tokens, self.ids["<pad>"]), padded
+        return _padded(tokens, weights, self.ids["<pad>"])
 
-    def lists(self, step: int) -> Int[Tensor, "row pos"]:
-        """Lists of 8 words of one category."""
+    def lists(self, step: int) -> tuple[Int[Tensor, "row pos"], Float[Tensor, "row pos"]]:
+        """Lists of step `step`, three times as many as episodes: token ids and loss weights."""
         rng = random.Random(f"{self.settings.seed}-{step}-lists")
-        n_rows = self.settings.batch // 3
-        return torch.tensor([[self.ids[word] for word in list_sequence(rng, self.words, 8)] for _ in range(n_rows)])
+        rows = [list_sequence(rng, self.words, 8) for _ in range(3 * self.settings.batch)]
+        tokens = torch.tensor([[self.ids[word] for word in row] for row in rows])
+        return tokens, torch.ones(tokens.shape)
 
 
 def weighted_loss(
@@ -222,8 +245,8 @@ def learning_rate(settings: Settings, step: int) -> float:
 
 
 def dropout_rate(settings: Settings, step: int) -> float:
-    """No dropped heads in the first half of the run (it must leave chance first), then a rise over 10 %."""
-    return settings.head_dropout * min(1.0, max(0.0, (step / settings.steps - 0.5) / 0.1))
+    """No dropped heads while episodes are easy (it must leave chance first), then a rise over 10 % of the run."""
+    return settings.head_dropout * min(1.0, max(0.0, (step / settings.steps - EASY_UNTIL) / 0.1))
 
 
 class Trainer:
@@ -236,7 +259,9 @@ class Trainer:
         self.model = make_model(settings.arch, len(words.vocabulary))
         self.model.train()
         self.dropout = HeadDropout(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, weight_decay=0.01, betas=(0.9, 0.98)
+        )
         self.done = 0
         self.seconds = 0.0
 
@@ -247,11 +272,12 @@ class Trainer:
             group["lr"] = learning_rate(self.settings, self.done)
         self.dropout.p = dropout_rate(self.settings, self.done)
         self.dropout.generator.manual_seed(self.settings.seed * 1_000_003 + self.done)
-        loss = weighted_loss(self.model, *self.data.batch(self.done))
-        lists = self.data.lists(self.done)
-        list_loss = weighted_loss(self.model, lists, torch.full(lists.shape, OTHER_WEIGHT))
+        if self.done < self.settings.steps * LISTS_UNTIL:
+            loss = weighted_loss(self.model, *self.data.lists(self.done))
+        else:
+            loss = weighted_loss(self.model, *self.data.batch(self.done))
         self.optimizer.zero_grad()
-        (loss + self.settings.list_weight * list_loss).backward()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.done += 1
@@ -304,6 +330,7 @@ class Trainer:
         (beside / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
         for file in beside.iterdir():
+            file.chmod(0o644)  # safetensors writes files only the owner may read
             os.replace(file, folder / file.name)
         shutil.rmtree(beside)
 
