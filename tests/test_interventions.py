@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.interventions import check
-from icl_lens.models import ModelView
+from icl_lens.models import ModelView, scores
 
 BY_HAND = ("gpt2", "gptj", "llama_gqa", "llama_bias")
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
@@ -270,7 +270,7 @@ def test_label_attention_without_position_follows_the_demonstrations_around(run,
     """In layer 0, whose inputs know no position, permuting demonstrations of equal length permutes the attention."""
     model, _, _, _ = run(name)
     view = ModelView.of(model)
-    if view.score_view(0).window is not None:
+    if scores.score_view(view, 0).window is not None:
         pytest.skip("a sliding window sees positions")
     demos = [il.Demonstration(text, label) for text, label in (("love", "bar"), ("two", "foo"), ("cat", "bar"))]
     orders = list(itertools.permutations(range(3)))
@@ -428,8 +428,8 @@ def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
 
 def test_a_family_whose_attention_is_not_understood_is_refused_by_name(run, monkeypatch):
     model = copy.deepcopy(run("llama_gqa")[0])
-    own = ModelView.score_view
-    monkeypatch.setattr(ModelView, "score_view", lambda self, layer: own(self, layer)._replace(scale=0.5))
+    own = scores.score_view
+    monkeypatch.setattr(scores, "score_view", lambda view, layer: own(view, layer)._replace(scale=0.5))
     with (
         pytest.raises(il.InputError, match="LlamaForCausalLM is not supported here: in layer 1"),
         il.remove_position(model, [(1, 1)]),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icl_lens.decompose import grouped_to_heads
 from icl_lens.errors import InputError
-from icl_lens.models import ModelView
+from icl_lens.models import ModelView, scores
 from icl_lens.readout import norm_scale
 
 
@@ -42,9 +42,9 @@ class LayerValues:
 def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """Short name -> hook name of everything that recomputing a layer's attention reads."""
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
-    hooks |= view.normed_hooks(layer)
-    kind = view.score_view(layer).position
-    if kind == "rotary" and (rotation := view.rotation_hooks(layer)) is not None:
+    hooks |= scores.normed_hooks(view, layer)
+    kind = scores.score_view(view, layer).position
+    if kind == "rotary" and (rotation := scores.rotation_hooks(view, layer)) is not None:
         hooks["cos"], hooks["sin"] = rotation
     if kind == "standard":
         hooks["position"] = "hook_pos_embed"
@@ -69,7 +69,7 @@ def score_inputs(values: LayerValues, chosen: Sequence[int]) -> Inputs:
     """Queries and keys of chosen heads; with learned positions also the share the position embedding has in them."""
     view, layer = values.view, values.layer
     q, k = values.heads("q", chosen), values.heads("k", chosen)
-    if view.score_view(layer).position != "standard":
+    if scores.score_view(view, layer).position != "standard":
         return Inputs(q, k, None, None)
     norm = view.first_norm(layer)
     position = values.seen["position"].to(q.device, torch.promote_types(q.dtype, torch.float32))
@@ -95,7 +95,7 @@ def recompute_pattern(
 
     Same mask, soft-cap and softmax as the model's own.
     """
-    how = values.view.score_view(values.layer)
+    how = scores.score_view(values.view, values.layer)
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     q, k = inputs.q.to(dtype), inputs.k.to(dtype)
     product = "batch query head d_head, batch key head d_head -> batch head query key"
@@ -108,17 +108,17 @@ def recompute_pattern(
         length = (cos.square() + sin.square()).sqrt()  # 1, but for families that scale their rotation
         turned = einsum(_rotate(q, cos, sin, how.interleaved), _rotate(k, cos, sin, how.interleaved), product)
         plain = einsum(*(_rotate(x, length, torch.zeros_like(sin), how.interleaved) for x in (q, k)), product)
-        scores = how.scale * (weight * turned + (1 - weight) * plain)
+        logits = how.scale * (weight * turned + (1 - weight) * plain)
     elif how.position == "alibi":
-        bias = values.view.alibi(values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
-        scores = how.scale * einsum(q, k, product) + weight * bias
+        bias = scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
+        logits = how.scale * einsum(q, k, product) + weight * bias
     else:
         assert inputs.q_share is not None
         assert inputs.k_share is not None
         plain = einsum(q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype), product)
-        scores = how.scale * (weight * einsum(q, k, product) + (1 - weight) * plain)
+        logits = how.scale * (weight * einsum(q, k, product) + (1 - weight) * plain)
     if how.soft_cap is not None:
-        scores = how.soft_cap * torch.tanh(scores / how.soft_cap)
+        logits = how.soft_cap * torch.tanh(logits / how.soft_cap)
     n_queries = q.shape[1]
     place = torch.arange(n_keys, device=k.device)
     back = place[n_keys - n_queries :, None] - place
@@ -128,14 +128,14 @@ def recompute_pattern(
     allowed = allowed & mask.to(k.device)[:, None, None, :]
     # Padding before a prompt sees nothing at all; its rows are never read.
     allowed = allowed | ~allowed.any(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1).to(inputs.q.dtype)
+    return torch.softmax(logits.masked_fill(~allowed, -torch.inf), dim=-1).to(inputs.q.dtype)
 
 
 def _rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
     if "cos" in values.seen:
         return values.seen["cos"], values.seen["sin"]
     positions: Int[Tensor, "batch key"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    return values.view.rotation_table(values.layer, positions)
+    return scores.rotation_table(values.view, values.layer, positions)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -1,0 +1,85 @@
+"""Norms as maps with a data-dependent scale, found out by asking the module."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.readout import norm_scale
+
+
+class NormView(NamedTuple):
+    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centres, its width."""
+
+    gain: Tensor | None
+    shift: Tensor | None
+    eps: float
+    centre: bool
+    normalize: bool
+    width: int
+
+    def gain_as(self, dtype: torch.dtype) -> Tensor:
+        return torch.ones((), dtype=dtype) if self.gain is None else self.gain.to(dtype)
+
+    def __call__(self, x: Float[Tensor, "*rest d"]) -> Float[Tensor, "*rest d"]:
+        """What the module gives for `x`, in the dtype of `x`."""
+        if not self.normalize:
+            return x
+        y = x - x.mean(-1, keepdim=True) if self.centre else x
+        y = y * norm_scale(x, eps=self.eps, centre=self.centre)[..., None] * self.gain_as(x.dtype)
+        return y if self.shift is None else y + self.shift.to(x.dtype)
+
+
+def probe_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
+    """Finds out what a norm module does by asking it.
+
+    Families disagree on where gains live and whether they are stored as `w` or `1 + w`; the module's answers
+    to a few vectors do not. The vectors are long enough that eps does not show, then short enough that it does.
+    """
+    weight = next((p for p in module.parameters()), None)
+    # The module's own dtype: probing in it is exact for half precision, whose gains round the same way.
+    dtype = torch.float32 if weight is None else weight.dtype
+    where = device if weight is None else weight.device
+    signs = torch.ones(1, 1, d_model, dtype=torch.float64)
+    signs[..., 1::2] = -1
+    long = 2.0**10
+    with torch.no_grad():
+
+        def ask(x: Tensor) -> Tensor:
+            return module(x.to(where, dtype))[0, 0].to(device, torch.float64).cpu()
+
+        zero, ones, alternating = (
+            ask(torch.zeros_like(signs)),
+            ask(torch.ones_like(signs) * long),
+            ask(signs * long),
+        )
+        if torch.equal(alternating, (signs * long)[0, 0]):
+            return NormView(None, None, default_eps, False, False, d_model)
+        shift = zero
+        centre = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
+        gain = (alternating - shift) * signs[0, 0]
+        eps = _eps_of(module, default_eps)
+        expected = shift + gain * signs[0, 0] / math.sqrt(2)
+        if not torch.allclose(ask(signs * math.sqrt(eps)), expected, rtol=2e-2, atol=2e-2):
+            raise InputError(
+                f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm with eps={eps}: this family's "
+                "norm is not supported"
+            )
+    # Odd widths leave the alternating vector with a mean; LayerNorm then answers for a centred one.
+    if centre and d_model % 2:
+        raise InputError(f"d_model={d_model} is odd, which no supported family has")
+    keep_shift = shift.to(device) if bool(shift.any()) else None
+    keep_gain = None if bool((gain == 1).all()) else gain.to(device)
+    return NormView(keep_gain, keep_shift, eps, centre, True, d_model)
+
+
+def _eps_of(module: Any, default: float) -> float:
+    for owner in (module, getattr(module, "original_component", None)):
+        for name in ("eps", "variance_epsilon", "epsilon"):
+            value = getattr(owner, name, None) if owner is not None else None
+            if isinstance(value, (int, float)):
+                return float(value)
+    return default

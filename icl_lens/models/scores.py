@@ -1,0 +1,94 @@
+"""How a family turns queries and keys into attention scores: scale, cap, window, rotation, ALiBi."""
+
+import sys
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.models.view import ModelView
+
+
+class ScoreView(NamedTuple):
+    """How one attention layer scores keys: `soft_cap(scale · q·k)`, what carries position, and how far back it sees."""
+
+    scale: float
+    soft_cap: float | None
+    window: int | None
+    position: str
+    interleaved: bool
+
+
+def score_view(view: ModelView, layer: int) -> ScoreView:
+    """How a layer turns queries and keys into attention scores."""
+    attn, cfg = view.attn(layer), view.cfg
+    inner = getattr(attn, "original_component", None)
+    position = str(getattr(cfg, "positional_embedding_type", "standard"))
+    if inner is None:  # HookedTransformer says everything itself
+        local = bool(getattr(cfg, "use_local_attn", False)) and cfg.attn_types[layer] == "local"
+        cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
+        scale = 1.0 / float(attn.attn_scale)
+        interleaved = bool(getattr(cfg, "rotary_adjacent_pairs", False))
+        return ScoreView(scale, cap if cap > 0 else None, cfg.window_size if local else None, position, interleaved)
+    cap = getattr(inner, "attn_logit_softcapping", None)
+    interleaved = view.architecture.startswith(("GPTJ", "Cohere"))
+    return ScoreView(_score_scale(inner), cap or None, _window(view, inner), position, interleaved)
+
+
+def _window(view: ModelView, inner: Any) -> int | None:
+    """How many keys back a layer's queries see, themselves included; None for all."""
+    kind = getattr(inner, "attention_type", None)  # GPT-Neo
+    if kind is not None:
+        return int(view.setting("window_size", 0)) if kind == "local" else None
+    window = getattr(inner, "sliding_window", None)
+    if window is None and view.setting("layer_types", None) is None:
+        window = view.setting("sliding_window", None)
+    return int(window) if window else None
+
+
+def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
+    """Where queries and keys can be read after a norm of their own, before rotation; fires where there is one."""
+    names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
+    return {name: hook for name, hook in names.items() if hook in view.model.hook_dict}
+
+
+def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
+    """Where a layer's cosines and sines can be read [batch pos d_rotary]; None where they are in a table."""
+    names = f"blocks.{layer}.attn.hook_cos", f"blocks.{layer}.attn.hook_sin"
+    return names if names[0] in view.model.hook_dict else None
+
+
+def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines at positions [batch pos], for families that keep them in a table."""
+    attn = view.attn(layer)
+    inner = getattr(attn, "original_component", None)
+    if inner is None:
+        return attn.rotary_cos[positions], attn.rotary_sin[positions]
+    table = getattr(inner, "embed_positions", None)
+    if table is None:
+        raise InputError(f"{view.architecture} shows no rotation angles, so its attention scores cannot be recomputed")
+    sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
+    return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+
+def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch head key"]:
+    """What ALiBi adds to the scores of each key, up to a constant for each query."""
+    attn = view.attn(layer)
+    inner = getattr(attn, "original_component", None)
+    if inner is None:
+        n_keys = key_mask.shape[1]
+        return attn.create_alibi_bias(view.n_heads, n_keys, key_mask.device)[None, :, -1].expand(len(key_mask), -1, -1)
+    build = sys.modules[type(inner).__module__].build_alibi_tensor
+    bias = build(key_mask.long(), view.n_heads, view.compute_dtype)
+    # Falcon's eager attention adds it twice: to the scores before they are scaled, and to the mask.
+    times = 2.0 * float(inner.inv_norm_factor) if view.architecture.startswith("Falcon") else float(inner.beta)
+    return bias.reshape(len(key_mask), view.n_heads, -1) * times
+
+
+def _score_scale(inner: Any) -> float:
+    """What a Hugging Face attention module multiplies q·k with; modules without a word on it do not scale."""
+    for name in ("scaling", "inv_norm_factor"):
+        if hasattr(inner, name):
+            return float(getattr(inner, name))
+    return 1.0 / float(inner.scale_attn) if hasattr(inner, "scale_attn") else 1.0
