@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from icl_lens.errors import InputError
@@ -35,7 +36,7 @@ def scale_label_attention(
     section 4.1 (weights against the majority label's bias).
 
     Example:
-        >>> with il.scale_label_attention(model, [il.Head(2, 0)], batch, [[0, 0, 1, 1]], renormalise=True):
+        >>> with il.scale_label_attention(model, [il.Head(2, 0)], batch, [[0.0, 0.0, 1.0, 1.0]], renormalise=True):
         ...     foo_only = il.capture(model, batch)
         >>> il.attention_by_label(foo_only)[0, 2, 0, 0]
         tensor(0.)
@@ -118,4 +119,35 @@ def remove_position(
 
     check_moves(view, heads_of(by_layer))
     with editing(view, Edit(Stage.scores, by_layer, weaken)):
+        yield
+
+
+@contextmanager
+def block_attention(
+    model: Any, heads: Iterable[Head | tuple[int, int]], edges: Bool[Tensor, "batch query key"]
+) -> Iterator[None]:
+    """Stops chosen heads from attending along `edges`, and gives what they attend there to the other positions.
+
+    A query all of whose attention is stopped attends nowhere. `edges` with one row serves every row of a pass. Warns
+    once if a head does not reach the logits. Raises InputError for a head the model does not have, and for passes of
+    another shape.
+    """
+    view = ModelView.of(model)
+    by_layer = group(view, heads)
+    check_understood(view, by_layer)
+
+    def block(work: Attention, indices: list[int], layer: int) -> None:
+        assert work.pattern is not None
+        rows, _, n_queries, n_keys = work.pattern.shape
+        if edges.shape[0] not in (1, rows) or tuple(edges.shape[1:]) != (n_queries, n_keys):
+            raise InputError(
+                f"edges have shape {tuple(edges.shape)}, and the forward pass attends {(rows, n_queries, n_keys)}; "
+                "run the same batch"
+            )
+        places = work.places(indices)
+        left = work.pattern[:, places].masked_fill(edges[:, None].to(work.pattern.device), 0.0)
+        work.pattern[:, places] = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+
+    check_moves(view, heads_of(by_layer))
+    with editing(view, Edit(Stage.pattern, by_layer, block)):
         yield

@@ -1,0 +1,125 @@
+"""Docs: public names are explained, with shapes and examples that run; links lead somewhere; prose quotes no result."""
+
+import doctest
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from torch import Tensor
+
+import icl_lens as il
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.ipynb"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "howto").glob("*.md"))]
+API = (DOCS / "api.md").read_text(encoding="utf-8")
+
+# Axes in prose, such as [batch demo], where an annotation cannot hold them.
+AXES = re.compile(r"\[[a-z_]+( [a-z_]+)*\]")
+
+
+def cells(notebook: Path, kind: str) -> list[str]:
+    """The source of a notebook's cells of one kind."""
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
+
+
+def annotations(public: Any) -> list[Any]:
+    """Of a function: parameters and return value; of a class: its fields."""
+    if inspect.isclass(public):
+        return list(inspect.get_annotations(public).values())
+    signature = inspect.signature(public)
+    return [*(parameter.annotation for parameter in signature.parameters.values()), signature.return_annotation]
+
+
+def bare_tensor(annotation: Any) -> bool:
+    """Whether a tensor without axes is somewhere in the annotation."""
+    return annotation is Tensor or any(bare_tensor(part) for part in get_args(annotation))
+
+
+@pytest.mark.parametrize("name", il.__all__)
+def test_public_names_are_explained(name: str) -> None:
+    public = getattr(il, name)
+    doc = inspect.getdoc(public) or ""
+    summary = doc.partition("\n")[0]
+    assert re.fullmatch(r"[A-Z`\[].{10,}[.:?!`]", summary), f"{name} has no summary line: {summary!r}"
+    assert not summary.startswith(f"{name}("), f"{name} has no docstring of its own"
+    assert "Example:\n    >>> " in doc, f"the docstring of {name} has no example"
+    if any(map(bare_tensor, annotations(public))):
+        assert AXES.search(doc), f"{name} takes, holds or returns a tensor whose axes are nowhere said"
+
+
+@pytest.mark.parametrize("name", il.__all__)
+def test_public_names_are_in_the_reference(name: str) -> None:
+    directive = rf"\.\. auto(function|class|exception):: (icl_lens\.\w+\.)?{name}\n"
+    assert re.search(directive, API), f"docs/api.md has no entry for {name}; add one to the section it belongs to"
+
+
+@pytest.fixture(scope="module")
+def names(icl_mini: Any) -> dict[str, Any]:
+    """What examples begin from: the lines at the top of the reference, run."""
+    setup = re.search(r"```\{code-block\} python\n:name: setup\n\n(.*?)```", API, re.DOTALL)
+    assert setup is not None
+    found: dict[str, Any] = {}
+    exec(setup.group(1), found)
+    return found
+
+
+@pytest.mark.parametrize("name", il.__all__)
+def test_examples_run(name: str, names: dict[str, Any]) -> None:
+    public = getattr(il, name)
+    # Fields and methods of the class have examples of their own, if any: all are found.
+    tests = doctest.DocTestFinder().find(public, name, module=False, globs=names)
+    assert any(test.examples for test in tests)
+    report: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False)
+    for test in tests:
+        runner.run(test, out=report.append)
+    assert not runner.failures, "".join(report)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_local_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    images = re.findall(r"```\{image\} (\S+)", page.read_text(encoding="utf-8"))
+    for target in [*re.findall(r"\]\(([^)\s]+)\)", text), *images]:
+        if "://" not in target and not target.startswith("#"):
+            assert (page.parent / target.partition("#")[0]).exists(), (
+                f"{page.name} links to {target}, which is not there"
+            )
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "changelog" not in page.name], ids=lambda page: page.name)
+def test_python_in_pages_uses_names_that_exist(page: Path) -> None:
+    for name in set(re.findall(r"\bil\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8"))):
+        assert hasattr(il, name), f"{page.name} speaks of il.{name}, which is not there"
+
+
+def test_there_are_six_tutorials() -> None:
+    assert [int(path.name[0]) for path in TUTORIALS] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_prose_of_tutorials_quotes_no_result(notebook: Path) -> None:
+    """Results are printed by code. Only the paper's own numbers may be written, in a sentence that says so."""
+    for cell in cells(notebook, "markdown"):
+        for sentence in re.split(r"(?<=[.:?!])\s", re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", cell, flags=re.DOTALL)):
+            if re.search(r"\d+\.\d+(?!\d*\])|\d\s?%", sentence):
+                assert "paper" in sentence or "arXiv" in sentence, f"{notebook.name}: a result in prose: {sentence!r}"
+
+
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_stored_tutorials_ran_without_error(notebook: Path) -> None:
+    """Outputs are stored, in order, from one run; nothing in them asks the network for anything."""
+    code = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        for output in cell["outputs"]:
+            assert output["output_type"] != "error"
+            assert output.get("name") != "stderr", f"a warning in {notebook.name}: {''.join(output['text'])}"
+            html = "".join(output.get("data", {}).get("text/html", ""))
+            assert not re.search(r"(src|href)=(&quot;|[\"'])https?://", html)
