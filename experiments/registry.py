@@ -24,6 +24,16 @@ IDS = (
     "imbalance",
     "order",
     "ffn",
+    "ablation",
+    "label-features",
+    "prediction-shift",
+    "majority-bias",
+    "recency-bias",
+    "two-tower",
+    "head-count",
+    "shallow-flow",
+    "task-transfer",
+    "head-atlas",
 )
 """One module each: "top-heads" is experiments/top_heads.py, whose EXPERIMENT describes it."""
 

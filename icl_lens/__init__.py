@@ -12,11 +12,13 @@ from icl_lens.attribution import (
 from icl_lens.causal import Agreement, HeadEffects, agreement, head_effects
 from icl_lens.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
 from icl_lens.dataset import locate_heads, mean_head_increases
+from icl_lens.debias import balancing_weights, choose_strength, debias
 from icl_lens.errors import InputError
 from icl_lens.explain import Explanation, explain
 from icl_lens.interventions import (
     ablate_heads,
     ablate_rows,
+    block_attention,
     patch_heads,
     remove_position,
     scale_label_attention,
@@ -48,8 +50,12 @@ __all__ = [
     "agreement",
     "attention_by_label",
     "attention_to_labels",
+    "balancing_weights",
+    "block_attention",
     "bundled_models",
     "capture",
+    "choose_strength",
+    "debias",
     "explain",
     "head_effects",
     "head_log_prob_increase",

@@ -14,7 +14,7 @@ LEVELS = [
     {"models", "tokens", "tasks", "parts", "processes"},
     {"activations"},
     {"attribution", "attention", "circuits", "interventions"},
-    {"location", "causal"},
+    {"location", "causal", "debias"},
     {"tables", "dataset"},
     {"explain"},
     {"plots", "html", "terminal"},

@@ -5,8 +5,8 @@ The order in which blocks are nested does not matter: queries, keys and values f
 z. Where two blocks set the same thing of the same head, the inner one holds.
 """
 
-from icl_lens.interventions.attention import remove_position, scale_label_attention
+from icl_lens.interventions.attention import block_attention, remove_position, scale_label_attention
 from icl_lens.interventions.output import ablate_heads, ablate_rows
 from icl_lens.interventions.patching import patch_heads
 
-__all__ = ["ablate_heads", "ablate_rows", "patch_heads", "remove_position", "scale_label_attention"]
+__all__ = ["ablate_heads", "ablate_rows", "block_attention", "patch_heads", "remove_position", "scale_label_attention"]

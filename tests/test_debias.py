@@ -1,0 +1,76 @@
+"""The two fixes together, and the choice of their strength."""
+
+import sys
+
+import pytest
+import torch
+from conftest import PROMPTS
+
+import icl_lens as il
+
+HEADS = [il.Head(0, 1), il.Head(1, 3)]
+
+
+@pytest.fixture(scope="module")
+def model(load_tiny):
+    return load_tiny("llama_gqa")
+
+
+@pytest.fixture(scope="module")
+def batch(model):
+    return il.tokenize(model, PROMPTS, prepend_bos=False)
+
+
+def test_weights_by_hand(batch):
+    """bar bar foo foo; bar bar foo; foo bar: labels' mean frequency over their own."""
+    weights = il.balancing_weights(batch)
+    expected = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.75, 0.75, 1.5, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(il.balancing_weights(batch, 0.5), expected.sqrt())
+    with pytest.raises(il.InputError, match=r"strength=-1\.0"):
+        il.balancing_weights(batch, -1.0)
+
+
+def test_both_fixes_are_the_two_interventions(model, batch):
+    with il.debias(model, batch, HEADS, majority=1.0, recency=0.5):
+        together = il.last_log_probs(model, batch)
+    with (
+        il.scale_label_attention(model, HEADS, batch, il.balancing_weights(batch), renormalise=True),
+        il.remove_position(model, HEADS, strength=0.5, positions="last"),
+    ):
+        torch.testing.assert_close(il.last_log_probs(model, batch), together)
+    plain = il.last_log_probs(model, batch)
+    assert (plain - together).abs().max() > 1e-3
+    with il.debias(model, batch, HEADS):
+        assert torch.equal(il.last_log_probs(model, batch), plain)
+
+
+def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeypatch):
+    bias = {0.0: 1.0, 0.5: 0.4, 0.75: -0.1, 1.0: 0.0}
+    right = {0.0: 3, 0.5: 3, 0.75: 3, 1.0: 2}
+
+    def scored(model, batch, heads, fix, strength):
+        return torch.full((3,), bias[strength] / 2 * (1 if batch is favoured else -1)), torch.arange(3) < right[
+            strength
+        ]
+
+    favoured, against = batch, batch[[0, 1, 2]]
+    monkeypatch.setattr(sys.modules["icl_lens.debias"], "_scored", scored)
+    options = {"fix": "recency", "tried": (0.5, 0.75, 1.0)}
+    found = il.choose_strength(model, HEADS, favoured, against, **options)
+    assert found.strength == 0.75
+    assert found.bias == pytest.approx((1.0, 0.4, -0.1, 0.0))
+    assert found.accuracy == pytest.approx((1, 1, 1, 2 / 3))
+    assert il.choose_strength(model, HEADS, favoured, against, max_loss=0.5, **options).strength == 1.0
+    with pytest.raises(il.InputError, match="3 and 2 prompts"):
+        il.choose_strength(model, HEADS, favoured, against[[0, 1]], **options)
+
+
+def test_strength_is_measured_with_the_fix_at_work(model, batch):
+    found = il.choose_strength(model, HEADS, batch, batch[[1, 2, 0]], fix="recency", tried=[1.0], max_loss=1.0)
+    for value, strength in zip(found.bias, found.tried, strict=True):
+        with il.debias(model, batch, HEADS, recency=strength):
+            scores = il.label_log_probs(model, batch)
+        assert value == pytest.approx(0.0, abs=1e-5)  # the same prompts on both sides
+        own = scores[torch.arange(3), batch.answer] >= scores[torch.arange(3), 1 - batch.answer]
+        assert found.accuracy[found.tried.index(strength)] == pytest.approx(float(own.float().mean()))
