@@ -36,6 +36,12 @@ def debias(
     the last position sees, 0 to 1. Generate with `use_past_kv_cache=False`. Raises InputError for a negative
     `majority`, a `recency` outside 0 to 1, and as the interventions do. Source: the published version,
     sections 4.1 and 4.2.
+
+    Example:
+        >>> with il.debias(model, batch, [il.Head(2, 0)], majority=1.0, recency=0.5):
+        ...     fairer = il.label_log_probs(model, batch)
+        >>> fairer.shape
+        torch.Size([1, 2])
     """
     heads = list(heads)
     with ExitStack() as stack:
@@ -51,6 +57,11 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     """A factor for each demonstration: (mean label frequency / its label's frequency) ** strength, within a prompt.
 
     1 throughout where labels are equally frequent. Raises InputError for a negative strength.
+
+    Example:
+        >>> uneven = il.tokenize(model, il.Prompt.parse("love : bar eight : foo two : foo one :"))
+        >>> il.balancing_weights(uneven)
+        tensor([[1.5000, 0.7500, 0.7500]])
     """
     if not strength >= 0:
         raise InputError(f"strength={strength} must not be negative; 0 changes nothing")
@@ -92,6 +103,13 @@ def choose_strength(
     demonstrations last) and in one that does not (answer's label rarer; true demonstrations first). Both are run
     with the fix. 0 is always tried, so that accuracy cannot fall by more. Raises InputError for prompts without
     answers or batches of different length.
+
+    Example:
+        >>> favoured = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
+        >>> against = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
+        >>> chosen = il.choose_strength(model, [il.Head(2, 0)], favoured, against, fix="recency")
+        >>> chosen.strength in chosen.tried
+        True
     """
     if len(favoured) != len(against):
         raise InputError(f"{len(favoured)} and {len(against)} prompts are not the same ones in two layouts")

@@ -131,6 +131,14 @@ def block_attention(
     A query all of whose attention is stopped attends nowhere. `edges` with one row serves every row of a pass. Warns
     once if a head does not reach the logits. Raises InputError for a head the model does not have, and for passes of
     another shape.
+
+    Example:
+        >>> edges = batch.attention_mask.new_zeros((1, 14, 14)).bool()
+        >>> edges[0, 13, [2, 5]] = True  # from the last position to both "bar"
+        >>> with il.block_attention(model, [il.Head(2, 0)], edges):
+        ...     blocked = il.capture(model, batch)
+        >>> il.attention_to_labels(blocked)[0, 2, 0, :2]
+        tensor([0., 0.])
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)
