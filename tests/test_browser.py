@@ -5,6 +5,7 @@ Skipped where Chromium (Debian's `chromium`) or Playwright is missing.
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def show(browser, tmp_path):
     """Opens a page's source; at the end of the test, nothing may have been requested or complained of."""
     seen, contexts = [], []
 
-    def call(source, *, width=1280, scheme="light", wait=True):
+    def call(source, *, width=1280, scheme="light", prepare=None):
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(source, encoding="utf-8")
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
@@ -58,9 +59,10 @@ def show(browser, tmp_path):
         page.on("console", lambda message: seen.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: seen.append(str(error)))
         page.on("dialog", lambda dialog: (seen.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        if prepare is not None:
+            prepare(page)
         page.goto(path.as_uri())
-        if wait:
-            page.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
+        page.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
         return page
 
     yield call
@@ -195,14 +197,20 @@ def test_the_keyboard_alone_reaches_every_head(show, paper, width, key):
 def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
     source = html.explanation_page(ex.large())
     assert len(source.encode()) <= 3_000_000
-    took = []
-    for _ in range(3):  # the best of three: other work on the machine is not the page's
-        start = time.perf_counter()
-        page = show(source)
-        took.append(time.perf_counter() - start)
-        if took[-1] <= 3:
-            break
-    assert min(took) <= 3
+    meter = []
+
+    def measure(page):
+        meter.append(page.context.new_cdp_session(page))
+        meter[0].send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    start = time.perf_counter()
+    page = show(source, prepare=measure)
+    waited = time.perf_counter() - start
+    metrics = {entry["name"]: entry["value"] for entry in meter[0].send("Performance.getMetrics")["metrics"]}
+    assert 0 < metrics["TaskDuration"] <= 1.5  # processor seconds of the page's own thread
+    # The clock on the wall says something about the page only where the processors are free.
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert waited <= 3
     assert page.locator(".cells button").count() == 720
 
 
