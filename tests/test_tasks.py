@@ -211,6 +211,9 @@ def test_layouts_and_seeds_of_sentences(folder):
         for layout in ("order", "reorder", "imbalanced", "order")
     )
     assert order == again
+    # A few queries are drawn from all, not the first of the file.
+    few = {frozenset(prompt.query for prompt in load_task("trec", path=folder, n=4, seed=seed)) for seed in range(5)}
+    assert len(few) == 5
     for one, two, three in zip(order, reorder, imbalanced, strict=True):
         assert two.demonstrations == one.demonstrations[2:] + one.demonstrations[:2]
         assert three.demonstrations == one.demonstrations[:3]
