@@ -21,10 +21,12 @@ LEAST = 0.3
 
 @dataclass(frozen=True)
 class Ablation:
-    """Heads located for each label (at most one in eight, at least 1 % of all), and sets of random heads."""
+    """Heads located for each label (together at least 1 % of all, at most one in four), and sets of random heads."""
 
     heads: int = 6
     draws: int = 20
+    least: float = 0.1
+    """A located head adds at least this share of what the best one adds."""
 
 
 def needs(config: Ablation, settings: Settings) -> Iterable[Need]:
@@ -33,7 +35,13 @@ def needs(config: Ablation, settings: Settings) -> Iterable[Need]:
 
 def table(study: Study, config: Ablation) -> pd.DataFrame:
     """prompt, answer ("foo" | "bar"), removed ("none" | "located" | "random": mean of draws), correct (0–1), heads."""
-    heads = located_for_both(study, how_many(study, config.heads))
+    everything = located_for_both(study, len(study.all_heads()))
+    # As many different ones as the two lists have together, also where both name the same heads.
+    heads = everything[: 2 * how_many(study, config.heads)]
+    chosen = study.halves[0]
+    mean = sum(study.get(head_increases, variant)[chosen].mean(0) for variant in (FOO, BAR))
+    # Heads that add next to nothing are not located; as controls are as many, they would only blunt the comparison.
+    heads = [head for head in heads if mean[head] >= config.least * mean.max()]
     draws = study.controls(heads, config.draws)
     rows = study.test
     frames = []

@@ -18,30 +18,28 @@ from icl_lens.metrics import bootstrap_interval
 GROUPS = {"none": GREY, "random": "0.8", "located": ORANGE}
 TRIED = (0.25, 0.5, 0.75, 1.0)
 MAX_LOSS = 0.01
+HELD_OUT = 100
 
 
 def bias_table(study: Study, fix: Fix, layouts: Sequence[str], *, heads: int, draws: int) -> pd.DataFrame:
     """fixed ("none" | "located" | "random", mean of all draws), prompt, answer, favoured, against, accuracy, strength.
 
     `favoured`, `against`: log-odds (nats) of the answer in the layout that helps it and in the one that does not. The
-    strength is chosen on the half on which heads are located, at a loss of at most one point of accuracy there, for
-    located and random heads apart.
+    strength is chosen for located heads on the half on which they are located, at a loss of at most one point of
+    accuracy there; random heads get the same.
     """
     chosen = located_for_both(study, study.few(heads))
     controls = study.controls(chosen, draws)
     choosing, rows = study.halves
-    rows_held_out = choosing[:200]
+    held_out_rows = choosing[:HELD_OUT]
     frames = []
     for answer, base in (("foo", FOO), ("bar", BAR)):
         variants = [Variant(layout, base.swapped) for layout in layouts]
-        held_out = [study.batch(variant)[rows_held_out] for variant in variants]
-        cases = [("none", [])] + [("located", chosen)] + [("random", drawn) for drawn in controls]
+        held_out = [study.batch(variant)[held_out_rows] for variant in variants]
+        best = choose_strength(study.model, chosen, *held_out, fix=fix, tried=TRIED, max_loss=MAX_LOSS).strength
+        cases = [("none", []), ("located", chosen), *(("random", drawn) for drawn in controls)]
         for name, some in cases:
-            strength = 0.0
-            if some:
-                strength = choose_strength(
-                    study.model, some, held_out[0], held_out[1], fix=fix, tried=TRIED, max_loss=MAX_LOSS
-                ).strength
+            strength = best if some else 0.0
 
             def edit(batch: il.PromptBatch, some=some, strength=strength):
                 return debias(study.model, batch, some, **{fix: strength})
