@@ -256,6 +256,7 @@ def test_full_patterns_are_drawn_by_circuitsvis(show, paper):
     page = show(str(html.attention_patterns(paper.tokens, patterns, [il.Head(1, 2), il.Head(3, 0)])))
     assert page.locator("canvas").count() == 3  # two small ones and the chosen one large
     assert "L1H2" in page.locator(".cv").inner_text()
+    assert page.locator("canvas").last.bounding_box()["width"] >= 400
     inked = page.evaluate(
         """[...document.querySelectorAll('canvas')].map(c => new Set(
             c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size)"""
@@ -335,6 +336,9 @@ def test_an_executed_notebook_shows_the_same(browser, tmp_path):
         frame.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
     drawn = [frame.evaluate("document.querySelectorAll('.colored-tokens, canvas').length") for frame in frames]
     assert drawn == [2, 4, 2, 4, 0, 2]
+    large = frames[2].locator("canvas").last.bounding_box()  # the chosen pattern, which must not collapse in a frame
+    assert large["width"] >= 400
+    assert large["width"] == pytest.approx(large["height"], abs=2)
     for frame in frames:  # each as high as its content, so that a notebook needs no second scroll bar
         page.wait_for_timeout(50)
         height = frame.frame_element().bounding_box()["height"]
