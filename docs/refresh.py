@@ -38,16 +38,23 @@ def take_picture() -> None:
         raise SystemExit("no Chromium found: install it, or name the tutorials to do without the picture")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "explain.html"
-        subprocess.run([sys.executable, "-m", "icl_lens", "explain", "--answer", "foo", "--html", page], check=True)
-        PICTURE.parent.mkdir(exist_ok=True)
         subprocess.run(
+            [sys.executable, "-m", "icl_lens", "explain", "--answer", "foo", "--html", page],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        PICTURE.parent.mkdir(exist_ok=True)
+        taken = subprocess.run(
             [
                 *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
                 *(f"--user-data-dir={folder}/profile", "--window-size=1200,1500", "--virtual-time-budget=10000"),
                 *(f"--screenshot={PICTURE.resolve()}", page.as_uri()),
             ],
-            check=True,
+            capture_output=True,
+            text=True,
         )
+        if taken.returncode:
+            raise SystemExit(f"{chromium} took no picture:\n{taken.stderr}")
 
 
 def main(names: list[str]) -> None:
