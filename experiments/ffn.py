@@ -142,7 +142,7 @@ def table(study: Study, config: Ffn) -> pd.DataFrame:
     frames = [long(increases.T[None, :, None], "value", kind=["increase"], neuron=names, name=[""], prompt=rows)]
 
     heads = study.located(study.few(config.heads))
-    draws = study.controls(heads, config.draws)
+    draws = study.controls(heads, config.draws, distinct=False)
     union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
     drive = study.reduce(CoefficientDrive(neurons, union), Variant(), tested, what="what drives neurons")
     value = study.reduce(Coefficients(neurons), Variant(), tested, what="coefficients of neurons")

@@ -35,7 +35,7 @@ def table(study: Study, config: LabelRank) -> pd.DataFrame:
     "random" is the mean over all draws of a head of the same layer.
     """
     heads = study.located(study.few(config.heads))
-    draws = study.controls(heads, config.draws)
+    draws = study.controls(heads, config.draws, distinct=False)
     union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
     ranks = study.reduce(LabelReciprocalRanks(union), Variant(), study.test, what="ranks of labels")
     column = {head: ranks[:, i] for i, head in enumerate(union)}

@@ -21,7 +21,7 @@ def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, dra
     else is the other half. "random" is the mean over all draws of a head of the same layer.
     """
     located = study.located(study.few(heads))
-    controls = study.controls(located, draws)
+    controls = study.controls(located, draws, distinct=False)
     rows = study.test.tolist()
     frames = []
     for variant in layouts:

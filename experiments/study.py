@@ -171,10 +171,14 @@ class Study:
         """How many heads to locate: `at_most`, but no more than one in eight of a small model's."""
         return max(1, min(at_most, self.view.n_layers * self.view.n_heads // 8))
 
-    def controls(self, heads: Sequence[il.Head], draws: int, *, avoid: Sequence[il.Head] = ()) -> list[list[il.Head]]:
-        """`draws` sets of as many random heads, each from the same layer as its counterpart, none chosen or avoided.
+    def controls(
+        self, heads: Sequence[il.Head], draws: int, *, avoid: Sequence[il.Head] = (), distinct: bool = True
+    ) -> list[list[il.Head]]:
+        """`draws` sets of as many random heads, each from the layer of its counterpart, none of them chosen or avoided.
 
-        Within a draw no head comes twice. A layer without free heads left is replaced by one drawn from all layers.
+        Where a layer has no free head left, the nearest layer that has stands in. `distinct` sets hold no head twice,
+        as they must where a set is removed together; they use up a small model's layers, and so are not for comparing
+        head by head. Raises InputError if there are too few heads.
         """
         rng = random.Random(self.settings.seed)
         taken = {*heads, *avoid}
@@ -183,14 +187,15 @@ class Study:
         for _ in range(draws):
             left, drawn = list(free), []
             for head in heads:
-                pool = [other for other in left if other.layer == head.layer] or left
-                if not pool:
+                if not left:
                     raise il.InputError(
                         f"{self.view.name} has {len(free)} heads beside the {len(taken)} chosen ones, too few for as "
                         "many random ones; choose fewer"
                     )
-                pick = rng.choice(pool)
-                left.remove(pick)
+                nearest = min(abs(other.layer - head.layer) for other in left)
+                pick = rng.choice([other for other in left if abs(other.layer - head.layer) == nearest])
+                if distinct:
+                    left.remove(pick)
                 drawn.append(pick)
             sets.append(drawn)
         return sets

@@ -36,7 +36,7 @@ def table(study: Study, config: TopHeads) -> pd.DataFrame:
     """
     increases = study.get(head_increases)[study.test]
     heads = study.located(study.few(config.heads))
-    draws = study.controls(heads, config.draws)
+    draws = study.controls(heads, config.draws, distinct=False)
     rows = study.test.tolist()
 
     def frame(kind: str, rank: int, head: il.Head | None, values: np.ndarray) -> pd.DataFrame:

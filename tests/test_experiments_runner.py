@@ -1,0 +1,424 @@
+"""The runner on tiny random models: folders, resuming, other configurations, bad input, the gate, and the report."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import families
+import pandas as pd
+import pytest
+import torch
+
+import icl_lens as il
+from experiments import registry
+from experiments.competence import Competence
+from experiments.reductions import class_attention, head_increases, is_true_label
+from experiments.report import report_page, write_report
+from experiments.results import Result, read_all
+from experiments.runner import fingerprint
+from experiments.runner import run as run_experiments
+from experiments.study import Need, Settings, Study, Variant
+from experiments.verdict import Verdict
+
+FILES = {"table.parquet", "table.csv", "figure.png", "figure.pdf", "result.json"}
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A word list that the tiny tokenizer knows."""
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    categories = {
+        "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
+        "number": ["eight", "two", "one", "nine", "three", "w40", "w41"],
+        "animal": ["cat", "dog", "w50", "w51", "w52", "w53", "w54"],
+        "country": ["France", "Spain", "w60", "w61", "w62", "w63", "w64"],
+    }
+    path.write_text(json.dumps({"categories": categories}))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def settings(words: str) -> Settings:
+    return Settings(model="tiny", n=24, path=words)
+
+
+@pytest.fixture(scope="module")
+def study(gpt2: Any, settings: Settings) -> Study:
+    return Study(gpt2, settings)
+
+
+@pytest.fixture(scope="module")
+def everything(gpt2: Any, settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All experiments, run once on a tiny GPT-2."""
+    out = tmp_path_factory.mktemp("results")
+    ran = run_experiments([*map(registry.find, registry.IDS)], settings, load=lambda name: gpt2, out=out)
+    assert not ran.failed
+    return out
+
+
+def test_all_experiments_write_their_folders(everything: Path) -> None:
+    for name in registry.IDS:
+        folder = everything / "tiny" / "sentiment-number" / name
+        assert {path.name for path in folder.iterdir()} == FILES
+        table = pd.read_parquet(folder / "table.parquet")
+        assert len(table) == len(pd.read_csv(folder / "table.csv")) > 0
+        assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_claim_is_supported_for_random_weights(everything: Path) -> None:
+    outcomes = {result.id: result.verdict.outcome for _, result in read_all(everything)}
+    assert set(outcomes) == set(registry.IDS)
+    assert "supported" not in outcomes.values(), outcomes
+
+
+def test_result_says_what_it_was_made_with(everything: Path, gpt2: Any) -> None:
+    raw = json.loads((everything / "tiny" / "sentiment-number" / "label-rank" / "result.json").read_text())
+    assert raw["configuration"]["n"] == 24
+    assert raw["configuration"]["draws"] == 100
+    assert raw["configuration"]["weights"] == fingerprint(gpt2)
+    assert {"torch", "transformer-lens", "python"} <= set(raw["versions"])
+    assert raw["verdict"]["low"] <= raw["verdict"]["effect"] <= raw["verdict"]["high"]
+
+
+def run(model: Any, settings: Settings, out: Path, *ids: str, **options: Any) -> Any:
+    return run_experiments([*map(registry.find, ids)], settings, load=lambda name: model, out=out, **options)
+
+
+def test_what_is_done_is_not_computed_again(gpt2: Any, settings: Settings, tmp_path: Path) -> None:
+    assert [result.id for result in run(gpt2, settings, tmp_path, "order").results] == ["order"]
+    result = tmp_path / "tiny" / "sentiment-number" / "order" / "result.json"
+    before = result.stat().st_mtime_ns
+    again = run(gpt2, settings, tmp_path, "order", "imbalance")
+    assert again.done == ["order"]
+    assert [one.id for one in again.results] == ["imbalance"]
+    assert result.stat().st_mtime_ns == before
+
+
+def test_an_unfinished_result_is_computed_again(gpt2: Any, settings: Settings, tmp_path: Path) -> None:
+    run(gpt2, settings, tmp_path, "order")
+    (tmp_path / "tiny" / "sentiment-number" / "order" / "result.json").unlink()
+    assert not run(gpt2, settings, tmp_path, "order").done
+
+
+def test_another_configuration_is_never_overwritten_silently(gpt2: Any, settings: Settings, tmp_path: Path) -> None:
+    run(gpt2, settings, tmp_path, "order")
+    result = tmp_path / "tiny" / "sentiment-number" / "order" / "result.json"
+    before = result.read_bytes()
+    other = Settings(model="tiny", n=26, path=settings.path)
+    with pytest.raises(il.InputError, match=r"n 24 there, 26 now.*--overwrite"):
+        run(gpt2, other, tmp_path, "imbalance", "order")
+    assert result.read_bytes() == before
+    assert not (tmp_path / "tiny" / "sentiment-number" / "imbalance").exists(), "checked before anything is computed"
+    assert run(gpt2, other, tmp_path, "order", overwrite=True).results
+    assert json.loads(result.read_text())["configuration"]["n"] == 26
+
+
+def test_other_weights_under_the_same_name_are_another_configuration(
+    gpt2: Any, load_tiny: Callable[..., Any], settings: Settings, tmp_path: Path
+) -> None:
+    run(gpt2, settings, tmp_path, "order")
+    with pytest.raises(il.InputError, match="weights"):
+        run(load_tiny("llama_gqa"), settings, tmp_path, "order")
+
+
+def test_an_experiment_that_fails_does_not_stop_the_others(
+    gpt2: Any, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> Any:
+        raise il.InputError("no neurons here")
+
+    monkeypatch.setattr("experiments.ffn.top_neurons", refuse)
+    ran = run(gpt2, settings, tmp_path, "ffn", "order")
+    assert ran.failed == {"ffn": "no neurons here"}
+    assert [result.id for result in ran.results] == ["order"]
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gptj"])
+def test_other_families_run(family: str, load_tiny: Callable[..., Any], settings: Settings, tmp_path: Path) -> None:
+    ran = run(load_tiny(family), settings, tmp_path, "vocabulary", "attention-vs-increase", "ffn")
+    assert not ran.failed
+    assert len(ran.results) == 3
+
+
+# The study
+
+
+def test_halves_split_the_prompts(study: Study) -> None:
+    choose, test = (set(half.tolist()) for half in study.halves)
+    assert len(choose) == len(test) == 12
+    assert choose | test == set(range(24))
+
+
+def test_located_heads_are_chosen_on_their_half_only(study: Study) -> None:
+    acts = il.capture(study.model, study.batch()[study.halves[0]])
+    top = il.top_heads(acts, acts.batch.answer_tokens, k=3)
+    assert study.located(3) == top.heads
+
+
+def test_controls_are_of_the_same_layers_and_none_is_chosen(study: Study) -> None:
+    heads = [il.Head(0, 1), il.Head(2, 0), il.Head(2, 3)]
+    draws = study.controls(heads, 50)
+    assert len(draws) == 50
+    for drawn in draws:
+        assert [head.layer for head in drawn] == [0, 2, 2]
+        assert len({*drawn, *heads}) == 6
+    assert len({tuple(drawn) for drawn in draws}) == 3 * 2
+
+
+def test_controls_head_by_head_stay_in_their_layer_when_few_are_left(study: Study) -> None:
+    """Three of four heads chosen: the one left is the control of each, not a head of another layer."""
+    heads = [il.Head(1, 0), il.Head(1, 1), il.Head(1, 2)]
+    assert study.controls(heads, 2, distinct=False) == [[il.Head(1, 3)] * 3] * 2
+
+
+def test_controls_of_a_layer_without_free_heads_come_from_the_nearest(study: Study) -> None:
+    heads = [il.Head(0, head) for head in range(4)]
+    for drawn in study.controls(heads, 10):
+        assert {head.layer for head in drawn} == {1}
+        assert len({*drawn}) == 4
+
+
+def test_one_pass_serves_all_reductions_and_pieces_join_in_order(
+    gpt2: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Study(gpt2, settings)
+    expected = class_attention(il.capture(gpt2, whole.batch()))
+    monkeypatch.setattr("experiments.study.PASS_BYTES", 30_000)
+    passes = []
+
+    def track(pieces: Any, total: int, what: str) -> Any:
+        passes.append((what, total))
+        return pieces
+
+    pieces = Study(gpt2, settings, track=track)
+    pieces.collect([Need(Variant(), head_increases), Need(Variant(), class_attention)])
+    assert len(passes) == 1
+    assert passes[0][1] > 3
+    torch.testing.assert_close(pieces.get(class_attention), expected)
+    pieces.get(head_increases, Variant(task="sentiment-number"))
+    assert len(passes) == 1, "the task under study is the same variant, named or not"
+
+
+def test_variants_are_the_same_texts(study: Study) -> None:
+    plain, swapped, reordered, short = (
+        study.prompts(variant)
+        for variant in (Variant(), Variant(swapped=True), Variant("reorder"), Variant("imbalanced"))
+    )
+    for a, b, c, d in zip(plain, swapped, reordered, short, strict=True):
+        assert a.query == b.query == c.query == d.query
+        assert (a.answer, b.answer) == ("foo", "bar")
+        assert sorted(one.text for one in a.demonstrations) == sorted(one.text for one in c.demonstrations)
+        assert a.demonstrations[:-1] == d.demonstrations
+    assert study.batch().labels == study.batch(Variant(swapped=True)).labels
+
+
+def test_class_attention_sums_over_the_class(study: Study) -> None:
+    acts = il.capture(study.model, study.batch()[:3])
+    by_label = il.attention_by_label(acts)
+    foo = acts.batch.labels.index("foo")
+    torch.testing.assert_close(class_attention(acts)[..., 0], by_label[..., foo])
+    torch.testing.assert_close(class_attention(acts)[..., 1], by_label[..., 1 - foo])
+    assert is_true_label(acts.batch).sum(-1).tolist() == [2, 2, 2]
+
+
+# Neurons
+
+
+def test_best_neurons_are_those_of_an_exhaustive_search(study: Study) -> None:
+    from experiments.ffn import top_neurons
+
+    rows = study.halves[0]
+    acts = il.capture(study.model, study.batch()[rows])
+    targets = acts.batch.answer_tokens
+    exact = torch.stack([il.neuron_log_prob_increase(acts, targets, layer).mean(0) for layer in range(3)])
+    best = exact.flatten().topk(5).indices.tolist()
+    width = exact.shape[1]
+    assert top_neurons(study, rows, 5) == tuple((index // width, index % width) for index in best)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa", "gptj"])
+def test_drive_is_what_a_coefficient_loses_without_the_head(
+    family: str, load_tiny: Callable[..., Any], settings: Settings
+) -> None:
+    """GPT-2 by hand: W_in and b_in on the normed input; others: nothing from heads that come later."""
+    from experiments.ffn import CoefficientDrive, ffn_inputs
+
+    model = load_tiny(family)
+    acts = il.capture(model, Study(model, settings).batch()[:4])
+    later = CoefficientDrive(((1, 2),), (il.Head(2, 0),))(acts)
+    assert not later.any()
+    drive = CoefficientDrive(((2, 5),), (il.Head(0, 1), il.Head(1, 3)))(acts)
+    assert drive.abs().min() > 0
+    if family != "gpt2":
+        return
+    x = ffn_inputs(acts)[:, 2]
+    without = x - acts.head_outputs(1)[:, 3]
+    layer_norm = torch.nn.functional.layer_norm
+    block = families.build("gpt2").transformer.h[2]
+    ln, fc = block.ln_2, block.mlp.c_fc
+    gelu = torch.nn.GELU(approximate="tanh")
+
+    def coefficient(y: torch.Tensor) -> torch.Tensor:
+        normed = layer_norm(y, (32,), ln.weight, ln.bias, ln.eps)
+        return gelu(normed @ fc.weight[:, 5] + fc.bias[5])
+
+    torch.testing.assert_close(drive[:, 0, 1], (coefficient(x) - coefficient(without)).detach(), atol=1e-5, rtol=1e-4)
+
+
+# The report
+
+
+def made(**changes: Any) -> Result:
+    fields: dict[str, Any] = {
+        "id": "order",
+        "title": "A title",
+        "source": "Figure 9",
+        "claim": "A claim",
+        "criterion": "A criterion",
+        "paper": None,
+        "model": "tiny",
+        "task": "sentiment-number",
+        "configuration": {"n": 10},
+        "verdict": Verdict("supported", 1.0, 0.5, 1.5, "nats", "a reason"),
+        "competence": Competence(0.9, 0.8, 1.0, 0.5),
+        "versions": {"torch": "1"},
+        "seconds": 1.0,
+        "finished": "now",
+    }
+    return Result(**(fields | changes))
+
+
+def test_report_escapes_everything() -> None:
+    nasty = "</style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+    result = made(
+        id=nasty,
+        title=nasty,
+        source=nasty,
+        claim=nasty,
+        criterion=nasty,
+        paper=nasty,
+        model=nasty,
+        task=nasty,
+        configuration={nasty: nasty},
+        versions={nasty: nasty},
+        finished=nasty,
+        verdict=Verdict("supported", 1.0, 0.5, 1.5, nasty, nasty),
+    )
+    page = report_page([(result, b"png")])
+    assert "<script" not in page
+    assert "<img src=x" not in page
+    assert page.count("<img ") == 1
+    assert page.count("</style>") == 1
+    assert "onerror=alert(2)&gt;&quot;&#x27;&amp;" in page
+
+
+def test_report_needs_no_network(everything: Path) -> None:
+    page = write_report(everything, everything / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+    assert "<script" not in page
+    assert page.count("data:image/png;base64,") == len(registry.IDS)
+    assert page.index("<table>") < page.index("<section")
+    for name in registry.IDS:
+        assert f'<section id="{name}">' in page
+
+
+def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
+    result = made(verdict=Verdict("undecided", float("nan"), float("nan"), float("nan"), "nats", "nothing"))
+    (tmp_path / "result.json").write_text(result.to_json())
+    again = Result.read(tmp_path)
+    assert again.verdict.effect != again.verdict.effect
+    assert again.competence == result.competence
+    assert (again.claim, again.configuration) == (result.claim, result.configuration)
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny-gpt2"
+    families.save("gpt2", folder)
+    return folder
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "experiments", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def in_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
+) -> tuple[int, str, str]:
+    """The command line without a new interpreter."""
+    from experiments.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["experiments", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    captured = capsys.readouterr()
+    return int(left.value.code or 0), captured.out, captured.err
+
+
+def test_list_names_every_experiment() -> None:
+    """In an interpreter of its own, as users start it."""
+    found = command("list")
+    assert found.returncode == 0, found.stderr
+    assert all(name in found.stdout for name in registry.IDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "no-such-figure"], "no experiment 'no-such-figure'"),
+        (["run"], "name the experiments to run"),
+        (["run", "order", "--all"], "or give --all"),
+        (["run", "order", "--model", "/no/such/folder"], "no folder '/no/such/folder'"),
+        (["run", "order", "--model", "{model}", "--task", "no-such-task"], "no task 'no-such-task'"),
+        (["run", "order", "--model", "{model}", "--n", "3"], "n=3"),
+        (["run", "order", "--model", "{model}", "--out", "{file}"], "cannot write results"),
+        (["report", "--out", "{empty}"], "no results under"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    says: str,
+    tiny_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    places = {"model": tiny_folder, "file": tmp_path / "file", "empty": tmp_path / "empty"}
+    filled = [argument.format(**places) for argument in arguments]
+    if "run" in filled and "--out" not in filled:
+        filled += ["--out", str(tmp_path / "results")]
+    code, _, err = in_process(capsys, monkeypatch, *filled)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1, err
+    assert err.startswith("experiments: ")
+
+
+def test_run_and_report(
+    tiny_folder: Path, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["run", "order", "--model", tiny_folder, "--path", words, "--n", "24", "--out", tmp_path]
+    code, out, _ = in_process(capsys, monkeypatch, *given)
+    assert code == 0
+    assert "order: undecided" in out
+    code, out, _ = in_process(capsys, monkeypatch, *given)
+    assert "done before" in out
+    code, out, _ = in_process(capsys, monkeypatch, "report", "--out", tmp_path)
+    assert code == 0
+    assert "report.html" in out
+    assert (tmp_path / "report.html").is_file()
