@@ -96,4 +96,4 @@ def label_attention_table(acts: Activations) -> pd.DataFrame:
     frame["position"] = batch.label_positions[row, demo].numpy()
     frame["label"] = [batch.labels[i] if i >= 0 else "" for i in index.tolist()]
     frame["is_answer"] = (index == batch.answer[row]).numpy()
-    return frame[frame["position"] >= 0].reset_index(drop=True)
+    return frame.loc[frame["position"] >= 0].reset_index(drop=True)

@@ -38,7 +38,7 @@ def hush() -> None:
 
 
 def main() -> None:
-    """Entry point of `icl-lens`; no argument at all means `explain`. InputError becomes one line on stderr and exit code 2."""
+    """Entry point of `icl-lens`; no argument means `explain`. InputError becomes one line on stderr, exit code 2."""
     from icl_lens.errors import InputError
 
     try:

@@ -107,7 +107,9 @@ def recompute_pattern(
         cos, sin = cos.to(q.device, dtype), sin.to(q.device, dtype)
         length = (cos.square() + sin.square()).sqrt()  # 1, but for families that scale their rotation
         turned = einsum(_rotate(q, cos, sin, how.interleaved), _rotate(k, cos, sin, how.interleaved), product)
-        plain = einsum(*(_rotate(x, length, torch.zeros_like(sin), how.interleaved) for x in (q, k)), product)
+        flat = torch.zeros_like(sin)
+        plain_q, plain_k = (_rotate(x, length, flat, how.interleaved) for x in (q, k))
+        plain = einsum(plain_q, plain_k, product)
         logits = how.scale * (weight * turned + (1 - weight) * plain)
     elif how.position == "alibi":
         bias = scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
