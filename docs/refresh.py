@@ -47,7 +47,12 @@ def take_picture() -> None:
         taken = subprocess.run(
             [
                 *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
-                *(f"--user-data-dir={folder}/profile", "--window-size=1200,1500", "--virtual-time-budget=10000"),
+                *(
+                    f"--user-data-dir={folder}/profile",
+                    "--force-device-scale-factor=1.5",
+                    "--window-size=860,1180",
+                    "--virtual-time-budget=10000",
+                ),
                 *(f"--screenshot={PICTURE.resolve()}", page.as_uri()),
             ],
             capture_output=True,
