@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,10 +72,21 @@ class Settings:
 
     arch: Arch
     steps: int = 3500
+    """Steps of learning; `concentrate` more follow, in which heads cost `head_cost` and leave what others do."""
+    concentrate: int = 400
+    head_cost: float = 0.01
     seed: int = 0
     batch: int = 48
     learning_rate: float = 1.5e-3
     head_dropout: float = 0.1
+
+
+RECIPES: dict[Arch, Settings] = {
+    "gpt2": Settings("gpt2"),
+    "llama": Settings("llama", concentrate=800, head_cost=0.04),
+    "gptj": Settings("gptj", steps=2000, concentrate=800, head_cost=0.04),
+}
+"""How the bundled models were trained: the rotary ones share the job among more heads and need the cost longer."""
 
 
 def make_tokenizer(words: Words) -> PreTrainedTokenizerFast:
@@ -181,6 +192,37 @@ def _padded(
     )
 
 
+class HeadCost:
+    """While switched on, keeps how large each head's output is: its root mean square norm over the batch.
+
+    The square root makes it a group penalty: a head that is hardly needed goes to zero instead of shrinking with all
+    others, so a job that a whole layer shares ends up with the few heads that do it best.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.n_heads = model.config.num_attention_heads
+        self.on = False
+        self.sizes: list[Float[Tensor, " n_heads"]] = []
+        for projection in output_projections(model):
+            projection.register_forward_pre_hook(self._measure)
+
+    def _measure(self, module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
+        if not self.on:
+            return
+        z = args[0].unflatten(-1, (self.n_heads, -1))
+        weight: Any = module.weight
+        # Conv1D stores its weight input by output, Linear output by input.
+        maps = (weight.T if isinstance(module, torch.nn.Linear) else weight).unflatten(0, (self.n_heads, -1))
+        squares = torch.einsum("bthd,hde,bthe->h", z, maps @ maps.transpose(1, 2), z) / z.shape[:2].numel()
+        self.sizes.append((squares + 1e-6).sqrt())
+
+    def take(self) -> Float[Tensor, ""]:
+        """Sum of all heads' sizes since the last call."""
+        total = torch.stack(self.sizes).sum()
+        self.sizes.clear()
+        return total
+
+
 class Data:
     """Training batches, each a function of (seed, step)."""
 
@@ -237,7 +279,15 @@ def weighted_loss(
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """Linear warm-up over 100 steps, then half a cosine down to 2 % of the peak."""
+    """Twice a linear warm-up and half a cosine: from the peak to 2 % of it, then from half the peak to 0."""
+    if step >= settings.steps:
+        rest = step - settings.steps
+        return (
+            0.25
+            * settings.learning_rate
+            * min(1.0, (rest + 1) / 20)
+            * (1 + math.cos(math.pi * rest / settings.concentrate))
+        )
     if step < 100:
         return settings.learning_rate * (step + 1) / 100
     done = (step - 100) / max(1, settings.steps - 100)
@@ -245,7 +295,9 @@ def learning_rate(settings: Settings, step: int) -> float:
 
 
 def dropout_rate(settings: Settings, step: int) -> float:
-    """No dropped heads while episodes are easy (it must leave chance first), then a rise over 10 % of the run."""
+    """None while episodes are easy (the model must leave chance first) and while heads cost something."""
+    if step >= settings.steps:
+        return 0.0
     return settings.head_dropout * min(1.0, max(0.0, (step / settings.steps - EASY_UNTIL) / 0.1))
 
 
@@ -259,6 +311,7 @@ class Trainer:
         self.model = make_model(settings.arch, len(words.vocabulary))
         self.model.train()
         self.dropout = HeadDropout(self.model)
+        self.cost = HeadCost(self.model)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, weight_decay=0.01, betas=(0.9, 0.98)
         )
@@ -275,7 +328,11 @@ class Trainer:
         if self.done < self.settings.steps * LISTS_UNTIL:
             loss = weighted_loss(self.model, *self.data.lists(self.done))
         else:
+            self.cost.on = self.done >= self.settings.steps
             loss = weighted_loss(self.model, *self.data.batch(self.done))
+            if self.cost.on:
+                loss = loss + self.settings.head_cost * self.cost.take()
+                self.cost.on = False
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -343,9 +400,11 @@ def train(settings: Settings, out: Path, checkpoints: Path, *, resume: bool, sav
         trainer.resume(checkpoints)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
-        bar = progress.add_task(NAMES[settings.arch], total=settings.steps, completed=trainer.done)
+        bar = progress.add_task(
+            NAMES[settings.arch], total=settings.steps + settings.concentrate, completed=trainer.done
+        )
         mean = None
-        while trainer.done < settings.steps:
+        while trainer.done < settings.steps + settings.concentrate:
             loss = trainer.step()
             mean = loss if mean is None else 0.98 * mean + 0.02 * loss
             progress.update(bar, advance=1, description=f"{NAMES[settings.arch]} loss {mean:.3f}")
@@ -358,7 +417,7 @@ def train(settings: Settings, out: Path, checkpoints: Path, *, resume: bool, sav
 
 def main(
     arch: Annotated[Arch, typer.Option(help="Architecture of the model.")] = "gpt2",
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = Settings.steps,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of learning; the recipe's if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropped heads.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the model; the bundled one if not given.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint, if there is one.")] = True,
@@ -367,7 +426,8 @@ def main(
     """Train a bundled model, write its Hugging Face folder, and measure its model card."""
     folder = out or BUNDLED / NAMES[arch]
     if not card_only:
-        train(Settings(arch, steps, seed), folder, Path("checkpoints") / folder.name, resume=resume)
+        recipe = replace(RECIPES[arch], seed=seed, steps=steps or RECIPES[arch].steps)
+        train(recipe, folder, Path("checkpoints") / folder.name, resume=resume)
     write_card(folder)
 
 

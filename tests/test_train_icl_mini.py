@@ -25,7 +25,7 @@ from experiments.episodes import (
     make_episode,
     seen_pairs,
 )
-from experiments.train_icl_mini import Data, HeadDropout, Settings, Trainer, make_model, train, weighted_loss
+from experiments.train_icl_mini import Data, HeadCost, HeadDropout, Settings, Trainer, make_model, train, weighted_loss
 from icl_lens.errors import InputError
 
 WORDS = load_words()
@@ -33,7 +33,7 @@ ARCHS = ("gpt2", "llama", "gptj")
 
 
 def small(arch="gpt2", steps=3):
-    return Settings(arch, steps=steps, batch=6, head_dropout=0.5)
+    return Settings(arch, steps=steps, concentrate=1, batch=6, head_dropout=0.5)
 
 
 def state(trainer):
@@ -221,16 +221,43 @@ def test_dropping_every_head_leaves_the_model_without_attention(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_head_sizes_are_the_norms_of_what_heads_write(arch):
+    torch.manual_seed(0)
+    model = make_model(arch, 50).eval()
+    cost = HeadCost(model)
+    tokens = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 8]])
+    model(input_ids=tokens)
+    assert cost.sizes == []
+    cost.on = True
+    kept = []
+    layer, head = 1, 3
+    projection = train_icl_mini.output_projections(model)[layer]
+    handle = projection.register_forward_pre_hook(lambda module, args: kept.append(args[0].detach()))
+    model(input_ids=tokens)
+    handle.remove()
+    cost.on = False
+    alone = torch.zeros_like(kept[0])
+    alone[..., 16 * head : 16 * head + 16] = kept[0][..., 16 * head : 16 * head + 16]
+    with torch.no_grad():
+        written = projection(alone) - projection(torch.zeros_like(alone))
+    by_hand = written.pow(2).sum(-1).mean().sqrt()
+    assert torch.allclose(cost.sizes[layer][head], by_hand, atol=1e-4)
+    total = torch.stack(cost.sizes).sum()
+    assert torch.equal(cost.take(), total)
+    assert cost.sizes == []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_resumed_run_is_the_unbroken_run(arch, tmp_path):
     unbroken = Trainer(small(arch), WORDS)
-    losses = [unbroken.step() for _ in range(3)]
+    losses = [unbroken.step() for _ in range(4)]  # the last one with head costs
     broken = Trainer(small(arch), WORDS)
     first = broken.step()
     broken.save(tmp_path)
     resumed = Trainer(small(arch), WORDS)
     resumed.resume(tmp_path)
     assert resumed.done == 1
-    assert [first, resumed.step(), resumed.step()] == losses
+    assert [first, resumed.step(), resumed.step(), resumed.step()] == losses
     for name, parameter in state(unbroken).items():
         assert torch.equal(parameter, state(resumed)[name]), name
     assert list(tmp_path.iterdir()) == [tmp_path / train_icl_mini.CHECKPOINT]
@@ -263,7 +290,7 @@ def test_a_run_writes_a_loadable_folder_of_at_most_6_mb(arch, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     trainer = Trainer(small(arch), WORDS)
     trainer.resume(tmp_path / "checkpoints")
-    assert json.loads((folder / "training.json").read_text())["done"] == 3
+    assert json.loads((folder / "training.json").read_text())["done"] == 4
     tokens = torch.tensor([ids])
     trainer.dropout.p = 0.0
     torch.testing.assert_close(model(input_ids=tokens).logits, trainer.model(input_ids=tokens).logits)
@@ -318,7 +345,7 @@ def test_ablation_takes_the_largest_heads_and_random_others(monkeypatch):
     assert [head for head, _ in cut.located[:4]] == located
     assert located in zeroed
     assert sum(len(heads) == 4 and not set(heads) & set(located) for heads in zeroed) == 5
-    assert cut.costs_more == 100.0
+    assert cut.costs_more == (100.0, 100.0)
     assert cut.intact == (100.0, 100.0)
 
 
@@ -327,6 +354,6 @@ def test_the_card_is_written_from_measurements(tmp_path):
     card.write_card(tmp_path / "tiny", n_prompts=8, n_draws=2)
     text = (tmp_path / "tiny" / "README.md").read_text()
     assert text.startswith("---\nlicense: mit\n")
-    assert "3 steps of up to 6 episodes" in text
+    assert "4 steps of up to 6 episodes" in text
     for task in card.word_tasks():
         assert f"{task.pair[1]} (other class: {task.pair[0]}), true label {task.labels[1]}" in text

@@ -72,7 +72,7 @@ def body(explanation: Explanation) -> str:
                 "layers",
                 "Layers",
                 f"How much each layer’s attention and FFN raise the log-probability of {target} when added to what "
-                "comes before it; increases do not add up across layers or heads.",
+                "comes before it; the increases of heads and positions do not add up to their layer’s.",
                 sections.layers(explanation),
             ),
             section(
