@@ -98,7 +98,7 @@ def _why_not(name: str, error: BaseException) -> str:
     offline = any(
         os.environ.get(v, "").lower() in ("1", "true", "yes", "on") for v in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
-    if offline or any(
+    if any(
         sign in lower
         for sign in (
             "connect",
@@ -109,6 +109,7 @@ def _why_not(name: str, error: BaseException) -> str:
             "network",
             "localentrynotfound",
             "couldn't reach",
+            "outgoing traffic",
         )
     ):
         how = "unset HF_HUB_OFFLINE to go online" if offline else "check the network to the Hugging Face Hub"
