@@ -311,8 +311,8 @@ uneven within an episode and a class tends to follow itself, so there is somethi
 majority and from the last label. In the last part each head is dropped with probability {run["head_dropout"]},
 so that several learn the same job.
 
-The {run["concentrate"]} steps after these make heads costly: the loss has {run["head_cost"]} times the sum of all heads' sizes (root mean
-square norm of what a head writes) added to it. What a whole layer had come to share, fewer heads do afterwards. This
+The {run["concentrate"]} steps after these make heads costly: the loss has {run["head_cost"]} times the sum
+of all heads' sizes (root mean square norm of what a head writes) added to it. What a whole layer had come to share, fewer heads do afterwards. This
 was done so that a handful of located heads can be tried and removed; it shapes which heads there are to be found, and
 FFNs take over part of the work: do not read this model's division of labour as evidence about models trained otherwise.
 
