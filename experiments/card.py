@@ -313,8 +313,9 @@ so that several learn the same job.
 
 The {run["concentrate"]} steps after these make heads costly: the loss has {run["head_cost"]} times the sum
 of all heads' sizes (root mean square norm of what a head writes) added to it. What a whole layer had come
-to share, fewer heads do afterwards. This was done so that a handful of located heads can be tried and removed; it shapes which heads there are to be found, and
-FFNs take over part of the work: do not read this model's division of labour as evidence about models trained otherwise.
+to share, fewer heads do afterwards. This was done so that a handful of located heads can be tried and
+removed; it shapes which heads there are to be found, and FFNs take over part of the work: do not read
+this model's division of labour as evidence about models trained otherwise.
 
 ## Training
 
