@@ -2,7 +2,7 @@
 
 `I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token in
 `targets`. Increases are not additive: those of the parts need not sum to that of the whole.
-Source: the paper's appendix E; method.md, log-probability increase. To find only the largest, see
+Source: the paper's appendix E; docs/howto/numbers.md. To find only the largest, see
 `icl_lens.location`, which needs a fraction of the work.
 """
 

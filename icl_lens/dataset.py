@@ -7,7 +7,7 @@ by it are evaluated on the batches where they were not, in a second pass over th
 
 Which batches there are and what each evaluates follows from the prompts alone, and sums run in float64 in the order
 of the batches: a run that was killed and taken up again, and one on several processes, gives the same numbers.
-Source: method.md, the bound that makes location cheap.
+Source: docs/howto/numbers.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -11,7 +11,7 @@ def head_outputs(
 ) -> Float[Tensor, "*batch head d_model"]:
     """What each head writes; summed over `head` and with b_O added it is the attention output.
 
-    Residual-stream units. b_O belongs to no head. Source: method.md, head output.
+    Residual-stream units. b_O belongs to no head. Source: docs/howto/numbers.md.
     """
     return einsum(z, W_O.to(z.dtype), "... head d_head, head d_head d_model -> ... head d_model")
 
@@ -29,7 +29,7 @@ def subhead_values(
     """Each head's output, split by the position it was moved from.
 
     `v` contains b_V; b_O belongs to no head. Sums over `key` to the head output.
-    Source: method.md, subhead value.
+    Source: docs/howto/numbers.md.
     """
     weighted = einsum(pattern.to(v.dtype), v, "batch head key, batch key head d_head -> batch head key d_head")
     return einsum(weighted, W_O.to(v.dtype), "batch head key d_head, head d_head d_model -> batch head key d_model")
@@ -57,6 +57,6 @@ def neuron_values(
 ) -> Float[Tensor, "batch neuron d_model"]:
     """Each FFN neuron's share: coefficient times its row of the output matrix.
 
-    Summed over `neuron` and with b_out added it is the FFN output. Source: method.md, FFN neuron.
+    Summed over `neuron` and with b_out added it is the FFN output. Source: docs/howto/numbers.md.
     """
     return torch.einsum("bn,nd->bnd", post, W_out.to(post.dtype))

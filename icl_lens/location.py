@@ -4,7 +4,7 @@ With a frozen scale the logits are affine in a part `u`, and Jensen's inequality
 `I(u | x) ≤ u · g`, where `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector for each prompt and layer.
 A dot product then bounds each (layer, head, position); evaluating parts exactly in the order of their bounds
 until the k-th exact value reaches the next bound gives the exact top k, with a certificate.
-Source: method.md, the bound that makes location cheap.
+Source: docs/howto/numbers.md.
 """
 
 from dataclasses import dataclass

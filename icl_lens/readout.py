@@ -26,7 +26,7 @@ class Readout:
     norm's shift and b_U, as the authors' GPT-2 code does.
 
     Every method takes vectors whose FIRST axis is the prompt, because the frozen scale belongs to a prompt.
-    Source: method.md, readout.
+    Source: docs/howto/numbers.md.
 
     Example:
         >>> acts.readout.final_norm, acts.readout.bias
@@ -147,7 +147,7 @@ class Readout:
     def pull_back(self, weights: Float[Tensor, "batch *rest d_vocab"]) -> Float[Tensor, "batch *rest d_model"]:
         """The vector `g` with `u · g = Σ_j weights_j b_j(u)`, where b_j(u) are part u's before-softmax values.
 
-        Needs logits affine in the part (`is_affine`). Source: method.md, the bound.
+        Needs logits affine in the part (`is_affine`). Source: docs/howto/numbers.md.
         """
         if not self.is_affine:
             raise InputError("the readout is not affine (own norm or logit soft-cap): there is no pull-back")

@@ -103,7 +103,7 @@ def load_task(
 
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
     reached (after half a minute of trying), for a class with too few texts, and for too few labels.
-    Source: method.md, Prompts and Datasets.
+    Source: docs/howto/own_dataset.md.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=3)

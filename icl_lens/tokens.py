@@ -35,7 +35,7 @@ class PromptBatch:
     `batch[[0, 3]]` are smaller batches with the same labels, without the padding that none of their rows
     needs.
 
-    Made by `tokenize`. Source: method.md, Prompts.
+    Made by `tokenize`. Source: docs/howto/own_dataset.md.
 
     Example:
         >>> [batch.token_strings[0][position] for position in batch.label_positions[0]]
@@ -159,7 +159,7 @@ def tokenize(
     Raises InputError when there is no prompt, a prompt is longer than the context, the tokenizer is slow or
     does not know a word, a label or text has no tokens of its own, a label's token does not directly follow
     the query or is not the same everywhere, or two labels are scored by the same token.
-    Source: method.md, Prompts.
+    Source: docs/howto/own_dataset.md.
 
     Example:
         >>> batch = il.tokenize(model, [prompt])

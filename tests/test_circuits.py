@@ -33,7 +33,7 @@ def test_label_values_agree_with_hugging_face(load_tiny, family_folder, name):
 
 
 def test_label_values_through_the_norm_and_the_weights(gpt2, gpt2_acts, gpt2_batch):
-    """norm(x) W_V + b_V, times W_O: the formula of method.md, from the weights alone."""
+    """norm(x) W_V + b_V, times W_O: the formula of the label value, from the weights alone."""
     head = il.Head(2, 1)
     block, view = gpt2.blocks[head.layer], ModelView.of(gpt2)
     x = il.label_keys(gpt2_acts, head)
