@@ -1,0 +1,123 @@
+"""`python -m experiments.benchmark`: one table from one run.
+
+Variants are timed in turns, so that a busy machine slows all of them; times are medians, and ratios are within the
+run. Peak memory is that of a child process that does nothing else.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+import icl_lens as il
+from experiments.benchmark.datasets import locating, removing, shares
+from experiments.benchmark.memory import Peak, peak_of
+from experiments.benchmark.page import Row, document
+from experiments.benchmark.shapes import SHAPES, build, random_prompts
+from experiments.benchmark.variants import measure
+from icl_lens.errors import InputError
+from icl_lens.files import write_text
+from icl_lens.tasks import load_task
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "benchmark.md"
+LONGEST = 45.0
+"""Seconds that a bare forward may take; larger batches are left out."""
+
+
+def sizes_of(text: str) -> list[tuple[int, int]]:
+    """ "14x1,200x16" as (tokens, batch); raises InputError if it is not that."""
+    try:
+        return [(int(tokens), int(batch)) for tokens, batch in (size.split("x") for size in text.split(",") if size)]
+    except ValueError:
+        raise InputError(f"{text!r} is no list of sizes; give tokens x prompts, such as 14x1,200x16") from None
+
+
+def batches(
+    model: Any, name: str, sizes: list[tuple[int, int]], slow: list[tuple[int, int]], *, repeats: int
+) -> Iterator[Row]:
+    """Every variant on every size of batch."""
+    per_token = 0.0
+    for tokens, batch in sizes:
+        expected = per_token * tokens * batch
+        if expected > LONGEST:
+            yield Row(name, f"{batch} × {tokens}", "all", note=f"left out: {expected:.0f} s a forward pass")
+            continue
+        # Longer batches vary less and take longer: fewer turns.
+        turns = repeats if expected < 10 else min(repeats, 3)
+        rows = list(measure(model, name, tokens, batch, repeats=turns, slow=(tokens, batch) in slow))
+        yield from rows
+        per_token = (rows[0].seconds or 0.0) / (tokens * batch)
+
+
+def on_real_weights(n: int, device: str, *, repeats: int) -> Iterator[Row]:
+    """The bundled models."""
+    for name in il.bundled_models():
+        model = il.load_model(name, device=device)
+        yield from batches(model, name, [(14, 16)], [(14, 16)], repeats=repeats)
+        batch = il.tokenize(model, load_task("sentiment-number", n=n))
+        yield from locating(model, name, batch, repeats=repeats, check=True)
+        yield from shares(model, name, batch)
+        yield from removing(model, name, batch[:100], repeats=repeats)
+
+
+def memory(folder: Path, n: int) -> Iterator[Peak]:
+    """Peaks of everything that is promised to be small."""
+    for key in ("bare", "captured", "certified", "linear"):
+        yield peak_of(folder, key, 16, 14)
+    yield peak_of(folder, "explain", 1, 14)
+    for prompts, tokens in ((min(n, 100), 14), (n, 14), (2, 1000)):
+        yield peak_of(folder, "locate", prompts, tokens)
+
+
+def main(
+    shape: Annotated[str, typer.Option(help=f"Of the large model: {', '.join(SHAPES)}.")] = "gpt2-large",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each variant.")] = 5,
+    n: Annotated[int, typer.Option(min=1, help="Prompts of the dataset rows.")] = 1000,
+    sizes: Annotated[str, typer.Option(help="Tokens x batch sizes.")] = "14x1,14x16,14x64,200x1,200x16,200x64",
+    slow: Annotated[str, typer.Option(help="Sizes on which the exhaustive searches are run, once.")] = "14x1,14x16",
+    with_memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory.")] = True,
+    out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
+) -> None:
+    """Time and memory of location beside the bare forward pass: one table, one run."""
+    say = Console(stderr=True, width=200)
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"{shape!r} is none of {', '.join(SHAPES)}")
+    try:
+        wanted, slow_sizes = sizes_of(sizes), sizes_of(slow)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows: list[Row] = []
+    peaks: list[Peak] = []
+
+    def add(found: Iterator[Row]) -> None:
+        for row in found:
+            rows.append(row)
+            say.print("  ".join(row.cells()), markup=False, highlight=False)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in dict.fromkeys([shape, "llama-7b"] if device == "cuda" else [shape]):
+            folder = Path(temporary) / name
+            build(SHAPES[name], folder)
+            model = il.load_model(str(folder), device=device, dtype=SHAPES[name].dtype)
+            add(batches(model, name, wanted, slow_sizes, repeats=repeats))
+            batch = il.tokenize(model, random_prompts(n, 14))
+            add(locating(model, name, batch, repeats=1, check=False))
+            add(shares(model, name, batch[: min(n, 100)]))
+            add(removing(model, name, batch[:1], repeats=1))
+            del model
+        add(on_real_weights(n, device, repeats=repeats))
+        if with_memory and device == "cpu":
+            for peak in memory(Path(temporary) / shape, n):
+                peaks.append(peak)
+                say.print("  ".join(peak.cells()), markup=False, highlight=False)
+    write_text(out, document(rows, peaks))
+    say.print(f"Table: {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,68 @@
+"""Peak memory, measured in child processes that do one thing each."""
+
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+EXAMPLE = "love : bar like : bar eight : foo two : foo one :"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Of one process, GiB: the model's weights, and the largest resident set after loading and at the end."""
+
+    what: str
+    weights: float
+    loaded: float
+    peak: float
+
+    def cells(self) -> tuple[str, ...]:
+        """A line of the table as text."""
+        numbers = (self.weights, self.loaded, self.peak, self.peak - self.weights, self.peak / self.weights)
+        return (self.what, *(f"{number:.2f}" for number in numbers))
+
+
+def peak_of(folder: Path, what: str, n: int, n_tokens: int) -> Peak:
+    """Of a fresh process that loads the model and does `what` (a variant's key, "locate", "explain") to `n` prompts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.benchmark.memory", str(folder), what, str(n), str(n_tokens)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    return Peak(f"{what}, {n:,} × {n_tokens}", **json.loads(done.stdout.splitlines()[-1]))
+
+
+def _resident() -> float:
+    """The process's largest resident set so far, GiB; pages of a mapped weight file count."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _measure(folder: str, what: str, n: int, n_tokens: int) -> dict[str, float]:
+    import icl_lens as il
+    from experiments.benchmark.shapes import random_prompts
+    from experiments.benchmark.variants import VARIANTS
+
+    model = il.load_model(folder, device="cpu")
+    # Parts of a fused matrix may be views of one storage, which is counted once.
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    loaded = _resident()
+    if what == "explain":
+        il.explain(model, EXAMPLE, answer="foo").to_html()
+    else:
+        batch = il.tokenize(model, random_prompts(n, n_tokens))
+        if what == "locate":
+            il.locate_heads(model, batch, k=20)
+        else:
+            VARIANTS[what].run(model, batch)
+    return {"weights": sum(storages.values()) / 2**30, "loaded": loaded, "peak": _resident()}
+
+
+if __name__ == "__main__":
+    folder, what, n, n_tokens = sys.argv[1:]
+    print(json.dumps(_measure(folder, what, int(n), int(n_tokens))))

@@ -1,0 +1,50 @@
+"""The benchmark's command on a small shape: every row is there, and searches that must agree do."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.benchmark.__main__ import main
+from experiments.benchmark.memory import peak_of
+from experiments.benchmark.shapes import SHAPES, build, random_prompts
+
+
+def run(*arguments):
+    import typer
+
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_one_command_one_page(tmp_path):
+    out = tmp_path / "benchmark.md"
+    result = run(*"--shape small --repeats 1 --n 12 --sizes 14x2,40x1 --slow 14x2 --no-memory --out".split(), str(out))
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if "|" in line]
+    small = [row for row in rows if row[0] == "small"]
+    slow = [row for row in small if row[1] == "2 × 14" and "largest are certified's" in row[-1]]
+    assert len(slow) == 2
+    assert all(float(re.search(r"within (\S+) nats", row[-1])[1]) < 1e-4 for row in slow)
+    assert sum("left out: minutes" in row[-1] for row in small) == 2  # the slow ones at the other size
+    for name in ("icl-mini", "icl-mini-llama", "icl-mini-gptj"):
+        assert any(row[0] == name and row[-1].startswith("the same 20 heads") for row in rows)
+        assert any(row[0] == name and row[2].startswith("effect of removing every head") for row in rows)
+
+
+def test_a_bad_size_is_one_line():
+    result = run("--sizes", "14by2")
+    assert result.exit_code == 2
+    assert "14by2" in result.output
+
+
+def test_peak_memory_of_a_child(tmp_path):
+    build(SHAPES["small"], tmp_path)
+    peak = peak_of(tmp_path, "locate", 2, 14)
+    assert 0 < peak.weights < peak.loaded <= peak.peak
+
+
+@pytest.mark.parametrize("n_tokens", [14, 200])
+def test_prompts_have_as_many_tokens_as_asked(n_tokens):
+    assert {len(str(prompt).split()) for prompt in random_prompts(3, n_tokens)} == {n_tokens}
