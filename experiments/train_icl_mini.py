@@ -84,7 +84,7 @@ class Settings:
 RECIPES: dict[Arch, Settings] = {
     "gpt2": Settings("gpt2"),
     "llama": Settings("llama", concentrate=800, head_cost=0.04),
-    "gptj": Settings("gptj", steps=2000, concentrate=800, head_cost=0.04),
+    "gptj": Settings("gptj", steps=2000, concentrate=1600, head_cost=0.1),
 }
 """How the bundled models were trained: the rotary ones share the job among more heads and need the cost longer."""
 
