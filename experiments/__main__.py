@@ -1,7 +1,7 @@
 """`python -m experiments list | run ID… | report`: the paper's figures and tables, with verdicts."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,6 +18,7 @@ from icl_lens.cli.options import load as load_model
 from icl_lens.errors import InputError
 
 T = TypeVar("T")
+DOCS = Path(__file__).parent.parent / "docs" / "results"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")]
 STYLES = {"supported": "bold #009e73", "not supported": "bold #d55e00", "undecided": "bold #56b4e9"}
 
@@ -63,19 +64,39 @@ def run(
 ) -> None:
     """Run experiments; results go to OUT/MODEL/TASK/ID. What is done already is not computed again."""
     from experiments import registry
-    from experiments.runner import run as run_all
     from experiments.study import Settings
 
     if everything == bool(ids):
         raise InputError("name the experiments to run (see `python -m experiments list`), or give --all")
-    experiments = [registry.find(name) for name in (dict.fromkeys(ids or ()) if not everything else registry.IDS)]
+    _run(
+        list(dict.fromkeys(ids or ())) if not everything else list(registry.IDS),
+        Settings(model=model, task=task, n=n, seed=seed, path=path),
+        out,
+        overwrite=overwrite,
+        load=lambda name: load_model(name, device=device, dtype=dtype, revision=revision),
+    )
+
+
+def _run(
+    ids: list[str],
+    settings: Any,
+    out: Path,
+    *,
+    overwrite: bool,
+    load: Callable[[str], Any] = lambda name: load_model(name, device=None, dtype=DtypeChoice.float32, revision=None),
+) -> None:
+    """Runs experiments with progress shown; raises InputError, after all others, for those that cannot be run."""
+    from experiments import registry
+    from experiments.runner import run as run_all
+
+    experiments = [registry.find(name) for name in ids]
     console = Console(soft_wrap=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         ran = run_all(
             experiments,
-            Settings(model=model, task=task, n=n, seed=seed, path=path),
-            load=lambda name: load_model(name, device=device, dtype=dtype, revision=revision),
+            settings,
+            load=load,
             out=out,
             overwrite=overwrite,
             track=_Tracker(progress),
@@ -85,6 +106,27 @@ def run(
         raise InputError(
             f"{len(ran.failed)} of {len(experiments)} experiments could not be run: {', '.join(ran.failed)}"
         )
+
+
+@app.command()
+def docs(
+    n: Annotated[int, typer.Option("--n", "-n", help="Prompts of each model.")] = 1000,
+    out: OutOption = Path("results"),
+    pages: Annotated[Path, typer.Option(help="Folder of the pages; what it holds is replaced.")] = DOCS,
+    overwrite: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
+) -> None:
+    """Run everything on the bundled models, and write the documentation's pages of results."""
+    from experiments import registry
+    from experiments.pages import write_pages
+    from experiments.study import Settings
+    from icl_lens.models import bundled_models
+
+    main_task = Settings.task
+    for model in bundled_models():
+        _run(list(registry.IDS), Settings(model=model, n=n), out, overwrite=overwrite)
+        # How many heads are removed was settled on the main task: another one is the test of that.
+        _run(["ablation"], Settings(model=model, task="animal-country", n=n), out, overwrite=overwrite)
+    write_pages(out, pages, task=main_task)
 
 
 @app.command()

@@ -1,19 +1,20 @@
 """Published version: accuracy when the located heads, best for "foo" and best for "bar", are set to zero."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.drawing import BLUE, COLUMN, GREY, ORANGE, WHISKERS, whiskers
-from experiments.editing import BAR, FOO, how_many, located_for_both, right, scores, zeroed
+from experiments.editing import BAR, FOO, how_many, located_for_both, says, zeroed
 from experiments.frames import by_prompt, stack
 from experiments.reductions import head_increases
 from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study
 from experiments.verdict import Verdict, judge
+from icl_lens.metrics import bootstrap_interval
 
 CONDITIONS = {"none": ("nothing", GREY), "random": ("random\nheads", BLUE), "located": ("located\nheads", ORANGE)}
 LEAST = 0.3
@@ -34,7 +35,10 @@ def needs(config: Ablation, settings: Settings) -> Iterable[Need]:
 
 
 def table(study: Study, config: Ablation) -> pd.DataFrame:
-    """prompt, answer ("foo" | "bar"), removed ("none" | "located" | "random": mean of draws), correct (0–1), heads."""
+    """prompt, answer ("foo" | "bar"), removed ("none" | "located" | "random": mean of draws), heads, and two measures.
+
+    `correct` (0–1): the answer is the likelier of the labels; `vocabulary`: the most probable of all tokens.
+    """
     everything = located_for_both(study, len(study.all_heads()))
     # As many different ones as the two lists have together, also where both name the same heads.
     heads = everything[: 2 * how_many(study, config.heads)]
@@ -48,28 +52,42 @@ def table(study: Study, config: Ablation) -> pd.DataFrame:
     for answer, variant in (("foo", FOO), ("bar", BAR)):
 
         def accuracy(removed: list, variant=variant, answer=answer) -> np.ndarray:
-            found = scores(study, variant, rows, zeroed(study, removed), what=f"without {len(removed)} heads, {answer}")
-            return right(study, variant, rows, found)
+            what = f"without {len(removed)} heads, {answer}"
+            return says(study, variant, rows, zeroed(study, removed), what=what).to_numpy()
 
         found = {
             "none": accuracy([]),
             "located": accuracy(heads),
             "random": np.mean([accuracy(drawn) for drawn in draws], axis=0),
         }
-        for removed, correct in found.items():
-            frame = pd.DataFrame({"prompt": rows.tolist(), "answer": answer, "removed": removed, "correct": correct})
-            frames.append(frame.assign(heads=" ".join(map(str, heads))))
+        for removed, shares in found.items():
+            frame = pd.DataFrame(shares, columns=["correct", "vocabulary"])
+            frames.append(
+                frame.assign(prompt=rows.tolist(), answer=answer, removed=removed, heads=" ".join(map(str, heads)))
+            )
     return stack(*frames)
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Removing located heads costs more accuracy than removing random ones of the same layers."""
-    located, random = (by_prompt(table, "correct", removed=removed) for removed in ("located", "random"))
-    return judge(random - located, least=LEAST, unit="of accuracy", what="fall beyond that of random heads")
+    """Removing located heads costs more accuracy than removing random ones of the same layers.
+
+    Between the labels, where half of the answers are right by chance: the smaller of the two falls. The paper's 24.4 %
+    is below chance, and so of the whole vocabulary.
+    """
+    falls = {
+        measure: by_prompt(table, measure, removed="random") - by_prompt(table, measure, removed="located")
+        for measure in ("correct", "vocabulary")
+    }
+    found = judge(falls["correct"], least=LEAST, unit="of accuracy", what="fall beyond that of random heads")
+    effect, low, high = bootstrap_interval(falls["vocabulary"])
+    return replace(found, reason=f"{found.reason}; over the whole vocabulary {effect:.3g} [{low:.3g}, {high:.3g}]")
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Accuracy without edits, without random heads, without located heads; by answer, 95 % intervals."""
+    """Accuracy without edits, without random heads, without located heads; by answer, 95 % intervals.
+
+    Bars: between the labels; diamonds: over the whole vocabulary.
+    """
     drawn = Figure(figsize=(COLUMN, 2.3), layout="constrained")
     ax = drawn.subplots()
     for i, (removed, (_, hue)) in enumerate(CONDITIONS.items()):
@@ -79,11 +97,15 @@ def figure(table: pd.DataFrame) -> Figure:
             shown = f"answer {answer}" if i == 0 else None
             ax.bar(at, sample.mean(), width=0.38, color=hue, hatch=hatch, edgecolor="white", label=shown)
             ax.errorbar(at, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
+            said = by_prompt(table, "vocabulary", removed=removed, answer=answer)
+            shown = "most probable\nof all tokens" if i == j == 0 else None
+            ax.errorbar(at, said.mean(), yerr=whiskers([said]), **WHISKERS)
+            ax.plot(at, said.mean(), "D", color="black", markerfacecolor="white", markersize=4, label=shown)
     ax.axhline(0.5, color="0.3", linewidth=0.6, linestyle=":")
     ax.set_xticks(range(len(CONDITIONS)), [title for title, _ in CONDITIONS.values()])
     n = len(table["heads"].iloc[0].split())
     ax.set(xlabel=f"Set to zero ({n} heads)", ylabel="Accuracy (0–1)", ylim=(0, 1.02))
-    drawn.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    drawn.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return drawn
 
 
@@ -92,7 +114,7 @@ EXPERIMENT = Experiment(
     title="What located heads are worth",
     source="Published version, section 3.2",
     claim="A few heads carry in-context learning: without them accuracy collapses, without as many others it does not.",
-    criterion=f"Zeroing located heads costs {LEAST:.0%} of accuracy or more beyond what random heads cost.",
+    criterion=f"Zeroing located heads costs {LEAST:.0%} of accuracy between the labels beyond what random heads cost.",
     paper="GPT-2 large: 87.6 % → 24.4 % without 12 heads, 1 % of all",
     config=Ablation(),
     needs=needs,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -25,6 +26,18 @@ def scores(study: Study, variant: Variant, rows: Tensor, edit: EditOf | None = N
         with edit(batch) if edit is not None else nullcontext():
             found.append(il.label_log_probs(study.model, batch).float().cpu())
     return torch.cat(found)
+
+
+def says(study: Study, variant: Variant, rows: Tensor, edit: EditOf | None = None, *, what: str = "") -> pd.DataFrame:
+    """Of each row, with an edit at work, 0–1: correct (the answer is the likeliest label), vocabulary (… token)."""
+    label, top = [], []
+    for batch in study.batches(variant, rows, what=what):
+        with edit(batch) if edit is not None else nullcontext():
+            log_probs = il.last_log_probs(study.model, batch).cpu()
+        label.append(log_probs[:, batch.label_tokens.cpu()])
+        top.append(log_probs.argmax(-1) == batch.answer_tokens.cpu())
+    correct = right(study, variant, rows, torch.cat(label))
+    return pd.DataFrame({"correct": correct, "vocabulary": torch.cat(top).double().numpy()})
 
 
 def right(study: Study, variant: Variant, rows: Tensor, found: Tensor) -> np.ndarray:

@@ -58,7 +58,7 @@ def needs(config: LabelFeatures, settings: Settings) -> Iterable[Need]:
 def table(study: Study, config: LabelFeatures) -> pd.DataFrame:
     """group ("located" | "random": mean of draws from the same layer), name, prompt, label, difference (nats)."""
     heads = located_for_both(study, study.few(config.heads))
-    draws = study.controls(heads, config.draws)
+    draws = study.controls(heads, config.draws, distinct=False)
     union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
     found = study.reduce(LabelDifferences(union), FOO, study.test, what="label values").numpy()
     column = {head: found[:, i] for i, head in enumerate(union)}

@@ -52,7 +52,7 @@ def table(study: Study, config: PredictionShift) -> pd.DataFrame:
     "foo" to "bar".
     """
     heads = located_for_both(study, study.few(config.heads))
-    draws = study.controls(heads, config.draws)
+    draws = study.controls(heads, config.draws, distinct=False)
     rows = study.test
     first = study.batch(FOO)[rows]
     asked = other_queries(study, FOO)

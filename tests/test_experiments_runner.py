@@ -1,6 +1,7 @@
 """The runner on tiny random models: folders, resuming, other configurations, bad input, the gate, and the report."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 import icl_lens as il
 from experiments import registry
 from experiments.competence import Competence
+from experiments.pages import write_pages
 from experiments.reductions import class_attention, head_increases, is_true_label
 from experiments.report import report_page, write_report
 from experiments.results import Result, read_all
@@ -325,6 +327,23 @@ def test_report_needs_no_network(everything: Path) -> None:
     assert page.index("<table>") < page.index("<section")
     for name in registry.IDS:
         assert f'<section id="{name}">' in page
+
+
+def test_pages_of_the_documentation(everything: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    write_pages(everything, folder, task="sentiment-number")
+    (folder / "old.md").write_text("of an experiment that is gone")
+    write_pages(everything, folder, task="sentiment-number")
+    assert {path.stem for path in folder.glob("*.md")} == {"index", *registry.IDS}
+    index = (folder / "index.md").read_text()
+    outcomes = {result.id: result.verdict for _, result in read_all(everything)}
+    for name in registry.IDS:
+        assert re.search(rf"^\| \[{name}\]\({name}.md\) .*{outcomes[name].outcome}<br>", index, re.MULTILINE)
+        page = (folder / f"{name}.md").read_text()
+        (image,) = re.findall(r"{image} (\S+)", page)
+        assert (folder / image).read_bytes().startswith(b"\x89PNG")
+    rows = {row["id"]: row for row in json.loads((folder / "results.json").read_text())}
+    assert rows["accuracy"]["effect"] == pytest.approx(outcomes["accuracy"].effect, rel=1e-3)
 
 
 def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:

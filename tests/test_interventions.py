@@ -130,6 +130,33 @@ def test_scaled_label_attention(run, name, renormalise):
 
 
 @pytest.mark.parametrize("name", BY_HAND)
+def test_blocked_edges(run, name):
+    """What a query may not see goes to what it sees; one that sees nothing any more attends nowhere."""
+    model, batch, _, hf = run(name)
+    width = batch.tokens.shape[1]
+    edges = torch.rand(len(batch), width, width, generator=torch.Generator().manual_seed(0)) < 0.3
+    edges[:, 3] = True
+
+    def edit_of(row):
+        def rows(head, pattern):
+            for query in range(len(pattern)):
+                for key in range(len(pattern)):
+                    if edges[row, query, key]:
+                        pattern[query, key] = 0
+                if pattern[query].any():
+                    pattern[query] /= pattern[query].sum()
+            return pattern
+
+        def edit(hand):
+            hand.row_edits = rows
+
+        return edit
+
+    with il.block_attention(model, HEADS, edges):
+        assert_same(model, batch, hf, HEADS, edit_of)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("positions", ["all", "last"])
 def test_position_removed(run, name, positions):
     model, batch, _, hf = run(name)

@@ -115,3 +115,12 @@ def test_hub_names_reach_the_loader_unchanged(monkeypatch):
         assert (seen["device_map"], seen["dtype"], seen["revision"]) == ("auto", torch.bfloat16, "main")
         assert "device" not in seen
         assert seen["trust_remote_code"] is False
+
+
+def test_bundled_models_load_without_bars_and_leave_the_setting(capfd):
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    il.load_model("icl-mini")
+    assert "Loading" not in capfd.readouterr().err
+    assert logging.is_progress_bar_enabled()

@@ -1,6 +1,8 @@
 """Loading models: bundled ones, folders, the Hub; and saying why one cannot be had."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -48,15 +50,30 @@ def load_model(
     source = _source(name, local_only="hf_model" not in kwargs)
     where: dict[str, Any] = {"device_map": device_map} if device_map is not None else {"device": device or _device()}
     try:
-        model = TransformerBridge.boot_transformers(
-            source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, **where, **kwargs
-        )
+        with _without_bars() if name in bundled_models() else nullcontext():
+            model = TransformerBridge.boot_transformers(
+                source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, **where, **kwargs
+            )
     except (OSError, ValueError, ImportError, RuntimeError, NotImplementedError) as error:
         raise InputError(_why_not(name, error)) from error
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.eval()
     return model
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bars of the loader, which would tell of a load that takes no time."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _device() -> str:
