@@ -19,6 +19,10 @@ HEADS = [il.Head(0, 1), il.Head(2, 3)]
 MODES = ["raw", "processed"]
 
 
+def factors(batch):
+    return torch.linspace(0, 2, batch.label_positions.numel()).reshape(batch.label_positions.shape)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed once."""
@@ -78,6 +82,45 @@ def test_raw_is_the_bridge(run, load_tiny, name):
             ours, theirs = project(acts, head), project(bridge, head)
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, msg=project.__name__)
     assert ModelView.of(acts.view.model).architecture == bridge.view.architecture
+
+
+@pytest.mark.parametrize("name", HOOKED_EXACT)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda model, batch: il.ablate_heads(model, HEADS),
+        lambda model, batch: il.ablate_heads(model, HEADS, mode="mean", reference=batch, positions="last"),
+        lambda model, batch: il.scale_label_attention(model, HEADS, batch, factors(batch), renormalise=False),
+        lambda model, batch: il.block_attention(model, HEADS, torch.eye(batch.tokens.shape[1])[None].bool()),
+        lambda model, batch: il.remove_position(model, HEADS, strength=0.7),
+        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], what="q", positions="last"),
+        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], what="z", positions="last"),
+    ],
+    ids=["zero", "mean", "scale", "block", "position", "patch q", "patch z"],
+)
+def test_raw_interventions_are_the_bridges(run, load_tiny, name, edit):
+    """The same answers under each edit on both, or the same refusal."""
+    model, batch, _, _ = run(name, "raw")
+    bridge = load_tiny(name)
+    answers = []
+    for one in (model, bridge):
+        try:
+            with edit(one, batch):
+                answers.append(il.last_log_probs(one, batch))
+        except il.InputError:
+            answers.append(None)
+    ours, theirs = answers
+    assert (ours is None) == (theirs is None)
+    if theirs is not None:
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        assert (theirs - il.last_log_probs(bridge, batch)).abs().max() > 1e-4  # and it is an edit
+
+
+@pytest.mark.parametrize("name", HOOKED_EXACT)
+def test_raw_effects_are_the_bridges(run, load_tiny, name):
+    model, batch, _, _ = run(name, "raw")
+    ours, theirs = (il.head_effects(one, batch).log_prob for one in (model, load_tiny(name)))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
 def test_capture_leaves_no_gradients(run):

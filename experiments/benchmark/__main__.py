@@ -98,6 +98,7 @@ def main(
         for row in found:
             rows.append(row)
             say.print("  ".join(row.cells()), markup=False, highlight=False)
+            write_text(out, document(rows, peaks))  # what is measured is not lost
 
     with tempfile.TemporaryDirectory() as temporary:
         for name in dict.fromkeys([shape, "llama-7b"] if device == "cuda" else [shape]):
@@ -115,7 +116,7 @@ def main(
             for peak in memory(Path(temporary) / shape, n):
                 peaks.append(peak)
                 say.print("  ".join(peak.cells()), markup=False, highlight=False)
-    write_text(out, document(rows, peaks))
+                write_text(out, document(rows, peaks))
     say.print(f"Table: {out}")
 
 

@@ -39,6 +39,10 @@ def peak_of(folder: Path, what: str, n: int, n_tokens: int) -> Peak:
 
 def _resident() -> float:
     """The process's largest resident set so far, GiB; pages of a mapped weight file count."""
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux: ru_maxrss would be at least that of the process this one was started from
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 2**20
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 

@@ -69,8 +69,8 @@ def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
         lines += [
             "",
             "Peak resident memory of a process that does nothing else, GiB. Libraries are part of it; so are the pages "
-            "of the weight file that loading has read. Weights are those of the loaded model: TransformerLens splits "
-            "some fused matrices into copies.",
+            "of the weight file that loading has read. Weights are the loaded model's; what it "
+            "keeps beside them counts as peak.",
             "",
             "| what | weights | after loading | peak | peak − weights | peak ÷ weights |",
             "|---|---:|---:|---:|---:|---:|",
