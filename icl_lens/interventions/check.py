@@ -85,8 +85,8 @@ def check_understood(view: ModelView, layers: Iterable[int]) -> None:
         if not error <= PATTERN_TOLERANCE.get(ours.dtype, 1e-4):
             raise InputError(
                 f"{view.architecture} is not supported here: in layer {layer} its attention does not follow from its "
-                f"queries and keys as icl_lens recomputes it (probabilities differ by {error:.1e}); ablate_heads and "
-                "scale_label_attention do not need that"
+                f"queries and keys as icl_lens recomputes it (probabilities differ by {error:.1e}); ablate_heads does "
+                "not need that"
             )
     known.update(new)
 

@@ -32,6 +32,9 @@ class LayerValues:
         if name.endswith("_normed"):
             # Norms of single heads come with heads first; OLMo-2's is over all heads together.
             value = value.transpose(1, 2) if value.ndim == 4 else value.unflatten(-1, (-1, self.view.d_head))
+        elif name in ("q", "k") and (norm := scores.unseen_norm(self.view, self.layer, name)) is not None:
+            flat = norm.width != self.view.d_head  # one norm over all heads
+            value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
         self.seen[name.removesuffix("_normed")] = value
 
     def heads(self, name: Literal["q", "k", "v"], chosen: Sequence[int]) -> Float[Tensor, "batch pos chosen d_head"]:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 
 
@@ -51,6 +52,13 @@ def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """Where queries and keys can be read after a norm of their own, before rotation; fires where there is one."""
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
     return {name: hook for name, hook in names.items() if hook in view.model.hook_dict}
+
+
+def unseen_norm(view: ModelView, layer: int, name: str) -> NormView | None:
+    """The norm that queries ("q") or keys ("k") still go through after their hook, where no hook shows the result."""
+    if getattr(view.attn(layer), "original_component", None) is not None or normed_hooks(view, layer):
+        return None
+    return view.q_norm(layer) if name == "q" else view.k_norm(layer)
 
 
 def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
