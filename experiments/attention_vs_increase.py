@@ -86,9 +86,10 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Rank correlation; 0 where one of them never changes, since nothing then rises with anything."""
     x, y = _ranks(x), _ranks(y)
     spread = x.std() * y.std()
-    return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread else np.nan
+    return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread else 0.0
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

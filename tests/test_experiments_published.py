@@ -37,8 +37,8 @@ def rows(column: str, **axes) -> pd.DataFrame:
 def ablation_table(located: float, random: float = 0.9, spread: float = 0.02) -> pd.DataFrame:
     parts = {"none": values(0.95), "located": values(located, spread, 1), "random": values(random)}
     return pd.concat(
-        rows("correct", values=correct, removed=removed, answer=answer, heads="L0H0 L1H1", vocabulary=0.5)
-        for removed, correct in parts.items()
+        rows("vocabulary", values=said, removed=removed, answer=answer, heads="L0H0 L1H1", correct=0.5)
+        for removed, said in parts.items()
         for answer in ("foo", "bar")
     )
 
