@@ -13,11 +13,12 @@ from experiments.frames import by_prompt, stack
 from experiments.reductions import head_increases
 from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study
-from experiments.verdict import Verdict, judge
+from experiments.verdict import Verdict, all_of, judge
 from icl_lens.metrics import bootstrap_interval
 
 CONDITIONS = {"none": ("nothing", GREY), "random": ("random\nheads", BLUE), "located": ("located\nheads", ORANGE)}
-LEAST = 0.3
+LEAST, MOST = 0.3, 0.1
+"""What located heads must cost beyond random ones, and what random ones may cost, of accuracy."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,12 @@ def claim(table: pd.DataFrame) -> Verdict:
         by_prompt(table, measure, removed="random") - by_prompt(table, measure, removed="located")
         for measure in ("vocabulary", "correct")
     )
+    random_fall = by_prompt(table, "vocabulary", removed="none") - by_prompt(table, "vocabulary", removed="random")
+    kept = judge(-random_fall, least=-MOST, unit="of accuracy", what="gain without random heads")
     found = judge(whole, least=LEAST, unit="of accuracy", what="fall over the vocabulary beyond that of random heads")
     effect, low, high = bootstrap_interval(labels)
-    return replace(found, reason=f"{found.reason}; between the labels {effect:.3g} [{low:.3g}, {high:.3g}]")
+    found = replace(found, reason=f"{found.reason}; between the labels {effect:.3g} [{low:.3g}, {high:.3g}]")
+    return all_of(found, kept)
 
 
 def figure(table: pd.DataFrame) -> Figure:

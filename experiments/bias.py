@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 import icl_lens as il
 from experiments.drawing import COLUMN, GREY, ORANGE, WHISKERS, legend_below, whiskers
 from experiments.editing import BAR, FOO, located_for_both, odds, right, scores
-from experiments.frames import by_prompt, stack
+from experiments.frames import array, by_prompt, stack, where
 from experiments.study import Study, Variant
 from experiments.verdict import Verdict, all_of, judge, verdict
 from icl_lens.debias import Fix, choose_strength, debias
@@ -24,9 +24,9 @@ HELD_OUT = 100
 def bias_table(study: Study, fix: Fix, layouts: Sequence[str], *, heads: int, draws: int) -> pd.DataFrame:
     """fixed ("none" | "located" | "random", mean of all draws), prompt, answer, favoured, against, accuracy, strength.
 
-    `favoured`, `against`: log-odds (nats) of the answer in the layout that helps it and in the one that does not. The
-    strength is chosen for located heads on the half on which they are located, at a loss of at most one point of
-    accuracy there; random heads get the same.
+    `favoured`, `against`: log-odds (nats) of the answer in the layout that helps it and in the one that does not. Each
+    set of heads gets the strength of smallest bias on the half on which heads are located, at a loss of at most one
+    point of accuracy there: 0, and no fix, where none does.
     """
     chosen = located_for_both(study, study.few(heads))
     controls = study.controls(chosen, draws)
@@ -36,10 +36,12 @@ def bias_table(study: Study, fix: Fix, layouts: Sequence[str], *, heads: int, dr
     for answer, base in (("foo", FOO), ("bar", BAR)):
         variants = [Variant(layout, base.swapped) for layout in layouts]
         held_out = [study.batch(variant)[held_out_rows] for variant in variants]
-        best = choose_strength(study.model, chosen, *held_out, fix=fix, tried=TRIED, max_loss=MAX_LOSS).strength
         cases = [("none", []), ("located", chosen), *(("random", drawn) for drawn in controls)]
         for name, some in cases:
-            strength = best if some else 0.0
+            strength = 0.0
+            if some:
+                best = choose_strength(study.model, some, *held_out, fix=fix, tried=TRIED, max_loss=MAX_LOSS)
+                strength = best.strength
 
             def edit(batch: il.PromptBatch, some=some, strength=strength):
                 return debias(study.model, batch, some, **{fix: strength})
@@ -67,6 +69,13 @@ def bias_claim(table: pd.DataFrame, *, paper: float) -> Verdict:
         return float(1 - abs(rows[:, 1].mean()) / abs(rows[:, 0].mean())) if rows[:, 0].mean() else float("nan")
 
     before, after, control = bias("none"), bias("located"), bias("random")
+    if not array(where(table, fixed="located"), "strength").any():
+        found = judge(before, least=0.0, unit="nats", what="bias without a fix")
+        reason = (
+            f"no strength tried ({', '.join(map(str, TRIED))}) makes the bias smaller on held-out prompts at a loss of "
+            f"at most {MAX_LOSS:.0%} of accuracy (paper: {paper:.0%}); {found.reason}"
+        )
+        return Verdict("not supported", 0.0, 0.0, 0.0, "of the bias", reason)
     reduction = bootstrap_interval(np.stack([before, after], axis=1), statistic=share)
     others = bootstrap_interval(np.stack([before, control], axis=1), statistic=share)
     loss = by_prompt(table, "accuracy", fixed="none") - by_prompt(table, "accuracy", fixed="located")

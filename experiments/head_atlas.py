@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -44,7 +44,8 @@ def table(study: Study, config: HeadAtlas) -> pd.DataFrame:
     """score (of SCORES), name, layer, located, prompt, value.
 
     "induction", "previous": on prompts' own tokens, shuffled and shown twice, mean over the second half. "function":
-    demonstrations' labels shuffled, the head's output at the last position replaced by its mean over true prompts.
+    demonstrations' labels shuffled, the head's output at the last position replaced by its mean over true prompts, of
+    which half ask for the other class: a mean that only says one label gives one answer what it takes from the other.
     """
     view, rows = study.view, study.test[: config.prompts]
     located = {*located_for_both(study, study.few(config.heads))}
@@ -65,14 +66,16 @@ def _repeated(study: Study, row: int) -> tuple[Tensor, Tensor]:
     """[layer head] induction and previous-token scores on one prompt's tokens, shuffled and repeated."""
     batch = study.batch(FOO)[row]
     tokens = list(dict.fromkeys(batch.tokens[0].tolist()))
+    front = tokens[:1] if tokens[0] == getattr(study.model.tokenizer, "bos_token_id", None) else []
+    tokens = tokens[len(front) :]
     random.Random(row).shuffle(tokens)
     n = len(tokens)
-    twice = torch.tensor([tokens + tokens], device=batch.tokens.device)
+    twice = torch.tensor([front + tokens + tokens], device=batch.tokens.device)
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int):
         def hook_fn(pattern: Tensor, hook: object) -> None:
-            query = torch.arange(n, 2 * n, device=pattern.device)
+            query = torch.arange(n, 2 * n, device=pattern.device) + len(front)
             both = [pattern[0][:, query, query - back].mean(-1) for back in (n - 1, 1)]
             seen[layer] = torch.stack(both).float().cpu()
 
@@ -87,14 +90,20 @@ def _repeated(study: Study, row: int) -> tuple[Tensor, Tensor]:
 
 
 def _function(study: Study, rows: Tensor) -> Tensor:
-    """[prompt layer head] what each head's mean output adds to the answer's log-odds where labels say nothing."""
-    clean = study.batch(FOO)[study.halves[0][: len(rows)]]
-    prompts = [_labels_shuffled(study.prompts(FOO)[row], row) for row in rows.tolist()]
-    shuffled = il.tokenize(study.model, prompts, labels=("foo", "bar"))
+    """[prompt layer head] what each head's mean output adds to the answer's log-odds where labels say nothing.
+
+    Mean over a query of the true class and one of the false class, both in the mean output and in what is asked.
+    """
+    asked = (FOO, replace(FOO, asked="false"))
+    clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
+    prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
+    shuffled = [il.tokenize(study.model, some, labels=("foo", "bar")) for some in prompts]
 
     def log_odds() -> Tensor:
-        scores = il.label_log_probs(study.model, shuffled)
-        return label_log_odds(scores, shuffled.answer, choices=shuffled.label_mask).float().cpu()
+        found = [
+            label_log_odds(il.label_log_probs(study.model, one), one.answer, choices=one.label_mask) for one in shuffled
+        ]
+        return torch.stack(found).mean(0).float().cpu()
 
     before, view = log_odds(), study.view
     effects = torch.empty(len(rows), view.n_layers, view.n_heads)

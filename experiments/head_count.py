@@ -23,6 +23,10 @@ LINES = {
 }
 
 
+CHANCE = 0.5
+"""Of the two labels of these tasks."""
+
+
 @dataclass(frozen=True)
 class HeadCount:
     """Sets of random heads for each number of heads."""
@@ -75,7 +79,10 @@ def claim(table: pd.DataFrame) -> Verdict:
     )
     return all_of(
         judge(
-            kept - 0.9 * whole, least=0.0, unit="of accuracy", what=f"accuracy with {few} heads kept minus 90 % of all"
+            (kept - CHANCE) - 0.9 * (whole - CHANCE),
+            least=0.0,
+            unit="of accuracy",
+            what=f"accuracy above chance with {few} heads kept minus 90 % of that with all",
         ),
         judge(other - removed, least=0.0, unit="of accuracy", what=f"cost of removing {few} beyond random ones"),
     )
@@ -103,8 +110,8 @@ EXPERIMENT = Experiment(
     id="head-count",
     title="How many heads it takes",
     source="Published version, open question 3",
-    claim="Few heads do the reading out: an eighth, kept alone at the last position, keep 90 % of accuracy.",
-    criterion="90 % of accuracy with up to one head in eight kept; removing those costs more than random ones.",
+    claim="Few heads read out: an eighth, kept alone at the last position, keeps 90 % of accuracy above chance.",
+    criterion="One head in eight keeps 90 % of accuracy above chance; removing those costs more than random ones.",
     paper=None,
     config=HeadCount(),
     needs=needs,

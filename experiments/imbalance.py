@@ -12,8 +12,9 @@ from experiments.reductions import class_attention, head_increases
 from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study, Variant
 from experiments.verdict import Verdict, all_of, judge
+from icl_lens.tasks import Layout
 
-LAYOUTS = {"order": "balanced", "imbalanced": "one true\nleft out"}
+LAYOUTS: dict[Layout, str] = {"order": "balanced", "imbalanced": "one true\nleft out"}
 LEAST = 0.02
 
 
@@ -26,11 +27,8 @@ class Imbalance:
 
 
 def needs(config: Imbalance, settings: Settings) -> Iterable[Need]:
-    return [
-        Need(Variant(), head_increases),
-        Need(Variant(), class_attention),
-        Need(Variant("imbalanced"), class_attention),
-    ]
+    variants = [Variant(layout, swapped) for layout in LAYOUTS for swapped in (False, True)]
+    return [Need(Variant(), head_increases), *(Need(variant, class_attention) for variant in variants)]
 
 
 def table(study: Study, config: Imbalance) -> pd.DataFrame:
@@ -39,17 +37,17 @@ def table(study: Study, config: Imbalance) -> pd.DataFrame:
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """In located heads attention on true labels falls, and that on false labels rises."""
+    """In located heads attention on true labels falls, and that on false labels rises, more than in random heads."""
 
-    def change(label: str):
-        before, after = (
-            by_prompt(table, "attention", layout=layout, group="located", label=label) for layout in LAYOUTS
-        )
+    def change(label: str, group: str = "located"):
+        before, after = (by_prompt(table, "attention", layout=layout, group=group, label=label) for layout in LAYOUTS)
         return after - before
 
+    moved = {group: change("false", group) - change("true", group) for group in ("located", "random")}
     return all_of(
         judge(-change("true"), least=LEAST, unit="of attention", what="fall on true labels"),
         judge(change("false"), least=LEAST, unit="of attention", what="rise on false labels"),
+        judge(moved["located"] - moved["random"], least=0.0, unit="of attention", what="both beyond random heads"),
     )
 
 
@@ -66,7 +64,10 @@ EXPERIMENT = Experiment(
         "With one true demonstration fewer, located heads attend less to true labels and more to false ones: "
         "summed attention follows label frequency."
     ),
-    criterion=f"In located heads summed attention on true labels falls, and that on false ones rises, by {LEAST}.",
+    criterion=(
+        f"In located heads summed attention on true labels falls, and that on false ones rises, by {LEAST}; the two "
+        "together by more than in random heads."
+    ),
     paper="GPT-2 large: true falls, false rises in L19H11 and L20H11; of the common heads only L21H19 goes against it",
     config=Imbalance(),
     needs=needs,

@@ -12,8 +12,9 @@ from experiments.reductions import class_attention, head_increases
 from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study, Variant
 from experiments.verdict import Verdict, all_of, judge
+from icl_lens.tasks import Layout
 
-LAYOUTS = {"order": "true\nlast", "reorder": "true\nfirst"}
+LAYOUTS: dict[Layout, str] = {"order": "true\nlast", "reorder": "true\nfirst"}
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,8 @@ class LabelAttention:
 
 
 def needs(config: LabelAttention, settings: Settings) -> Iterable[Need]:
-    return [
-        Need(Variant(), head_increases),
-        Need(Variant(), class_attention),
-        Need(Variant("reorder"), class_attention),
-    ]
+    variants = [Variant(layout, swapped) for layout in LAYOUTS for swapped in (False, True)]
+    return [Need(Variant(), head_increases), *(Need(variant, class_attention) for variant in variants)]
 
 
 def table(study: Study, config: LabelAttention) -> pd.DataFrame:

@@ -31,9 +31,9 @@ class LabelFeatures:
 
 @dataclass(frozen=True)
 class LabelDifferences:
-    """[prompt head 2] log p(foo) − log p(bar) of heads' label values, mean over "foo" and over "bar" positions.
+    """[prompt head 2 2] log p(foo) − log p(bar) of heads' label values, and whether its sign is that of the label.
 
-    Read out without biases, which would favour one label wherever it stands.
+    Means over "foo" and over "bar" positions. Read out without biases, which would favour one label wherever it stands.
     """
 
     heads: tuple[il.Head, ...]
@@ -46,8 +46,9 @@ class LabelDifferences:
         for head in self.heads:
             logits = readout.logits(il.label_values(acts, head))
             difference = logits[..., foo] - logits[..., bar]
-            kinds = [index == label for label in range(2)]
-            columns.append(torch.stack([(difference * kind).sum(-1) / kind.sum(-1) for kind in kinds], dim=-1))
+            both = torch.stack([difference, ((difference > 0) == (index == 0)).to(difference)], dim=-1)
+            kinds = [(index == label)[..., None] for label in range(2)]
+            columns.append(torch.stack([(both * kind).sum(1) / kind.sum(1) for kind in kinds], dim=1))
         return torch.stack(columns, dim=1).float()
 
 
@@ -56,28 +57,33 @@ def needs(config: LabelFeatures, settings: Settings) -> Iterable[Need]:
 
 
 def table(study: Study, config: LabelFeatures) -> pd.DataFrame:
-    """group ("located" | "random": mean of draws from the same layer), name, prompt, label, difference (nats)."""
+    """group ("located" | "random": mean of draws from the same layer), name, prompt, label, difference (nats), follows.
+
+    `follows`: share of positions (0–1) whose sign is that of their label. Mean of both labels as the true one, since a
+    label's class and place would otherwise be told from the same positions.
+    """
     heads = located_for_both(study, study.few(config.heads))
     draws = study.controls(heads, config.draws, distinct=False)
     union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
-    found = study.reduce(LabelDifferences(union), FOO, study.test, what="label values").numpy()
+    both = [study.reduce(LabelDifferences(union), one, study.test, what=f"label values, {one}") for one in (FOO, BAR)]
+    found = torch.stack(both).mean(0).numpy()
     column = {head: found[:, i] for i, head in enumerate(union)}
     frames = []
     for i, head in enumerate(heads):
         control = np.mean([column[drawn[i]] for drawn in draws], axis=0)
         for group, values in (("located", column[head]), ("random", control)):
             axes = {"group": [group], "name": [str(head)], "prompt": study.test.tolist(), "label": list(LABELS)}
-            frames.append(long(values[None, None], "difference", **axes))
+            frame = long(values[None, None, ..., 0], "difference", **axes)
+            frames.append(frame.assign(follows=values[..., 1].reshape(-1)))
     return stack(*frames)
 
 
 def claim(table: pd.DataFrame) -> Verdict:
     """The sign follows the label, in located heads, and more so than in random ones."""
-    signs = table.assign(follows=(table["difference"] > 0) == (table["label"] == "foo"))
     foo, bar = (by_prompt(table, "difference", group="located", label=label) for label in LABELS)
     other = [by_prompt(table, "difference", group="random", label=label) for label in LABELS]
     return all_of(
-        judge(by_prompt(signs, "follows", group="located"), least=0.75, unit="of values", what="share of right signs"),
+        judge(by_prompt(table, "follows", group="located"), least=0.75, unit="of values", what="share of right signs"),
         judge(foo - bar - (other[0] - other[1]), least=0.0, unit="nats", what="gap between labels beyond random heads"),
     )
 

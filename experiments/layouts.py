@@ -1,9 +1,11 @@
 """Attention on true and false labels in two layouts: what label-attention, imbalance and order share."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 
 from experiments.drawing import BLUE, GREEN, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
@@ -18,14 +20,16 @@ def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, dra
     """layout, group ("located" | "random"), name (of the located head), prompt, label, attention (0–1).
 
     Attention is summed over all labels of a class. Heads are located in the "order" layout on the choosing half; all
-    else is the other half. "random" is the mean over all draws of a head of the same layer.
+    else is the other half, mean of both labels as the true one, so that no head passes that likes one of the words.
+    "random" is the mean over all draws of a head of the same layer.
     """
     located = study.located(study.few(heads))
     controls = study.controls(located, draws, distinct=False)
     rows = study.test.tolist()
     frames = []
     for variant in layouts:
-        attention = study.get(class_attention, variant)[study.test].numpy()
+        both = [study.get(class_attention, replace(variant, swapped=swapped))[study.test] for swapped in (False, True)]
+        attention = torch.stack(both).mean(0).numpy()
         for i, head in enumerate(located):
             control = np.mean([attention[:, drawn[i].layer, drawn[i].head] for drawn in controls], axis=0)
             for group, values in (("located", attention[:, head.layer, head.head]), ("random", control)):

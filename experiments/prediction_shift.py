@@ -1,7 +1,7 @@
 """Published version: attention of located heads when the input is exchanged so that the prediction flips."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,6 @@ import icl_lens as il
 from experiments.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, whiskers
 from experiments.editing import BAR, FOO, located_for_both
 from experiments.frames import by_prompt, long, stack
-from experiments.queries import other_queries
 from experiments.reductions import head_increases
 from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study
@@ -55,8 +54,7 @@ def table(study: Study, config: PredictionShift) -> pd.DataFrame:
     draws = study.controls(heads, config.draws, distinct=False)
     rows = study.test
     first = study.batch(FOO)[rows]
-    asked = other_queries(study, FOO)
-    exchanged = il.tokenize(study.model, [asked[row] for row in rows.tolist()], labels=("foo", "bar"))
+    exchanged = study.batch(replace(FOO, asked="false"))[rows]
     (before, was), (after, now) = (_attention(study, batch) for batch in (first, exchanged))
     flipped = ((was == 0) & (now == 1)).numpy()
     groups = {"located": heads, "random": [head for drawn in draws for head in drawn]}

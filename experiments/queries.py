@@ -1,29 +1,8 @@
-"""The same demonstrations with a query of the other class."""
+"""The same prompt with its texts exchanged."""
 
 from dataclasses import replace
 
 import icl_lens as il
-from experiments.study import Study, Variant
-
-
-def other_queries(study: Study, variant: Variant) -> list[il.Prompt]:
-    """Each prompt of a variant, asked about a text of its false class that it does not show, and so answered otherwise.
-
-    The text is another prompt's false demonstration, of the same class where classes are fixed, as in word tasks.
-    """
-    prompts = study.prompts(variant)
-    swapped = []
-    for i, prompt in enumerate(prompts):
-        shown = {demonstration.text for demonstration in prompt.demonstrations} | {prompt.query}
-        answer = next(label for label in prompt.labels if label != prompt.answer)
-        texts = (
-            demonstration.text
-            for step in range(1, len(prompts))
-            for demonstration in prompts[(i + step) % len(prompts)].demonstrations
-            if demonstration.label == answer and demonstration.text not in shown
-        )
-        swapped.append(il.Prompt(prompt.demonstrations, next(texts), answer, prompt.labels))
-    return swapped
 
 
 def texts_exchanged(prompt: il.Prompt) -> il.Prompt:

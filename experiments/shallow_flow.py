@@ -13,7 +13,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.drawing import BLUE, ORANGE, PAGE, legend_below, whiskers
 from experiments.editing import BAR, FOO, located_for_both
-from experiments.frames import by_prompt, stack
+from experiments.frames import by_prompt, stack, where
 from experiments.reductions import head_increases, is_true_label
 from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study
@@ -47,9 +47,10 @@ def label_to_text(batch: il.PromptBatch) -> Bool[Tensor, "batch query key"]:
 
 
 def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
-    """window ("none" or "first–last"), start, middle (0–1 of depth), prompt, fall (nats), correct, gap (attention).
+    """window ("none" or "first–last"), start, middle (0–1 of depth), half, prompt, fall (nats), correct, gap.
 
-    `fall`: what the answer's log-odds lose. `gap`: attention of located heads on true minus on false labels.
+    `half`: "choose" or "test"; windows are compared on the one and judged on the other.
+    `fall`: what the answer's log-odds lose. `gap`: attention (0–1) of located heads on true minus on false labels.
     """
     view = study.view
     size = max(1, round(config.window * view.n_layers))
@@ -57,12 +58,13 @@ def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
     layers, indices = [head.layer for head in heads], [head.head for head in heads]
     windows: list[tuple[int, int] | None] = [None, *((s, s + size) for s in range(view.n_layers - size + 1))]
     whole: np.ndarray | None = None
+    rows = torch.cat(study.halves)
     frames = []
     for window in windows:
         some = [] if window is None else [head for head in study.all_heads() if window[0] <= head.layer < window[1]]
         name = "none" if window is None else f"{window[0]}–{window[1] - 1}"
         odds, correct, gaps = [], [], []
-        for batch in study.batches(FOO, study.test, what=f"layers {name} blocked"):
+        for batch in study.batches(FOO, rows, what=f"layers {name} blocked"):
             with il.block_attention(study.model, some, label_to_text(batch)):
                 acts = il.capture(study.model, batch)
             scores = acts.label_log_probs
@@ -74,7 +76,8 @@ def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
         found = torch.cat(odds).double().cpu().numpy()
         whole = found if whole is None else whole
         columns = {
-            "prompt": study.test.tolist(),
+            "prompt": rows.tolist(),
+            "half": ["choose"] * len(study.halves[0]) + ["test"] * len(study.halves[1]),
             "fall": whole - found,
             "correct": torch.cat(correct).cpu().numpy(),
             "gap": torch.cat(gaps).cpu().numpy(),
@@ -86,15 +89,15 @@ def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Blocking costs the answer in some shallow window, more than in any deep one; located heads then see less."""
+    """Blocking costs the answer in the worst shallow window, more than in any deep one; located heads see less."""
     blocked = table[table["start"] >= 0]
     shallow, deep = blocked[blocked["middle"] < 0.5], blocked[blocked["middle"] >= 0.5]
     if shallow.empty or deep.empty:
         nothing = np.array([])
         return judge(nothing, least=0.0, unit="nats", what="fall of the answer")
-    worst = [part.groupby("window")["fall"].mean().idxmax() for part in (shallow, deep)]
-    first, second = (by_prompt(table, "fall", window=window) for window in worst)
-    lost = by_prompt(table, "gap", window="none") - by_prompt(table, "gap", window=worst[0])
+    worst = [where(part, half="choose").groupby("window")["fall"].mean().idxmax() for part in (shallow, deep)]
+    first, second = (by_prompt(table, "fall", window=window, half="test") for window in worst)
+    lost = by_prompt(table, "gap", window="none", half="test") - by_prompt(table, "gap", window=worst[0], half="test")
     return all_of(
         judge(first, least=0.0, unit="nats", what=f"fall with layers {worst[0]} blocked"),
         judge(first - second, least=0.0, unit="nats", what=f"the same minus layers {worst[1]}"),
@@ -106,6 +109,7 @@ def figure(table: pd.DataFrame) -> Figure:
     """Fall of the answer, and attention of located heads on true minus false labels, by window; 95 % intervals."""
     drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
     axes = drawn.subplots(1, 2)
+    table = where(table, half="test")
     names = [name for name in dict.fromkeys(table["window"]) if name != "none"]
     at = np.arange(len(names))
     titles = ("Fall of the answer's\nlog-odds (nats)", "Located heads' attention,\ntrue minus false labels")
@@ -130,7 +134,8 @@ EXPERIMENT = Experiment(
     claim="Labels gather their texts' features in shallow layers, and located heads compare the input with these.",
     criterion=(
         "Blocking attention from labels to their texts costs the answer most in a window of the shallower half, and "
-        "then located heads' attention on true minus false labels falls by 0.02 or more."
+        "then located heads' attention on true minus false labels falls by 0.02 or more. Windows are chosen on one "
+        "half of the prompts."
     ),
     paper=None,
     config=ShallowFlow(),

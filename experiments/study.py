@@ -13,7 +13,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.reductions import head_increases
 from icl_lens.models import ModelView
-from icl_lens.tasks import Layout, load_task
+from icl_lens.tasks import Asked, Layout, load_task
 
 Reduction = Callable[[il.Activations], Tensor]
 """From the activations of some prompts to what is kept of them: a tensor whose first axis is the prompt.
@@ -50,9 +50,14 @@ class Variant:
     """The true class's label is "bar" instead of "foo"."""
     task: str | None = None
     """Another task than the one under study."""
+    asked: Asked = "true"
+    """Which class the query is of: "false" asks the same demonstrations about the other one."""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.task, self.layout, "labels exchanged" if self.swapped else "")))
+        exchanged = "labels exchanged" if self.swapped else ""
+        return ", ".join(
+            filter(None, (self.task, self.layout, exchanged, "other query" if self.asked == "false" else ""))
+        )
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,21 @@ class Study:
 
     @cached_property
     def halves(self) -> tuple[Tensor, Tensor]:
-        """Rows to choose heads on, and rows to test them on."""
-        order = torch.randperm(self.settings.n, generator=torch.Generator().manual_seed(self.settings.seed))
-        middle = self.settings.n // 2
-        return order[:middle].sort().values, order[middle:].sort().values
+        """Rows to choose heads on, and rows to test them on, which ask about other texts."""
+        rows: dict[str, list[int]] = {}
+        for row, prompt in enumerate(self.prompts()):
+            rows.setdefault(prompt.query, []).append(row)
+        queries = list(rows)
+        random.Random(self.settings.seed).shuffle(queries)
+        choosing: list[int] = []
+        while queries and len(choosing) + len(rows[queries[-1]]) // 2 < self.settings.n / 2:
+            choosing += rows[queries.pop()]
+        if not queries or not choosing:
+            raise il.InputError(
+                f"all {self.settings.n} prompts ask about {len(rows)} texts, too few for a half to choose heads on and "
+                "one to test them on; give more data"
+            )
+        return torch.tensor(sorted(choosing)), torch.tensor(sorted(row for query in queries for row in rows[query]))
 
     @property
     def test(self) -> Tensor:
@@ -111,6 +127,7 @@ class Study:
                 n=settings.n,
                 seed=settings.seed,
                 layout=variant.layout,
+                asked=variant.asked,
                 labels=("bar", "foo") if variant.swapped else ("foo", "bar"),
                 path=path if task == settings.task or (path and path.endswith(".json")) else None,
             )

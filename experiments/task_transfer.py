@@ -42,11 +42,11 @@ def table(study: Study, config: TaskTransfer) -> pd.DataFrame:
 
     "own": heads located on this task; "other": as many located on the other task.
     """
-    k = study.few(config.heads)
-    own = located_for_both(study, k)
+    everything = len(study.all_heads())
+    own = located_for_both(study, study.few(config.heads))
     away = _variants(config, study.settings.task)
-    pairs = zip(*(study.located(k, variant) for variant in away), strict=True)
-    other = list(dict.fromkeys(head for pair in pairs for head in pair))
+    pairs = zip(*(study.located(everything, variant) for variant in away), strict=True)
+    other = list(dict.fromkeys(head for pair in pairs for head in pair))[: len(own)]
     draws = study.controls(own, config.draws, avoid=other)
     frames = []
     for answer, variant in (("foo", FOO), ("bar", BAR)):

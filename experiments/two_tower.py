@@ -1,7 +1,7 @@
 """Open question: queries, keys and values of located heads exchanged one by one between prompts; what moves?"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ import icl_lens as il
 from experiments.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
 from experiments.editing import BAR, FOO, located_for_both
 from experiments.frames import by_prompt, stack, where
-from experiments.queries import other_queries, texts_exchanged
+from experiments.queries import texts_exchanged
 from experiments.reductions import head_increases, is_true_label
 from experiments.registry import Experiment
 from experiments.study import Need, Settings, Study
@@ -64,23 +64,25 @@ def needs(config: TwoTower, settings: Settings) -> Iterable[Need]:
 def table(study: Study, config: TwoTower) -> pd.DataFrame:
     """measure ("auroc" | a swap of SWAPS), group, name (for "auroc"), prompt, value.
 
-    "auroc": 0–1, for each head. Swaps: by how many nats the answer's log-odds fall when all heads of the group get what
-    they have on the other prompt. Prompts whose parts do not lie in the same places are left out.
+    "auroc": 0–1, for each head, mean of both orders. Swaps: by how many nats the answer's log-odds fall when all heads
+    of the group get what they have on the other prompt. Prompts whose parts do not lie in the same places are left out.
     """
     heads = located_for_both(study, study.few(config.heads))
-    draws = study.controls(heads, config.draws)
-    union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
-    found = study.reduce(Separation(union), FOO, study.test, what="q·k by class").numpy()
+    draws, singles = (study.controls(heads, config.draws, distinct=distinct) for distinct in (True, False))
+    union = tuple(dict.fromkeys([*heads, *(head for drawn in singles for head in drawn)]))
+    # Both orders, so that a head of near labels is not taken for one of true labels.
+    orders = (FOO, replace(FOO, layout="reorder"))
+    separations = [study.reduce(Separation(union), one, study.test, what=f"q·k by class, {one}") for one in orders]
+    found = torch.stack(separations).mean(0).numpy()
     column = {head: found[:, i] for i, head in enumerate(union)}
     rows = study.test.tolist()
     frames = []
     for i, head in enumerate(heads):
-        control = np.mean([column[drawn[i]] for drawn in draws], axis=0)
+        control = np.mean([column[drawn[i]] for drawn in singles], axis=0)
         for group, values in (("located", column[head]), ("random", control)):
             frame = pd.DataFrame({"prompt": rows, "value": values})
             frames.append(frame.assign(measure="auroc", group=group, name=str(head)))
-    prompts = study.prompts(FOO)
-    asked = other_queries(study, FOO)
+    prompts, asked = study.prompts(FOO), study.prompts(replace(FOO, asked="false"))
     sources = {
         "query": [asked[row] for row in rows],
         "texts": [texts_exchanged(prompts[row]) for row in rows],
@@ -123,7 +125,11 @@ def _falls(study: Study, own: il.PromptBatch, other: il.PromptBatch, heads: list
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """The three swaps lower the answer as predicted, more than in random heads, and more than the two idle swaps."""
+    """Swaps and separation as two towers say.
+
+    The three swaps lower the answer as predicted, more than in random heads, and more than the two idle swaps; q·k is
+    larger for true labels than for false ones, and more often so than in random heads.
+    """
 
     def fall(measure: str, group: str = "located") -> np.ndarray:
         return by_prompt(table, "value", measure=measure, group=group)
@@ -139,7 +145,12 @@ def claim(table: pd.DataFrame) -> Verdict:
         judge(_shared(table, first) - _shared(table, second), least=0.0, unit="nats", what=f"{first} over {second}")
         for first, second in gaps
     ]
-    return all_of(*agree, *beyond, *idle)
+    auroc, others = (by_prompt(table, "value", measure="auroc", group=group) for group in ("located", "random"))
+    towers = [
+        judge(auroc, least=0.5, unit="AUROC", what="q·k, true above false labels"),
+        judge(auroc - others, least=0.0, unit="AUROC", what="the same beyond random heads"),
+    ]
+    return all_of(*agree, *beyond, *idle, *towers)
 
 
 def _shared(table: pd.DataFrame, measure: str) -> np.ndarray:
@@ -186,7 +197,8 @@ EXPERIMENT = Experiment(
     claim="Queries and keys measure likeness of texts, values carry labels: each swapped alone moves what it should.",
     criterion=(
         "The answer loses in 3 of 4 prompts when Q, K (texts) or V (labels) alone comes from a prompt with the other "
-        "answer, by more than in random heads; K by texts above K by labels, V by labels above V by texts."
+        "answer, by more than in random heads; K by texts above K by labels, V by labels above V by texts; and q·k, "
+        "over both orders, is more often larger for true labels than for false ones, also than in random heads."
     ),
     paper=None,
     config=TwoTower(),

@@ -174,8 +174,8 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
         return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
 
     view = ModelView.of(model)
-    with torch.no_grad(), model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]):
-        return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")[:, 0]
+    with torch.no_grad(), view.lean_pass() as lean, model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]):
+        return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)[:, 0]
 
 
 def _reader(keep: Callable[[Tensor], None]) -> Callable[..., None]:

@@ -32,7 +32,7 @@ from icl_lens.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.tokens import PromptBatch, tokenize
 
 # What a batch's activations may take up, by the estimate of `prompt_bytes`.
-BYTE_BUDGET = 128 * 2**20
+BYTE_BUDGET = 64 * 2**20
 # More rows than these make no product faster, and a part that is lost costs more.
 MOST_ROWS = 64
 # Candidates beyond k: more of them cost a little on every batch, fewer a second pass.

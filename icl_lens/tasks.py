@@ -19,6 +19,7 @@ from icl_lens.errors import InputError
 from icl_lens.prompts import Demonstration, Prompt, listed
 
 Layout = Literal["order", "reorder", "imbalanced"]
+Asked = Literal["true", "false"]
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
 """The paper's word tasks. The category named last is the true class, that of the query."""
@@ -57,11 +58,13 @@ _SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
 
 @dataclass(frozen=True)
 class _Draw:
-    """One prompt's texts: of each false class, of the true class, and the query."""
+    """One prompt's texts: of each false class, of the true class, and the query of either."""
 
     false: list[tuple[str, list[str]]]
     true: tuple[str, list[str]]
     query: str
+    other_query: str | None
+    """A text of the first false class that is not shown; None where there is none left."""
 
 
 def load_task(
@@ -70,6 +73,7 @@ def load_task(
     n: int = 1000,
     seed: int = 0,
     layout: Layout = "order",
+    asked: Asked = "true",
     labels: Sequence[str] | None = None,
     demonstrations: int = 2,
     path: str | Path | None = None,
@@ -84,6 +88,7 @@ def load_task(
     true class's label is `labels[0]` and the false one's `labels[1]`, "foo" and "bar" unless given. `layout`
     places them: "order" shows the true demonstrations last, next to the query; "reorder" shows them first;
     "imbalanced" is "order" without the last true one. The same seed gives the same texts in all three.
+    `asked="false"` puts the same demonstrations with another query, of the (first) false class, and its answer.
 
     Word tasks are "FALSE-TRUE" for any two categories of the word list; the paper's are `WORD_TASKS`. Words
     of both categories are left out. Prompts are all different as long as the words allow it. `path` may name
@@ -112,6 +117,8 @@ def load_task(
     """
     if layout not in get_args(Layout):
         raise InputError(f"there is no layout {layout!r}; choose one of {listed(get_args(Layout))}")
+    if asked not in get_args(Asked):
+        raise InputError(f"there is no asked={asked!r}; choose 'true' or 'false'")
     if classes not in ("binary", "all"):
         raise InputError(f"there is no classes={classes!r}; choose 'binary' or 'all'")
     if n < 1 or demonstrations < 1:
@@ -139,15 +146,22 @@ def load_task(
             label_of = {draw.true[0]: choices[0], draw.false[0][0]: choices[1]}
         else:
             label_of = dict(zip(fixed, choices, strict=True))
-        prompts.append(_arranged(draw, label_of, choices, layout))
+        prompts.append(_arranged(draw, label_of, choices, layout, asked))
     return prompts
 
 
-def _arranged(draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout) -> Prompt:
+def _arranged(draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, asked: Asked) -> Prompt:
     false = [Demonstration(text, label_of[kind]) for kind, texts in draw.false for text in texts]
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
     shown = {"order": [*false, *true], "reorder": [*true, *false], "imbalanced": [*false, *true[:-1]]}[layout]
-    return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
+    if asked == "true":
+        return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
+    kind = draw.false[0][0]
+    if draw.other_query is None:
+        raise InputError(
+            f"all texts of class {kind!r} are shown, and none is left to ask about; show fewer, or add some"
+        )
+    return Prompt(shown, draw.other_query, label_of[kind], choices)
 
 
 def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
@@ -206,7 +220,7 @@ def _word_draws(
         seen.add(drawn)
         if len(seen) == possible:
             seen.clear()
-        yield _Draw([(false, shown)], (true, own), query)
+        yield _Draw([(false, shown)], (true, own), query, _another(false_words, shown, query))
 
 
 # Sentences
@@ -217,12 +231,23 @@ Rows = list[tuple[str, str]]
 def _sentence_draws(
     pool: dict[str, list[str]], queries: Rows, count: int, classes: str, rng: random.Random
 ) -> Iterator[_Draw]:
+    asked: dict[str, list[str]] = {}
+    for text, kind in queries:
+        asked.setdefault(kind, []).append(text)
     while True:
         for query, true in rng.sample(queries, len(queries)):
             others = [kind for kind in sorted(pool) if kind != true]
             chosen = [rng.choice(others)] if classes == "binary" else rng.sample(others, len(others))
             false = [(kind, rng.sample(pool[kind], count)) for kind in chosen]
-            yield _Draw(false, (true, rng.sample(pool[true], count)), query)
+            kind, shown = false[0]
+            texts = asked.get(kind) or pool[kind]
+            yield _Draw(false, (true, rng.sample(pool[true], count)), query, _another(texts, shown, query))
+
+
+def _another(texts: list[str], shown: list[str], query: str) -> str | None:
+    """One of the texts that is not shown, chosen by the rest of the prompt: other prompts stay as they are."""
+    left = [text for text in texts if text not in shown]
+    return random.Random(f"{query} {shown}").choice(left) if left else None
 
 
 def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) -> tuple[dict[str, list[str]], Rows]:

@@ -45,7 +45,9 @@ def ablation_table(located: float, random: float = 0.9, spread: float = 0.02) ->
 
 def label_features_table(foo: float, control: float = 0.0, spread: float = 0.1) -> pd.DataFrame:
     return pd.concat(
-        rows("difference", values=sign * values(size, spread, seed), group=group, name="L0H0", label=label)
+        rows("difference", values=sign * values(size, spread, seed), group=group, name="L0H0", label=label).assign(
+            follows=(values(size, spread, seed) > 0).astype(float)
+        )
         for group, size in (("located", foo), ("random", control))
         for seed, (label, sign) in enumerate((("foo", 1), ("bar", -1)))
     )
@@ -71,14 +73,14 @@ def bias_table(after: float, before: float = 1.0, spread: float = 0.1, loss: flo
     return pd.concat(parts)
 
 
-def two_tower_table(fall: float, idle: float = 0.0, spread: float = 0.1) -> pd.DataFrame:
+def two_tower_table(fall: float, idle: float = 0.0, spread: float = 0.1, auroc: float = 0.7) -> pd.DataFrame:
     parts = []
     for i, (measure, (_, _, predicted)) in enumerate(two_tower.SWAPS.items()):
         for group in ("located", "random"):
             mean = (fall if predicted else idle) if group == "located" else 0.0
             parts.append(rows("value", values=values(mean, spread, i), measure=measure, group=group, name=""))
-    for group in ("located", "random"):
-        parts.append(rows("value", values=values(0.7), measure="auroc", group=group, name="L0H0"))
+    for group, mean in (("located", auroc), ("random", 0.6)):
+        parts.append(rows("value", values=values(mean), measure="auroc", group=group, name="L0H0"))
     return pd.concat(parts)
 
 
@@ -92,15 +94,18 @@ def head_count_table(kept: float, removed: float = 0.6, spread: float = 0.05) ->
     return pd.concat(parts)
 
 
-def shallow_flow_table(shallow: float, deep: float = 0.0, lost: float = 0.1, spread: float = 0.1) -> pd.DataFrame:
+def shallow_flow_table(
+    shallow: float, deep: float = 0.0, lost: float = 0.1, spread: float = 0.1, tested: bool = True
+) -> pd.DataFrame:
     parts = []
     for name, start, middle, fall, gap in (
         ("none", -1, np.nan, 0, 0.3),
         ("0–1", 0, 0.1, shallow, 0.3 - lost),
         ("4–5", 4, 0.9, deep, 0.3),
     ):
-        frame = rows("fall", values=values(fall, spread, start + 1), window=name, start=start, middle=middle)
-        parts.append(frame.assign(gap=values(gap), correct=1.0))
+        for half, sign in (("choose", 1), ("test", 1 if tested else -1)):
+            frame = rows("fall", values=sign * values(fall, spread, start + 1), window=name, start=start, middle=middle)
+            parts.append(frame.assign(gap=values(gap), correct=1.0, half=half))
     return pd.concat(parts)
 
 
@@ -137,7 +142,7 @@ CASES = {
     majority_bias: [bias_table(0.5), bias_table(1.2), bias_table(1.0)],
     recency_bias: [bias_table(0.5), bias_table(0.5, loss=0.1), bias_table(1.0)],
     two_tower: [two_tower_table(1.0), two_tower_table(-1.0), two_tower_table(1.0, idle=1.0)],
-    head_count: [head_count_table(0.93), head_count_table(0.7), head_count_table(0.855, spread=0.5)],
+    head_count: [head_count_table(0.93), head_count_table(0.7), head_count_table(0.905, spread=0.5)],
     shallow_flow: [shallow_flow_table(1.0), shallow_flow_table(0.5, deep=1.0), shallow_flow_table(1.0, deep=1.0)],
     task_transfer: [task_transfer_table(1.8), task_transfer_table(0.5), task_transfer_table(1.0)],
     head_atlas: [head_atlas_table(0.5), head_atlas_table(0.5, -0.5), head_atlas_table(0.0)],
@@ -157,6 +162,26 @@ def test_the_effect_of_a_fix_is_the_share_of_the_bias_it_takes_away() -> None:
     assert "paper: 17%" in recency_bias.EXPERIMENT.verdict(bias_table(0.7)).reason
     # A fix that turns the bias round is judged by what is left of it.
     assert recency_bias.EXPERIMENT.verdict(bias_table(-0.4)).effect == pytest.approx(0.6)
+
+
+def test_no_usable_strength_is_not_a_fix() -> None:
+    table = bias_table(1.0).assign(strength=0.0)
+    verdict = recency_bias.EXPERIMENT.verdict(table)
+    assert verdict.outcome == "not supported"
+    assert "no strength tried" in verdict.reason
+
+
+def test_random_heads_that_cost_as_much_refute_the_ablation() -> None:
+    assert ablation.EXPERIMENT.verdict(ablation_table(0.1, random=0.7)).outcome == "not supported"
+
+
+def test_windows_are_judged_on_the_other_half() -> None:
+    assert shallow_flow.EXPERIMENT.verdict(shallow_flow_table(1.0, tested=False)).outcome == "not supported"
+
+
+def test_two_towers_need_queries_and_keys_that_tell_classes_apart() -> None:
+    assert two_tower.EXPERIMENT.verdict(two_tower_table(1.0, auroc=0.3)).outcome == "not supported"
+    assert two_tower.EXPERIMENT.verdict(two_tower_table(1.0, auroc=0.55)).outcome == "not supported"
 
 
 def test_texts_are_exchanged_between_labels_that_stay() -> None:

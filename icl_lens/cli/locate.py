@@ -71,7 +71,7 @@ def locate(
         Path | None, typer.Option("--out", "-o", help="Folder for parts and result; a killed run goes on from there.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Prompts a batch, instead of as many as fit.")] = None,
-    budget: Annotated[int, typer.Option(help="MiB that a batch's activations may take up.")] = 128,
+    budget: Annotated[int, typer.Option(help="MiB that a batch's activations may take up.")] = 64,
     final_norm: FinalNormOption = FinalNormChoice.frozen,
     bias: BiasOption = True,
     bos: BosOption = None,

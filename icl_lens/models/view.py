@@ -6,6 +6,8 @@ else reads weights through it. Nothing here is cached: weights are views of the 
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -297,6 +299,31 @@ class ModelView:
             soft_cap=float(cap) if cap and cap > 0 else None,
             decode=None if tokenizer is None else lambda token: tokenizer.decode([token]),
         )
+
+    # Passes ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lean_pass(self) -> Iterator[dict[str, Any]]:
+        """Arguments for forward passes in the block that keep nothing but what hooks keep.
+
+        Otherwise Hugging Face models gather every layer's attention weights and a key-value cache, and bridges hold on
+        to the weights: heads · pos² numbers a layer.
+        """
+        if getattr(self.model, "original_model", None) is None:
+            yield {}
+            return
+
+        def forget(attn: Any, *_: Any) -> None:
+            attn._pattern = None
+
+        handles = [
+            block.attn.register_forward_hook(forget) for block in self.model.blocks if hasattr(block.attn, "_pattern")
+        ]
+        try:
+            yield {"output_attentions": False, "use_cache": False}
+        finally:
+            for handle in handles:
+                handle.remove()
 
     # Hook names ------------------------------------------------------------------------------------------
 
