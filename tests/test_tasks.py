@@ -84,6 +84,17 @@ def test_the_layouts_show_the_same_words(words):
         assert one.answer == two.answer == three.answer == "foo"
 
 
+def test_the_same_words_asked_about_the_other_class(words):
+    one, other = (load_task("colour-fruit", path=words, n=50, asked=asked) for asked in ("true", "false"))
+    for left, right in zip(one, other, strict=True):
+        assert left.demonstrations == right.demonstrations
+        assert right.query in set(CATEGORIES["colour"]) - {"orange", *shown(right, "bar")}
+        assert (left.answer, right.answer) == ("foo", "bar")
+    assert len({prompt.query for prompt in other}) == 4
+    with pytest.raises(InputError, match="none is left to ask about"):
+        load_task("pair-fruit", path=words, n=1, asked="false")
+
+
 def test_labels_are_exchangeable(words):
     one = load_task("colour-fruit", path=words, n=20)
     two = load_task("colour-fruit", path=words, n=20, labels=["bar", "foo"])
@@ -218,6 +229,18 @@ def test_layouts_and_seeds_of_sentences(folder):
         assert two.demonstrations == one.demonstrations[2:] + one.demonstrations[:2]
         assert three.demonstrations == one.demonstrations[:3]
         assert one.query == two.query == three.query
+
+
+@pytest.mark.parametrize("classes", ["binary", "all"])
+def test_the_same_sentences_asked_about_the_other_class(folder, classes):
+    """The query is an unseen text of the false class that stands first, and that class's label answers it."""
+    one, other = (load_task("trec", path=folder, n=60, classes=classes, asked=asked) for asked in ("true", "false"))
+    for left, right in zip(one, other, strict=True):
+        assert left.demonstrations == right.demonstrations
+        assert right.query.startswith("test ")
+        assert kind_of(right.query) == kind_of(right.demonstrations[0].text) != kind_of(left.query)
+        assert right.answer == right.demonstrations[0].label != left.answer
+    assert len({prompt.query for prompt in other}) > 10
 
 
 def test_all_classes(folder):
