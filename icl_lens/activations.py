@@ -1,6 +1,7 @@
 """What one forward pass leaves behind for the analysis: last-position vectors, last-query rows, label inputs."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,8 +58,10 @@ class Activations:
         """The same from a TransformerLens cache the user already has (`model.run_with_cache(batch.tokens, …)`).
 
         The cache must come from these tokens, with a batch axis, holding the hooks of a plain `run_with_cache`;
-        raises InputError naming the first one missing, or if the shapes do not fit the batch.
+        raises InputError naming the first one missing, if the shapes do not fit the batch, or if the cached
+        embeddings are not those of the batch's tokens.
         """
+        _check_same_tokens(model, cache, batch)
         recorder = _Recorder(ModelView.of(model), batch)
         for name, keep in recorder.hooks():
             try:
@@ -191,6 +194,47 @@ def _at(x: Tensor, positions: Tensor) -> Tensor:
     picked = x[rows, positions.clamp(min=0)]
     missing = (positions < 0).reshape(*positions.shape, *[1] * (picked.ndim - 2))
     return picked.masked_fill(missing, 0)
+
+
+def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
+    """Raises InputError for a cache of other tokens, in which everything fits but the numbers."""
+    remedy = (
+        "make it with model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask); strings may be "
+        "tokenized otherwise, with a beginning-of-sequence token for instance"
+    )
+    try:
+        cached = cache["hook_embed"]
+    except KeyError:
+        return  # a cache of chosen hooks: what is missing is said where it is needed
+    if cached.ndim != 3 or len(cached) != len(batch):
+        return  # said where hooks are read
+    if cached.shape[1] != batch.tokens.shape[1]:
+        raise InputError(
+            f"the cache is of tokens of shape {tuple(cached.shape[:2])}, the batch's have {tuple(batch.tokens.shape)}; "
+            + remedy
+        )
+    own = _embedded(model, batch).to(cached.device)
+    real = batch.attention_mask.to(cached.device).bool()
+    error = (own.to(cached) - cached)[real].abs().max()
+    if not error <= 1e-3 * own[real].abs().max():
+        raise InputError(f"the cache is not of the batch's tokens: their embeddings differ; {remedy}")
+
+
+class _Stop(Exception):
+    """Ends a forward pass that has shown what was wanted."""
+
+
+def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
+    """The batch's token embeddings, by a forward pass that ends there: families scale or norm them in many ways."""
+    seen: list[Tensor] = []
+
+    def keep(value: Tensor, hook: Any) -> None:
+        seen.append(value.detach().clone())
+        raise _Stop
+
+    with suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=[("hook_embed", keep)]):
+        model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
+    return seen[0]
 
 
 class _Recorder:

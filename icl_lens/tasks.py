@@ -74,6 +74,7 @@ def load_task(
     seed: int = 0,
     layout: Layout = "order",
     asked: Asked = "true",
+    balanced: bool = False,
     labels: Sequence[str] | None = None,
     demonstrations: int = 2,
     path: str | Path | None = None,
@@ -88,6 +89,8 @@ def load_task(
     true class's label is `labels[0]` and the false one's `labels[1]`, "foo" and "bar" unless given. `layout`
     places them: "order" shows the true demonstrations last, next to the query; "reorder" shows them first;
     "imbalanced" is "order" without the last true one. The same seed gives the same texts in all three.
+    The answer is thus the same label in every prompt, and in "order" it is the one shown last. With `balanced` every
+    second prompt has the two labels exchanged, so that always saying one of them is right half the time.
     `asked="false"` puts the same demonstrations with another query, of the (first) false class, and its answer.
 
     Word tasks are "FALSE-TRUE" for any two categories of the word list; the paper's are `WORD_TASKS`. Words
@@ -140,10 +143,15 @@ def load_task(
         draws = _sentence_draws(pool, queries, demonstrations, classes, rng)
         fixed = sorted(pool) if classes == "all" else None
     choices = _choices(labels, 2 if fixed is None else len(fixed))
+    if balanced and fixed is not None:
+        raise InputError(
+            "balanced=True exchanges two labels; with classes='all' a label belongs to a class: leave it out"
+        )
     prompts = []
-    for draw in islice(draws, n):
+    for number, draw in enumerate(islice(draws, n)):
         if fixed is None:
-            label_of = {draw.true[0]: choices[0], draw.false[0][0]: choices[1]}
+            true, false = choices[::-1] if balanced and number % 2 else choices
+            label_of = {draw.true[0]: true, draw.false[0][0]: false}
         else:
             label_of = dict(zip(fixed, choices, strict=True))
         prompts.append(_arranged(draw, label_of, choices, layout, asked))

@@ -133,3 +133,17 @@ def test_other_precisions(load_tiny, name, dtype):
 
 def test_label_log_probs_are_the_models(gpt2, gpt2_acts, gpt2_batch):
     torch.testing.assert_close(gpt2_acts.label_log_probs, il.label_log_probs(gpt2, gpt2_batch), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_a_cache_of_other_tokens_is_refused(load_tiny, name):
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    _, cache = model.run_with_cache(batch.tokens[[1, 0, 2]], attention_mask=batch.attention_mask[[1, 0, 2]])
+    with pytest.raises(il.InputError, match="embeddings differ"):
+        il.Activations.from_cache(model, cache, batch)
+    longer = torch.cat([batch.tokens[:, :1], batch.tokens], dim=1)
+    for tokens in (longer, batch.tokens[:, :-1]):
+        _, cache = model.run_with_cache(tokens)
+        with pytest.raises(il.InputError, match="is of tokens of shape"):
+            il.Activations.from_cache(model, cache, batch)

@@ -95,6 +95,17 @@ def test_the_same_words_asked_about_the_other_class(words):
         load_task("pair-fruit", path=words, n=1, asked="false")
 
 
+def test_balanced_labels(words):
+    plain, swapped, balanced = (
+        load_task("colour-fruit", path=words, n=20, **more)
+        for more in ({}, {"labels": ("bar", "foo")}, {"balanced": True})
+    )
+    assert balanced[::2] == plain[::2]
+    for ours, theirs in zip(balanced[1::2], swapped[1::2], strict=True):
+        assert (ours.demonstrations, ours.query, ours.answer) == (theirs.demonstrations, theirs.query, "bar")
+        assert ours.labels == ("foo", "bar")
+
+
 def test_labels_are_exchangeable(words):
     one = load_task("colour-fruit", path=words, n=20)
     two = load_task("colour-fruit", path=words, n=20, labels=["bar", "foo"])
