@@ -64,6 +64,7 @@ def take_picture() -> None:
 
 def main(names: list[str]) -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm, where ipywidgets are not installed
     for path in sorted((DOCS / "tutorials").glob("*.ipynb")):
         if not names or path.name[0] in names:
             print(path.name, flush=True)

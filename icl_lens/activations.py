@@ -143,6 +143,10 @@ def capture(model: Any, batch: PromptBatch, *, check: bool = True) -> Activation
         >>> acts.head_outputs(2).shape
         torch.Size([1, 8, 128])
     """
+    if not isinstance(batch, PromptBatch):
+        raise InputError(
+            f"capture reads tokenized prompts, not {type(batch).__name__}; give it il.tokenize(model, prompts)"
+        )
     recorder = _Recorder(ModelView.of(model), batch)
     logits = _last_logits(model, batch, [(name, _reader(keep)) for name, keep in recorder.hooks()])
     return recorder.finish(check=check, logits=logits)

@@ -166,7 +166,8 @@ class Explanation:
                     "label": label,
                     "log_prob": self.label_log_probs[i],
                     "log_prob_located_zeroed": self.ablation.located[i],
-                    "log_prob_random_zeroed": sum(draw[i] for draw in self.ablation.random) / len(self.ablation.random),
+                    # Of the mean probability, as the page and the terminal show it.
+                    "log_prob_random_zeroed": math.log(_mean_probability([draw[i] for draw in self.ablation.random])),
                 }
                 for i, label in enumerate(self.labels)
             ]
@@ -413,3 +414,7 @@ def _head_report(
         query_words=tuple(top(last_query(acts, head)[0], **words)),
         ablated=tuple(ablated.tolist()),
     )
+
+
+def _mean_probability(log_probs: Sequence[float]) -> float:
+    return sum(map(math.exp, log_probs)) / len(log_probs)

@@ -139,7 +139,7 @@ _BY_ROW = (
 
 def tokenize(
     model: Any,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompt | str | Sequence[Prompt | str],
     *,
     template: Template = _DEFAULT_TEMPLATE,
     labels: Sequence[str] | None = None,
@@ -148,13 +148,12 @@ def tokenize(
 ) -> PromptBatch:
     """Tokenize prompts for a model, on the model's device.
 
-    `model` is anything with a fast Hugging Face `tokenizer` and a `cfg` with `n_ctx`. `labels` fixes the
-    order of `PromptBatch.labels` and may name more than the prompts do; left out, they come in the order in
-    which the prompts name them. `prepend_bos=None` puts in front what the model's published tokenizer does
-    (nothing for GPT-2, <s> for Llama), even where TransformerLens has loaded it with `add_bos_token=True`;
-    nothing is ever put at the end. `shared_prefix="append"` is for labels that begin with the same tokens:
-    those are appended to every row, so that the token after them tells the labels apart, and `last` is the
-    last of them.
+    Strings are read by `Prompt.parse`. `model` is anything with a fast Hugging Face `tokenizer` and a `cfg` with
+    `n_ctx`. `labels` fixes the order of `PromptBatch.labels` and may name more than the prompts do; left out, they come
+    in the order in which the prompts name them. `prepend_bos=None` puts in front what the model's published tokenizer
+    does (nothing for GPT-2, <s> for Llama), even where TransformerLens has loaded it with `add_bos_token=True`; nothing
+    is ever put at the end. `shared_prefix="append"` is for labels that begin with the same tokens: those are appended
+    to every row, so that the token after them tells the labels apart, and `last` is the last of them.
 
     Raises InputError when there is no prompt, a prompt is longer than the context, the tokenizer is slow or
     does not know a word, a label or text has no tokens of its own, a label's token does not directly follow
@@ -166,7 +165,8 @@ def tokenize(
         >>> batch.label_positions
         tensor([[ 2,  5,  8, 11]])
     """
-    prompts = (prompts,) if isinstance(prompts, Prompt) else tuple(prompts)
+    several = (prompts,) if isinstance(prompts, (Prompt, str)) else tuple(prompts)
+    prompts = tuple(Prompt.parse(prompt) if isinstance(prompt, str) else prompt for prompt in several)
     if not prompts:
         raise InputError("there is no prompt to tokenize; give at least one")
     every_label = _every_label(prompts, labels)

@@ -124,3 +124,18 @@ def test_bundled_models_load_without_bars_and_leave_the_setting(capfd):
     il.load_model("icl-mini")
     assert "Loading" not in capfd.readouterr().err
     assert logging.is_progress_bar_enabled()
+
+
+def test_heads_by_name_and_things_that_are_none(gpt2, no_type_checks):
+    view = ModelView.of(gpt2)
+    assert view.check_head("L1H2") == il.Head(1, 2)
+    with pytest.raises(il.InputError, match="is no head"):
+        view.check_head([il.Head(0, 1), il.Head(1, 1)])
+
+
+def test_dtypes_by_name_and_models_without_a_tokenizer(no_type_checks):
+    assert il.load_model("icl-mini", dtype="bfloat16").W_U.dtype == torch.bfloat16
+    with pytest.raises(il.InputError, match="dtype='int3' is not known"):
+        il.load_model("icl-mini", dtype="int3")
+    with pytest.raises(il.InputError, match="needs its tokenizer"):
+        il.load_model("mine", hf_model=nn.Linear(1, 1))

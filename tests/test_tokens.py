@@ -571,3 +571,8 @@ def byte_table() -> dict[str, int]:
 
 
 to_byte = byte_table()
+
+
+def test_strings_are_parsed(gpt2):
+    text = "love : bar like : bar eight : foo two : foo one :"
+    assert tokenize(gpt2, text).prompts == tokenize(gpt2, [text]).prompts == (Prompt.parse(text),)

@@ -43,7 +43,7 @@ def compare(
     device: DeviceOption = None,
     dtype: DtypeOption = DtypeChoice.float32,
 ) -> None:
-    """Compare two prompts on one model, or two models on one prompt: answers, layers, heads, attention to labels."""
+    """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it."""
     from icl_lens import InputError, explain
     from icl_lens.html import compare_page
 
@@ -90,7 +90,12 @@ def _heads(before: "Explanation", after: "Explanation") -> Group:
     for head in most_changed(before, after):
         x, y = (side.head_increases[head.layer][head.head] for side in (before, after))
         table.add_row(str(head), f"{x:+.3f}", f"{y:+.3f}", f"{y - x:+.3f}")
-    return Group(Text(f"Heads whose increase changed most, nats ({targets})", "bold"), table)
+    note = (
+        ""
+        if before.model == after.model
+        else "Heads of two models correspond only where one was trained from the other."
+    )
+    return Group(Text(f"Heads whose increase changed most, nats ({targets})", "bold"), table, Text(note, "dim"))
 
 
 def _table(*columns: str) -> Table:

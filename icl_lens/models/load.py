@@ -27,7 +27,7 @@ def load_model(
     name: str = "icl-mini",
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     revision: str | None = None,
     device_map: str | dict[str, str | int] | None = None,
     trust_remote_code: bool = False,
@@ -36,7 +36,7 @@ def load_model(
     """A `TransformerBridge` with raw weights and eager attention, in eval mode, gradients off.
 
     `name` is a bundled model (`bundled_models()`), a local Hugging Face folder, or a Hub name such as
-    "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b". Other keywords go to
+    "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. Other keywords go to
     `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
     Raises InputError, with the reason and the remedy, if the model cannot be had.
 
@@ -47,6 +47,17 @@ def load_model(
     """
     from transformer_lens.model_bridge import TransformerBridge
 
+    if isinstance(dtype, str):
+        found = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(found, torch.dtype):
+            raise InputError(f"dtype={dtype!r} is not known; use 'float32', 'bfloat16', 'float16' or 'float64'")
+        dtype = found
+    if kwargs.get("hf_model") is not None and kwargs.get("tokenizer") is None:
+        raise InputError(
+            "hf_model= needs its tokenizer beside it: load_model(name, hf_model=model, tokenizer=tokenizer)"
+        )
+    if isinstance(init := getattr(kwargs.get("tokenizer"), "init_kwargs", None), dict):
+        init.setdefault("name_or_path", "")  # TransformerLens reads it, and tokenizers built in memory have none
     source = _source(name, local_only="hf_model" not in kwargs)
     where: dict[str, Any] = {"device_map": device_map} if device_map is not None else {"device": device or _device()}
     try:

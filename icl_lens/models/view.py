@@ -117,9 +117,14 @@ class ModelView:
         """The key-value group a query head reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
-    def check_head(self, head: Head | tuple[int, int]) -> Head:
-        """The head as a `Head`; raises InputError if the model has no such head."""
-        layer, index = int(head[0]), int(head[1])
+    def check_head(self, head: Head | tuple[int, int] | str) -> Head:
+        """The head as a `Head`, also from its name; raises InputError if the model has no such head."""
+        if isinstance(head, str):
+            head = Head.parse(head)
+        try:
+            layer, index = map(int, head)
+        except (TypeError, ValueError):
+            raise InputError(f"{head!r} is no head; give one as Head(layer, head), (layer, head) or 'L22H0'") from None
         if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
             raise InputError(
                 f"{Head(layer, index)} does not exist: {self.name} has layers 0–{self.n_layers - 1} with heads "
