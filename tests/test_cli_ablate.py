@@ -1,5 +1,7 @@
 """`icl-lens ablate`: the printed numbers are those of ablate_heads; bad input is refused."""
 
+import re
+
 import families
 import pytest
 
@@ -30,12 +32,36 @@ def test_a_task_on_the_bundled_model(capsys):
     assert "2 heads removed" in out
 
 
+def test_a_task_is_balanced_and_scored_both_ways(capsys):
+    """Without the located heads icl-mini says neither label, and always the same one of the two."""
+    ablate(task="sentiment-number", n=40, heads="L1H2 L1H6 L1H3 L0H7 L1H5 L1H7", draws=1, device="cpu")
+    row = re.search(r"6 heads removed\W+([\d.]+)%\W+([\d.]+)%", shown(capsys))
+    assert 40 < float(row[1]) < 90
+    assert float(row[2]) < 10
+
+
+def test_your_own_sentences(tmp_path, capsys):
+    path = tmp_path / "notes.csv"
+    words = {"animal": ["cat", "dog", "horse", "cow"], "country": ["France", "Spain", "Italy", "Peru"]}
+    lines = [
+        f"{word} {other},{kind}" for kind, some in words.items() for word in some for other in some if word != other
+    ]
+    path.write_text("note,kind\n" + "\n".join(lines))
+    with pytest.raises(il.InputError, match="with --columns TEXT,LABEL"):
+        ablate(task="notes", path=path, n=4, device="cpu")
+    ablate(task="notes", path=path, columns="note,kind", n=4, k=1, draws=1, device="cpu")
+    assert "1 heads removed" in shown(capsys)
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
         ({}, "either a prompt or --task"),
         ({"prompt": families.PROMPT, "task": "sst2"}, "either a prompt or --task"),
         ({"prompt": families.PROMPT, "draws": 0}, "at least 1"),
+        ({"task": "sentiment-number", "answer": "foo"}, "--answer is a prompt's"),
+        ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "give one of the two"),
+        ({"task": "x", "columns": "a"}, "--columns 'a' must name two columns"),
         ({"prompt": families.PROMPT, "heads": "22,0"}, "'22' names no head"),
         ({"prompt": families.PROMPT, "k": 7}, "too few random ones"),
         ({"prompt": families.PROMPT, "k": 13}, "more than the 12 heads"),

@@ -145,6 +145,29 @@ def test_without_a_folder(inputs, run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("icl_lens.dataset.locate_heads", interrupted)
+    code, _, stderr = run(*inputs, "--out", tmp_path / "out")
+    assert code == 130
+    assert "the same command goes on from the parts in" in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_your_own_columns_and_labels(inputs, run, tmp_path):
+    rows = "\n".join(f"{word},{kind}" for kind, words in WORDS.items() for word in words)
+    (tmp_path / "notes.csv").write_text(f"note,kind\n{rows}\n")
+    mine = [*inputs[4:], "--task", "notes", "--path", tmp_path / "notes.csv"]
+    one_line(*run(*mine)[::2], "with --columns TEXT,LABEL")
+    one_line(*run(*mine, "--columns", "note")[::2], "must name two columns")
+    out = tmp_path / "out"
+    code, stdout, _ = run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--labels", "yes,no", "--out", out)
+    assert code == 0, stdout
+    one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--out", out)[::2], "labels")
+
+
 def test_killed_ten_times(inputs, unbroken, tmp_path):
     """SIGKILL at ten random moments; nothing is lost, nothing repeated, and the end is the same to the byte."""
     out, rng, kills = tmp_path / "out", random.Random(0), 0

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,14 +27,25 @@ from rich.text import Text
 from icl_lens.cli.options import (
     BiasOption,
     BosOption,
+    ClassesChoice,
+    ClassesOption,
+    ColumnsOption,
+    DemonstrationsOption,
     DeviceOption,
     DtypeChoice,
     DtypeOption,
     FinalNormChoice,
     FinalNormOption,
+    LabelsOption,
+    LayoutChoice,
+    LayoutOption,
+    MaxWordsOption,
     ModelOption,
+    PathOption,
     RevisionOption,
+    SplitOption,
     load,
+    task_prompts,
 )
 
 if TYPE_CHECKING:
@@ -49,21 +59,20 @@ if TYPE_CHECKING:
 PASSES = {"part": "locating", "again": "second pass over open heads"}
 
 
-class LayoutChoice(StrEnum):
-    order = "order"
-    reorder = "reorder"
-    imbalanced = "imbalanced"
-
-
 def locate(
     task: Annotated[str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories) or sentence dataset.")],
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts.")] = 1000,
     model: ModelOption = "icl-mini",
     k: Annotated[int, typer.Option("--top", "-k", help="How many heads to find.")] = 20,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
-    layout: Annotated[LayoutChoice, typer.Option(help="Where the true demonstrations stand.")] = LayoutChoice.order,
-    demonstrations: Annotated[int, typer.Option(help="Demonstrations of each class.")] = 2,
-    path: Annotated[Path | None, typer.Option(help="Word list (.json) or local files of a sentence dataset.")] = None,
+    layout: LayoutOption = LayoutChoice.order,
+    demonstrations: DemonstrationsOption = 2,
+    path: PathOption = None,
+    columns: ColumnsOption = "text,label",
+    split: SplitOption = "test",
+    max_words: MaxWordsOption = None,
+    classes: ClassesOption = ClassesChoice.binary,
+    labels: LabelsOption = None,
     template: Annotated[str, typer.Option(help="How a demonstration is written.")] = "{text} : {label}",
     separator: Annotated[str, typer.Option(help="What stands between demonstrations.")] = " ",
     prefix: Annotated[str, typer.Option(help="What stands before the first demonstration.")] = "",
@@ -89,14 +98,29 @@ def locate(
     from icl_lens.models import ModelView
     from icl_lens.parts import PartFolder, opened
     from icl_lens.processes import Processes
-    from icl_lens.tasks import load_task
     from icl_lens.tokens import tokenize
 
     processes = Processes.launched()
     console = Console(quiet=not processes.first)
     warnings = Console(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
-    with _together(processes), opened(out) if out is not None and processes.first else nullcontext():
-        prompts = load_task(task, n=n, seed=seed, layout=layout.value, demonstrations=demonstrations, path=path)
+    with (
+        _interruptible(out, warnings),
+        _together(processes),
+        opened(out) if out is not None and processes.first else nullcontext(),
+    ):
+        prompts = task_prompts(
+            task,
+            n=n,
+            seed=seed,
+            layout=layout.value,
+            demonstrations=demonstrations,
+            path=path,
+            columns=columns,
+            split=split,
+            max_words=max_words,
+            classes=classes.value,
+            labels=labels,
+        )
         own_device = None if processes.device is None else str(processes.device)
         loaded = load(model, device=device or own_device, dtype=dtype, revision=revision)
         batch = tokenize(loaded, prompts, template=_template(template, separator, prefix), prepend_bos=bos)
@@ -114,6 +138,11 @@ def locate(
                 "layout": layout.value,
                 "demonstrations": demonstrations,
                 "path": None if path is None else str(path),
+                "columns": columns,
+                "split": split,
+                "max_words": max_words,
+                "classes": classes.value,
+                "labels": labels,
                 "template": template,
                 "separator": separator,
                 "prefix": prefix,
@@ -155,6 +184,17 @@ def locate(
         if folder is not None:
             _write(folder, table, top)
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
+
+
+@contextmanager
+def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
+    """Ctrl-C ends the run with a word on how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "" if out is None else f"; the same command goes on from the parts in {str(out)!r}"
+        console.print(f"icl-lens: interrupted{kept}", markup=False)
+        raise SystemExit(130) from None
 
 
 @contextmanager
