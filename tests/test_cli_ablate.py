@@ -40,6 +40,11 @@ def test_a_task_is_balanced_and_scored_both_ways(capsys):
     assert float(row[2]) < 10
 
 
+def test_an_odd_number_of_prompts_and_heads_named_twice(capsys):
+    ablate(task="sentiment-number", n=1, heads="L1H2,L1H2", draws=1, device="cpu")
+    assert "1 heads removed" in shown(capsys)
+
+
 def test_your_own_sentences(tmp_path, capsys):
     path = tmp_path / "notes.csv"
     words = {"animal": ["cat", "dog", "horse", "cow"], "country": ["France", "Spain", "Italy", "Peru"]}
@@ -61,6 +66,9 @@ def test_your_own_sentences(tmp_path, capsys):
         ({"prompt": families.PROMPT, "draws": 0}, "at least 1"),
         ({"task": "sentiment-number", "answer": "foo"}, "--answer is a prompt's"),
         ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "give one of the two"),
+        ({"prompt": families.PROMPT, "heads": " "}, "--heads names no head"),
+        ({"prompt": families.PROMPT, "labels": "yes,no"}, "a prompt says all of it itself"),
+        ({"task": "sentiment-number", "labels": "yes"}, "--labels ..yes"),
         ({"task": "x", "columns": "a"}, "--columns 'a' must name two columns"),
         ({"prompt": families.PROMPT, "heads": "22,0"}, "'22' names no head"),
         ({"prompt": families.PROMPT, "k": 7}, "too few random ones"),

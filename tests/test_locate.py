@@ -165,6 +165,8 @@ def test_your_own_columns_and_labels(inputs, run, tmp_path):
     out = tmp_path / "out"
     code, stdout, _ = run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--labels", "yes,no", "--out", out)
     assert code == 0, stdout
+    again = run(*mine, "--columns", "note, kind", "--demonstrations", "1", "--labels", "yes, no", "--out", out)
+    assert again[0] == 0, again[2]
     one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--out", out)[::2], "labels")
 
 

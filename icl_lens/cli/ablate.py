@@ -68,14 +68,19 @@ def ablate(
         raise il.InputError("--answer is a prompt's; a task's prompts have their own answers: leave it out")
     if heads is not None and k is not None:
         raise il.InputError("--top locates heads, and --heads names them: give one of the two")
+    if prompt is not None and (path is not None or labels is not None or layout is not LayoutChoice.order):
+        raise il.InputError(
+            "--path, --labels and --layout are a task's; a prompt says all of it itself: leave them out"
+        )
     k = 6 if k is None else k
     if n < 1 or draws < 1 or k < 1:
         raise il.InputError(f"--n {n}, --draws {draws} and --top {k} must be at least 1")
     loaded = load(model, device=device, dtype=dtype, revision=revision)
     if task is not None:
+        half = n + n % 2  # in pairs, so that both halves have both labels as often
         prompts = task_prompts(
             task,
-            n=2 * n,
+            n=2 * half,
             seed=seed,
             layout=layout.value,
             demonstrations=demonstrations,
@@ -86,8 +91,7 @@ def ablate(
             labels=labels,
             balanced=True,
         )
-        # In pairs, so that both halves have both labels as often.
-        choosing, testing = prompts[: n + n % 2], prompts[n + n % 2 :]
+        choosing, testing = prompts[:half], prompts[half:][:n]
     else:
         assert prompt is not None
         choosing = testing = [il.Prompt.parse(prompt, answer=answer)]
@@ -95,7 +99,10 @@ def ablate(
     view = ModelView.of(loaded)
     everything = [il.Head(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads)]
     if heads is not None:
-        removed = [view.check_head(il.Head.parse(name)) for name in heads.replace(",", " ").split()]
+        names = dict.fromkeys(heads.replace(",", " ").split())
+        if not names:
+            raise il.InputError("--heads names no head; give heads like L1H2,L3H0, or leave it out to locate some")
+        removed = [view.check_head(il.Head.parse(name)) for name in names]
     else:
         if k > len(everything):
             raise il.InputError(f"--top {k} is more than the {len(everything)} heads of {view.name}")

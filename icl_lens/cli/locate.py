@@ -138,11 +138,11 @@ def locate(
                 "layout": layout.value,
                 "demonstrations": demonstrations,
                 "path": None if path is None else str(path),
-                "columns": columns,
+                "columns": columns.replace(" ", ""),
                 "split": split,
                 "max_words": max_words,
                 "classes": classes.value,
-                "labels": labels,
+                "labels": list(batch.labels),
                 "template": template,
                 "separator": separator,
                 "prefix": prefix,
@@ -344,4 +344,8 @@ def _bar(console: Console, processes: "Processes") -> Iterator[Any]:
                 tasks[kind] = bar.add_task(PASSES[kind], total=total)
             bar.update(tasks[kind], completed=done, total=total)
 
-        yield move
+        try:
+            yield move
+        except KeyboardInterrupt:
+            bar.live.transient = True  # no half-drawn bar is left
+            raise

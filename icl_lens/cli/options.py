@@ -71,7 +71,14 @@ LabelsOption = Annotated[
     typer.Option(help="Label words, the true class's first; with --classes all in order of the classes' names."),
 ]
 
-COMMAND_LINE = {"columns=(text, label)": "--columns TEXT,LABEL", "path=": "--path", "max_words": "--max-words"}
+COMMAND_LINE = {
+    "columns=(text, label)": "--columns TEXT,LABEL",
+    "path=": "--path",
+    "max_words": "--max-words",
+    "labels=": "--labels ",
+    "layout=": "--layout ",
+    "demonstrations=": "--demonstrations ",
+}
 """What messages about tasks call arguments, and what they are called in the shell."""
 
 
@@ -84,7 +91,7 @@ def task_prompts(name: str, *, columns: str, labels: str | None, **more: Any) ->
     if not (text and label) or "," in label:
         raise InputError(f"--columns {columns!r} must name two columns, texts and labels, such as review,stars")
     try:
-        words = None if labels is None else labels.split(",")
+        words = None if labels is None else [word.strip() for word in labels.split(",")]
         return load_task(name, columns=(text.strip(), label.strip()), labels=words, **more)
     except InputError as error:
         message = str(error)
