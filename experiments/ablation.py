@@ -104,11 +104,11 @@ def figure(table: pd.DataFrame) -> Figure:
             labels = by_prompt(table, "correct", removed=removed, answer=answer)
             shown = "between labels" if i == j == 0 else None
             ax.errorbar(at, labels.mean(), yerr=whiskers([labels]), **WHISKERS)
-            ax.plot(at, labels.mean(), "D", color="black", markerfacecolor="white", markersize=4, label=shown)
+            ax.plot(at, labels.mean(), "D", color="black", markerfacecolor="white", markersize=4, label=shown, zorder=5)
     ax.axhline(0.5, color="0.3", linewidth=0.6, linestyle=":")
     ax.set_xticks(range(len(CONDITIONS)), [title for title, _ in CONDITIONS.values()])
     n = len(table["heads"].iloc[0].split())
-    ax.set(xlabel=f"Set to zero ({n} heads)", ylabel="Accuracy (0–1)", ylim=(0, 1.04))
+    ax.set(xlabel=f"Set to zero ({n} heads)", ylabel="Accuracy (0–1)", ylim=(-0.04, 1.06))
     drawn.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return drawn
 

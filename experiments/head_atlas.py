@@ -28,6 +28,10 @@ SCORES = {
 }
 
 
+NAMED = 0.15
+"""Heads with this share of the largest in-context score have their names in the figure."""
+
+
 @dataclass(frozen=True)
 class HeadAtlas:
     """Heads located for each label (at most one in eight), and prompts for the scores that need passes of their own."""
@@ -139,7 +143,7 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Each head's other scores against its in-context score; located heads named."""
+    """Each head's other scores against its in-context score; the better located heads named."""
     drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
     axes = drawn.subplots(1, len(SCORES) - 1)
     names = np.array(sorted(set(table["name"])))
@@ -149,8 +153,11 @@ def figure(table: pd.DataFrame) -> Figure:
         y = mean_by(where(table, score=score), "value", "name")
         ax.plot(x[~located], y[~located], "o", color=GREY, markersize=3, label="other heads")
         ax.plot(x[located], y[located], "o", color=ORANGE, markersize=4, label="located heads")
-        for name, a, b in zip(names[located], x[located], y[located], strict=True):
-            ax.annotate(name, (a, b), xytext=(2, 2), textcoords="offset points", fontsize=5, color=BLUE)
+        # Heads near zero lie on one another and stay unnamed; names of neighbours stand above and below in turn.
+        named = [i for i in np.argsort(x) if located[i] and x[i] >= NAMED * x.max()]
+        for turn, i in enumerate(named):
+            offset = (2, 3) if turn % 2 else (2, -7)
+            ax.annotate(names[i], (x[i], y[i]), xytext=offset, textcoords="offset points", fontsize=5, color=BLUE)
         ax.axhline(0, color="0.3", linewidth=0.4)
         ax.set(xlabel=f"In-context score:\n{SCORES['in-context']}", ylabel=f"{score.capitalize()}: {SCORES[score]}")
     legend_below(drawn, axes[0])

@@ -167,7 +167,7 @@ class Explanation:
                     "log_prob": self.label_log_probs[i],
                     "log_prob_located_zeroed": self.ablation.located[i],
                     # Of the mean probability, as the page and the terminal show it.
-                    "log_prob_random_zeroed": math.log(_mean_probability([draw[i] for draw in self.ablation.random])),
+                    "log_prob_random_zeroed": _log_mean_probability([draw[i] for draw in self.ablation.random]),
                 }
                 for i, label in enumerate(self.labels)
             ]
@@ -416,5 +416,6 @@ def _head_report(
     )
 
 
-def _mean_probability(log_probs: Sequence[float]) -> float:
-    return sum(map(math.exp, log_probs)) / len(log_probs)
+def _log_mean_probability(log_probs: Sequence[float]) -> float:
+    largest = max(log_probs)  # taken out, so that no probability is too small to be told from 0
+    return largest + math.log(sum(math.exp(value - largest) for value in log_probs) / len(log_probs))

@@ -119,3 +119,10 @@ def test_bad_settings_are_refused(gpt2):
         il.explain(gpt2, families.PROMPT, n_ablated=7)
     with pytest.raises(il.InputError, match="baz"):
         il.explain(gpt2, families.PROMPT, answer="baz")
+
+
+def test_random_draws_are_averaged_as_probabilities():
+    from icl_lens.explain import _log_mean_probability
+
+    assert _log_mean_probability([math.log(0.9), math.log(0.1)]) == pytest.approx(math.log(0.5))
+    assert _log_mean_probability([-2000.0, -2000.0]) == -2000.0
