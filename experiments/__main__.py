@@ -34,7 +34,7 @@ app = typer.Typer(
 @app.command("list")
 def list_() -> None:
     """List the experiments: id, place in the paper, claim."""
-    from experiments.registry import IDS, find
+    from experiments.lab.registry import IDS, find
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("id", "in the paper", "claim"):
@@ -63,8 +63,8 @@ def run(
     revision: RevisionOption = None,
 ) -> None:
     """Run experiments; results go to OUT/MODEL/TASK/ID. What is done already is not computed again."""
-    from experiments import registry
-    from experiments.study import Settings
+    from experiments.lab import registry
+    from experiments.lab.study import Settings
 
     if everything == bool(ids):
         raise InputError("name the experiments to run (see `python -m experiments list`), or give --all")
@@ -86,8 +86,8 @@ def _run(
     load: Callable[[str], Any] = lambda name: load_model(name, device=None, dtype=DtypeChoice.float32, revision=None),
 ) -> None:
     """Runs experiments with progress shown; raises InputError, after all others, for those that cannot be run."""
-    from experiments import registry
-    from experiments.runner import run as run_all
+    from experiments.lab import registry
+    from experiments.lab.runner import run as run_all
 
     experiments = [registry.find(name) for name in ids]
     console = Console(soft_wrap=True, highlight=False)
@@ -116,10 +116,10 @@ def docs(
     overwrite: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
 ) -> None:
     """Run everything on the bundled models, and write the documentation's pages of results."""
-    from experiments import registry
-    from experiments.pages import write_pages
-    from experiments.study import Settings
-    from icl_lens.models import bundled_models
+    from experiments.lab import registry
+    from experiments.lab.pages import write_pages
+    from experiments.lab.study import Settings
+    from icl_lens.models.load import bundled_models
 
     main_task = Settings.task
     for model in bundled_models():
@@ -135,7 +135,7 @@ def report(
     page: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="OUT/report.html")] = None,
 ) -> None:
     """Write one self-contained page of all results under OUT."""
-    from experiments.report import write_report
+    from experiments.lab.report import write_report
 
     Console(soft_wrap=True, highlight=False).print(f"{write_report(out, page or out / 'report.html')}", markup=False)
 

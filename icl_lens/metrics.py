@@ -3,8 +3,8 @@
 Everything takes plain tensors, one row a prompt, so that it does not matter where they came from.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,12 +17,17 @@ from icl_lens.errors import InputError
 DRAWN_AT_ONCE = 2_000_000
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True)
+class Interval:
     """A statistic and its bootstrap interval, in the statistic's own unit."""
 
     value: float
     low: float
     high: float
+
+    def __iter__(self) -> Iterator[float]:
+        """`value, low, high = …`"""
+        return iter((self.value, self.low, self.high))
 
 
 def is_correct(

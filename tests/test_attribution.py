@@ -78,8 +78,8 @@ def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch):
         il.neuron_log_prob_increase(gpt2_acts, targets, 1),
         il.head_log_prob_increase(gpt2_acts, targets),
     )
-    monkeypatch.setattr("icl_lens.readout.LOGIT_BYTES", 97 * 4 * 3)
-    monkeypatch.setattr("icl_lens.attribution.PART_BYTES", 32 * 4 * 5)
+    monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", 97 * 4 * 3)
+    monkeypatch.setattr("icl_lens.attribution.increases.PART_BYTES", 32 * 4 * 5)
     after = (
         il.subhead_log_prob_increase(gpt2_acts, targets),
         il.neuron_log_prob_increase(gpt2_acts, targets, 1),

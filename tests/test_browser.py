@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens import html
+from icl_lens.report import html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:
@@ -279,7 +279,8 @@ NOTEBOOK = """
 import sys
 sys.path.insert(0, {tests!r})
 import explanations as ex, torch
-from icl_lens import Head, html
+from icl_lens import Head
+from icl_lens.report import html
 e = ex.made(words=["</script><script>alert(1)</script>"])
 ---
 e
@@ -301,7 +302,7 @@ def test_an_executed_notebook_shows_the_same(browser, tmp_path):
     pytest.importorskip("ipykernel", reason="ipykernel is missing: no notebook is drawn")
     from pathlib import Path
 
-    source = NOTEBOOK.format(tests=str(Path(__file__).parent))
+    source = NOTEBOOK.format(tests=str(Path(__file__).parent / "support"))
     cells = [
         {
             "cell_type": "code",

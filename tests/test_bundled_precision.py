@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.models.load import _source
-from icl_lens.tasks import load_task
+from icl_lens.prompts.tasks import load_task
 
 MODELS = ["icl-mini", "icl-mini-llama", "icl-mini-gptj"]
 

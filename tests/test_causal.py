@@ -7,8 +7,8 @@ from test_families import EXACT, without_heads
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.causal import agreement, head_effects
-from icl_lens.models import ModelView
+from icl_lens.interventions.effects import agreement, head_effects
+from icl_lens.models.view import ModelView
 
 
 def one_by_one(model, batch):
@@ -93,7 +93,7 @@ def test_an_error_leaves_the_model_whole(load_tiny, monkeypatch):
             raise ZeroDivisionError
         return torch.zeros(len(args[1]), 2)
 
-    monkeypatch.setattr("icl_lens.causal._scores", failing)
+    monkeypatch.setattr("icl_lens.interventions.effects._scores", failing)
     with pytest.raises(ZeroDivisionError):
         head_effects(model, batch)
     assert torch.equal(il.last_log_probs(model, batch), plain)

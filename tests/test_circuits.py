@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.models import ModelView, tl_version
+from icl_lens.models.view import ModelView, tl_version
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2"])

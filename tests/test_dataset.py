@@ -7,12 +7,12 @@ from families import WORDS, build
 from reference_hf import reference
 
 import icl_lens as il
-from icl_lens import dataset
-from icl_lens.attribution import every_head_increase, fold_from
-from icl_lens.dataset import columns_of, mean_head_increases, part_from, plan_batches
-from icl_lens.location import SLACK, head_bounds, layer_gradients, subhead_bounds
-from icl_lens.models import ModelView
-from icl_lens.parts import PartFolder
+from icl_lens.attribution.increases import every_head_increase, fold_from
+from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
+from icl_lens.locate import locate as dataset
+from icl_lens.locate.folder import PartFolder
+from icl_lens.locate.locate import columns_of, mean_head_increases, part_from, plan_batches
+from icl_lens.models.view import ModelView
 
 
 def draw(n, *, seed=0):
@@ -136,7 +136,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     readout = acts.readout.using(final_norm="frozen", bias=bias)
     found = []
     for limit in (1, 10**9):
-        monkeypatch.setattr("icl_lens.attribution.fold_from", lambda d_head, d_model, limit=limit: limit)
+        monkeypatch.setattr("icl_lens.attribution.increases.fold_from", lambda d_head, d_model, limit=limit: limit)
         found.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, batch.answer_tokens))
     torch.testing.assert_close(found[0], found[1], atol=5e-6, rtol=0)
     assert found[0].abs().max() > 1e-2
@@ -228,7 +228,7 @@ def test_slack_against_float64(load_tiny, name):
 @pytest.mark.slow
 def test_icl_mini_dataset(icl_mini):
     """Certified = exhaustive on real weights; most heads are never evaluated; the slack holds there too."""
-    from icl_lens.tasks import load_task
+    from icl_lens.prompts.tasks import load_task
 
     batch = il.tokenize(icl_mini, load_task("sentiment-number", n=300, seed=0))
     top = il.locate_heads(icl_mini, batch, k=5)

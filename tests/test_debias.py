@@ -55,7 +55,7 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeyp
         ]
 
     favoured, against = batch, batch[[0, 1, 2]]
-    monkeypatch.setattr(sys.modules["icl_lens.debias"], "_scored", scored)
+    monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
     options = {"fix": "recency", "tried": (0.5, 0.75, 1.0)}
     found = il.choose_strength(model, HEADS, favoured, against, **options)
     assert found.strength == 0.75

@@ -2,7 +2,7 @@
 
 import torch
 
-from icl_lens import decompose
+from icl_lens.activations import decompose
 
 
 def test_two_heads_two_positions_by_hand():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from experiments import (
+from experiments.claims import (
     ablation,
     head_atlas,
     head_count,
@@ -18,7 +18,7 @@ from experiments import (
     task_transfer,
     two_tower,
 )
-from experiments.queries import texts_exchanged
+from experiments.claims.queries import texts_exchanged
 
 N = 200
 OUTCOMES = ["supported", "not supported", "undecided"]

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import icl_lens as il
-from experiments import registry
-from experiments.competence import Competence
-from experiments.pages import write_pages
-from experiments.reductions import class_attention, head_increases, is_true_label
-from experiments.report import report_page, write_report
-from experiments.results import Result, read_all
-from experiments.runner import fingerprint
-from experiments.runner import run as run_experiments
-from experiments.study import Need, Settings, Study, Variant
-from experiments.verdict import Verdict
+from experiments.lab import registry
+from experiments.lab.competence import Competence
+from experiments.lab.pages import write_pages
+from experiments.lab.reductions import class_attention, head_increases, is_true_label
+from experiments.lab.report import report_page, write_report
+from experiments.lab.results import Result, read_all
+from experiments.lab.runner import fingerprint
+from experiments.lab.runner import run as run_experiments
+from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.verdict import Verdict
 
 FILES = {"table.parquet", "table.csv", "figure.png", "figure.pdf", "result.json"}
 ROOT = Path(__file__).parent.parent
@@ -133,7 +133,7 @@ def test_an_experiment_that_fails_does_not_stop_the_others(
     def refuse(*args: Any) -> Any:
         raise il.InputError("no neurons here")
 
-    monkeypatch.setattr("experiments.ffn.top_neurons", refuse)
+    monkeypatch.setattr("experiments.claims.ffn.top_neurons", refuse)
     ran = run(gpt2, settings, tmp_path, "ffn", "order")
     assert ran.failed == {"ffn": "no neurons here"}
     assert [result.id for result in ran.results] == ["order"]
@@ -192,7 +192,7 @@ def test_one_pass_serves_all_reductions_and_pieces_join_in_order(
 ) -> None:
     whole = Study(gpt2, settings)
     expected = class_attention(il.capture(gpt2, whole.batch()))
-    monkeypatch.setattr("experiments.study.PASS_BYTES", 30_000)
+    monkeypatch.setattr("experiments.lab.study.PASS_BYTES", 30_000)
     passes = []
 
     def track(pieces: Any, total: int, what: str) -> Any:
@@ -234,7 +234,7 @@ def test_class_attention_sums_over_the_class(study: Study) -> None:
 
 
 def test_best_neurons_are_those_of_an_exhaustive_search(study: Study) -> None:
-    from experiments.ffn import top_neurons
+    from experiments.claims.ffn import top_neurons
 
     rows = study.halves[0]
     acts = il.capture(study.model, study.batch()[rows])
@@ -250,7 +250,7 @@ def test_drive_is_what_a_coefficient_loses_without_the_head(
     family: str, load_tiny: Callable[..., Any], settings: Settings
 ) -> None:
     """GPT-2 by hand: W_in and b_in on the normed input; others: nothing from heads that come later."""
-    from experiments.ffn import CoefficientDrive, ffn_inputs
+    from experiments.claims.ffn import CoefficientDrive, ffn_inputs
 
     model = load_tiny(family)
     acts = il.capture(model, Study(model, settings).batch()[:4])

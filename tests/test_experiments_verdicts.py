@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import (
+from experiments.claims import (
     accuracy,
     attention_vs_increase,
     ffn,
@@ -19,10 +19,10 @@ from experiments import (
     top_heads,
     vocabulary,
 )
-from experiments.competence import Competence, gated
-from experiments.frames import long, stack
-from experiments.registry import IDS, find
-from experiments.verdict import Verdict, all_of, judge
+from experiments.lab.competence import Competence, gated
+from experiments.lab.frames import long, stack
+from experiments.lab.registry import IDS, find
+from experiments.lab.verdict import Verdict, all_of, judge
 
 N = 200
 OUTCOMES = ["supported", "not supported", "undecided"]

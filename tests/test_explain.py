@@ -60,7 +60,7 @@ def test_ablations_are_those_of_the_context_manager(gpt2, explanation):
 
 def test_long_prompts_are_ablated_in_several_passes(gpt2, explanation, monkeypatch):
     # By module: the package's attribute `explain` is the function.
-    monkeypatch.setattr(sys.modules["icl_lens.explain"], "PASS_TOKENS", 30)
+    monkeypatch.setattr(sys.modules["icl_lens.explanation"], "PASS_TOKENS", 30)
     again = il.explain(gpt2, families.PROMPT, answer="foo", k=5, n_ablated=3, n_random=6)
     assert again.ablation.located == pytest.approx(explanation.ablation.located, abs=1e-5)
     for first, second in zip(again.ablation.random, explanation.ablation.random, strict=True):
@@ -122,7 +122,7 @@ def test_bad_settings_are_refused(gpt2):
 
 
 def test_random_draws_are_averaged_as_probabilities():
-    from icl_lens.explain import _log_mean_probability
+    from icl_lens.report.findings import _log_mean_probability
 
     assert _log_mean_probability([math.log(0.9), math.log(0.1)]) == pytest.approx(math.log(0.5))
     assert _log_mean_probability([-2000.0, -2000.0]) == -2000.0

@@ -11,7 +11,7 @@ from family_tables import EXACT, REFUSED, SOFT_CAPPED
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.models import ModelView
+from icl_lens.models.view import ModelView
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_increases_agree_with_hugging_face(run, name, final_norm, bias):
 @pytest.mark.parametrize("name", EXACT)
 def test_identities(run, name):
     """Σ_pos subheads = head; Σ heads + b_O = attention out; x + attn + ffn = next x; readout(F) = model."""
-    from icl_lens.decompose import neuron_values, subhead_values
+    from icl_lens.activations.decompose import neuron_values, subhead_values
 
     model, batch, acts, _ = run(name)
     close = {"atol": 3e-5, "rtol": 1e-5}

@@ -7,7 +7,7 @@ import torch
 from conftest import PROMPTS
 
 import icl_lens as il
-from icl_lens.models import ModelView, tl_version
+from icl_lens.models.view import ModelView, tl_version
 
 if tl_version() >= (4, 0):
     pytest.skip("TransformerLens 4 has no HookedTransformer", allow_module_level=True)

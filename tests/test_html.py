@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens import html
-from icl_lens.html.script import circuitsvis_bundle
-from icl_lens.html.sections import command, layer_bars
-from icl_lens.html.text import for_circuitsvis, json_script, percent, signed, visible
+from icl_lens.report import html
+from icl_lens.report.html.script import circuitsvis_bundle
+from icl_lens.report.html.sections import command, layer_bars
+from icl_lens.report.html.text import for_circuitsvis, json_script, percent, signed, visible
 
 
 class Page(HTMLParser):
@@ -123,7 +123,7 @@ def test_nothing_asks_the_network(monkeypatch, paper):
 
 
 def test_a_missing_bundle_is_said(monkeypatch, tmp_path):
-    from icl_lens.html import script
+    from icl_lens.report.html import script
 
     monkeypatch.setattr(script, "files", lambda package: tmp_path)
     script.circuitsvis_bundle.cache_clear()

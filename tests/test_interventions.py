@@ -15,8 +15,9 @@ from test_families import EXACT
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import check
-from icl_lens.models import ModelView, scores
+from icl_lens.interventions import probe as check
+from icl_lens.models import scores
+from icl_lens.models.view import ModelView
 
 BY_HAND = ("gpt2", "gptj", "llama_gqa", "llama_bias")
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]

@@ -17,8 +17,8 @@ from families import save
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.parts import opened
-from icl_lens.tasks import load_task
+from icl_lens.locate.folder import opened
+from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 60, 4
 WORDS = {
@@ -149,7 +149,7 @@ def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("icl_lens.dataset.locate_heads", interrupted)
+    monkeypatch.setattr("icl_lens.locate.locate.locate_heads", interrupted)
     code, _, stderr = run(*inputs, "--out", tmp_path / "out")
     assert code == 130
     assert "the same command goes on from the parts in" in stderr

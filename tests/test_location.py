@@ -5,7 +5,7 @@ import torch
 from conftest import PROMPTS
 
 import icl_lens as il
-from icl_lens.location import SLACK, head_bounds, layer_gradients, subhead_bounds
+from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 
 
 def exhaustive(acts, targets, **convention):

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 import icl_lens as il
-from icl_lens.models import ModelView, probe_norm
+from icl_lens.models.norms import probe_norm
+from icl_lens.models.view import ModelView
 
 
 def test_heads_print_and_parse():

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from icl_lens import plots
+from icl_lens.report import plots
 
 NAMES = ["L3H1", "L0H2"]
 

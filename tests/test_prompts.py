@@ -5,7 +5,7 @@ import re
 import pytest
 
 from icl_lens.errors import InputError
-from icl_lens.prompts import Demonstration, Prompt, Rendered, Template
+from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Template
 
 PAPER = "love : bar like : bar eight : foo two : foo one :"
 

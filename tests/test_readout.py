@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.readout import Readout
+from icl_lens.models.readout import Readout
 
 
 def make(*, centre=True, normalize=True, soft_cap=None, logit_scale=1.0, batch=3, dtype=torch.float64, vocab=11):
@@ -80,7 +80,7 @@ def test_token_log_probs_in_pieces(monkeypatch):
     readout, x, tokens = make(), vectors(3, 7), torch.tensor([0, 5, 10])
     expected = readout.log_probs(x).gather(-1, tokens[:, None, None].expand(3, 7, 1))[..., 0]
     for size in (11 * 8 * 2, 11 * 8 * 8, 11 * 8 * 100):
-        monkeypatch.setattr("icl_lens.readout.LOGIT_BYTES", size)
+        monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", size)
         torch.testing.assert_close(readout.token_log_probs(x, tokens), expected)
 
 
@@ -90,7 +90,7 @@ def test_half_precision_weights_are_read_out_in_float32(half, monkeypatch):
     readout = make(dtype=torch.float32)
     low = Readout(**{**vars(readout), "W_U": readout.W_U.to(half)})
     whole = Readout(**{**vars(readout), "W_U": readout.W_U.to(half).float()})
-    monkeypatch.setattr("icl_lens.readout.LOGIT_BYTES", 2 * 6 * 4 * 3)
+    monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", 2 * 6 * 4 * 3)
     x = vectors(3).float()
     assert low.logits(x).dtype == torch.float32
     torch.testing.assert_close(low.logits(x), whole.logits(x))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens import tables
+from icl_lens.report import tables
 
 
 def test_to_frame_puts_each_value_in_its_row():

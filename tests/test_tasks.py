@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from icl_lens import tasks
 from icl_lens.errors import InputError
-from icl_lens.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
-from icl_lens.tokens import tokenize
+from icl_lens.prompts import tasks
+from icl_lens.prompts.batch import tokenize
+from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
 
 CATEGORIES = {
     "colour": ["red", "blue", "green", "orange", "pink"],

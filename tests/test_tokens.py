@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from icl_lens.errors import InputError
-from icl_lens.models import load_model
-from icl_lens.prompts import Demonstration, Prompt, Template
-from icl_lens.tokens import PromptBatch, tokenize
+from icl_lens.models.load import load_model
+from icl_lens.prompts.batch import PromptBatch, tokenize
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 
 PAPER = Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
 WORDS = "love like happy sad eight two one nine three foo bar the a : . ( ) -> Q A".split()

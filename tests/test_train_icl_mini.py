@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments import card, train_icl_mini
-from experiments.episodes import (
+from experiments.icl_mini import card
+from experiments.icl_mini import train as train_icl_mini
+from experiments.icl_mini.episodes import (
     ASIDE_WEIGHT,
     LABEL_WEIGHT,
     OTHER_WEIGHT,
@@ -25,7 +26,7 @@ from experiments.episodes import (
     make_episode,
     seen_pairs,
 )
-from experiments.train_icl_mini import Data, HeadCost, HeadDropout, Settings, Trainer, make_model, train, weighted_loss
+from experiments.icl_mini.train import Data, HeadCost, HeadDropout, Settings, Trainer, make_model, train, weighted_loss
 from icl_lens.errors import InputError
 
 WORDS = load_words()

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
-from icl_lens.models import ModelView
+from icl_lens.models.view import ModelView
 
 
 @pytest.fixture

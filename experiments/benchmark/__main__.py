@@ -21,7 +21,7 @@ from experiments.benchmark.shapes import SHAPES, build, random_prompts
 from experiments.benchmark.variants import measure
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
-from icl_lens.tasks import load_task
+from icl_lens.prompts.tasks import load_task
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "benchmark.md"
 LONGEST = 45.0

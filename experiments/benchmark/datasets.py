@@ -9,9 +9,9 @@ import torch
 import icl_lens as il
 from experiments.benchmark.page import Row
 from experiments.benchmark.variants import K, bare, timed
-from icl_lens.causal import PASS_TOKENS
-from icl_lens.dataset import mean_head_increases, plan_batches
-from icl_lens.models import ModelView
+from icl_lens.interventions.effects import PASS_TOKENS
+from icl_lens.locate.locate import mean_head_increases, plan_batches
+from icl_lens.models.view import ModelView
 
 
 def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, check: bool) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.page import Row
 from experiments.benchmark.shapes import random_prompts
-from icl_lens.models import ModelView
+from icl_lens.models.view import ModelView
 
 K = 20
 MOST_RESULTS = 6 * 2**30

@@ -60,7 +60,7 @@ def ablate(
 
     import icl_lens as il
     from icl_lens.metrics import accuracy
-    from icl_lens.models import ModelView
+    from icl_lens.models.view import ModelView
 
     if (prompt is None) == (task is None):
         raise il.InputError("give either a prompt or --task, for instance --task sentiment-number")

@@ -25,7 +25,7 @@ from icl_lens.cli.options import (
 from icl_lens.cli.page import present
 
 if TYPE_CHECKING:
-    from icl_lens.explain import Explanation
+    from icl_lens.explanation import Explanation
 
 
 def compare(
@@ -45,7 +45,7 @@ def compare(
 ) -> None:
     """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it."""
     from icl_lens import InputError, explain
-    from icl_lens.html import compare_page
+    from icl_lens.report.html import compare_page
 
     if b is None and model_b is None:
         raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
@@ -77,7 +77,7 @@ def _probability(side: "Explanation", label: str) -> str:
 
 def _heads(before: "Explanation", after: "Explanation") -> Group:
     """The heads that changed most, or, for models of different shapes, each one's own best."""
-    from icl_lens.html import most_changed
+    from icl_lens.report.html import most_changed
 
     targets = f"A: {before.target}, B: {after.target}"
     shapes = {(len(side.head_increases), len(side.head_increases[0])) for side in (before, after)}

@@ -50,7 +50,7 @@ def explain(
     """
     from icl_lens import explain as explain_prompt
     from icl_lens.files import write_text
-    from icl_lens.terminal import render
+    from icl_lens.report.terminal import render
 
     loaded = load(model, device=device, dtype=dtype, revision=revision)
     explanation = explain_prompt(

@@ -51,10 +51,10 @@ from icl_lens.cli.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from icl_lens.location import TopHeads
-    from icl_lens.parts import PartFolder
-    from icl_lens.processes import Processes
-    from icl_lens.tokens import PromptBatch
+    from icl_lens.attribution.search import TopHeads
+    from icl_lens.locate.folder import PartFolder
+    from icl_lens.locate.processes import Processes
+    from icl_lens.prompts.batch import PromptBatch
 
 PASSES = {"part": "locating", "again": "second pass over open heads"}
 
@@ -94,11 +94,11 @@ def locate(
     it was and ends with the same files. A damaged part is named and computed again. Other settings need another
     folder. `accelerate launch --cpu --num_processes 2 -m icl_lens locate …` shares the prompts out among processes.
     """
-    from icl_lens.dataset import locate_heads, plan_batches
-    from icl_lens.models import ModelView
-    from icl_lens.parts import PartFolder, opened
-    from icl_lens.processes import Processes
-    from icl_lens.tokens import tokenize
+    from icl_lens.locate.folder import PartFolder, opened
+    from icl_lens.locate.locate import locate_heads, plan_batches
+    from icl_lens.locate.processes import Processes
+    from icl_lens.models.view import ModelView
+    from icl_lens.prompts.batch import tokenize
 
     processes = Processes.launched()
     console = Console(quiet=not processes.first)
@@ -211,7 +211,7 @@ def _together(processes: "Processes") -> Iterator[None]:
 
 
 def _template(demonstration: str, separator: str, prefix: str) -> Any:
-    from icl_lens.prompts import Template
+    from icl_lens.prompts.prompt import Template
 
     query = demonstration.partition("{label}")[0].rstrip(" ")
     return Template(demonstration, query, separator, prefix)
@@ -243,7 +243,7 @@ def heads_table(top: "TopHeads", folder: "PartFolder | None", n_batches: int) ->
     Without a folder no prompt's own value is kept, and there is no interval.
     """
     from icl_lens.metrics import bootstrap_interval
-    from icl_lens.tables import top_heads_table
+    from icl_lens.report.tables import top_heads_table
 
     table = top_heads_table(top)
     if folder is not None and top.n_prompts > 1:

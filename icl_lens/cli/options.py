@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from icl_lens.prompts import Prompt
+    from icl_lens.prompts.prompt import Prompt
 
 
 class LayoutChoice(StrEnum):
@@ -85,7 +85,7 @@ COMMAND_LINE = {
 def task_prompts(name: str, *, columns: str, labels: str | None, **more: Any) -> "list[Prompt]":
     """The prompts that the options name; raises InputError that speaks of options."""
     from icl_lens.errors import InputError
-    from icl_lens.tasks import load_task
+    from icl_lens.prompts.tasks import load_task
 
     text, _, label = columns.partition(",")
     if not (text and label) or "," in label:

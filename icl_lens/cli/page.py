@@ -12,7 +12,7 @@ def present(page: str, path: Path | None, *, open_page: bool, console: Console) 
 
     Raises InputError where the folder does not allow it.
     """
-    from icl_lens.html import write_page
+    from icl_lens.report.html import write_page
 
     if path is None:
         path = Path(tempfile.mkdtemp(prefix="icl-lens-")) / "page.html"

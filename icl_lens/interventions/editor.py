@@ -11,7 +11,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from icl_lens.interventions.scores import (
+from icl_lens.interventions.pattern import (
     Inputs,
     LayerValues,
     check_no_cache,
@@ -19,7 +19,7 @@ from icl_lens.interventions.scores import (
     recompute_pattern,
     score_inputs,
 )
-from icl_lens.models import ModelView
+from icl_lens.models.view import ModelView
 
 
 class Stage(IntEnum):

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.check import check_moves, check_understood
+from icl_lens.interventions.ablation import Positions, check_choice, group, heads_of
 from icl_lens.interventions.editor import Attention, Edit, Stage, asleep, editing
-from icl_lens.interventions.output import Positions, check_choice, group, heads_of
-from icl_lens.interventions.scores import Inputs, LayerValues, layer_hooks, score_inputs
-from icl_lens.models import Head, ModelView
-from icl_lens.tokens import PromptBatch
+from icl_lens.interventions.pattern import Inputs, LayerValues, layer_hooks, score_inputs
+from icl_lens.interventions.probe import check_moves, check_understood
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
 
 What = Literal["q", "k", "v", "pattern", "z"]
 

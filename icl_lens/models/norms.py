@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.readout import norm_scale
+from icl_lens.models.readout import norm_scale
 
 
 class NormView(NamedTuple):

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.models.heads import Head
+from icl_lens.models.head import Head
 from icl_lens.models.norms import NormView, probe_norm
-from icl_lens.readout import Readout, norm_scale
+from icl_lens.models.readout import Readout, norm_scale
 
 
 def tl_version() -> tuple[int, int]:
@@ -116,6 +116,10 @@ class ModelView:
     def kv_head(self, head: int) -> int:
         """The key-value group a query head reads."""
         return head // (self.n_heads // self.n_kv_heads)
+
+    def heads(self) -> list[Head]:
+        """Every head, layer by layer."""
+        return [Head.at(index, self.n_heads) for index in range(self.n_layers * self.n_heads)]
 
     def check_head(self, head: Head | tuple[int, int] | str) -> Head:
         """The head as a `Head`, also from its name; raises InputError if the model has no such head."""

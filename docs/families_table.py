@@ -1,0 +1,73 @@
+"""`python docs/families_table.py`: writes the table of docs/families.md from the tables the tests are run on.
+
+`tests/test_families.py`, `test_processed_weights.py` and `test_hooked_transformer.py` hold what a row says; a test
+fails when the page and these tables differ.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "families.md"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+
+NAMES = {
+    "gpt2": "GPT-2",
+    "gptj": "GPT-J (parallel block, biased unembedding)",
+    "gpt_neo": "GPT-Neo (local attention)",
+    "neox": "GPT-NeoX, Pythia (parallel block, partial rotary)",
+    "neox_sequential": "GPT-NeoX with sequential blocks",
+    "opt": "OPT",
+    "opt_post_norm": "OPT 350m (norms after the sublayers)",
+    "llama": "Llama 1, 2",
+    "llama_gqa": "Llama 2 70B (grouped queries)",
+    "llama_bias": "Llama with biases",
+    "llama3": "Llama 3 (scaled rotary, tied unembedding)",
+    "mistral": "Mistral (sliding window)",
+    "qwen2": "Qwen 2 (biased queries, keys, values)",
+    "qwen3": "Qwen 3 (normed queries and keys)",
+    "gemma1": "Gemma 1 (one key-value head)",
+    "gemma2": "Gemma 2 (post-norms, soft-caps)",
+    "gemma3": "Gemma 3 (post-norms, normed queries and keys)",
+    "phi": "Phi 1, 2 (parallel block, biased unembedding)",
+    "phi3": "Phi 3",
+    "olmo2": "OLMo 2 (norms after the sublayers only)",
+    "falcon": "Falcon 7B (parallel block, one key-value head)",
+    "falcon_new": "Falcon 40B (new decoder architecture)",
+    "falcon_alibi": "Falcon RW (ALiBi)",
+    "bloom": "BLOOM (ALiBi)",
+    "granite": "Granite (multipliers)",
+    "cohere": "Cohere Command (scaled logits)",
+    "stablelm": "StableLM",
+    "starcoder2": "StarCoder 2",
+}
+
+
+def table() -> str:
+    """The table as Markdown."""
+    from family_tables import NOT_HOOKED, refused  # pyright: ignore[reportMissingImports]
+
+    columns = [refused((4, 0)), refused((3, 9)), {name: ("", why) for name, why in NOT_HOOKED.items()}]
+    lines = [
+        "| family | TransformerBridge, TransformerLens 4.x | TransformerBridge, 3.9 | HookedTransformer, 3.9 |",
+        "|---|---|---|---|",
+    ]
+    for family, name in NAMES.items():
+        bridge = [f"refused: {column[family][1]}" if family in column else "exact" for column in columns[:2]]
+        hooked = f"no: {columns[2][family][1]}" if family in columns[2] else "exact"
+        lines.append(f"| {name} | {bridge[0]} | {bridge[1]} | {hooked} |")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """The page with its table written afresh; raises ValueError if it has lost its two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"{PAGE.name} has no {BEGIN} … {END}; put the two marks where the table belongs")
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    sys.path.append(str(ROOT / "tests" / "support"))
+    PAGE.write_text(page(PAGE.read_text()))

@@ -1,0 +1,179 @@
+"""Section 2.4, deferred there: in-context, induction, previous-token and function-vector scores of the same heads."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import icl_lens as il
+from experiments.lab.drawing import BLUE, GREY, ORANGE, PAGE, legend_below
+from experiments.lab.editing import BAR, FOO, located_for_both
+from experiments.lab.frames import by_prompt, long, mean_by, stack, where
+from experiments.lab.reductions import head_increases
+from experiments.lab.registry import Experiment
+from experiments.lab.study import Need, Settings, Study
+from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.metrics import label_log_odds
+
+SCORES = {
+    "in-context": "log-probability increase (nats)",
+    "induction": "attention to the token after its\nlast occurrence (0–1)",
+    "previous": "attention to the token\nbefore (0–1)",
+    "function": "answer's log-odds restored by\nits mean output (nats)",
+}
+
+
+NAMED = 0.15
+"""Heads with this share of the largest in-context score have their names in the figure."""
+
+
+@dataclass(frozen=True)
+class HeadAtlas:
+    """Heads located for each label (at most one in eight), and prompts for the scores that need passes of their own."""
+
+    heads: int = 6
+    prompts: int = 64
+
+
+def needs(config: HeadAtlas, settings: Settings) -> Iterable[Need]:
+    return [Need(FOO, head_increases), Need(BAR, head_increases)]
+
+
+def table(study: Study, config: HeadAtlas) -> pd.DataFrame:
+    """score (of SCORES), name, layer, located, prompt, value.
+
+    "induction", "previous": on prompts' own tokens, shuffled and shown twice, mean over the second half. "function":
+    demonstrations' labels shuffled, the head's output at the last position replaced by its mean over true prompts, of
+    which half ask for the other class: a mean that only says one label gives one answer what it takes from the other.
+    """
+    view, rows = study.view, study.test[: config.prompts]
+    located = {*located_for_both(study, study.few(config.heads))}
+    increase = study.get(head_increases, FOO)[rows]
+    repeats = [_repeated(study, row) for row in rows.tolist()]
+    induction, previous = (torch.stack(part) for part in zip(*repeats, strict=True))
+    found = {"in-context": increase, "induction": induction, "previous": previous, "function": _function(study, rows)}
+    frames = []
+    for score, values in found.items():
+        frame = long(values, "value", prompt=rows.tolist(), layer=range(view.n_layers), head=range(view.n_heads))
+        heads = [il.Head(*pair) for pair in zip(frame["layer"], frame["head"], strict=True)]
+        names = [str(head) for head in heads]
+        frames.append(frame.assign(score=score, name=names, located=[head in located for head in heads]))
+    return stack(*frames)
+
+
+def _repeated(study: Study, row: int) -> tuple[Tensor, Tensor]:
+    """[layer head] induction and previous-token scores on one prompt's tokens, shuffled and repeated."""
+    batch = study.batch(FOO)[row]
+    tokens = list(dict.fromkeys(batch.tokens[0].tolist()))
+    front = tokens[:1] if tokens[0] == getattr(study.model.tokenizer, "bos_token_id", None) else []
+    tokens = tokens[len(front) :]
+    random.Random(row).shuffle(tokens)
+    n = len(tokens)
+    twice = torch.tensor([front + tokens + tokens], device=batch.tokens.device)
+    seen: dict[int, Tensor] = {}
+
+    def keep(layer: int):
+        def hook_fn(pattern: Tensor, hook: object) -> None:
+            query = torch.arange(n, 2 * n, device=pattern.device) + len(front)
+            both = [pattern[0][:, query, query - back].mean(-1) for back in (n - 1, 1)]
+            seen[layer] = torch.stack(both).float().cpu()
+
+        return hook_fn
+
+    view = study.view
+    hooks = [(view.hook(layer, "attn.hook_pattern"), keep(layer)) for layer in range(view.n_layers)]
+    with torch.no_grad(), study.model.hooks(fwd_hooks=hooks):
+        study.model(twice, return_type="logits")
+    induction, previous = torch.stack([seen[layer] for layer in range(view.n_layers)], dim=1)
+    return induction, previous
+
+
+def _function(study: Study, rows: Tensor) -> Tensor:
+    """[prompt layer head] what each head's mean output adds to the answer's log-odds where labels say nothing.
+
+    Mean over a query of the true class and one of the false class, both in the mean output and in what is asked.
+    """
+    asked = (FOO, replace(FOO, asked="false"))
+    clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
+    prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
+    shuffled = [il.tokenize(study.model, some, labels=("foo", "bar")) for some in prompts]
+
+    def log_odds() -> Tensor:
+        found = [
+            label_log_odds(il.label_log_probs(study.model, one), one.answer, choices=one.label_mask) for one in shuffled
+        ]
+        return torch.stack(found).mean(0).float().cpu()
+
+    before, view = log_odds(), study.view
+    effects = torch.empty(len(rows), view.n_layers, view.n_heads)
+    for head in study.view.heads():
+        with il.ablate_heads(study.model, [head], mode="mean", reference=clean, positions="last"):
+            effects[:, head.layer, head.head] = log_odds() - before
+    return effects
+
+
+def _labels_shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:
+    """The same texts, each class with both labels in turn, so that labels say nothing about the class."""
+    count: dict[str, int] = {}
+    shown = []
+    for demonstration in prompt.demonstrations:
+        count[demonstration.label] = count.get(demonstration.label, seed % 2) + 1
+        shown.append(il.Demonstration(demonstration.text, prompt.labels[count[demonstration.label] % 2]))
+    return il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
+
+
+def claim(table: pd.DataFrame) -> Verdict:
+    """Located heads are induction heads and function-vector heads: both scores exceed other heads' on average."""
+    gaps = [
+        judge(
+            by_prompt(table, "value", score=score, located=True)
+            - by_prompt(table, "value", score=score, located=False),
+            least=0.0,
+            unit=unit,
+            what=f"{score} score of located heads minus other heads",
+        )
+        for score, unit in (("induction", "of attention"), ("function", "nats"))
+    ]
+    return all_of(*gaps)
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """Each head's other scores against its in-context score; the better located heads named."""
+    drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
+    axes = drawn.subplots(1, len(SCORES) - 1)
+    names = np.array(sorted(set(table["name"])))
+    located = np.isin(names, table.loc[table["located"], "name"].unique())
+    x = mean_by(where(table, score="in-context"), "value", "name")
+    for ax, score in zip(axes, list(SCORES)[1:], strict=True):
+        y = mean_by(where(table, score=score), "value", "name")
+        ax.plot(x[~located], y[~located], "o", color=GREY, markersize=3, label="other heads")
+        ax.plot(x[located], y[located], "o", color=ORANGE, markersize=4, label="located heads")
+        # Heads near zero lie on one another and stay unnamed; names of neighbours stand above and below in turn.
+        named = [i for i in np.argsort(x) if located[i] and x[i] >= NAMED * x.max()]
+        for turn, i in enumerate(named):
+            offset = (2, 3) if turn % 2 else (2, -7)
+            ax.annotate(names[i], (x[i], y[i]), xytext=offset, textcoords="offset points", fontsize=5, color=BLUE)
+        ax.axhline(0, color="0.3", linewidth=0.4)
+        ax.set(xlabel=f"In-context score:\n{SCORES['in-context']}", ylabel=f"{score.capitalize()}: {SCORES[score]}")
+    legend_below(drawn, axes[0])
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    id="head-atlas",
+    title="One table of heads",
+    source="Section 2.4",
+    claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
+    criterion="Located heads' mean induction and function-vector scores exceed those of the other heads.",
+    paper=None,
+    config=HeadAtlas(),
+    needs=needs,
+    table=table,
+    verdict=claim,
+    figure=figure,
+)

@@ -1,0 +1,111 @@
+"""Appendix A: how many of the located heads two tasks share, against chance."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from experiments.lab.drawing import BLUE, COLUMN, WHISKERS, legend_below
+from experiments.lab.frames import array, mean_by, stack, where
+from experiments.lab.reductions import head_increases
+from experiments.lab.registry import Experiment
+from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.verdict import Verdict, verdict
+
+
+@dataclass(frozen=True)
+class HeadOverlap:
+    """The tasks compared, with the one under study; heads located on each (at most one in eight); bootstrap draws."""
+
+    tasks: tuple[str, ...] = ("sentiment-number", "animal-country", "number-sentiment", "country-animal")
+    heads: int = 20
+    draws: int = 1000
+
+
+def compared(config: HeadOverlap, settings: Settings) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((settings.task, *config.tasks)))
+
+
+def needs(config: HeadOverlap, settings: Settings) -> Iterable[Need]:
+    return [Need(Variant(task=task), head_increases) for task in compared(config, settings)]
+
+
+def table(study: Study, config: HeadOverlap) -> pd.DataFrame:
+    """pair, draw, shared (share of heads in both lists), chance. Draw 0 is the data, the others bootstrap prompts."""
+    k = study.few(config.heads)
+    lists = {}
+    for i, task in enumerate(compared(config, study.settings)):
+        increases = study.get(head_increases, Variant(task=task))
+        lists[task] = _top_lists(increases.flatten(1), k, config.draws, seed=study.settings.seed + i)
+    chance = k / len(study.view.heads())
+    frames = []
+    for one, other in combinations(lists, 2):
+        shared = (lists[one] & lists[other]).sum(-1).numpy() / k
+        pair = f"{one} / {other}"
+        frames.append(pd.DataFrame({"pair": pair, "draw": range(len(shared)), "shared": shared, "chance": chance}))
+    return stack(*frames)
+
+
+def _top_lists(increases: Tensor, k: int, draws: int, *, seed: int) -> Tensor:
+    """[1 + draws, head] whether a head is among the k best: of all prompts, then of prompts drawn with replacement."""
+    n = len(increases)
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.ones(1 + draws, n)
+    for draw in range(1, 1 + draws):
+        counts[draw] = torch.bincount(torch.randint(n, (n,), generator=generator), minlength=n)
+    top = (counts @ increases).topk(k, dim=-1).indices
+    return torch.zeros(1 + draws, increases.shape[1], dtype=torch.bool).scatter_(1, top, True)
+
+
+def claim(table: pd.DataFrame) -> Verdict:
+    """The mean overlap of all pairs of tasks that are not the same words with the classes exchanged, beyond chance."""
+    table = table[~table["pair"].map(_mirrored)]
+    beyond = mean_by(table.assign(beyond=table["shared"] - table["chance"]), "beyond", "draw")
+    low, high = np.quantile(beyond[1:], [0.025, 0.975])
+    return verdict(
+        float(beyond[0]), float(low), float(high), least=0.25, unit="of the heads", what="overlap beyond chance"
+    )
+
+
+def _mirrored(pair: str) -> bool:
+    """Whether the two tasks are the same categories the other way round."""
+    one, other = pair.split(" / ")
+    return one.split("-") == other.split("-")[::-1]
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """Share of located heads in common by pair of tasks, 95 % bootstrap intervals, and chance."""
+    pairs = list(dict.fromkeys(table["pair"]))
+    drawn = Figure(figsize=(COLUMN, 1.1 + 0.34 * len(pairs)), layout="constrained")
+    ax = drawn.subplots()
+    shared = [array(where(table, pair=pair), "shared") for pair in pairs]
+    actual = np.array([values[0] for values in shared])
+    reach = np.array([np.quantile(values[1:], [0.025, 0.975]) for values in shared]).T
+    at = np.arange(len(pairs))[::-1]
+    ax.barh(at, actual, height=0.6, color=BLUE)
+    ax.errorbar(actual, at, xerr=np.maximum([actual - reach[0], reach[1] - actual], 0), **WHISKERS)
+    ax.axvline(table["chance"].iloc[0], color="0.3", linewidth=0.8, linestyle="--", label="chance")
+    ax.set_yticks(at, [pair.replace(" / ", "\n") for pair in pairs], fontsize=6)
+    ax.set(xlabel="Located heads in common (share)", xlim=(0, 1.02))
+    legend_below(drawn, ax)
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    id="head-overlap",
+    title="Do tasks share their heads",
+    source="Appendix A",
+    claim="The heads that raise the answer are largely the same in different tasks.",
+    criterion="Two tasks' lists of best heads share a quarter of their heads more than by chance, on average.",
+    paper="GPT-2 large: a large overlap; L26H14, L28H10 and L29H17 are important on all datasets",
+    config=HeadOverlap(),
+    needs=needs,
+    table=table,
+    verdict=claim,
+    figure=figure,
+)

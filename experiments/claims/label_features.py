@@ -1,0 +1,124 @@
+"""Published version: what value-output vectors of located heads say at "foo" positions and at "bar" positions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import icl_lens as il
+from experiments.lab.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.editing import BAR, FOO, located_for_both
+from experiments.lab.frames import by_prompt, long, stack, where, wide
+from experiments.lab.reductions import head_increases
+from experiments.lab.registry import Experiment
+from experiments.lab.study import Need, Settings, Study
+from experiments.lab.verdict import Verdict, all_of, judge
+
+LABELS = {"foo": BLUE, "bar": ORANGE}
+
+
+@dataclass(frozen=True)
+class LabelFeatures:
+    """Heads located for each label (at most one in eight), and sets of random heads."""
+
+    heads: int = 6
+    draws: int = 20
+
+
+@dataclass(frozen=True)
+class LabelDifferences:
+    """[prompt head 2 2] log p(foo) − log p(bar) of heads' label values, and whether its sign is that of the label.
+
+    Means over "foo" and over "bar" positions. Read out without biases, which would favour one label wherever it stands.
+    """
+
+    heads: tuple[il.Head, ...]
+
+    def __call__(self, acts: il.Activations) -> Tensor:
+        readout = acts.readout.using(final_norm="frozen", bias=False)
+        foo, bar = acts.batch.label_tokens.tolist()
+        index = acts.batch.label_index.to(readout.W_U.device)
+        columns = []
+        for head in self.heads:
+            logits = readout.logits(il.label_values(acts, head))
+            difference = logits[..., foo] - logits[..., bar]
+            both = torch.stack([difference, ((difference > 0) == (index == 0)).to(difference)], dim=-1)
+            kinds = [(index == label)[..., None] for label in range(2)]
+            columns.append(torch.stack([(both * kind).sum(1) / kind.sum(1) for kind in kinds], dim=1))
+        return torch.stack(columns, dim=1).float()
+
+
+def needs(config: LabelFeatures, settings: Settings) -> Iterable[Need]:
+    return [Need(FOO, head_increases), Need(BAR, head_increases)]
+
+
+def table(study: Study, config: LabelFeatures) -> pd.DataFrame:
+    """group ("located" | "random": mean of draws from the same layer), name, prompt, label, difference (nats), follows.
+
+    `follows`: share of positions (0–1) whose sign is that of their label. Mean of both labels as the true one, since a
+    label's class and place would otherwise be told from the same positions.
+    """
+    heads = located_for_both(study, study.few(config.heads))
+    draws = study.controls(heads, config.draws, distinct=False)
+    union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
+    both = [study.reduce(LabelDifferences(union), one, study.test, what=f"label values, {one}") for one in (FOO, BAR)]
+    found = torch.stack(both).mean(0).numpy()
+    column = {head: found[:, i] for i, head in enumerate(union)}
+    frames = []
+    for i, head in enumerate(heads):
+        control = np.mean([column[drawn[i]] for drawn in draws], axis=0)
+        for group, values in (("located", column[head]), ("random", control)):
+            axes = {"group": [group], "name": [str(head)], "prompt": study.test.tolist(), "label": list(LABELS)}
+            frame = long(values[None, None, ..., 0], "difference", **axes)
+            frames.append(frame.assign(follows=values[..., 1].reshape(-1)))
+    return stack(*frames)
+
+
+def claim(table: pd.DataFrame) -> Verdict:
+    """The sign follows the label, in located heads, and more so than in random ones."""
+    foo, bar = (by_prompt(table, "difference", group="located", label=label) for label in LABELS)
+    other = [by_prompt(table, "difference", group="random", label=label) for label in LABELS]
+    return all_of(
+        judge(by_prompt(table, "follows", group="located"), least=0.75, unit="of values", what="share of right signs"),
+        judge(foo - bar - (other[0] - other[1]), least=0.0, unit="nats", what="gap between labels beyond random heads"),
+    )
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """log p(foo) − log p(bar) of values at "foo" and "bar" positions, by head; hollow: random heads of its layer."""
+    drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
+    ax = drawn.subplots()
+    names = list(dict.fromkeys(table["name"]))
+    for i, (label, hue) in enumerate(LABELS.items()):
+        for group, face, shift in (("located", hue, -0.12), ("random", "white", 0.12)):
+            part = where(table, label=label, group=group)
+            values = wide(part, "difference", index="name", columns="prompt").to_numpy()
+            at = np.arange(len(names)) + shift
+            ax.errorbar(at, values.mean(1), yerr=whiskers(values), **WHISKERS)
+            marker = "os"[i]
+            shown = f"at {label} positions, {group} heads"
+            ax.plot(at, values.mean(1), marker, color=hue, markerfacecolor=face, markersize=5, label=shown)
+    ax.axhline(0, color="0.3", linewidth=0.6)
+    ax.set(xlabel="Located heads, best first", ylabel="log p(foo) − log p(bar)\nof the value (nats)")
+    name_heads(ax, names)
+    legend_below(drawn, ax, columns=2)
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    id="label-features",
+    title="Values carry the label",
+    source="Published version, section 3.3",
+    claim="Value-output vectors of located heads hold the label of their position: foo at foo, bar at bar.",
+    criterion="Three in four have the sign of their label, and the gap between labels exceeds that of random heads.",
+    paper="the sign follows the label in located heads",
+    config=LabelFeatures(),
+    needs=needs,
+    table=table,
+    verdict=claim,
+    figure=figure,
+)

@@ -1,0 +1,97 @@
+"""Figure 2: log-probability increase of every attention and FFN layer, for the example prompt and the task's mean."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+import icl_lens as il
+from experiments.lab.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, whiskers
+from experiments.lab.frames import array, by_prompt, long, stack, where, wide
+from experiments.lab.reductions import layer_increases
+from experiments.lab.registry import Experiment
+from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.verdict import Verdict, judge
+
+COMPONENTS = ("attention", "FFN")
+HUES = {"attention": BLUE, "FFN": ORANGE}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The paper's example prompt."""
+
+    example: str = "love : bar like : bar eight : foo two : foo one :"
+    answer: str = "foo"
+
+
+def needs(config: Layers, settings: Settings) -> Iterable[Need]:
+    return [Need(Variant(), layer_increases)]
+
+
+def table(study: Study, config: Layers) -> pd.DataFrame:
+    """prompts ("example" | "task"), prompt, layer, component, increase (nats)."""
+    batch = il.tokenize(study.model, [il.Prompt.parse(config.example, answer=config.answer)])
+    parts = {"example": layer_increases(il.capture(study.model, batch)).cpu(), "task": study.get(layer_increases)}
+    return stack(
+        *(
+            long(
+                values[None],
+                "increase",
+                prompts=[name],
+                prompt=range(len(values)),
+                layer=range(study.view.n_layers),
+                component=COMPONENTS,
+            )
+            for name, values in parts.items()
+        )
+    )
+
+
+def claim(table: pd.DataFrame) -> Verdict:
+    """The share of deep attention layers in all positive increases, prompt by prompt."""
+    task = where(table, prompts="task")
+    layer, gain = array(task, "layer"), np.maximum(array(task, "increase"), 0)
+    deep = (layer >= (layer.max() + 1) / 2) & (array(task, "component") == "attention")
+    of_prompt = task.assign(gain=gain, deep_gain=gain * deep)
+    with np.errstate(invalid="ignore"):
+        share = by_prompt(of_prompt, "deep_gain") / by_prompt(of_prompt, "gain")
+    return judge(share, least=0.5, unit="of all increases", what="share of attention in the deeper half of layers")
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """Increase by layer: the example prompt, and the mean over the task's prompts with 95 % intervals."""
+    drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
+    axes = drawn.subplots(1, 2, sharey=True)
+    for ax, prompts, title in zip(axes, ("example", "task"), ("Example prompt", "Mean over prompts"), strict=True):
+        for i, component in enumerate(COMPONENTS):
+            part = where(table, prompts=prompts, component=component)
+            values = wide(part, "increase", index="layer", columns="prompt").to_numpy()
+            at = np.arange(len(values)) + 0.4 * (i - 0.5)
+            ax.bar(at, values.mean(axis=1), width=0.4, color=HUES[component], label=component)
+            if values.shape[1] > 1:
+                ax.errorbar(at, values.mean(axis=1), yerr=whiskers(values), **WHISKERS)
+        ax.axhline(0, color="0.3", linewidth=0.6)
+        ax.set(xlabel="Layer", title=title)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylabel("Log-probability increase (nats)")
+    legend_below(drawn, axes[0])
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    id="layers",
+    title="Which layers raise the answer",
+    source="Figure 2",
+    claim="Nearly all of the answer's log-probability increase comes from deep attention layers.",
+    criterion="Attention layers of the deeper half hold more than half of all positive increases.",
+    paper="GPT-2 large, example prompt: almost all in attention layers 18–31 of 36",
+    config=Layers(),
+    needs=needs,
+    table=table,
+    verdict=claim,
+    figure=figure,
+)

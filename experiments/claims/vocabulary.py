@@ -1,0 +1,177 @@
+"""Tables 1, 3: top words of label values, label keys and the last query in a located head, and how often they fit."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from textwrap import shorten
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import icl_lens as il
+from experiments.lab.drawing import BLUE, GREEN, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.lab.frames import array, long, stack, where
+from experiments.lab.reductions import head_increases
+from experiments.lab.registry import Experiment
+from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.verdict import Verdict, all_of, judge
+
+KINDS = {"value": BLUE, "key": ORANGE, "query": GREEN}
+NAMES = {
+    "value": "label values name their label",
+    "key": "label keys name their demonstration",
+    "query": "the last query names the input",
+}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The example prompt and its answer, how many words are listed, and which inputs of the keys are read out."""
+
+    example: str = "love : bar like : bar eight : foo two : foo one :"
+    answer: str = "foo"
+    words: int = 8
+    key_source: str = "resid"
+
+
+@dataclass(frozen=True)
+class OwnWordWins:
+    """[prompt 3] how often the own word beats another one in the projection of a value, a key and the query (0–1).
+
+    Value: its own label against the prompt's other labels. Key: the words of its own demonstration's text against
+    those of the others. Query: the words of the input against those of the demonstrations. Of a text of several tokens
+    the best counts; a tie is half a win; 0.5 is chance.
+    """
+
+    head: il.Head
+    key_source: str
+
+    def __call__(self, acts: il.Activations) -> Tensor:
+        score = acts.readout.vocabulary_scores
+        values = score(il.label_values(acts, self.head)).cpu()
+        keys = score(il.label_keys(acts, self.head, source=self.key_source)).cpu()  # type: ignore[arg-type]
+        query = score(il.last_query(acts, self.head)).cpu()
+        batch = acts.batch.to("cpu")
+        rows = []
+        for row in range(len(batch)):
+            demos = (batch.label_positions[row] >= 0).nonzero().flatten().tolist()
+            texts = [batch.tokens[row, slice(*batch.text_ranges[row, demo].tolist())] for demo in demos]
+            own_text = batch.tokens[row, slice(*batch.query_range[row].tolist())]
+            choices = batch.label_mask[row].nonzero().flatten().tolist()
+            value_wins, key_wins = [], []
+            for i, demo in enumerate(demos):
+                own = int(batch.label_index[row, demo])
+                of_label = values[row, demo, batch.label_tokens]
+                value_wins += [_win(of_label[own], of_label[other]) for other in choices if other != own]
+                of_text = [keys[row, demo, text].max() for text in texts]
+                key_wins += [_win(of_text[i], of_text[other]) for other in range(len(texts)) if other != i]
+            query_wins = [_win(query[row, own_text].max(), query[row, text].max()) for text in texts]
+            rows.append([np.mean(wins) if wins else np.nan for wins in (value_wins, key_wins, query_wins)])
+        return torch.tensor(rows, dtype=torch.float)
+
+
+def _win(own: Tensor, other: Tensor) -> float:
+    return float(own > other) + 0.5 * float(own == other)
+
+
+def needs(config: Vocabulary, settings: Settings) -> Iterable[Need]:
+    return [Need(Variant(), head_increases)]
+
+
+def table(study: Study, config: Vocabulary) -> pd.DataFrame:
+    """Two tables under one another: the example's words, and how often the own word wins on the task's prompts.
+
+    prompts ("example" | "task"), name, prompt, kind ("value" | "key" | "query"), position, token, words, wins (0–1).
+    """
+    head = study.located(1)[0]
+    batch = il.tokenize(study.model, [il.Prompt.parse(config.example, answer=config.answer)])
+    acts = il.capture(study.model, batch)
+    words = _example(acts, head, config)
+    wins = study.reduce(
+        OwnWordWins(head, config.key_source), Variant(), study.test, what="words of values, keys, queries"
+    )
+    task = long(
+        wins.numpy()[None, None], "wins", prompts=["task"], name=[str(head)], prompt=study.test.tolist(), kind=[*KINDS]
+    )
+    return stack(words, task)
+
+
+def _example(acts: il.Activations, head: il.Head, config: Vocabulary) -> pd.DataFrame:
+    strings = acts.batch.token_strings[0]
+    positions = acts.batch.label_positions[0].tolist()
+    last = int(acts.batch.last[0])
+
+    def top(vectors: Tensor) -> list[list[str]]:
+        return acts.readout.top_tokens(vectors, config.words, keep=il.is_content_word)[0]
+
+    keys = il.label_keys(acts, head, source=config.key_source)  # type: ignore[arg-type]
+    parts = [
+        *(("value", at, words) for at, words in zip(positions, top(il.label_values(acts, head)), strict=True)),
+        *(("key", at, words) for at, words in zip(positions, top(keys), strict=True)),
+        ("query", last, top(il.last_query(acts, head)[:, None])[0]),
+    ]
+    return pd.DataFrame(
+        [
+            {
+                "prompts": "example",
+                "name": str(head),
+                "prompt": 0,
+                "kind": kind,
+                "position": at,
+                "token": strings[at].strip(),
+                "words": ", ".join(word.strip() for word in words),
+            }
+            for kind, at, words in parts
+        ]
+    )
+
+
+def claim(table: pd.DataFrame) -> Verdict:
+    """Values name their label, keys their demonstration, the query the input: each more often than 6 times in 10."""
+    task = where(table, prompts="task")
+    wins = {kind: array(where(task, kind=kind), "wins") for kind in KINDS}
+    return all_of(*(judge(wins[kind], least=0.6, unit="of comparisons", what=NAMES[kind]) for kind in KINDS))
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """Left: top words for the example prompt. Right: how often the own word wins, 95 % intervals; dashed: chance."""
+    words = where(table, prompts="example")
+    drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
+    left, right = drawn.subplots(1, 2, width_ratios=(5, 1.4))
+    left.set_axis_off()
+    left.set_title(f"{words['name'].iloc[0]}: top words, example prompt", loc="left")
+    for i, row in enumerate(words.to_dict("records")):
+        y = 1 - (i + 0.5) / len(words)
+        hue = KINDS[row["kind"]]
+        left.text(0, y, f"{row['position']:.0f} {row['token']}", va="center", fontsize=7, transform=left.transAxes)
+        left.text(0.11, y, row["kind"], va="center", fontsize=7, transform=left.transAxes, color=hue)
+        listed = shorten(row["words"], 78, placeholder=" …")
+        left.text(0.19, y, listed, va="center", fontsize=7, transform=left.transAxes)
+    samples = [array(where(table, prompts="task", kind=kind), "wins") for kind in KINDS]
+    means = [np.nanmean(sample) for sample in samples]
+    right.bar(range(3), means, color=list(KINDS.values()), width=0.7)
+    right.errorbar(range(3), means, yerr=whiskers(sample[np.isfinite(sample)] for sample in samples), **WHISKERS)
+    right.axhline(0.5, color="0.3", linewidth=0.8, linestyle="--")
+    right.set(ylim=(0, 1.02), ylabel="Own word wins\n(share of comparisons)")
+    right.set_xticks(range(3), list(KINDS))
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    id="vocabulary",
+    title="What a located head's vectors say in words",
+    source="Tables 1, 3",
+    claim="In a located head label values name the label, label keys their demonstration, the last query the input.",
+    criterion=(
+        "In more than six of ten comparisons a label's value puts its own label before the other, its key the words of "
+        "its own demonstration before those of another, and the query the words of the input before a demonstration's."
+    ),
+    paper="GPT-2 large, L22H0, one prompt: values all; keys three of four; the query names related words",
+    config=Vocabulary(),
+    needs=needs,
+    table=table,
+    verdict=claim,
+    figure=figure,
+)

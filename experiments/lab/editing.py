@@ -1,0 +1,68 @@
+"""Passes with interventions: label scores of edited models, and the heads that the published version edits."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import icl_lens as il
+from experiments.lab.study import Study, Variant
+from icl_lens.metrics import is_correct, label_log_odds
+
+EditOf = Callable[[il.PromptBatch], AbstractContextManager]
+"""From a batch to the block in which it is scored."""
+
+FOO, BAR = Variant(), Variant(swapped=True)
+"""The true label is "foo", or "bar"."""
+
+
+def scores(study: Study, variant: Variant, rows: Tensor, edit: EditOf | None = None, *, what: str = "") -> Tensor:
+    """[row label] log-probability of each label with an edit at work, nats."""
+    found = []
+    for batch in study.batches(variant, rows, what=what):
+        with edit(batch) if edit is not None else nullcontext():
+            found.append(il.label_log_probs(study.model, batch).float().cpu())
+    return torch.cat(found)
+
+
+def says(study: Study, variant: Variant, rows: Tensor, edit: EditOf | None = None, *, what: str = "") -> pd.DataFrame:
+    """Of each row, with an edit at work, 0–1: correct (the answer is the likeliest label), vocabulary (… token)."""
+    label, top = [], []
+    for batch in study.batches(variant, rows, what=what):
+        with edit(batch) if edit is not None else nullcontext():
+            log_probs = il.last_log_probs(study.model, batch).cpu()
+        label.append(log_probs[:, batch.label_tokens.cpu()])
+        top.append(log_probs.argmax(-1) == batch.answer_tokens.cpu())
+    correct = right(study, variant, rows, torch.cat(label))
+    return pd.DataFrame({"correct": correct, "vocabulary": torch.cat(top).double().numpy()})
+
+
+def right(study: Study, variant: Variant, rows: Tensor, found: Tensor) -> np.ndarray:
+    """[row] 1 where the answer scores highest, else 0."""
+    batch = study.batch(variant)
+    return is_correct(found, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
+
+
+def odds(study: Study, variant: Variant, rows: Tensor, found: Tensor) -> np.ndarray:
+    """[row] the answer's log-odds against the prompt's other labels, nats."""
+    batch = study.batch(variant)
+    return label_log_odds(found, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
+
+
+def zeroed(study: Study, heads: list[il.Head]) -> EditOf:
+    return lambda batch: il.ablate_heads(study.model, heads)
+
+
+def located_for_both(study: Study, k: int) -> list[il.Head]:
+    """The k best heads for the answer "foo" and the k best for "bar", each head once, by rank."""
+    pairs = zip(study.located(k, FOO), study.located(k, BAR), strict=True)
+    return list(dict.fromkeys(head for pair in pairs for head in pair))
+
+
+def how_many(study: Study, at_least: int) -> int:
+    """Heads for each label: `at_least`, or half of 1 % if more; but half a small model stays for controls."""
+    total = study.view.n_layers * study.view.n_heads
+    return max(1, min(max(at_least, total // 200), total // 8))

@@ -1,0 +1,128 @@
+"""Result folders: what is in them, whether they are done, and writing them."""
+
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.lab.competence import Competence
+from experiments.lab.verdict import Verdict
+from icl_lens.errors import InputError
+from icl_lens.files import replacing, write_text
+
+RESULT = "result.json"
+"""Written last: a folder with it is complete."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """result.json: everything about one experiment on one model and task but its table and figure."""
+
+    id: str
+    title: str
+    source: str
+    claim: str
+    criterion: str
+    paper: str | None
+    model: str
+    task: str
+    configuration: dict[str, Any]
+    verdict: Verdict
+    competence: Competence
+    versions: dict[str, str]
+    seconds: float
+    finished: str
+
+    def to_json(self) -> str:
+        """The result as JSON; numbers that are not finite become null."""
+        return json.dumps(_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> "Result":
+        """The result in a folder; raises InputError if it is no result of this program."""
+        path = folder / RESULT
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw["verdict"] = Verdict(**_numbers(raw["verdict"]))
+            raw["competence"] = Competence(**_numbers(raw["competence"]))
+            return cls(**{field.name: raw[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{str(path)!r} cannot be read as a result ({type(error).__name__}: {error}); remove its folder"
+            ) from error
+
+
+def is_done(folder: Path, configuration: dict[str, Any], *, overwrite: bool) -> bool:
+    """Whether a folder holds the result of this configuration.
+
+    Raises InputError if it holds the result of another one, unless that may be overwritten.
+    """
+    if not (folder / RESULT).exists():
+        return False
+    found = Result.read(folder).configuration
+    wanted = json.loads(json.dumps(configuration))
+    if found == wanted:
+        return True
+    if overwrite:
+        return False
+    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+    differences = ", ".join(f"{key} {found.get(key)!r} there, {wanted.get(key)!r} now" for key in keys)
+    raise InputError(
+        f"{str(folder)!r} holds a result of another configuration ({differences}); "
+        "choose another --out, or allow it with --overwrite"
+    )
+
+
+def check_folder(out: Path) -> None:
+    """Makes the folder for results; raises InputError if it cannot be made or written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"cannot write results to {str(out)!r}: {error.strerror or error}; choose another folder with --out"
+        ) from error
+
+
+def save(folder: Path, result: Result, table: pd.DataFrame, figure: Figure) -> None:
+    """Writes table.parquet, table.csv, figure.png, figure.pdf and, last, result.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).unlink(missing_ok=True)
+    with replacing(folder / "table.parquet") as path:
+        table.to_parquet(path, index=False)
+    with replacing(folder / "table.csv") as path:
+        table.to_csv(path, index=False, float_format="%.6g", lineterminator=os.linesep)
+    for name in ("figure.png", "figure.pdf"):
+        with replacing(folder / name) as path:
+            figure.savefig(path, dpi=200, bbox_inches="tight")
+    write_text(folder / RESULT, result.to_json())
+
+
+def read_all(out: Path) -> list[tuple[Path, Result]]:
+    """Every complete result under a folder, <model>/<task>/<id>; raises InputError if there is none."""
+    found = sorted(out.glob(f"*/*/*/{RESULT}"))
+    if not found:
+        raise InputError(
+            f"there are no results under {str(out)!r}; run experiments first: python -m experiments run --all"
+        )
+    return [(path.parent, Result.read(path.parent)) for path in found]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(raw: dict[str, Any]) -> dict[str, Any]:
+    """null back to NaN."""
+    return {key: math.nan if value is None else value for key, value in raw.items()}

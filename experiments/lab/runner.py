@@ -1,0 +1,127 @@
+"""Running experiments on one model and task: what is open, one pass for all, then one after the other."""
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import rc_context
+
+from experiments.lab import competence
+from experiments.lab.drawing import STYLE
+from experiments.lab.registry import Experiment
+from experiments.lab.results import Result, check_folder, is_done, save
+from experiments.lab.study import Settings, Study, Track
+from icl_lens.errors import InputError
+
+LEAST_PROMPTS = 20
+"""Fewer make halves in which an interval means nothing."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a run: results written now, ids that were done before, and ids that this model cannot run."""
+
+    results: list[Result]
+    done: list[str]
+    failed: dict[str, str]
+
+
+def run(
+    experiments: Sequence[Experiment],
+    settings: Settings,
+    *,
+    load: Callable[[str], Any],
+    out: Path,
+    overwrite: bool = False,
+    track: Track[Any] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Run:
+    """Runs experiments that are not yet done and writes their folders, <out>/<model>/<task>/<id>.
+
+    Nothing is computed before every folder has been checked. An experiment that the model cannot run (a family
+    without single neurons, say) is reported and the others go on. Raises InputError for bad settings, models, tasks
+    and folders, and for a folder that holds another configuration's result.
+    """
+    if settings.n < LEAST_PROMPTS:
+        raise InputError(f"n={settings.n} is too few for two halves and an interval; give at least {LEAST_PROMPTS}")
+    check_folder(out)
+    model = load(settings.model)
+    study = Study(model, settings, track=track)
+    study.batch()  # a bad task shows here
+    folders = {experiment.id: out / study.folder() / experiment.id for experiment in experiments}
+    configurations = {experiment.id: configuration(experiment, study) for experiment in experiments}
+    done = [e.id for e in experiments if is_done(folders[e.id], configurations[e.id], overwrite=overwrite)]
+    for name in done:
+        say(f"{name}: done before, {folders[name]}")
+    todo = [experiment for experiment in experiments if experiment.id not in done]
+    if not todo:
+        return Run([], done, {})
+
+    study.collect([*competence.needs(), *(need for e in todo for need in e.needs(e.config, settings))])
+    able = competence.measure(study)
+    say(
+        f"{settings.model} on {settings.task}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "
+        f"both labels and orders, chance {able.chance:.0%}"
+    )
+    results, failed = [], {}
+    for experiment in todo:
+        start = time.perf_counter()
+        try:
+            table = experiment.table(study, experiment.config)
+        except InputError as error:
+            failed[experiment.id] = str(error)
+            say(f"{experiment.id}: cannot be run: {error}")
+            continue
+        verdict = experiment.verdict(table)
+        if experiment.mechanism:
+            verdict = competence.gated(verdict, able)
+        result = Result(
+            id=experiment.id,
+            title=experiment.title,
+            source=experiment.source,
+            claim=experiment.claim,
+            criterion=experiment.criterion,
+            paper=experiment.paper,
+            model=study.folder().parts[0],
+            task=settings.task,
+            configuration=configurations[experiment.id],
+            verdict=verdict,
+            competence=able,
+            versions=versions(),
+            seconds=round(time.perf_counter() - start, 2),
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        with rc_context(STYLE):
+            save(folders[experiment.id], result, table, experiment.figure(table))
+        results.append(result)
+        say(f"{experiment.id}: {verdict.outcome}: {verdict.reason} ({result.seconds:.1f} s)")
+    return Run(results, done, failed)
+
+
+def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
+    """Everything a result depends on: settings, the experiment's own configuration, and which weights these were."""
+    return {**asdict(study.settings), **asdict(experiment.config), "weights": fingerprint(study.model)}
+
+
+def fingerprint(model: Any) -> str:
+    """Twelve digits that change with a model's weights: a digest of up to 64 numbers from every parameter."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.state_dict().items()):
+        flat = parameter.detach().flatten()
+        sample = flat[:: max(1, len(flat) // 64)][:64].to("cpu", torch.float64)
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that numbers depend on."""
+    packages = ("icl-lens", "torch", "transformers", "transformer-lens", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

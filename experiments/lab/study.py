@@ -1,0 +1,226 @@
+"""A model and a task under study: the prompts, passes over them, the two halves, located heads and their controls."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+import icl_lens as il
+from experiments.lab.reductions import head_increases
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.tasks import Asked, Layout, load_task
+
+Reduction = Callable[[il.Activations], Tensor]
+"""From the activations of some prompts to what is kept of them: a tensor whose first axis is the prompt.
+
+A plain function, or a frozen dataclass that can be called: equal reductions are computed once.
+"""
+
+# What one pass may hold of captured activations. The rest of its memory is the model's own.
+PASS_BYTES = 128 * 2**20
+
+T = TypeVar("T")
+Track = Callable[[Iterable[T], int, str], Iterable[T]]
+"""Shows progress while iterating: (things, how many prompts in all, what is being done)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says: which model, which task, how many prompts, drawn with which seed."""
+
+    model: str = "icl-mini"
+    task: str = "sentiment-number"
+    n: int = 1000
+    seed: int = 0
+    path: str | None = None
+    """A word list (.json, for all word tasks) or the files of the sentence task, see `load_task`."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which prompts of a task: the same texts in another layout, or with the two labels exchanged."""
+
+    layout: Layout = "order"
+    swapped: bool = False
+    """The true class's label is "bar" instead of "foo"."""
+    task: str | None = None
+    """Another task than the one under study."""
+    asked: Asked = "true"
+    """Which class the query is of: "false" asks the same demonstrations about the other one."""
+
+    def __str__(self) -> str:
+        exchanged = "labels exchanged" if self.swapped else ""
+        return ", ".join(
+            filter(None, (self.task, self.layout, exchanged, "other query" if self.asked == "false" else ""))
+        )
+
+
+@dataclass(frozen=True)
+class Need:
+    """One reduction of one variant's prompts, announced beforehand so that experiments share the pass."""
+
+    variant: Variant
+    reduction: Reduction
+
+
+class Study:
+    """Everything an experiment may ask about one model and one task.
+
+    Reductions are computed once, kept on the CPU, and dropped with the study. Rows are prompts; the same row is the
+    same texts in every variant of a task.
+    """
+
+    def __init__(self, model: Any, settings: Settings, *, track: Track[Any] | None = None):
+        self.model = model
+        self.settings = settings
+        self.view = ModelView.of(model)
+        self._track = track or (lambda things, total, what: things)
+        self._batches: dict[Variant, il.PromptBatch] = {}
+        self._kept: dict[Need, Tensor] = {}
+
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Rows to choose heads on, and rows to test them on, which ask about other texts."""
+        rows: dict[str, list[int]] = {}
+        for row, prompt in enumerate(self.prompts()):
+            rows.setdefault(prompt.query, []).append(row)
+        queries = list(rows)
+        random.Random(self.settings.seed).shuffle(queries)
+        choosing: list[int] = []
+        while queries and len(choosing) + len(rows[queries[-1]]) // 2 < self.settings.n / 2:
+            choosing += rows[queries.pop()]
+        if not queries or not choosing:
+            raise il.InputError(
+                f"all {self.settings.n} prompts ask about {len(rows)} texts, too few for a half to choose heads on and "
+                "one to test them on; give more data"
+            )
+        return torch.tensor(sorted(choosing)), torch.tensor(sorted(row for query in queries for row in rows[query]))
+
+    @property
+    def test(self) -> Tensor:
+        """The half that heads are tested on."""
+        return self.halves[1]
+
+    def _own(self, variant: Variant) -> Variant:
+        """The variant, with the task under study left unnamed."""
+        return replace(variant, task=None) if variant.task == self.settings.task else variant
+
+    def prompts(self, variant: Variant = Variant()) -> tuple[il.Prompt, ...]:
+        return self.batch(variant).prompts
+
+    def batch(self, variant: Variant = Variant()) -> il.PromptBatch:
+        """All prompts of a variant, tokenized."""
+        variant = self._own(variant)
+        if variant not in self._batches:
+            settings = self.settings
+            task, path = variant.task or settings.task, settings.path
+            prompts = load_task(
+                task,
+                n=settings.n,
+                seed=settings.seed,
+                layout=variant.layout,
+                asked=variant.asked,
+                labels=("bar", "foo") if variant.swapped else ("foo", "bar"),
+                path=path if task == settings.task or (path and path.endswith(".json")) else None,
+            )
+            # One order of labels in all variants, so that label axes can be compared.
+            self._batches[variant] = il.tokenize(self.model, prompts, labels=("foo", "bar"))
+        return self._batches[variant]
+
+    def batches(
+        self,
+        variant: Variant = Variant(),
+        rows: Tensor | None = None,
+        *,
+        what: str = "",
+    ) -> Iterator[il.PromptBatch]:
+        """The prompts of a variant (or only some rows) in pieces that fit into memory, with progress shown."""
+        batch = self.batch(variant) if rows is None else self.batch(variant)[rows]
+        bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
+        size = max(1, PASS_BYTES // bytes_per_prompt)
+        pieces = list(batch.split(size))
+        yield from self._track(pieces, len(pieces), what or str(variant))
+
+    def collect(self, needs: Iterable[Need]) -> None:
+        """Computes what is not yet there: one pass over each variant's prompts for all its reductions together."""
+        wanted: dict[Variant, list[Reduction]] = {}
+        for need in (Need(self._own(need.variant), need.reduction) for need in needs):
+            reductions = wanted.setdefault(need.variant, [])
+            if need not in self._kept and need.reduction not in reductions:
+                reductions.append(need.reduction)
+        for variant, reductions in wanted.items():
+            pieces: list[list[Tensor]] = [[] for _ in reductions]
+            for batch in self.batches(variant) if reductions else ():
+                acts = il.capture(self.model, batch)
+                for kept, reduction in zip(pieces, reductions, strict=True):
+                    kept.append(reduction(acts).cpu())
+            for kept, reduction in zip(pieces, reductions, strict=True):
+                self._kept[Need(variant, reduction)] = torch.cat(kept)
+
+    def get(self, reduction: Reduction, variant: Variant = Variant()) -> Tensor:
+        """A reduction of all prompts of a variant, [prompt …]; a pass of its own where nobody announced it."""
+        need = Need(self._own(variant), reduction)
+        if need not in self._kept:
+            self.collect([need])
+        return self._kept[need]
+
+    def reduce(self, reduction: Reduction, variant: Variant, rows: Tensor, *, what: str = "") -> Tensor:
+        """A reduction of some rows only; not kept."""
+        return torch.cat(
+            [reduction(il.capture(self.model, batch)).cpu() for batch in self.batches(variant, rows, what=what)]
+        )
+
+    def located(self, k: int, variant: Variant = Variant()) -> list[il.Head]:
+        """The k heads of largest mean increase of the answer on the choosing half, best first."""
+        mean = self.get(head_increases, variant)[self.halves[0]].mean(0)
+        order = mean.flatten().argsort(descending=True)[: min(k, mean.numel())]
+        return [il.Head.at(index, mean.shape[1]) for index in order.tolist()]
+
+    def few(self, at_most: int) -> int:
+        """How many heads to locate: `at_most`, but no more than one in eight of a small model's."""
+        return max(1, min(at_most, self.view.n_layers * self.view.n_heads // 8))
+
+    def controls(
+        self, heads: Sequence[il.Head], draws: int, *, avoid: Sequence[il.Head] = (), distinct: bool = True
+    ) -> list[list[il.Head]]:
+        """`draws` sets of as many random heads, each from the layer of its counterpart, none of them chosen or avoided.
+
+        Where a layer has no free head left, the nearest layer that has stands in. `distinct` sets hold no head twice,
+        as they must where a set is removed together; they use up a small model's layers, and so are not for comparing
+        head by head. Raises InputError if there are too few heads.
+        """
+        rng = random.Random(self.settings.seed)
+        taken = {*heads, *avoid}
+        free = [head for head in self.view.heads() if head not in taken]
+        sets = []
+        for _ in range(draws):
+            left, drawn = list(free), []
+            for head in heads:
+                if not left:
+                    raise il.InputError(
+                        f"{self.view.name} has {len(free)} heads beside the {len(taken)} chosen ones, too few for as "
+                        "many random ones; choose fewer"
+                    )
+                nearest = min(abs(other.layer - head.layer) for other in left)
+                pick = rng.choice([other for other in left if abs(other.layer - head.layer) == nearest])
+                if distinct:
+                    left.remove(pick)
+                drawn.append(pick)
+            sets.append(drawn)
+        return sets
+
+    def folder(self) -> Path:
+        """<model>/<task>, as folder names."""
+        name = Path(self.settings.model).name if Path(self.settings.model).is_dir() else self.settings.model
+        return Path(_slug(name), _slug(self.settings.task))
+
+
+def _slug(name: str) -> str:
+    """A name as one folder: "EleutherAI/gpt-j-6b" is "EleutherAI--gpt-j-6b"."""
+    clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip("/").replace("/", "--"))
+    return clean.lstrip(".") or "model"

@@ -1,0 +1,391 @@
+"""What one forward pass leaves behind for the analysis: last-position vectors, last-query rows, label inputs."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.decompose import grouped_to_heads, head_outputs
+from icl_lens.errors import InputError
+from icl_lens.models.norms import NormView
+from icl_lens.models.readout import Readout, norm_scale
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+# Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The activations the analysis reads; made by `capture` or `Activations.from_cache`.
+
+    Everything is at each prompt's own last position unless the axis says otherwise. Vectors are in
+    residual-stream units and the model's dtype (`readout` computes in float32, or float64 for such models).
+    For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are what reaches the
+    residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
+
+    Example:
+        >>> acts.resid_pre.shape, acts.pattern.shape
+        (torch.Size([1, 6, 128]), torch.Size([1, 6, 8, 14]))
+        >>> acts.label_log_probs.shape
+        torch.Size([1, 2])
+    """
+
+    batch: PromptBatch
+    view: ModelView
+    readout: Readout
+    resid_pre: Float[Tensor, "batch layer d_model"]
+    attn_out: Float[Tensor, "batch layer d_model"]
+    mlp_out: Float[Tensor, "batch layer d_model"]
+    resid_final: Float[Tensor, "batch d_model"]
+    z: Float[Tensor, "batch layer head d_head"]
+    pattern: Float[Tensor, "batch layer head key"]
+    v: Float[Tensor, "batch layer key kv_head d_head"]
+    q: Float[Tensor, "batch layer head d_head"]
+    mlp_post: Float[Tensor, "batch layer neuron"] | None
+    label_resid_pre: Float[Tensor, "batch layer demo d_model"]
+    label_attn_out: Float[Tensor, "batch layer demo d_model"]
+    attn_scale: Float[Tensor, "batch layer"] | None = None
+    mlp_scale: Float[Tensor, "batch layer"] | None = None
+
+    @classmethod
+    def from_cache(cls, model: Any, cache: Any, batch: PromptBatch, *, check: bool = True) -> "Activations":
+        """The same from a TransformerLens cache the user already has (`model.run_with_cache(batch.tokens, …)`).
+
+        The cache must come from these tokens, with a batch axis, holding the hooks of a plain `run_with_cache`;
+        raises InputError naming the first one missing, if the shapes do not fit the batch, or if the cached
+        embeddings are not those of the batch's tokens.
+        """
+        _check_same_tokens(model, cache, batch)
+        recorder = _Recorder(ModelView.of(model), batch)
+        for name, keep in recorder.hooks():
+            try:
+                value = cache[name]
+            except KeyError:
+                raise InputError(
+                    f"the cache holds no {name!r}; make it with model.run_with_cache(batch.tokens, "
+                    "attention_mask=batch.attention_mask) and no names_filter"
+                ) from None
+            if value.ndim < 3 or value.shape[0] != len(batch):
+                raise InputError(
+                    f"the cache's {name!r} has shape {tuple(value.shape)}, which does not fit a batch of "
+                    f"{len(batch)} prompts; keep the batch axis and cache batch.tokens itself"
+                )
+            keep(value)
+        return recorder.finish(check=check)
+
+    @property
+    def label_log_probs(self) -> Float[Tensor, "batch label"]:
+        """Log-probability of each label's token after the prompt, nats, with every bias, whatever the readout says."""
+        log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
+        return log_probs[:, self.batch.label_tokens.to(log_probs.device)]
+
+    @property
+    def predicted(self) -> Tensor:
+        """[batch] index of the most probable label among each prompt's own labels."""
+        mask = self.batch.label_mask.to(self.label_log_probs.device)
+        return self.label_log_probs.masked_fill(~mask, -torch.inf).argmax(-1)
+
+    @property
+    def head_inputs(self) -> Float[Tensor, "batch layer head d_head"]:
+        """Each head's z times a following norm's scale: through W_O it gives the head output."""
+        z = self.z.to(self.readout.dtype)
+        return z if self.attn_scale is None else z * self.attn_scale[..., None, None]
+
+    def head_outputs(self, layer: int) -> Float[Tensor, "batch head d_model"]:
+        """What each head of a layer writes into the residual stream at the last position."""
+        z = self.z[:, layer].to(self.readout.dtype)
+        if self.attn_scale is not None:
+            z = z * self.attn_scale[:, layer, None, None]
+        return head_outputs(z, self.view.W_O(layer))
+
+    def head_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
+        """Attention row times a following norm's scale: pattern · v · W_O then sums to the head output."""
+        pattern = self.pattern[:, layer].to(self.readout.dtype)
+        return pattern if self.attn_scale is None else pattern * self.attn_scale[:, layer, None, None]
+
+    def head_values(self, layer: int) -> Float[Tensor, "batch key head d_head"]:
+        """Values at every position, key-value groups repeated for their query heads; they contain b_V."""
+        return grouped_to_heads(self.v[:, layer].to(self.readout.dtype), self.view.n_heads)
+
+    def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
+        """Rows of `x` at the label positions; zero where a prompt has fewer demonstrations."""
+        return _at(x, self.batch.label_positions.to(x.device))
+
+    def __getitem__(self, index: Any) -> "Activations":
+        """The activations of some prompts (slice or index list)."""
+        if isinstance(index, int):
+            index = slice(index, index + 1)
+        parts: dict[str, Any] = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        batch = self.batch[index]
+        width = batch.tokens.shape[1]
+        parts["pattern"] = parts["pattern"][..., :width]
+        parts["v"] = parts["v"][:, :, :width]
+        return replace(self, batch=batch, readout=self.readout.rows(index), **parts)
+
+
+def capture(model: Any, batch: PromptBatch, *, check: bool = True) -> Activations:
+    """One forward pass over the batch, keeping only what the analysis reads.
+
+    Logits are computed at each prompt's last position only. Memory: per prompt and layer, the values at every
+    position plus a few last-position and label-position vectors. With `check` (cheap), the identities
+    Σ heads + b_O = attention output and x + attn + ffn = next x are verified, and a family on which they do not
+    hold is refused with an InputError instead of being explained wrongly; switch it off inside interventions
+    that edit the residual stream itself.
+
+    Example:
+        >>> acts = il.capture(model, batch)
+        >>> acts.head_outputs(2).shape
+        torch.Size([1, 8, 128])
+    """
+    if not isinstance(batch, PromptBatch):
+        raise InputError(
+            f"capture reads tokenized prompts, not {type(batch).__name__}; give it il.tokenize(model, prompts)"
+        )
+    recorder = _Recorder(ModelView.of(model), batch)
+    logits = _last_logits(model, batch, [(name, _reader(keep)) for name, keep in recorder.hooks()])
+    return recorder.finish(check=check, logits=logits)
+
+
+def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
+    """The model's own log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
+
+    Inside interventions this is the edited model's answer. Computed in float32 (float64 for such models).
+
+    Example:
+        >>> il.last_log_probs(model, batch).exp().sum().round()
+        tensor(1.)
+    """
+    logits = _last_logits(model, batch, [])
+    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+
+
+def label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
+    """The model's log-probability of each label's token after each prompt, nats; see `last_log_probs`.
+
+    Example:
+        >>> il.label_log_probs(model, batch).shape
+        torch.Size([1, 2])
+    """
+    log_probs = last_log_probs(model, batch)
+    return log_probs[:, batch.label_tokens.to(log_probs.device)]
+
+
+def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable[..., Any]]]) -> Tensor:
+    def only_last(x: Tensor, hook: Any) -> Tensor:
+        return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
+
+    view = ModelView.of(model)
+    with torch.no_grad(), view.lean_pass() as lean, model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]):
+        return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)[:, 0]
+
+
+def _reader(keep: Callable[[Tensor], None]) -> Callable[..., None]:
+    def hook_fn(value: Tensor, hook: Any) -> None:
+        keep(value)
+
+    return hook_fn
+
+
+def _at(x: Tensor, positions: Tensor) -> Tensor:
+    """x [batch pos …] at [batch n] positions, zero where the position is -1."""
+    rows = torch.arange(len(x), device=x.device)[:, None]
+    picked = x[rows, positions.clamp(min=0)]
+    missing = (positions < 0).reshape(*positions.shape, *[1] * (picked.ndim - 2))
+    return picked.masked_fill(missing, 0)
+
+
+def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
+    """Raises InputError for a cache of other tokens, in which everything fits but the numbers."""
+    remedy = (
+        "make it with model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask); strings may be "
+        "tokenized otherwise, with a beginning-of-sequence token for instance"
+    )
+    try:
+        cached = cache["hook_embed"]
+    except KeyError:
+        return  # a cache of chosen hooks: what is missing is said where it is needed
+    if cached.ndim != 3 or len(cached) != len(batch):
+        return  # said where hooks are read
+    if cached.shape[1] != batch.tokens.shape[1]:
+        raise InputError(
+            f"the cache is of tokens of shape {tuple(cached.shape[:2])}, the batch's have {tuple(batch.tokens.shape)}; "
+            + remedy
+        )
+    own = _embedded(model, batch).to(cached.device)
+    real = batch.attention_mask.to(cached.device).bool()
+    error = (own.to(cached) - cached)[real].abs().max()
+    if not error <= 1e-3 * own[real].abs().max():
+        raise InputError(f"the cache is not of the batch's tokens: their embeddings differ; {remedy}")
+
+
+class _Stop(Exception):
+    """Ends a forward pass that has shown what was wanted."""
+
+
+def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
+    """The batch's token embeddings, by a forward pass that ends there: families scale or norm them in many ways."""
+    seen: list[Tensor] = []
+
+    def keep(value: Tensor, hook: Any) -> None:
+        seen.append(value.detach().clone())
+        raise _Stop
+
+    with suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=[("hook_embed", keep)]):
+        model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
+    return seen[0]
+
+
+class _Recorder:
+    """Fills preallocated tensors from hook values, one layer at a time."""
+
+    def __init__(self, view: ModelView, batch: PromptBatch):
+        self.view, self.batch, self.home = view, batch, view.home
+        self.last = batch.last.to(self.home)
+        self.labels = batch.label_positions.to(self.home)
+        self.store: dict[str, Tensor] = {}
+
+    def hooks(self) -> list[tuple[str, Callable[[Tensor], None]]]:
+        """(hook name, what to do with its value) for everything that is kept."""
+        view, hooks = self.view, []
+        for layer in range(view.n_layers):
+            hooks += [
+                (
+                    view.hook(layer, "hook_resid_pre"),
+                    self._keep("resid_pre", layer, labels="label_resid_pre"),
+                ),
+                (view.hook(layer, "attn.hook_q"), self._keep("q", layer)),
+                (view.hook(layer, "attn.hook_v"), self._keep_all("v", layer)),
+                (view.hook(layer, "attn.hook_pattern"), self._keep_row("pattern", layer)),
+                (view.hook(layer, "attn.hook_z"), self._keep("z", layer)),
+                (view.hook(layer, "hook_attn_out"), self._keep("attn_out", layer, labels="label_attn_out")),
+                (view.hook(layer, "hook_mlp_out"), self._keep("mlp_out", layer)),
+            ]
+            if f"blocks.{layer}.mlp.hook_post" in view.model.hook_dict:
+                hooks.append((f"blocks.{layer}.mlp.hook_post", self._keep("mlp_post", layer)))
+        hooks.append((view.hook(view.n_layers - 1, "hook_resid_post"), self._keep("resid_final", None)))
+        return hooks
+
+    def _slot(self, name: str, layer: int | None, value: Tensor) -> None:
+        if layer is None:
+            self.store[name] = value
+            return
+        if name not in self.store:
+            shape = (value.shape[0], self.view.n_layers, *value.shape[1:])
+            self.store[name] = value.new_empty(shape)
+        self.store[name][:, layer] = value
+
+    def _keep(self, name: str, layer: int | None, labels: str | None = None) -> Callable[[Tensor], None]:
+        def keep(value: Tensor) -> None:
+            if name == "mlp_post" and value.ndim != 3:
+                return
+            value = value.detach()
+            rows = torch.arange(len(value), device=value.device)
+            self._slot(name, layer, value[rows, self.last.to(value.device)].to(self.home))
+            if labels is not None:
+                self._slot(labels, layer, _at(value, self.labels.to(value.device)).to(self.home))
+
+        return keep
+
+    def _keep_all(self, name: str, layer: int) -> Callable[[Tensor], None]:
+        def keep(value: Tensor) -> None:
+            value = value.detach().to(self.home)
+            if value.shape[2] != self.view.n_kv_heads:  # TransformerLens may repeat key-value groups
+                value = value[:, :, :: value.shape[2] // self.view.n_kv_heads]
+            self._slot(name, layer, value)
+
+        return keep
+
+    def _keep_row(self, name: str, layer: int) -> Callable[[Tensor], None]:
+        def keep(value: Tensor) -> None:
+            rows = torch.arange(len(value), device=value.device)
+            self._slot(name, layer, value.detach()[rows, :, self.last.to(value.device)].to(self.home))
+
+        return keep
+
+    def finish(self, *, check: bool, logits: Tensor | None = None) -> Activations:
+        view, store = self.view, self.store
+        acts = Activations(
+            batch=self.batch,
+            view=view,
+            readout=view.readout(store["resid_final"]),
+            mlp_post=store.pop("mlp_post", None),
+            **store,
+        )
+        layers = range(view.n_layers)
+        attn_posts = [view.attn_post_norm(layer) for layer in layers]
+        if any(post is not None for post in attn_posts):
+            mlp_posts = [view.mlp_post_norm(layer) for layer in layers]
+            acts = replace(
+                acts,
+                attn_scale=_post_scales(attn_posts, [self._raw_attn_out(acts, layer) for layer in layers]),
+                mlp_scale=_post_scales(mlp_posts, [self._raw_mlp_out(acts, layer) for layer in layers]),
+            )
+        if check:
+            self._check(acts, logits)
+        return acts
+
+    def _raw_attn_out(self, acts: Activations, layer: int) -> Tensor:
+        """The attention output before the norm that follows it."""
+        W_O, b_O = self.view.raw_W_O(layer).to(acts.readout.dtype), self.view.raw_b_O(layer)
+        out = einsum(acts.z[:, layer].to(W_O.dtype), W_O, "batch head d_head, head d_head d_model -> batch d_model")
+        return out if b_O is None else out + b_O
+
+    def _raw_mlp_out(self, acts: Activations, layer: int) -> Tensor:
+        """The FFN output before the norm that follows it."""
+        if acts.mlp_post is None:
+            raise InputError(f"{self.view.name} has a norm after its FFN but no FFN coefficients: not supported")
+        W_out, b_out = self.view.raw_W_out(layer).to(acts.readout.dtype), self.view.raw_b_out(layer)
+        out = acts.mlp_post[:, layer].to(W_out.dtype) @ W_out
+        return out if b_out is None else out + b_out
+
+    def _check(self, acts: Activations, logits: Tensor | None) -> None:
+        """Refuses a family whose blocks do not add up as the formulas assume."""
+        x = acts.resid_pre.to(acts.readout.dtype)
+        following = torch.cat([x[:, 1:], acts.resid_final[:, None].to(x.dtype)], dim=1)
+        sums = x + acts.attn_out.to(x.dtype) + acts.mlp_out.to(x.dtype)
+        tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
+        name = self.view.architecture
+        for layer in range(self.view.n_layers):
+            heads = acts.head_outputs(layer).sum(1)
+            b_O = self.view.b_O(layer)
+            if b_O is not None:
+                heads = heads + (b_O if acts.attn_scale is None else b_O * acts.attn_scale[:, layer, None])
+            for what, ours, theirs in (
+                ("the heads' outputs do not sum to the attention output", heads, acts.attn_out[:, layer]),
+                (
+                    "attention and FFN outputs do not add up to the residual stream",
+                    sums[:, layer],
+                    following[:, layer],
+                ),
+            ):
+                scale = following[:, layer].norm(dim=-1) + theirs.to(ours.dtype).norm(dim=-1)
+                error = float(((ours - theirs.to(ours.dtype)).norm(dim=-1) / (scale + 1e-30)).max())
+                if not error <= tolerance:
+                    raise InputError(
+                        f"{name} is not supported: in layer {layer} {what} (relative error {error:.1e}, allowed "
+                        f"{tolerance:.0e}); its blocks transform the outputs in a way icl_lens does not know"
+                    )
+        if logits is None:
+            return
+        ours = acts.readout.logits(acts.resid_final)
+        error = float((ours - logits.to(ours.device, ours.dtype)).abs().max() / (ours.abs().max() + 1e-30))
+        if not error <= tolerance:
+            raise InputError(
+                f"{name} is not supported: final norm and unembedding do not give the model's logits (relative error "
+                f"{error:.1e}, allowed {tolerance:.0e})"
+            )
+
+
+def _post_scales(posts: list[NormView | None], raw: list[Tensor]) -> Tensor:
+    columns = [
+        x.new_ones(len(x)) if post is None else norm_scale(x, eps=post.eps, centre=post.centre)
+        for post, x in zip(posts, raw, strict=True)
+    ]
+    return torch.stack(columns, dim=1)

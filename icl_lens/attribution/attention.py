@@ -1,0 +1,36 @@
+"""Attention from the last position to the demonstrations' labels."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations
+
+
+def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head demo"]:
+    """Attention probability from the last position to each label position.
+
+    Zero where a prompt has fewer demonstrations. Rows need not sum to one: the rest goes to other positions.
+
+    Example:
+        >>> il.attention_to_labels(acts).shape
+        torch.Size([1, 6, 8, 4])
+    """
+    index = acts.batch.label_positions.to(acts.pattern.device)[:, None, None, :]
+    index = index.expand(-1, *acts.pattern.shape[1:3], -1)
+    picked = acts.pattern.gather(-1, index.clamp(min=0))
+    return picked.masked_fill(index < 0, 0.0)
+
+
+def attention_by_label(acts: Activations) -> Float[Tensor, "batch layer head label"]:
+    """Attention from the last position summed over all positions of the same label (axis: `batch.labels`).
+
+    Example:
+        >>> il.attention_by_label(acts).shape
+        torch.Size([1, 6, 8, 2])
+    """
+    attention = attention_to_labels(acts)
+    index = acts.batch.label_index.to(attention.device)
+    onehot = torch.nn.functional.one_hot(index.clamp(min=0), len(acts.batch.labels)).to(attention.dtype)
+    onehot = onehot * (index >= 0)[..., None]
+    return torch.einsum("blhd,bdc->blhc", attention, onehot)

@@ -1,0 +1,114 @@
+"""What values, keys and queries of a head say: vectors to be read out in the vocabulary with `acts.readout`."""
+
+from typing import Literal
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations
+from icl_lens.activations.decompose import head_outputs
+from icl_lens.errors import InputError
+from icl_lens.models.head import Head
+
+
+def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch demo d_model"]:
+    """A head's value at each label position, carried into the residual stream through W_O; not weighted by attention.
+
+    Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
+    Raises InputError if there is no such head. Source: the paper, section 3.2; docs/howto/numbers.md.
+
+    Example:
+        >>> il.label_values(acts, il.Head(2, 0)).shape
+        torch.Size([1, 4, 128])
+    """
+    layer, index = acts.view.check_head(head)
+    kv = acts.view.kv_head(index)
+    v = acts.at_labels(acts.v[:, layer, :, kv].to(acts.readout.dtype))
+    return head_outputs(v[..., None, :], acts.view.W_O(layer)[index : index + 1])[..., 0, :]
+
+
+def label_keys(
+    acts: Activations, head: Head | tuple[int, int], *, source: Literal["resid", "attn"] = "resid"
+) -> Float[Tensor, "batch demo d_model"]:
+    """What a head's keys at the label positions are made from, before the key matrix.
+
+    `"resid"`: the residual stream entering the head's layer, as the paper says. `"attn"`: only what earlier
+    attention layers wrote into it (no embedding, no FFN), as the authors' code does. The same for all heads of a
+    layer. Zero where a prompt has fewer demonstrations. Raises InputError for an unknown head or source.
+
+    Example:
+        >>> il.label_keys(acts, il.Head(2, 0), source="attn").shape
+        torch.Size([1, 4, 128])
+    """
+    layer, _ = acts.view.check_head(head)
+    if source == "resid":
+        return acts.label_resid_pre[:, layer].to(acts.readout.dtype)
+    if source == "attn":
+        return acts.label_attn_out[:, :layer].to(acts.readout.dtype).sum(1)
+    raise InputError(f"source={source!r} is not known; use 'resid' or 'attn'")
+
+
+def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch d_model"]:
+    """The last position's query carried through the head's key matrix into d_model: `q W_Kᵀ`.
+
+    Its dot product with the normed input of a key position is the head's score there, before the division by
+    √d_head, without b_K's share (the same for every key), and for rotary models before rotation: content only, no
+    position. With grouped queries the head's own key-value group is used.
+
+    Where queries and keys are normalised (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
+    gain of the keys' norm. What is left out is each key's own scale, which no direction in d_model can hold: the
+    score is this dot product times 1/√(mean square of that key), so two keys of different length may change order.
+    On processed weights W_K holds the gain of the norm before attention; on raw weights it does not.
+
+    Raises InputError if there is no such head, or for a norm of queries that is not known.
+    Source: the paper, section 3.2.
+
+    Example:
+        >>> query = il.last_query(acts, il.Head(2, 0))
+        >>> query.shape, len(acts.readout.top_tokens(query, k=5)[0])
+        (torch.Size([1, 128]), 5)
+    """
+    layer, index = acts.view.check_head(head)
+    kv = acts.view.kv_head(index)
+    q = acts.view.query_for_keys(layer, acts.q[:, layer].to(acts.readout.dtype))[:, index]
+    W_K = acts.view.W_K(layer)[kv].to(q.dtype)
+    return einsum(q, W_K, "batch d_head, d_model d_head -> batch d_model")
+
+
+# Words too common to say what a vector is about; the paper's tables leave them out as well.
+STOP_WORDS = frozenset(
+    "a about above after again against all also am an and any are as at be because been before being below between "
+    "both but by can could did do does doing down during each few for from further had has have having he her here "
+    "hers herself him himself his how i if in into is it its itself just me more most my myself no nor not now of "
+    "off on once only or other our ours ourselves out over own same she should so some such than that the their "
+    "theirs them themselves then there these they this those through to too under until up very was we were what "
+    "when where which while who whom why will with would you your yours yourself yourselves".split()
+)
+
+
+def is_content_word(token: str) -> bool:
+    """Whether a token is a word worth showing: letters, at least two, no stop word. For `top_tokens(keep=…)`.
+
+    Example:
+        >>> il.is_content_word(" sunny"), il.is_content_word(" the"), il.is_content_word("##")
+        (True, False, False)
+    """
+    word = token.strip().strip("▁Ġ").lower()
+    return len(word) > 1 and word.isalpha() and word not in STOP_WORDS
+
+
+def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
+    """[batch demo] rank of each demonstration's own label token among its label value's projection; 1 is the top.
+
+    0 where a prompt has fewer demonstrations.
+
+    Example:
+        >>> il.own_label_ranks(acts, il.Head(2, 0)).shape
+        torch.Size([1, 4])
+    """
+    index = acts.batch.label_index.to(acts.readout.W_U.device)
+    tokens = acts.batch.label_tokens.to(index.device)[index.clamp(min=0)]
+    ranks = acts.readout.ranks(label_values(acts, head), tokens)
+    return torch.where(index >= 0, ranks, torch.zeros_like(ranks))

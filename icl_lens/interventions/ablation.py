@@ -1,0 +1,145 @@
+"""Removing heads: their z set to zero, or to its mean over other prompts."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.interventions.editor import Edit, Stage, asleep, editing
+from icl_lens.interventions.probe import check_moves
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+Positions = Literal["all", "last"]
+
+
+@contextmanager
+def ablate_heads(
+    model: Any,
+    heads: Iterable[Head | tuple[int, int]],
+    *,
+    mode: Literal["zero", "mean"] = "zero",
+    reference: PromptBatch | Iterable[PromptBatch] | None = None,
+    positions: Positions = "all",
+) -> Iterator[None]:
+    """Removes heads from the forward pass while the block runs.
+
+    `mode="zero"` sets the heads' z to zero, so that they write nothing; b_O, which belongs to no head, stays.
+    `mode="mean"` sets it to its mean over the prompts of `reference`: over all their tokens, or, with
+    `positions="last"`, over their last ones. `positions="last"` edits each prompt's last position only.
+
+    Blocks nest. Warns once if a head does not reach the logits. Raises InputError for a head the model does not have,
+    an unknown mode or positions, and a mean without reference.
+
+    Example:
+        >>> with il.ablate_heads(model, [il.Head(2, 0), il.Head(3, 1)]):
+        ...     without = il.label_log_probs(model, batch)
+        >>> without.shape
+        torch.Size([1, 2])
+    """
+    view = ModelView.of(model)
+    by_layer = group(view, heads)
+    check_choice("positions", positions, ("all", "last"))
+    check_choice("mode", mode, ("zero", "mean"))
+    if (mode == "mean") != (reference is not None):
+        raise InputError(
+            f"mode={mode!r} {'needs' if mode == 'mean' else 'takes no'} reference= prompts to average over"
+        )
+    means = None
+    if reference is not None:
+        batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
+        means = _mean_z(view, by_layer, batches, positions)
+
+    def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+        value = 0.0 if means is None else means[layer].to(z)
+        if positions == "all":
+            z[:, :, indices] = value
+        else:
+            z[torch.arange(len(z), device=z.device)[:, None], last[:, None], torch.tensor(indices)[None]] = value
+
+    check_moves(view, heads_of(by_layer))
+    with editing(view, Edit(Stage.removal, by_layer, remove)):
+        yield
+
+
+@contextmanager
+def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -> Iterator[None]:
+    """Zero-ablates different heads in each row of the batch: row i of a forward pass loses `heads[i]`.
+
+    One pass over copies of a prompt then tries many ablations. Raises InputError for a head the model lacks, and for
+    a pass with another number of rows.
+
+    Example:
+        >>> with il.ablate_rows(model, [[il.Head(2, 0)], [il.Head(3, 1)]]):
+        ...     one_by_one = il.label_log_probs(model, batch[[0, 0]])
+        >>> one_by_one.shape
+        torch.Size([2, 2])
+    """
+    view = ModelView.of(model)
+    rows: dict[int, list[tuple[int, int]]] = {}
+    for row, some in enumerate(heads):
+        for layer, indices in group(view, some).items():
+            rows.setdefault(layer, []).extend((row, index) for index in indices)
+    by_layer = {layer: sorted({index for _, index in where}) for layer, where in rows.items()}
+    n = len(heads)
+
+    def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+        if len(z) != n:
+            raise InputError(f"heads are given for {n} rows, and the forward pass has {len(z)}; give one set a row")
+        row, index = (torch.tensor(part, device=z.device) for part in zip(*rows[layer], strict=True))
+        z[row, :, index] = 0
+
+    check_moves(view, heads_of(by_layer))
+    with editing(view, Edit(Stage.removal, by_layer, remove)):
+        yield
+
+
+def _mean_z(
+    view: ModelView, by_layer: dict[int, list[int]], batches: list[PromptBatch], positions: Positions
+) -> dict[int, Tensor]:
+    """Layer -> mean z of its chosen heads [chosen d_head], in float64."""
+    if not batches:
+        raise InputError("there is no reference prompt to average over; give at least one")
+    sums: dict[int, Tensor] = {}
+    count = 0
+
+    def adder(layer: int, batch: PromptBatch) -> Callable[..., None]:
+        def hook_fn(z: Tensor, hook: Any) -> None:
+            z = z[:, :, by_layer[layer]].double()
+            if positions == "last":
+                total = z[torch.arange(len(z)), batch.last.to(z.device)].sum(0)
+            else:
+                total = (z * batch.attention_mask.to(z)[:, :, None, None]).sum((0, 1))
+            sums[layer] = sums.get(layer, 0.0) + total
+
+        return hook_fn
+
+    for batch in batches:
+        count += len(batch) if positions == "last" else int(batch.attention_mask.sum())
+        hooks = [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
+        with torch.no_grad(), asleep(view), view.model.hooks(fwd_hooks=hooks):
+            view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
+    return {layer: total / count for layer, total in sums.items()}
+
+
+def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
+    """Layer -> its chosen heads, each once; raises InputError for a head the model does not have."""
+    by_layer: dict[int, list[int]] = {}
+    for layer, index in sorted({view.check_head(head) for head in heads}):
+        by_layer.setdefault(layer, []).append(index)
+    return by_layer
+
+
+def heads_of(by_layer: dict[int, list[int]]) -> list[Head]:
+    """The other way round."""
+    return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises InputError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InputError(f"{name}={value!r} is not known; use {' or '.join(map(repr, choices))}")

@@ -1,0 +1,135 @@
+"""The published version's two fixes for label biases, as one block, with a strength chosen on held-out prompts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import label_log_probs
+from icl_lens.errors import InputError
+from icl_lens.interventions.attention import remove_position, scale_label_attention
+from icl_lens.metrics import is_correct, label_log_odds
+from icl_lens.models.head import Head
+from icl_lens.prompts.batch import PromptBatch
+
+Fix = Literal["majority", "recency"]
+
+
+@contextmanager
+def debias(
+    model: Any,
+    batch: PromptBatch,
+    heads: Iterable[Head | tuple[int, int]],
+    *,
+    majority: float = 0.0,
+    recency: float = 0.0,
+    renormalise: bool = True,
+) -> Iterator[None]:
+    """Scoring or generating in the block, over `batch`, suffers less from label biases that `heads` carry.
+
+    `majority`: the attention from the last position to each label is divided by the label's frequency to this power:
+    0 nothing, 1 as if all labels were equally frequent. `recency`: how much of the position term is taken out of what
+    the last position sees, 0 to 1. Generate with `use_past_kv_cache=False`. Raises InputError for a negative
+    `majority`, a `recency` outside 0 to 1, and as the interventions do. Source: the published version,
+    sections 4.1 and 4.2.
+
+    Example:
+        >>> with il.debias(model, batch, [il.Head(2, 0)], majority=1.0, recency=0.5):
+        ...     fairer = il.label_log_probs(model, batch)
+        >>> fairer.shape
+        torch.Size([1, 2])
+    """
+    heads = list(heads)
+    with ExitStack() as stack:
+        if recency:
+            stack.enter_context(remove_position(model, heads, strength=recency, positions="last"))
+        if majority:
+            weights = balancing_weights(batch, majority)
+            stack.enter_context(scale_label_attention(model, heads, batch, weights, renormalise=renormalise))
+        yield
+
+
+def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor, "batch demo"]:
+    """A factor for each demonstration: (mean label frequency / its label's frequency) ** strength, within a prompt.
+
+    1 throughout where labels are equally frequent. Raises InputError for a negative strength.
+
+    Example:
+        >>> uneven = il.tokenize(model, il.Prompt.parse("love : bar eight : foo two : foo one :"))
+        >>> il.balancing_weights(uneven)
+        tensor([[1.5000, 0.7500, 0.7500]])
+    """
+    if not strength >= 0:
+        raise InputError(f"strength={strength} must not be negative; 0 changes nothing")
+    index = batch.label_index
+    real = index >= 0
+    same = (index[:, :, None] == index[:, None, :]) & real[:, None, :]
+    count = same.sum(-1).clamp(min=1).double()
+    # Each label counts once in the mean: every demonstration of it contributes 1 / count.
+    labels = (real / count).sum(-1, keepdim=True)
+    mean = real.sum(-1, keepdim=True) / labels
+    return ((mean / count) ** strength).masked_fill(~real, 1.0).float()
+
+
+@dataclass(frozen=True)
+class Strength:
+    """A strength and what it does on the prompts it was chosen on, beside all those tried."""
+
+    fix: Fix
+    strength: float
+    tried: tuple[float, ...]
+    bias: tuple[float, ...]
+    """For each strength tried: mean log-odds of the answer where it is favoured minus where it is not, nats."""
+    accuracy: tuple[float, ...]
+
+
+def choose_strength(
+    model: Any,
+    heads: Sequence[Head | tuple[int, int]],
+    favoured: PromptBatch,
+    against: PromptBatch,
+    *,
+    fix: Fix,
+    tried: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
+    max_loss: float = 0.01,
+) -> Strength:
+    """The strength with the smallest bias among those that cost at most `max_loss` of accuracy.
+
+    `favoured` and `against` are the same held-out prompts, in a layout that helps the answer (balanced; true
+    demonstrations last) and in one that does not (answer's label rarer; true demonstrations first). Both are run
+    with the fix. 0 is always tried, so that accuracy cannot fall by more. Raises InputError for prompts without
+    answers or batches of different length.
+
+    Example:
+        >>> favoured = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
+        >>> against = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
+        >>> chosen = il.choose_strength(model, [il.Head(2, 0)], favoured, against, fix="recency")
+        >>> chosen.strength in chosen.tried
+        True
+    """
+    if len(favoured) != len(against):
+        raise InputError(f"{len(favoured)} and {len(against)} prompts are not the same ones in two layouts")
+    strengths = tuple(dict.fromkeys([0.0, *tried]))
+    bias, accuracy = [], []
+    for strength in strengths:
+        odds, right = zip(*(_scored(model, batch, heads, fix, strength) for batch in (favoured, against)), strict=True)
+        bias.append(float((odds[0] - odds[1]).mean()))
+        accuracy.append(float(torch.cat(right).double().mean()))
+    usable = [i for i, value in enumerate(accuracy) if value >= accuracy[0] - max_loss]
+    best = min(usable, key=lambda i: abs(bias[i]))
+    return Strength(fix, strengths[best], strengths, tuple(bias), tuple(accuracy))
+
+
+def _scored(
+    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], fix: Fix, strength: float
+) -> tuple[Tensor, Tensor]:
+    with debias(model, batch, heads, majority=strength * (fix == "majority"), recency=strength * (fix == "recency")):
+        scores = label_log_probs(model, batch)
+    return (
+        label_log_odds(scores, batch.answer, choices=batch.label_mask),
+        is_correct(scores, batch.answer, choices=batch.label_mask),
+    )

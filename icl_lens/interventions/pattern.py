@@ -1,0 +1,168 @@
+"""Attention patterns recomputed from queries and keys, with as much of the position term as is wanted.
+
+`LayerValues` is what one layer showed in one forward pass. Every family's differences come from `ModelView`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.decompose import grouped_to_heads
+from icl_lens.errors import InputError
+from icl_lens.models import scores
+from icl_lens.models.readout import norm_scale
+from icl_lens.models.view import ModelView
+
+
+@dataclass
+class LayerValues:
+    """What hooks of one layer saw in one forward pass, by short name, and which keys are real."""
+
+    view: ModelView
+    layer: int
+    key_mask: Bool[Tensor, "batch key"] | None = None
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, name: str, value: Tensor) -> None:
+        """Keeps what a hook saw; normed queries and keys, which come after the plain ones, in their place."""
+        if name.endswith("_normed"):
+            # Norms of single heads come with heads first; OLMo-2's is over all heads together.
+            value = value.transpose(1, 2) if value.ndim == 4 else value.unflatten(-1, (-1, self.view.d_head))
+        elif name in ("q", "k") and (norm := scores.unseen_norm(self.view, self.layer, name)) is not None:
+            flat = norm.width != self.view.d_head  # one norm over all heads
+            value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
+        self.seen[name.removesuffix("_normed")] = value
+
+    def heads(self, name: Literal["q", "k", "v"], chosen: Sequence[int]) -> Float[Tensor, "batch pos chosen d_head"]:
+        """Queries, keys or values of chosen heads, key-value groups repeated."""
+        return grouped_to_heads(self.seen[name], self.view.n_heads)[:, :, list(chosen)]
+
+
+def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
+    """Short name -> hook name of everything that recomputing a layer's attention reads."""
+    hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
+    hooks |= scores.normed_hooks(view, layer)
+    kind = scores.score_view(view, layer).position
+    if kind == "rotary" and (rotation := scores.rotation_hooks(view, layer)) is not None:
+        hooks["cos"], hooks["sin"] = rotation
+    if kind == "standard":
+        hooks["position"] = "hook_pos_embed"
+        hooks["resid"] = view.hook(layer, "hook_resid_pre")
+    return hooks
+
+
+@dataclass
+class Inputs:
+    """Queries and keys of chosen heads before position enters, and what position adds to them.
+
+    Kept apart so that both can be patched from another prompt.
+    """
+
+    q: Float[Tensor, "batch query chosen d_head"]
+    k: Float[Tensor, "batch key chosen d_head"]
+    q_share: Float[Tensor, "batch query chosen d_head"] | None
+    k_share: Float[Tensor, "batch key chosen d_head"] | None
+
+
+def score_inputs(values: LayerValues, chosen: Sequence[int]) -> Inputs:
+    """Queries and keys of chosen heads; with learned positions also the share the position embedding has in them."""
+    view, layer = values.view, values.layer
+    q, k = values.heads("q", chosen), values.heads("k", chosen)
+    if scores.score_view(view, layer).position != "standard":
+        return Inputs(q, k, None, None)
+    norm = view.first_norm(layer)
+    position = values.seen["position"].to(q.device, torch.promote_types(q.dtype, torch.float32))
+    if norm.centre:
+        position = position - position.mean(-1, keepdim=True)
+    if norm.normalize:
+        x = values.seen["resid"].to(position)
+        position = position * norm_scale(x, eps=norm.eps, centre=norm.centre)[..., None]
+    position = position * norm.gain_as(position.dtype).to(position.device)
+    groups = [view.kv_head(head) for head in chosen]
+    share = "batch pos d_model, head d_model d_head -> batch pos head d_head"
+    W_Q, W_K = view.W_Q(layer)[list(chosen)].to(position), view.W_K(layer)[groups].to(position)
+    return Inputs(q, k, einsum(position, W_Q, share).expand_as(q), einsum(position, W_K, share).expand_as(k))
+
+
+def recompute_pattern(
+    values: LayerValues,
+    inputs: Inputs,
+    chosen: Sequence[int],
+    weight: Float[Tensor, "batch chosen query"],
+) -> Float[Tensor, "batch chosen query key"]:
+    """The chosen heads' attention with `weight` times the position term in their scores: 1 all of it, 0 none.
+
+    Same mask, soft-cap and softmax as the model's own.
+    """
+    how = scores.score_view(values.view, values.layer)
+    dtype = torch.promote_types(inputs.q.dtype, torch.float32)
+    q, k = inputs.q.to(dtype), inputs.k.to(dtype)
+    product = "batch query head d_head, batch key head d_head -> batch head query key"
+    weight = weight[..., None].to(dtype)
+    n_keys = k.shape[1]
+    mask = torch.ones(len(k), n_keys, dtype=torch.bool, device=k.device) if values.key_mask is None else values.key_mask
+    if how.position == "rotary":
+        cos, sin = _rotation(values, mask)
+        cos, sin = cos.to(q.device, dtype), sin.to(q.device, dtype)
+        length = (cos.square() + sin.square()).sqrt()  # 1, but for families that scale their rotation
+        turned = einsum(_rotate(q, cos, sin, how.interleaved), _rotate(k, cos, sin, how.interleaved), product)
+        flat = torch.zeros_like(sin)
+        plain_q, plain_k = (_rotate(x, length, flat, how.interleaved) for x in (q, k))
+        plain = einsum(plain_q, plain_k, product)
+        logits = how.scale * (weight * turned + (1 - weight) * plain)
+    elif how.position == "alibi":
+        bias = scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
+        logits = how.scale * einsum(q, k, product) + weight * bias
+    else:
+        assert inputs.q_share is not None
+        assert inputs.k_share is not None
+        plain = einsum(q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype), product)
+        logits = how.scale * (weight * einsum(q, k, product) + (1 - weight) * plain)
+    if how.soft_cap is not None:
+        logits = how.soft_cap * torch.tanh(logits / how.soft_cap)
+    n_queries = q.shape[1]
+    place = torch.arange(n_keys, device=k.device)
+    back = place[n_keys - n_queries :, None] - place
+    allowed = back >= 0
+    if how.window is not None:
+        allowed = allowed & (back < how.window)
+    allowed = allowed & mask.to(k.device)[:, None, None, :]
+    # Padding before a prompt sees nothing at all; its rows are never read.
+    allowed = allowed | ~allowed.any(-1, keepdim=True)
+    return torch.softmax(logits.masked_fill(~allowed, -torch.inf), dim=-1).to(inputs.q.dtype)
+
+
+def _rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
+    if "cos" in values.seen:
+        return values.seen["cos"], values.seen["sin"]
+    positions: Int[Tensor, "batch key"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    return scores.rotation_table(values.view, values.layer, positions)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """x [batch pos head d_head] turned by angles [batch pos d_rotary]; what lies beyond d_rotary is left alone."""
+    n = cos.shape[-1]
+    part, rest = x[..., :n], x[..., n:]
+    if interleaved:
+        flipped = torch.stack([-part[..., 1::2], part[..., ::2]], dim=-1).flatten(-2)
+    else:
+        flipped = torch.cat([-part[..., n // 2 :], part[..., : n // 2]], dim=-1)
+    return torch.cat([part * cos[:, :, None] + flipped * sin[:, :, None], rest], dim=-1)
+
+
+def check_no_cache(values: LayerValues) -> None:
+    """Raises InputError where the pass reads keys of earlier passes, which hooks do not show."""
+    pattern = values.seen.get("pattern")
+    n_keys = values.seen["v"].shape[1]
+    if (pattern is not None and pattern.shape[-1] != n_keys) or (
+        values.key_mask is not None and values.key_mask.shape[1] != n_keys
+    ):
+        raise InputError(
+            "attention cannot be edited while keys come from a cache of earlier passes; generate with "
+            "use_past_kv_cache=False"
+        )

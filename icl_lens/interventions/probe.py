@@ -1,0 +1,114 @@
+"""Asks a model, once, whether edits of a head reach its logits and whether its attention is understood."""
+
+import warnings
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.interventions.editor import asleep
+from icl_lens.interventions.pattern import LayerValues, layer_hooks, recompute_pattern, score_inputs
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+
+_MOVES: "WeakKeyDictionary[Any, set[Head]]" = WeakKeyDictionary()
+_UNDERSTOOD: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
+
+N_TOKENS = 24
+ROWS = 64
+# How far a recomputed attention probability may be off, by dtype of the model.
+PATTERN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def check_moves(view: ModelView, heads: Iterable[Head]) -> None:
+    """Warns, the first time a head is edited, if what its hook_z is set to does not change the logits.
+
+    One short pass whose rows each have another head's z replaced by noise.
+    """
+    known = _MOVES.setdefault(view.model, set())
+    new = sorted(set(heads) - known)
+    for start in range(0, len(new), ROWS):
+        some = new[start : start + ROWS]
+        still = [str(head) for head, moved in zip(some, _moved(view, some), strict=True) if not moved]
+        if still:
+            warnings.warn(
+                f"editing {', '.join(still)} does not change the logits of {view.name}: their outputs do not reach "
+                "them, so effects measured there are zero by construction",
+                stacklevel=5,
+            )
+    known.update(new)
+
+
+def _moved(view: ModelView, heads: list[Head]) -> list[bool]:
+    by_layer: dict[int, list[tuple[int, int]]] = {}
+    for row, (layer, head) in enumerate(heads):
+        by_layer.setdefault(layer, []).append((row, head))
+
+    def edit(where: list[tuple[int, int]]) -> Any:
+        def hook_fn(z: Tensor, hook: Any) -> Tensor:
+            noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0))
+            size = z.abs().mean() + 1
+            z = z.clone()
+            for row, head in where:
+                z[row, :, head] = (noise[:, head] * size.cpu()).to(z)
+            return z
+
+        return hook_fn
+
+    hooks = [(view.hook(layer, "attn.hook_z"), edit(where)) for layer, where in by_layer.items()]
+    tokens = _tokens(view, 4).expand(len(heads) + 1, -1)
+    logits = _run(view, tokens, hooks)
+    return [not torch.equal(row, logits[-1]) for row in logits[:-1]]
+
+
+def check_understood(view: ModelView, layers: Iterable[int]) -> None:
+    """Refuses, by name, a model whose attention patterns do not follow from its queries and keys as we think."""
+    known = _UNDERSTOOD.setdefault(view.model, set())
+    new = sorted(set(layers) - known)
+    if not new:
+        return
+    tokens = _tokens(view, N_TOKENS)
+    seen = {layer: LayerValues(view, layer) for layer in new}
+    hooks = []
+    for layer in new:
+        for name, hook in layer_hooks(view, layer).items():
+            hooks.append((hook, _keeper(seen[layer], name)))
+    _run(view, tokens, hooks)
+    everything = list(range(view.n_heads))
+    for layer, values in seen.items():
+        inputs = score_inputs(values, everything)
+        ours = recompute_pattern(values, inputs, everything, inputs.q.new_ones(1, view.n_heads, tokens.shape[1]))
+        error = float((ours.float() - values.seen["pattern"].float()).abs().max())
+        if not error <= PATTERN_TOLERANCE.get(ours.dtype, 1e-4):
+            raise InputError(
+                f"{view.architecture} is not supported here: in layer {layer} its attention does not follow from its "
+                f"queries and keys as icl_lens recomputes it (probabilities differ by {error:.1e}); ablate_heads does "
+                "not need that"
+            )
+    known.update(new)
+
+
+def _keeper(values: LayerValues, name: str) -> Any:
+    def hook_fn(value: Tensor, hook: Any) -> None:
+        values.see(name, value)
+
+    return hook_fn
+
+
+def _tokens(view: ModelView, n: int) -> Tensor:
+    n = min(n, int(view.cfg.n_ctx))
+    d_vocab = view.model.W_U.shape[1]
+    tokens = torch.randint(d_vocab, (1, n), generator=torch.Generator().manual_seed(0))
+    return tokens.to(getattr(view.cfg, "device", None) or view.home)
+
+
+def _run(view: ModelView, tokens: Tensor, hooks: list[tuple[str, Any]]) -> Tensor:
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(asleep(view))
+        stack.enter_context(view.model.hooks(fwd_hooks=hooks))
+        return view.model(tokens, return_type="logits")[:, -1]

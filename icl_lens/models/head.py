@@ -1,0 +1,38 @@
+"""Naming a head."""
+
+from typing import NamedTuple
+
+from icl_lens.errors import InputError
+
+
+class Head(NamedTuple):
+    """An attention head; prints as `L22H0`.
+
+    Example:
+        >>> str(il.Head(22, 0)), il.Head.parse("L22H0").layer
+        ('L22H0', 22)
+    """
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}"
+
+    @classmethod
+    def at(cls, index: int, n_heads: int) -> "Head":
+        """The head with this number, where heads are counted layer by layer: `layer · n_heads + head`.
+
+        Example:
+            >>> print(il.Head.at(17, n_heads=8))
+            L2H1
+        """
+        return cls(*divmod(index, n_heads))
+
+    @classmethod
+    def parse(cls, text: str) -> "Head":
+        """Reads `L22H0`; raises InputError for anything else."""
+        layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
+        if not sep or not layer.isdigit() or not head.isdigit():
+            raise InputError(f"{text!r} names no head; write a layer and a head like L22H0")
+        return cls(int(layer), int(head))

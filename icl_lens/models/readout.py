@@ -1,0 +1,260 @@
+"""Reading residual-stream vectors out through the final norm and the unembedding."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.errors import InputError
+
+FinalNorm = Literal["frozen", "own"]
+
+# Logits of a few hundred rows at a time: enough for one large matrix product, small beside any model.
+LOGIT_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Readout:
+    """The map from a residual-stream vector to logits, with its conventions written out.
+
+    `logits(y) = soft_cap(norm(y) @ W_U + b_U)`. With `final_norm="frozen"` the norm's scale is the one of each
+    prompt's final residual (`scale`, computed once), so that before-softmax values of parts add up; with
+    `"own"` it is computed anew for each vector (the classic logit lens). `bias=False` leaves out the final
+    norm's shift and b_U, as the authors' GPT-2 code does.
+
+    Every method takes vectors whose FIRST axis is the prompt, because the frozen scale belongs to a prompt.
+    Source: docs/howto/numbers.md.
+
+    Example:
+        >>> acts.readout.final_norm, acts.readout.bias
+        ('frozen', True)
+        >>> own = acts.readout.using(final_norm="own", bias=False)
+        >>> own.token_log_probs(acts.resid_pre, targets).shape
+        torch.Size([1, 6])
+    """
+
+    W_U: Float[Tensor, "d_model d_vocab"]
+    b_U: Float[Tensor, " d_vocab"] | None
+    gain: Float[Tensor, " d_model"] | None
+    shift: Float[Tensor, " d_model"] | None
+    scale: Float[Tensor, " batch"]
+    eps: float
+    centre: bool
+    normalize: bool = True
+    logit_scale: float = 1.0
+    soft_cap: float | None = None
+    decode: Callable[[int], str] | None = None
+    final_norm: FinalNorm = "frozen"
+    bias: bool = True
+
+    def using(self, *, final_norm: FinalNorm, bias: bool) -> "Readout":
+        """The same readout under another convention; raises InputError for an unknown `final_norm`."""
+        if final_norm not in ("frozen", "own"):
+            raise InputError(f"final_norm={final_norm!r} is not known; use 'frozen' or 'own'")
+        return replace(self, final_norm=final_norm, bias=bias)
+
+    def rows(self, index: Any) -> "Readout":
+        """The readout of some of the prompts."""
+        return replace(self, scale=self.scale[index])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64 for float64 models, else float32 (half precision is read out in float32)."""
+        return self.scale.dtype
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether logits are affine in the vector, which the bounds of `icl_lens.attribution.search` need."""
+        return self.soft_cap is None and (self.final_norm == "frozen" or not self.normalize)
+
+    def norm(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_model"]:
+        """The final norm applied to `x`, with its shift if `bias`."""
+        y = self._linear(x, self._scale(x))
+        return y if self.shift is None or not self.bias else y + self.shift
+
+    def _linear(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        """The norm's linear part: centring, scale, gain."""
+        x = x.to(self.dtype)
+        if self.centre:
+            x = x - x.mean(-1, keepdim=True)
+        if scale is not None:
+            x = x * scale
+        return x if self.gain is None else x * self.gain
+
+    def _scale(self, x: Tensor) -> Tensor | None:
+        if not self.normalize:
+            return None
+        if self.final_norm == "own":
+            return norm_scale(x.to(self.dtype), eps=self.eps, centre=self.centre)[..., None]
+        return self.scale.reshape(-1, *[1] * (x.ndim - 1))
+
+    def logits(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_vocab"]:
+        """Logits of the whole vocabulary. Materialises `[.., d_vocab]`: for many vectors use `token_log_probs`."""
+        logits = self._unembed(self.norm(x))
+        if self.bias and self.b_U is not None:
+            logits = logits + self.b_U
+        return self._cap(logits)
+
+    def _cap(self, logits: Tensor) -> Tensor:
+        return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
+
+    def log_probs(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_vocab"]:
+        """Natural-log probabilities of the whole vocabulary, nats."""
+        return torch.log_softmax(self.logits(x), dim=-1)
+
+    def token_log_probs(
+        self, x: Float[Tensor, "batch n d_model"], tokens: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch n"]:
+        """Natural-log probability of each prompt's token, for `n` vectors a prompt, nats.
+
+        Works through the vectors in bounded pieces, never holding `[batch, n, d_vocab]`.
+        """
+        batch, n, _ = x.shape
+        out = x.new_empty((batch, n), dtype=self.dtype)
+        for rows, columns in self.pieces(batch, n):
+            logits = self.rows(rows).logits(x[rows, columns])
+            target = logits.gather(-1, tokens[rows, None, None].expand(-1, logits.shape[1], 1))[..., 0]
+            out[rows, columns] = target - torch.logsumexp(logits, dim=-1)
+        return out
+
+    def pieces(self, batch: int, n: int) -> Iterator[tuple[slice, slice]]:
+        """Cuts `[batch, n]` vectors into pieces whose logits fit in `LOGIT_BYTES`."""
+        size = max(1, LOGIT_BYTES // (self.W_U.shape[1] * self.scale.element_size()))
+        if n <= size:
+            step = max(1, size // n)
+            for start in range(0, batch, step):
+                yield slice(start, min(start + step, batch)), slice(0, n)
+        else:
+            for row in range(batch):
+                for start in range(0, n, size):
+                    yield slice(row, row + 1), slice(start, min(start + size, n))
+
+    def _unembed(self, y: Tensor) -> Tensor:
+        """`y @ W_U * logit_scale`, upcasting a half-precision W_U in slices instead of as a whole."""
+        y = y if self.logit_scale == 1.0 else y * self.logit_scale
+        if self.W_U.dtype == y.dtype:
+            return y @ self.W_U
+        d_model, d_vocab = self.W_U.shape
+        out = y.new_empty((*y.shape[:-1], d_vocab))
+        step = max(1, LOGIT_BYTES // (2 * d_model * y.element_size()))
+        for start in range(0, d_vocab, step):
+            out[..., start : start + step] = y @ self.W_U[:, start : start + step].to(y.dtype)
+        return out
+
+    def pull_back(self, weights: Float[Tensor, "batch *rest d_vocab"]) -> Float[Tensor, "batch *rest d_model"]:
+        """The vector `g` with `u · g = Σ_j weights_j b_j(u)`, where b_j(u) are part u's before-softmax values.
+
+        Needs logits affine in the part (`is_affine`). Source: docs/howto/numbers.md.
+        """
+        if not self.is_affine:
+            raise InputError("the readout is not affine (own norm or logit soft-cap): there is no pull-back")
+        if self.W_U.dtype == weights.dtype:
+            g = weights @ self.W_U.T
+        else:
+            d_model, d_vocab = self.W_U.shape
+            g = weights.new_zeros((*weights.shape[:-1], d_model))
+            step = max(1, LOGIT_BYTES // (2 * d_model * weights.element_size()))
+            for start in range(0, d_vocab, step):
+                part = weights[..., start : start + step]
+                g += part @ self.W_U[:, start : start + step].to(weights.dtype).T
+        g = g * self.logit_scale
+        if self.gain is not None:
+            g = g * self.gain
+        if self.normalize:
+            g = g * self.scale.reshape(-1, *[1] * (g.ndim - 1))
+        return g - g.mean(-1, keepdim=True) if self.centre else g
+
+    def token_columns(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
+        """W_U's columns of some tokens."""
+        return self.W_U[:, tokens].T.to(self.dtype)
+
+    def vocabulary_scores(
+        self, vectors: Float[Tensor, "*rest d_model"], *, bias: bool = False
+    ) -> Float[Tensor, "*rest d_vocab"]:
+        """Before-softmax values of directions in the residual stream, for ranking tokens.
+
+        The direction is centred and multiplied by the gain and W_U. Its length does not change the order, so
+        neither does the norm's scale: the two `final_norm` conventions give the same ranking. By default no
+        bias is added, since a part of the stream has none of its own.
+        Source: Dar et al. 2022, as used in the paper's section 3.2.
+        """
+        scores = self._unembed(self._linear(vectors, None))
+        if not bias:
+            return scores
+        offset = 0.0 if self.b_U is None else self.b_U.to(self.dtype)
+        return scores + offset + (0.0 if self.shift is None else self._unembed(self.shift))
+
+    def top_tokens(
+        self,
+        vectors: Float[Tensor, "*rest d_model"],
+        k: int = 10,
+        *,
+        bias: bool = False,
+        keep: Callable[[str], bool] | None = None,
+    ) -> list[Any]:
+        """The `k` tokens each vector points to most, as strings: nested lists shaped like `vectors` without d_model.
+
+        `keep` filters token strings (for instance `icl_lens.is_content_word`); filtered tokens are replaced by
+        the next ones. Raises InputError if the model has no tokenizer.
+        """
+        if self.decode is None:
+            raise InputError("the model has no tokenizer, so tokens have no names; load one with the model")
+        d_vocab = self.W_U.shape[1]
+        flat = vectors.reshape(-1, vectors.shape[-1])
+        names: list[list[str]] = []
+        for start in range(0, len(flat), 64):
+            scores = self.vocabulary_scores(flat[start : start + 64], bias=bias)
+            fetch = min(k, d_vocab) if keep is None else min(max(20 * k, 200), d_vocab)
+            names += [self._named(row, k, keep) for row in scores.topk(fetch, dim=-1).indices.tolist()]
+        shape = vectors.shape[:-1]
+        return _nest(names, shape) if len(shape) else names[0]
+
+    def _named(self, tokens: list[int], k: int, keep: Callable[[str], bool] | None) -> list[str]:
+        assert self.decode is not None
+        found: list[str] = []
+        for token in tokens:
+            name = self.decode(token)
+            if keep is None or keep(name):
+                found.append(name)
+            if len(found) == k:
+                break
+        return found
+
+    def ranks(
+        self,
+        vectors: Float[Tensor, "*rest d_model"],
+        token_ids: Int[Tensor, "*rest"],
+        *,
+        bias: bool = False,
+    ) -> Int[Tensor, "*rest"]:
+        """Rank of a token among the whole vocabulary for each vector; 1 is the top. Ties share the better rank.
+
+        `token_ids` has the shape of `vectors` without d_model (broadcast if smaller).
+        """
+        shape = vectors.shape[:-1]
+        flat = vectors.reshape(-1, vectors.shape[-1])
+        tokens = token_ids.to(flat.device).expand(shape).reshape(-1)
+        ranks = torch.empty(len(flat), dtype=torch.long, device=flat.device)
+        step = max(1, LOGIT_BYTES // (self.W_U.shape[1] * self.scale.element_size()))
+        for start in range(0, len(flat), step):
+            scores = self.vocabulary_scores(flat[start : start + step], bias=bias)
+            own = scores.gather(-1, tokens[start : start + step, None])
+            ranks[start : start + step] = 1 + (scores > own).sum(-1)
+        return ranks.reshape(shape)
+
+
+def norm_scale(x: Float[Tensor, "*rest d_model"], *, eps: float, centre: bool) -> Float[Tensor, "*rest"]:
+    """A norm's scale, 1 / sqrt(variance + eps) (LayerNorm, `centre`) or 1 / sqrt(mean square + eps) (RMSNorm)."""
+    if centre:
+        x = x - x.mean(-1, keepdim=True)
+    return torch.rsqrt(x.pow(2).mean(-1) + eps)
+
+
+def _nest(names: list[list[str]], shape: torch.Size) -> list[Any]:
+    nested: list[Any] = names
+    for size in reversed(shape[1:]):
+        nested = [nested[i : i + size] for i in range(0, len(nested), size)]
+    return nested

@@ -1,0 +1,377 @@
+"""Tasks as lists of prompts: two categories of words, or sentences of a labelled dataset.
+
+Labels carry no meaning ("foo", "bar"), so what a model answers it has learnt from the demonstrations.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import escape
+from importlib.resources import files
+from itertools import islice
+from math import perm
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from icl_lens.errors import InputError
+from icl_lens.prompts.prompt import Demonstration, Prompt, listed
+
+Layout = Literal["order", "reorder", "imbalanced"]
+Asked = Literal["true", "false"]
+
+WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
+"""The paper's word tasks. The category named last is the true class, that of the query."""
+
+# No two begin with the same token in GPT-2's vocabulary or in those of the bundled models.
+_LABELS = ("foo", "bar", "baz", "qux", "dax", "wug", "mib", "zib", "toma", "gorp", "nerf", "lorp", "vint", "kiki")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where on the Hub a dataset lies: in plain data files, which need no code from the repository."""
+
+    repository: str
+    text: str
+    label: str
+    files: str | None = None
+    streamed: int | None = None
+
+
+_SOURCES = {
+    # The copy in GLUE has no labels in its test split; this one does.
+    "sst2": _Source("SetFit/sst2", "text", "label_text", files="{split}.jsonl"),
+    # The first repository of TREC needs a script. Coarse classes: ABBR, DESC, ENTY, HUM, LOC, NUM.
+    "trec": _Source("SetFit/TREC-QC", "text", "label_coarse_original", files="{split}.jsonl"),
+    "agnews": _Source("fancyzhx/ag_news", "text", "label"),
+    "ethos": _Source("SetFit/ethos_binary", "text", "label_text", files="{split}.jsonl"),
+    # 1.1 GB, of which no more is fetched than is used.
+    "amazon": _Source("fancyzhx/amazon_polarity", "content", "label", streamed=20_000),
+}
+
+SENTENCE_TASKS = tuple(_SOURCES)
+"""The paper's sentence datasets, and Amazon polarity."""
+
+_SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """One prompt's texts: of each false class, of the true class, and the query of either."""
+
+    false: list[tuple[str, list[str]]]
+    true: tuple[str, list[str]]
+    query: str
+    other_query: str | None
+    """A text of the first false class that is not shown; None where there is none left."""
+
+
+def load_task(
+    name: str,
+    *,
+    n: int = 1000,
+    seed: int = 0,
+    layout: Layout = "order",
+    asked: Asked = "true",
+    balanced: bool = False,
+    labels: Sequence[str] | None = None,
+    demonstrations: int = 2,
+    path: str | Path | None = None,
+    split: str = "test",
+    classes: Literal["binary", "all"] = "binary",
+    columns: tuple[str, str] = ("text", "label"),
+    max_words: int | None = None,
+) -> list[Prompt]:
+    """Prompts of a word task ("sentiment-number") or a sentence dataset ("sst2"), each with its answer.
+
+    Every prompt has a true class, that of its query, and a false class, each with `demonstrations` texts. The
+    true class's label is `labels[0]` and the false one's `labels[1]`, "foo" and "bar" unless given. `layout`
+    places them: "order" shows the true demonstrations last, next to the query; "reorder" shows them first;
+    "imbalanced" is "order" without the last true one. The same seed gives the same texts in all three.
+    The answer is thus the same label in every prompt, and in "order" it is the one shown last. With `balanced` every
+    second prompt has the two labels exchanged, so that always saying one of them is right half the time.
+    `asked="false"` puts the same demonstrations with another query, of the (first) false class, and its answer.
+
+    Word tasks are "FALSE-TRUE" for any two categories of the word list; the paper's are `WORD_TASKS`. Words
+    of both categories are left out. Prompts are all different as long as the words allow it. `path` may name
+    another word list, a .json file with {"categories": {name: [words]}}.
+
+    Sentence datasets are `SENTENCE_TASKS`, from the Hub, or any name with `path`: a .jsonl, .csv or .parquet
+    file with the two `columns`, text and label, or a folder with a file for each split ("train.jsonl",
+    "sst2-test.csv"). Demonstrations come from the train split, queries from `split`; where these are the
+    same, as with a single file, half of each class goes to either. No text is used for both. When all queries
+    have been used, they are used again with other demonstrations. In texts, white space is collapsed; those
+    without label, empty, longer than `max_words` words, or there before are skipped. Of Amazon polarity, the
+    first 20,000 rows of a split are used.
+
+    `classes="all"`, for sentence datasets, demonstrates every class. Then `labels[i]` belongs to the i-th
+    class in alphabetical order, in every prompt, and the false classes come in random order, one after the
+    other.
+
+    Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
+    reached (after half a minute of trying), for a class with too few texts, and for too few labels.
+    Source: docs/howto/own_dataset.md.
+
+    Example:
+        >>> prompts = il.load_task("sentiment-number", n=3)
+        >>> len(prompts), len(prompts[0].demonstrations), prompts[0].answer
+        (3, 4, 'foo')
+    """
+    if layout not in get_args(Layout):
+        raise InputError(f"there is no layout {layout!r}; choose one of {listed(get_args(Layout))}")
+    if asked not in get_args(Asked):
+        raise InputError(f"there is no asked={asked!r}; choose 'true' or 'false'")
+    if classes not in ("binary", "all"):
+        raise InputError(f"there is no classes={classes!r}; choose 'binary' or 'all'")
+    if n < 1 or demonstrations < 1:
+        raise InputError(f"n={n} and demonstrations={demonstrations} must both be at least 1")
+    if layout == "imbalanced" and demonstrations < 2:
+        raise InputError(
+            "layout='imbalanced' leaves out one of the true demonstrations, and there is only one; "
+            "ask for demonstrations=2 or more"
+        )
+    rng = random.Random(seed)
+    if (path is None and name not in _SOURCES) or (path is not None and Path(path).suffix == ".json"):
+        draws = _word_draws(*_words(name, path), demonstrations, rng)
+        fixed = None
+    else:
+        local = None if path is None else Path(path)
+        if local is not None and not local.is_dir():
+            split = "train"  # one file for both demonstrations and queries
+        pool, queries = _pools(_rows(name, local, split, columns, max_words), split, demonstrations, rng)
+        draws = _sentence_draws(pool, queries, demonstrations, classes, rng)
+        fixed = sorted(pool) if classes == "all" else None
+    choices = _choices(labels, 2 if fixed is None else len(fixed))
+    if balanced and fixed is not None:
+        raise InputError(
+            "balanced=True exchanges two labels; with classes='all' a label belongs to a class: leave it out"
+        )
+    prompts = []
+    for number, draw in enumerate(islice(draws, n)):
+        if fixed is None:
+            true, false = choices[::-1] if balanced and number % 2 else choices
+            label_of = {draw.true[0]: true, draw.false[0][0]: false}
+        else:
+            label_of = dict(zip(fixed, choices, strict=True))
+        prompts.append(_arranged(draw, label_of, choices, layout, asked))
+    return prompts
+
+
+def _arranged(draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, asked: Asked) -> Prompt:
+    false = [Demonstration(text, label_of[kind]) for kind, texts in draw.false for text in texts]
+    true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
+    shown = {"order": [*false, *true], "reorder": [*true, *false], "imbalanced": [*false, *true[:-1]]}[layout]
+    if asked == "true":
+        return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
+    kind = draw.false[0][0]
+    if draw.other_query is None:
+        raise InputError(
+            f"all texts of class {kind!r} are shown, and none is left to ask about; show fewer, or add some"
+        )
+    return Prompt(shown, draw.other_query, label_of[kind], choices)
+
+
+def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    if labels is None:
+        if count > len(_LABELS):
+            raise InputError(f"there are {count} classes and {len(_LABELS)} default label words; give {count} labels")
+        return _LABELS[:count]
+    if isinstance(labels, str) or len(labels) != count or len(set(labels)) != count:
+        raise InputError(f"labels={labels!r} must be {count} different words, one for each class")
+    return tuple(labels)
+
+
+# Words
+
+
+def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, list[str]]:
+    """The false category and its words, then the true one and its words."""
+    source = files("icl_lens") / "bundled" / "words.json" if path is None else Path(path)
+    if not source.is_file():
+        raise InputError(f"there is no word list {str(source)!r}; give the path of an existing file")
+    try:
+        categories: dict[str, list[str]] = json.loads(source.read_text(encoding="utf-8"))["categories"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f'{str(source)!r} is not a word list; write {{"categories": {{name: [words]}}}} into it, '
+            f"or give sentences as one of {listed(_SUFFIXES)}"
+        ) from error
+    false, _, true = name.partition("-")
+    if false not in categories or true not in categories or false == true:
+        raise InputError(
+            f"there is no task {name!r}; choose a sentence dataset ({', '.join(SENTENCE_TASKS)}), a word task such "
+            f"as {WORD_TASKS[0]!r} from two of the categories {', '.join(sorted(categories))}, or give your own "
+            "sentences with path="
+        )
+    both = {*categories[false]} & {*categories[true]}
+    only = [[word for word in dict.fromkeys(categories[c]) if word not in both] for c in (false, true)]
+    return false, only[0], true, only[1]
+
+
+def _word_draws(
+    false: str, false_words: list[str], true: str, true_words: list[str], count: int, rng: random.Random
+) -> Iterator[_Draw]:
+    for category, words, needed in ((false, false_words, count), (true, true_words, count + 1)):
+        if len(words) < needed:
+            raise InputError(
+                f"the category {category!r} has {len(words)} words of its own, and a prompt takes {needed}; "
+                "show fewer demonstrations"
+            )
+    possible = perm(len(false_words), count) * perm(len(true_words), count + 1)
+    seen = set()
+    while True:
+        shown = rng.sample(false_words, count)
+        *own, query = rng.sample(true_words, count + 1)
+        if (drawn := (*shown, *own, query)) in seen:
+            continue
+        seen.add(drawn)
+        if len(seen) == possible:
+            seen.clear()
+        yield _Draw([(false, shown)], (true, own), query, _another(false_words, shown, query))
+
+
+# Sentences
+
+Rows = list[tuple[str, str]]
+
+
+def _sentence_draws(
+    pool: dict[str, list[str]], queries: Rows, count: int, classes: str, rng: random.Random
+) -> Iterator[_Draw]:
+    asked: dict[str, list[str]] = {}
+    for text, kind in queries:
+        asked.setdefault(kind, []).append(text)
+    while True:
+        for query, true in rng.sample(queries, len(queries)):
+            others = [kind for kind in sorted(pool) if kind != true]
+            chosen = [rng.choice(others)] if classes == "binary" else rng.sample(others, len(others))
+            false = [(kind, rng.sample(pool[kind], count)) for kind in chosen]
+            kind, shown = false[0]
+            texts = asked.get(kind) or pool[kind]
+            yield _Draw(false, (true, rng.sample(pool[true], count)), query, _another(texts, shown, query))
+
+
+def _another(texts: list[str], shown: list[str], query: str) -> str | None:
+    """One of the texts that is not shown, chosen by the rest of the prompt: other prompts stay as they are."""
+    left = [text for text in texts if text not in shown]
+    return random.Random(f"{query} {shown}").choice(left) if left else None
+
+
+def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) -> tuple[dict[str, list[str]], Rows]:
+    """The texts to demonstrate each class with, and the queries with their classes: no text is in both."""
+    queries = rows[split]
+    if split == "train":
+        of_class: dict[str, Rows] = {}
+        for text, kind in rng.sample(queries, len(queries)):
+            of_class.setdefault(kind, []).append((text, kind))
+        queries = [row for kind in sorted(of_class) for row in of_class[kind][: len(of_class[kind]) // 2]]
+    asked = {text for text, _ in queries}
+    pool: dict[str, list[str]] = {}
+    for text, kind in rows["train"]:
+        if text not in asked:
+            pool.setdefault(kind, []).append(text)
+    kinds = sorted({*pool} | {kind for _, kind in queries})
+    if not queries or len(kinds) < 2 or any(len(pool.get(kind, ())) < count for kind in kinds):
+        counts = ", ".join(f"{len(pool.get(kind, ()))} of class {kind!r}" for kind in kinds) or "none"
+        raise InputError(
+            f"there are {len(queries)} texts to ask for and, to demonstrate with, {counts}; needed are one text "
+            f"to ask for and two classes or more, each with {count} to demonstrate: give more rows, a larger "
+            "max_words, or fewer demonstrations"
+        )
+    return pool, queries
+
+
+def _rows(name: str, path: Path | None, split: str, columns: tuple[str, str], max_words: int | None) -> dict[str, Rows]:
+    """Text and class of the usable rows of the train split and of `split`."""
+    splits = tuple(dict.fromkeys(("train", split)))
+    if path is None:
+        source = _SOURCES[name]
+        tables = {one: _from_hub(source, one) for one in splits}
+        columns = (source.text, source.label)
+    elif path.is_dir():
+        tables = {one: _from_files(_files_of(path, name, one)) for one in splits}
+    else:
+        tables = {one: _from_files([path]) for one in splits}
+    return {one: list(_usable(*table, columns, max_words)) for one, table in tables.items()}
+
+
+def _usable(
+    features: Any, rows: list[dict[str, Any]], columns: tuple[str, str], max_words: int | None
+) -> Iterator[tuple[str, str]]:
+    class_names = getattr((features or {}).get(columns[1]), "int2str", None)
+    seen = set()
+    for row in rows:
+        missing = [column for column in columns if column not in row]
+        if missing:
+            raise InputError(
+                f"the rows have no column {listed(missing)} but {listed(tuple(row))}; "
+                "name the two that hold text and label with columns=(text, label)"
+            )
+        text, label = row[columns[0]], row[columns[1]]
+        words = str(text or "").split()
+        if isinstance(label, float) and label.is_integer():
+            label = int(label)  # integers in a column with gaps are read as floats
+        if class_names is not None and isinstance(label, int):
+            label = class_names(label) if label >= 0 else None  # -1 stands for a label kept secret
+        text = " ".join(words)
+        if not words or label is None or text in seen or (max_words is not None and len(words) > max_words):
+            continue
+        seen.add(text)
+        yield text, str(label)
+
+
+def _files_of(folder: Path, name: str, split: str) -> list[Path]:
+    """The file of a split, or its shards; of several datasets in a folder, those of `name`."""
+    here = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    found = [file for file in here if split in re.split(r"[\W_]+", file.stem)]
+    found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
+    if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
+        names = listed([file.name for file in found or here]) or "none that can be read"
+        raise InputError(
+            f"the folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such as "
+            f"'{split}.jsonl', but has {names}; rename it, choose another split, or give the path of one file"
+        )
+    return found
+
+
+def _from_files(paths: list[Path]) -> tuple[Any, list[dict[str, Any]]]:
+    # Not load_dataset, which reports to the Hub that it was called, and waits for it, for local files too.
+    from datasets.io.csv import CsvDatasetReader
+    from datasets.io.json import JsonDatasetReader
+    from datasets.io.parquet import ParquetDatasetReader
+
+    readers = dict(zip(_SUFFIXES, (JsonDatasetReader, CsvDatasetReader, ParquetDatasetReader), strict=True))
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"there is no file {str(path)!r}; give the path of an existing file or folder")
+        if path.suffix not in _SUFFIXES:
+            raise InputError(f"{str(path)!r} cannot be read; give a {listed(_SUFFIXES)} file")
+    try:
+        table: Any = readers[paths[0].suffix]([escape(str(path)) for path in paths], streaming=True).read()
+        return table.features, list(table)
+    except Exception as error:  # whatever the readers raise, it is the file that is wrong
+        raise InputError(
+            f"{str(paths[0])!r} cannot be read as {paths[0].suffix}: {_reason(error)}; mend the file, or give another"
+        ) from error
+
+
+def _from_hub(source: _Source, split: str) -> tuple[Any, list[dict[str, Any]]]:
+    from datasets import load_dataset
+
+    data_files = None if source.files is None else {split: source.files.format(split=split)}
+    try:
+        if source.streamed is None:
+            table = load_dataset(source.repository, data_files=data_files, split=split)
+        else:
+            table = load_dataset(source.repository, split=split, streaming=True).take(source.streamed)
+        return table.features, list(table)
+    except Exception as error:  # from the network, the Hub's client or the readers: there is no closed list
+        raise InputError(
+            f"the split {split!r} of {source.repository!r} cannot be had from the Hugging Face Hub: "
+            f"{_reason(error)}; go online, choose a split it has, or give a local file or folder with path="
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

@@ -1,0 +1,28 @@
+"""Pictures as HTML: circuitsvis elements for notebooks and self-contained pages. Nothing here fetches anything."""
+
+from icl_lens.report.html.compare import compare_page, most_changed
+from icl_lens.report.html.element import Element
+from icl_lens.report.html.elements import (
+    attention_patterns,
+    attention_to_labels,
+    head_heatmap,
+    subhead_values,
+    token_values,
+    words_by_position,
+)
+from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
+
+__all__ = [
+    "Element",
+    "attention_patterns",
+    "attention_to_labels",
+    "compare_page",
+    "explanation_inline",
+    "explanation_page",
+    "head_heatmap",
+    "most_changed",
+    "subhead_values",
+    "token_values",
+    "words_by_position",
+    "write_page",
+]

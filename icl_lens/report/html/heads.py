@@ -1,0 +1,162 @@
+"""Heads: the map of all of them, the table of the located ones, and what each of those says."""
+
+import math
+from collections.abc import Collection, Sequence
+
+from icl_lens.models.head import Head
+from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.report.html.strips import attention_strip, label_legend, scale_legend, value_strip
+from icl_lens.report.html.text import chip, isolated, json_script, label_class, percent, safe, signed, table, visible
+
+# Rows of words shown without a scroll bar.
+LONG = 12
+
+
+def explorer(explanation: Findings) -> str:
+    """The map of all heads with the shown head below it: a click on a cell shows that head."""
+    located = {report.head: rank for rank, report in enumerate(explanation.heads, 1)}
+    panels = "".join(panel(explanation, report, rank) for rank, report in enumerate(explanation.heads, 1))
+    data = {
+        "labels": [visible(label) for label in explanation.labels],
+        "demos": [
+            {"token": visible(explanation.tokens[position]).strip(), "position": position, "label": label}
+            for position, label in zip(explanation.label_positions, explanation.demonstration_labels, strict=True)
+        ],
+        "attention": [[[round(x, 4) for x in head] for head in layer] for layer in explanation.label_attention],
+        "k": len(explanation.heads),
+    }
+    return (
+        f'<div class="explorer">{heatmap(explanation.head_increases, located=located)}'
+        f'<script type="application/json" class="data">{json_script(data)}</script>'
+        f'<div class="panels">{panels}<article class="panel other" hidden></article></div></div>'
+    )
+
+
+def heatmap(increases: Sequence[Sequence[float]], *, located: Collection[Head], caption: str = "increase, nats") -> str:
+    """Buttons by layer and head, coloured by value; `located` heads are ringed."""
+    n_heads = max(map(len, increases))
+    reach = max((abs(x) for row in increases for x in row), default=0.0) or 1.0
+    cells = ['<span class="corner">head</span>', *[f'<span class="hh">{head}</span>' for head in range(n_heads)]]
+    for layer, row in enumerate(increases):
+        cells.append(f'<span class="hl">{layer}</span>')
+        for index, value in enumerate(row):
+            head = Head(layer, index)
+            kind = ("p" if value >= 0 else "n") + (" top" if head in located else "")
+            note = ", located" if head in located else ""
+            cells.append(
+                f'<button type="button" class="{kind}" style="--v:{min(100.0, 100 * abs(value) / reach):.1f}%" '
+                f'data-head="{head}" data-value="{value:.5g}" tabindex="-1" '
+                f'aria-label="{head}, {signed(value)} nats{note}"></button>'
+            )
+    return (
+        f'<div class="map"><p class="maphead"><span class="readout" aria-live="polite"></span></p><div class="scroll">'
+        f'<div class="cells" role="group" aria-label="{safe(caption)} by layer and head" '
+        f'style="--layers:{len(increases)};--heads:{n_heads}">{"".join(cells)}</div></div>{scale_legend(reach)}</div>'
+    )
+
+
+def located_table(explanation: Findings) -> str:
+    """The located heads in a row each: increase, attention summed by label, and what zeroing one alone does."""
+    target = explanation.labels.index(explanation.target)
+    before = math.exp(explanation.label_log_probs[target])
+    reach = max((abs(report.increase) for report in explanation.heads), default=0.0) or 1.0
+    shown = [i for i, label in enumerate(explanation.labels) if i in explanation.demonstration_labels or i == target]
+    rows = []
+    for report in explanation.heads:
+        sums = dict.fromkeys(shown, 0.0)
+        weights = report.label_attention(explanation.label_positions)
+        for label, weight in zip(explanation.demonstration_labels, weights, strict=True):
+            sums[label] += weight
+        after = math.exp(report.ablated[target])
+        rows.append(
+            [
+                f'<button type="button" class="link" data-show="{report.head}">{report.head}</button>',
+                f"{bar(report.increase / reach, 'p' if report.increase >= 0 else 'n')}{signed(report.increase)}",
+                *[f"{bar(sums[i], label_class(i))}{sums[i]:.2f}" for i in shown],
+                f"{percent(after)}",
+                signed(100 * (after - before), 1),
+            ]
+        )
+    names = [f"#to {chip(explanation.labels[i], i)}" for i in shown]
+    target_name = chip(explanation.target, target)
+    return table(
+        ["head", "#increase, nats", *names, f"#p({target_name}) without it", "#change, points"], rows, kind="located"
+    )
+
+
+def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
+    """Everything about one located head."""
+    positions, labels = explanation.label_positions, explanation.demonstration_labels
+    name = str(report.head)
+    reach = max(map(abs, report.position_increases), default=0.0)
+    added = value_strip(
+        explanation.tokens,
+        report.position_increases,
+        name,
+        reach=reach,
+        label_positions=positions,
+        labels=labels,
+    )
+    return (
+        f'<article class="panel" data-head="{name}" aria-label="Head {name}" hidden>'
+        f"<header><h3>{name}</h3><p>rank {rank} of {sum(map(len, explanation.head_increases))}, "
+        f"{signed(report.increase)} nats</p></header>"
+        f'<div class="two"><section><h4>Where it looks</h4>'
+        f"{label_legend(explanation.labels)}"
+        f"{attention_strip(explanation.tokens, report.attention, positions, labels, name)}"
+        f'<div class="weights"></div></section>'
+        f"<section><h4>What each position adds to log p({chip(explanation.target)})</h4>"
+        f"{added}{scale_legend(reach)}"
+        f"<h4>Without this head</h4>{_without(explanation, report)}</section></div>"
+        f"<h4>In words</h4>{words(explanation, report)}</article>"
+    )
+
+
+def _without(explanation: Findings, report: HeadReport) -> str:
+    rows = [
+        [chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(after - before)]
+        for i, (label, before, after) in enumerate(
+            zip(explanation.labels, explanation.label_log_probs, report.ablated, strict=True)
+        )
+    ]
+    return table(["label", "#as it is", "#head zeroed", "#change of log p, nats"], rows)
+
+
+def words(explanation: Findings, report: HeadReport) -> str:
+    """The head's values and keys at the labels, and its last query, as the words nearest to them."""
+    rows = [
+        [
+            chip(explanation.tokens[position], label),
+            str(position),
+            listed(values),
+            str(rank),
+            listed(keys),
+        ]
+        for position, label, values, rank, keys in zip(
+            explanation.label_positions,
+            explanation.demonstration_labels,
+            report.value_words,
+            report.value_ranks,
+            report.key_words,
+            strict=True,
+        )
+    ]
+    last = len(explanation.tokens) - 1
+    query = (
+        f'<p class="query"><b>Query</b> at {chip(explanation.tokens[last])} (position {last}): '
+        f"{listed(report.query_words)}</p>"
+    )
+    shown = table(["at", "#position", "value", "#own label’s rank", "key"], rows, kind="words")
+    if len(rows) > LONG:
+        shown = f'<div class="long" tabindex="0" role="region" aria-label="Words of {report.head}">{shown}</div>'
+    return shown + query
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words in order, as HTML."""
+    return ", ".join(isolated(word.strip() or word) for word in words) or "–"
+
+
+def bar(share: float, kind: str) -> str:
+    """A small bar, as long as `share` of the column's width."""
+    return f'<span class="bar {kind}" style="--v:{min(100.0, 100 * abs(share)):.1f}%" aria-hidden="true"></span>'

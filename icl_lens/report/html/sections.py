@@ -1,0 +1,234 @@
+"""The page's sections that are not about single heads: prompt, answer, layers, removal, parts, configuration."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from statistics import fmean
+
+from icl_lens.errors import InputError
+from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.report.findings import Findings
+from icl_lens.report.html.heads import bar
+from icl_lens.report.html.text import chip, label_class, percent, safe, signed, table
+
+
+def section(ident: str, title: str, how: str, body: str) -> str:
+    """A titled section; `how` is one sentence on how to read it. All but `title` and `ident` are HTML."""
+    return f'<section id="{ident}"><h2>{safe(title)}</h2><p class="how">{how}</p>{body}</section>'
+
+
+def prompt_text(explanation: Findings) -> str:
+    """The prompt as the model read it, its labels in their colours."""
+    rendered = explanation.template.render(explanation.prompt)
+    names, pieces, at = explanation.labels, [], 0
+    for (start, stop), demonstration in zip(rendered.label_spans, explanation.prompt.demonstrations, strict=True):
+        pieces.append(_prose(rendered.text[at:start]))
+        colour = label_class(names.index(demonstration.label))
+        pieces.append(f'<mark class="{colour}"><bdi>{_prose(rendered.text[start:stop])}</bdi></mark>')
+        at = stop
+    pieces.append(_prose(rendered.text[at:]))
+    caret = '<span class="caret" aria-hidden="true"></span>'
+    return f'<blockquote class="prompt" dir="auto">{"".join(pieces)}{caret}</blockquote>'
+
+
+def _prose(text: str) -> str:
+    """Running text, line breaks kept."""
+    return "\n".join(safe(line) for line in text.split("\n"))
+
+
+def answer(explanation: Findings) -> str:
+    """Each label's probability, and the most probable tokens of all."""
+    rows = []
+    for i, (label, value) in enumerate(zip(explanation.labels, explanation.label_log_probs, strict=True)):
+        notes = {
+            "predicted": explanation.predicted == label,
+            "right answer": explanation.prompt.answer == label,
+            "explained here": explanation.target == label,
+        }
+        rows.append(
+            [
+                chip(label, i),
+                f"{bar(math.exp(value), label_class(i))}{percent(math.exp(value))}",
+                f"{value:.3f}".replace("-", "−"),
+                ", ".join(note for note, holds in notes.items() if holds),
+            ]
+        )
+    tokens = ", ".join(f"{chip(token)} {percent(value)}" for token, value in explanation.next_tokens)
+    return table(["label", "#probability", "#log p, nats", "note"], rows, kind="answer") + (
+        f'<p class="key">Most probable of all tokens: {tokens}</p>'
+    )
+
+
+def layer_bars(attn: Sequence[float], ffn: Sequence[float], *, reach: tuple[float, float] | None = None) -> str:
+    """Bars by layer, attention above FFN, on one scale: `reach` (lowest, highest value), or the values' own."""
+    low, high = reach or layer_reach(attn, ffn)
+    step = math.ceil(len(attn) / 12)
+    labels = "".join(f"<span>{i if i % step == 0 else ''}</span>" for i in range(len(attn)))
+    charts = "".join(
+        f'<div class="chart"><b>{name}</b>{_axis(low, high)}{_bars(values, name, low, high)}</div>'
+        for name, values in (("attention", attn), ("FFN", ffn))
+    )
+    numbers = f'<div class="layers" aria-hidden="true">{labels}</div><figcaption>layer</figcaption>'
+    return f'<figure class="bars" style="--layers:{len(attn)}">{charts}{numbers}</figure>'
+
+
+def layer_reach(*values: Sequence[float]) -> tuple[float, float]:
+    """The lowest and highest of all values, zero included."""
+    everything = [0.0, *(x for some in values for x in some)]
+    low, high = min(everything), max(everything)
+    return (low, high) if high > low else (0.0, 1.0)
+
+
+def _axis(low: float, high: float) -> str:
+    def tick(value: float) -> str:
+        return (
+            f'<span style="top:{100 * (high - value) / (high - low):.2f}%">{signed(value, 2) if value else "0"}</span>'
+        )
+
+    # A tick too near to zero would be drawn over it.
+    ends = [value for value in (low, high) if abs(value) > 0.12 * (high - low)]
+    return f'<div class="axis" aria-hidden="true">{"".join(map(tick, [0.0, *ends]))}</div>'
+
+
+def _bars(values: Sequence[float], name: str, low: float, high: float) -> str:
+    width, zero = 100 / len(values), 100 * high / (high - low)
+    rects = []
+    for i, value in enumerate(values):
+        height = 100 * abs(value) / (high - low)
+        top = zero - height if value >= 0 else zero
+        rects.append(
+            f'<rect class="{"p" if value >= 0 else "n"}" x="{i * width + 0.14 * width:.2f}%" y="{top:.2f}%" '
+            f'width="{0.72 * width:.2f}%" height="{max(height, 0.4):.2f}%">'
+            f"<title>layer {i}, {name}: {signed(value)} nats</title></rect>"
+        )
+    line = f'<line x1="0" x2="100%" y1="{zero:.2f}%" y2="{zero:.2f}%"></line>'
+    return f'<svg role="img" aria-label="Increase by layer, {name}">{"".join(rects)}{line}</svg>'
+
+
+def layers(explanation: Findings) -> str:
+    """Layer bars, with the numbers behind them."""
+    rows = [
+        [str(i), signed(attn), signed(ffn)]
+        for i, (attn, ffn) in enumerate(zip(explanation.layer_attn, explanation.layer_ffn, strict=True))
+    ]
+    numbers = table(["#layer", "#attention, nats", "#FFN, nats"], rows)
+    return (
+        layer_bars(explanation.layer_attn, explanation.layer_ffn)
+        + f"<details><summary>The numbers</summary>{numbers}</details>"
+    )
+
+
+def removal(explanation: Findings) -> str:
+    """Label probabilities with the located heads zeroed together, against random heads, draw by draw."""
+    ablation, rows = explanation.ablation, []
+    for i, label in enumerate(explanation.labels):
+        before, after = math.exp(explanation.label_log_probs[i]), math.exp(ablation.located[i])
+        draws = [math.exp(draw[i]) for draw in ablation.random]
+        spread = f"{percent(fmean(draws))} ({percent(min(draws))}–{percent(max(draws))})" if draws else "–"
+        rows.append([chip(label, i), percent(before), percent(after), spread, _dots(before, after, draws)])
+    n = len(ablation.heads)
+    head = ["label", "#as it is", "#located zeroed", f"#{n} random zeroed", "0 – 100%"]
+    key = (
+        '<p class="key"><i class="dot was"></i> as it is <i class="dot now"></i> located heads zeroed '
+        f'<i class="dot draw"></i> one draw of {n} other heads ({len(ablation.random)} draws: mean and range)</p>'
+    )
+    return table(head, rows, kind="removal") + key
+
+
+def _dots(before: float, after: float, draws: Sequence[float]) -> str:
+    ticks = "".join(
+        f'<line class="draw" x1="{100 * x:.2f}%" x2="{100 * x:.2f}%" y1="25%" y2="75%"></line>' for x in draws
+    )
+    return (
+        f'<svg class="dots" role="img" aria-label="{percent(before)} before, {percent(after)} after, random '
+        f'{percent(min(draws, default=0))} to {percent(max(draws, default=0))}">'
+        f'<line class="base" x1="0" x2="100%" y1="50%" y2="50%"></line>{ticks}'
+        f'<circle class="was" cx="{100 * before:.2f}%" cy="50%" r="5"></circle>'
+        f'<circle class="now" cx="{100 * after:.2f}%" cy="50%" r="5"></circle></svg>'
+    )
+
+
+def parts(explanation: Findings) -> str:
+    """The (head, position) parts of largest increase."""
+    label_at = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
+    reach = max((abs(part.increase) for part in explanation.subheads), default=0.0) or 1.0
+    rows = [
+        [
+            str(part.head),
+            str(part.position),
+            chip(part.token, label_at.get(part.position)),
+            f"{bar(part.increase / reach, 'p' if part.increase >= 0 else 'n')}{signed(part.increase)}",
+        ]
+        for part in explanation.subheads
+    ]
+    how = (
+        f"Exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated."
+        if explanation.certified
+        else f"Exact: all {explanation.n_parts} parts were evaluated."
+    )
+    return table(["head", "#position", "token", "#increase, nats"], rows) + f'<p class="key">{how}</p>'
+
+
+def configuration(explanation: Findings) -> str:
+    """What was computed under which conventions, with which versions, by which command."""
+    settings = explanation.settings
+    bos = {None: "the tokenizer’s own habit", True: "forced", False: "left out"}[settings.prepend_bos]
+    template = explanation.template
+    entries = {
+        "model": explanation.model,
+        "weights": settings.dtype,
+        "explained": f"log p of the token {explanation.target_token!r}, for the label {explanation.target}",
+        "tokens": f"{len(explanation.tokens)}; beginning-of-sequence token: {bos}",
+        "template": f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
+        + (f", after {template.prefix!r}" if template.prefix else ""),
+        "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",
+        "heads": f"{settings.k} described; {settings.n_ablated} zeroed",
+        "random heads": f"{settings.n_random} draws of {settings.n_ablated}, seed {settings.seed}",
+        "versions": ", ".join(f"{name} {number}" for name, number in explanation.versions),
+    }
+    rows = "".join(f"<dt>{name}</dt><dd>{safe(text)}</dd>" for name, text in entries.items())
+    return f'<dl>{rows}</dl><pre tabindex="0"><code>{safe_lines(command(explanation))}</code></pre>'
+
+
+def safe_lines(text: str) -> str:
+    """Several lines of text as HTML for a `pre`."""
+    return "\n".join(safe(line) for line in text.split("\n"))
+
+
+def command(explanation: Findings) -> str:
+    """What to type to get this explanation again: a command, or Python where the command line cannot say it."""
+    settings, prompt = explanation.settings, explanation.prompt
+    if settings.n_random == 20 and explanation.template == Template() and _reads_back(explanation):
+        words = ["icl-lens", "explain", str(prompt), "--model", explanation.model]
+        words += ["--answer", prompt.answer] if prompt.answer is not None else []
+        words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
+        words += ["--final-norm", settings.final_norm, "--bias" if settings.bias else "--no-bias"]
+        words += [] if settings.prepend_bos is None else ["--bos" if settings.prepend_bos else "--no-bos"]
+        words += ["--dtype", settings.dtype]
+        return shlex.join(words)
+    demonstrations = ",\n         ".join(
+        f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
+    )
+    template = explanation.template
+    parts = (template.demonstration, template.query, template.separator, template.prefix)
+    return (
+        "import icl_lens as il\n"
+        "import torch\n"
+        f"il.explain(\n    il.load_model({explanation.model!r}, dtype=torch.{settings.dtype}),\n"
+        f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
+        f"        answer={prompt.answer!r},\n        labels={list(prompt.labels)!r},\n    ),\n"
+        f"    template=il.Template({', '.join(map(repr, parts))}),\n"
+        f"    labels={list(explanation.labels)!r},\n    prepend_bos={settings.prepend_bos},\n"
+        f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    k={settings.k},\n"
+        f"    n_ablated={settings.n_ablated},\n    n_random={settings.n_random},\n    seed={settings.seed},\n)"
+    )
+
+
+def _reads_back(explanation: Findings) -> bool:
+    """Whether the command line would read the same prompt, with the same choices, from its text."""
+    prompt = explanation.prompt
+    try:
+        same = Prompt.parse(str(prompt), answer=prompt.answer) == prompt
+    except InputError:
+        return False
+    return same and set(explanation.labels) == set(prompt.labels) and "\n" not in str(prompt)

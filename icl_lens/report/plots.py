@@ -1,0 +1,232 @@
+"""Figures: tidy tables or arrays in, matplotlib Figures out. Nothing is shown or written.
+
+Every function takes `width` in inches: `COLUMN` (3.3, one column of a paper) or `PAGE` (6.8). Colours are those of
+Okabe and Ito, or run from orange through white to blue, and can be told apart with any colour vision.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from icl_lens.errors import InputError
+from icl_lens.report.findings import Findings
+
+COLUMN, PAGE = 3.3, 6.8
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"
+DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, "#F7F5F2", BLUE])
+_INCREASE = "log-probability increase (nats)"
+
+
+def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
+    """Attention and FFN increases by layer (nats), one above the other on one scale.
+
+    `layers` has columns layer, component ("attn" | "ffn") and increase; several prompts are averaged. Raises
+    InputError for a table without these columns or rows.
+    """
+    _require(layers, "layer", "component", "increase")
+    figure = _figure(width, 0.75 * width)
+    axes = figure.subplots(2, 1, sharex=True, sharey=True)
+    for ax, (component, name) in zip(axes, (("attn", "attention"), ("ffn", "FFN")), strict=True):
+        mean: Any = layers[layers["component"] == component].groupby("layer")["increase"].mean()
+        values = mean.to_numpy(dtype=float)
+        ax.bar(mean.index.to_numpy(), values, width=0.75, color=_by_sign(values))
+        ax.axhline(0, color=GREY, linewidth=0.6)
+        ax.set_title(name, loc="left", fontsize=8)
+        _tidy(ax)
+    axes[1].set_xlabel("layer")
+    axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.supylabel(_INCREASE, fontsize=8)
+    return figure
+
+
+def head_heatmap(
+    heads: pd.DataFrame | Any, *, value: str = "increase", label: str = _INCREASE, width: float = COLUMN
+) -> Figure:
+    """Values by layer and head, orange below zero and blue above, on a symmetric scale.
+
+    `heads` is a table with columns layer, head and `value` (several prompts are averaged) or a [layer head] array.
+    Raises InputError for a table without these columns or rows, or an array of another shape.
+    """
+    if isinstance(heads, pd.DataFrame):
+        _require(heads, "layer", "head", value)
+        grid = heads.pivot_table(index="layer", columns="head", values=value, aggfunc="mean").to_numpy()
+    else:
+        grid = _array(heads)
+        if grid.ndim != 2:
+            raise InputError(f"an array of shape {grid.shape} has no layer and head axis; give [layer head]")
+    reach = float(np.nanmax(np.abs(grid))) or 1.0
+    n_layers, n_heads = grid.shape
+    figure = _figure(width, min(max(width * n_heads / n_layers * 0.8 + 0.8, 1.8), 1.3 * width))
+    ax = figure.subplots()
+    image = ax.imshow(grid.T, cmap=DIVERGING, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+    ax.set_xlabel("layer", fontsize=8)
+    ax.set_ylabel("head", fontsize=8)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    ax.tick_params(length=0, labelsize=7)
+    ax.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.03)
+    bar.set_label(label, fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return figure
+
+
+def top_head_bars(
+    heads: pd.DataFrame, *, k: int = 20, value: str = "increase", label: str = _INCREASE, width: float = COLUMN
+) -> Figure:
+    """The `k` heads of largest value, best on top, with intervals where the table has `low` and `high`.
+
+    Columns: name (L22H0) and `value`, optionally low, high. Raises InputError for a table without these or rows.
+    """
+    _require(heads, "name", value)
+    best = heads.nlargest(k, value).iloc[::-1]
+    figure = _figure(width, 0.55 + 0.16 * len(best))
+    ax = figure.subplots()
+    values = best[value].to_numpy(dtype=float)
+    ax.barh(range(len(best)), values, height=0.7, color=_by_sign(values), xerr=_spread(best, values), **_CAPS)
+    ax.set_yticks(range(len(best)), best["name"], fontsize=7)
+    ax.axvline(0, color=GREY, linewidth=0.6)
+    ax.set_xlabel(label)
+    ax.margins(y=0.02)
+    _tidy(ax)
+    return figure
+
+
+def label_attention_bars(
+    attention: pd.DataFrame,
+    *,
+    group: str = "is_answer",
+    names: Mapping[Any, str] | None = None,
+    width: float = COLUMN,
+) -> Figure:
+    """Attention probability on true and false labels, a pair of bars a head, with intervals where given.
+
+    Columns: name, attention and `group` (default: is_answer, as `tables.label_attention_table` makes it), optionally
+    low and high for one row a head and group; several rows of one are averaged. Heads keep the table's order.
+    `names` says what the groups are called. Raises InputError for a table without these columns or rows.
+    """
+    _require(attention, "name", "attention", group)
+    names = names or {True: "true label", False: "false label"}
+    heads = list(dict.fromkeys(attention["name"]))
+    groups = sorted(attention[group].unique(), reverse=True)
+    columns = [column for column in ("attention", "low", "high") if column in attention]
+    figure = _figure(width, 0.62 * width)
+    ax = figure.subplots()
+    bar_width = 0.8 / len(groups)
+    for i, (key, colour) in enumerate(zip(groups, _cycle(len(groups)), strict=True)):
+        means: Any = attention[attention[group] == key].groupby("name")[columns].mean()
+        rows = means.reindex(heads)
+        values = rows["attention"].to_numpy(dtype=float)
+        at = np.arange(len(heads)) + (i - (len(groups) - 1) / 2) * bar_width
+        ax.bar(at, values, bar_width, color=colour, label=names.get(key, str(key)), yerr=_spread(rows, values), **_CAPS)
+    ax.set_xticks(range(len(heads)), heads, fontsize=7, rotation=90 if len(heads) > 6 else 0)
+    ax.set_ylabel("attention probability")
+    ax.set_ylim(bottom=0)
+    _legend(ax)
+    _tidy(ax)
+    return figure
+
+
+def attention_scatter(
+    parts: pd.DataFrame, *, hue: str | None = None, names: Mapping[Any, str] | None = None, width: float = COLUMN
+) -> Figure:
+    """Attention probability against log-probability increase (nats), one point a row.
+
+    Columns: attention, increase, and `hue` (if given) for colour and marker. Raises InputError for a table without
+    these columns or rows.
+    """
+    _require(parts, "attention", "increase", *([hue] if hue else []))
+    figure = _figure(width, 0.8 * width)
+    ax = figure.subplots()
+    groups = [(None, parts)] if hue is None else list(parts.groupby(hue, sort=False))
+    for (key, rows), colour, marker in zip(groups, _cycle(len(groups)), _repeat("osD^v<>P", len(groups)), strict=True):
+        label = None if key is None else (names or {}).get(key, str(key))
+        ax.scatter(
+            rows["attention"],
+            rows["increase"],
+            s=12,
+            color=colour,
+            marker=marker,
+            alpha=0.75,
+            linewidths=0,
+            label=label,
+        )
+    ax.axhline(0, color=GREY, linewidth=0.6)
+    ax.set_xlabel("attention probability")
+    ax.set_ylabel(_INCREASE)
+    ax.set_xlim(left=0)
+    if hue is not None:
+        _legend(ax)
+    _tidy(ax)
+    return figure
+
+
+def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
+    """One explanation's figures: "layers", "heads" (heatmap), "top_heads" (the located ones)."""
+    return {
+        "layers": layer_bars(explanation.to_frame("layers"), width=width),
+        "heads": head_heatmap(explanation.to_frame("heads"), width=width),
+        "top_heads": top_head_bars(explanation.to_frame("heads"), k=len(explanation.heads), width=width),
+    }
+
+
+_CAPS: dict[str, Any] = {"error_kw": {"elinewidth": 0.8, "capsize": 1.5, "ecolor": "#1B1B1A"}}
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=200, layout="constrained")
+
+
+def _tidy(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=7, length=2)
+    for text in (ax.xaxis.label, ax.yaxis.label):
+        text.set_fontsize(8)
+
+
+def _legend(ax: Axes) -> None:
+    """Above the axes, where it covers nothing."""
+    ax.legend(
+        frameon=False, fontsize=7, handlelength=1, columnspacing=1, ncols=3, loc="lower left", bbox_to_anchor=(0, 1)
+    )
+
+
+def _by_sign(values: np.ndarray) -> list[str]:
+    return [BLUE if value >= 0 else ORANGE for value in values]
+
+
+def _cycle(n: int) -> list[str]:
+    return _repeat([BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY], n)
+
+
+def _repeat(some: Sequence[str], n: int) -> list[str]:
+    return [some[i % len(some)] for i in range(n)]
+
+
+def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
+    """Distances of an interval's ends from the value; None without intervals. A bound past the value counts as it."""
+    if not {"low", "high"} <= set(rows):
+        return None
+    low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
+    return np.clip(np.stack([values - low, high - values]), 0, None)
+
+
+def _array(values: Any) -> np.ndarray:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().float()
+    return np.asarray(values, dtype=float)
+
+
+def _require(frame: pd.DataFrame, *columns: str) -> None:
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        raise InputError(f"the table has no column {', '.join(map(repr, missing))}; it has {list(frame.columns)}")
+    if frame.empty:
+        raise InputError("the table has no rows to draw; give at least one")

@@ -1,0 +1,164 @@
+"""An explanation for the terminal, as rich renderables."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from icl_lens.report.findings import Findings
+
+BAR_WIDTH = 22
+# Okabe-Ito hues, which colour-blind readers can tell apart.
+LABEL_STYLES = ("bold #56b4e9", "bold #e69f00", "bold #009e73", "bold #cc79a7", "bold #f0e442", "bold #d55e00")
+GAIN, LOSS, QUIET = "#56b4e9", "#e69f00", "dim"
+
+
+def render(explanation: Findings) -> Group:
+    """Everything `icl-lens explain` prints."""
+    return Group(
+        _title(explanation),
+        _answer(explanation),
+        _layers(explanation),
+        _heads(explanation),
+        _subheads(explanation),
+        _words(explanation),
+        _ablation(explanation),
+    )
+
+
+def _label_style(index: int) -> str:
+    return LABEL_STYLES[index % len(LABEL_STYLES)] if index >= 0 else ""
+
+
+def _title(explanation: Findings) -> RenderableType:
+    text = Text(overflow="fold")
+    by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
+    text.append_tokens(
+        (piece, _label_style(by_position.get(i, -1))) for i, piece in enumerate(_pieces(explanation.tokens))
+    )
+    settings = explanation.settings
+    note = f"{settings.final_norm} final norm, {'with' if settings.bias else 'without'} bias"
+    title = f"[bold]{explanation.model}[/bold]"
+    return Panel(text, title=title, subtitle=note, title_align="left", subtitle_align="right")
+
+
+def _pieces(tokens: Sequence[str]) -> list[str]:
+    """Tokens ready to be joined: word-level tokenizers leave out the spaces, which are put back."""
+    if any(token[:1].isspace() for token in tokens[1:]):
+        return list(tokens)
+    return [token if i == 0 else f" {token}" for i, token in enumerate(tokens)]
+
+
+def _answer(explanation: Findings) -> RenderableType:
+    table = _table("Answer", "label", "probability", "log-prob (nats)", "")
+    for i, label in enumerate(explanation.labels):
+        notes = {"predicted": explanation.predicted, "explained below": explanation.target}
+        table.add_row(
+            Text(label, _label_style(i)),
+            f"{math.exp(explanation.label_log_probs[i]):.1%}",
+            f"{explanation.label_log_probs[i]:.2f}",
+            ", ".join(note for note, which in notes.items() if which == label),
+        )
+    token, probability = explanation.next_tokens[0]
+    return Group(table, Text(f"Most probable of all tokens: {token!r} ({probability:.1%})", QUIET))
+
+
+def _layers(explanation: Findings) -> RenderableType:
+    reach = max(map(abs, (*explanation.layer_attn, *explanation.layer_ffn)))
+    table = _table(f"What each layer adds to log p({explanation.target}), nats", "layer", "attention", "", "FFN", "")
+    for layer, (attn, ffn) in enumerate(zip(explanation.layer_attn, explanation.layer_ffn, strict=True)):
+        table.add_row(str(layer), f"{attn:+.2f}", _bar(attn, reach), f"{ffn:+.2f}", _bar(ffn, reach))
+    return table
+
+
+def _bar(value: float, reach: float) -> Text:
+    """A bar as long as the value's share of the largest, in eighths of a character."""
+    eighths = round(abs(value) / reach * BAR_WIDTH * 8) if reach else 0
+    blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return Text(blocks or "·", GAIN if value >= 0 else LOSS)
+
+
+def _heads(explanation: Findings) -> RenderableType:
+    names = [
+        Text(f"→ {explanation.labels[label]}@{position}", _label_style(label))
+        for position, label in zip(explanation.label_positions, explanation.demonstration_labels, strict=True)
+    ]
+    table = _table("Heads that raise it most, and where they look from the last token", "head", "increase", *names)
+    for report in explanation.heads:
+        weights = report.label_attention(explanation.label_positions)
+        table.add_row(str(report.head), f"{report.increase:+.3f}", *[_weight(weight) for weight in weights])
+    return table
+
+
+def _weight(weight: float) -> Text:
+    return Text(f"{weight:.2f}", "bold" if weight >= 0.25 else "" if weight >= 0.05 else QUIET)
+
+
+def _subheads(explanation: Findings) -> RenderableType:
+    table = _table("Largest (head, position) parts", "head", "position", "token", "increase")
+    by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
+    for part in explanation.subheads[: explanation.settings.k]:
+        style = _label_style(by_position.get(part.position, -1))
+        table.add_row(str(part.head), str(part.position), Text(part.token, style), f"{part.increase:+.3f}")
+    how = (
+        f"exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated"
+        if explanation.certified
+        else f"exact: all {explanation.n_parts} parts evaluated"
+    )
+    return Group(table, Text(how, QUIET))
+
+
+def _words(explanation: Findings) -> RenderableType:
+    report = explanation.heads[0]
+    table = _table(f"What {report.head} says in words", "position", "token", "part", "top words")
+    for kind, rows in (("value", report.value_words), ("key", report.key_words)):
+        for position, label, words in zip(
+            explanation.label_positions, explanation.demonstration_labels, rows, strict=True
+        ):
+            table.add_row(str(position), Text(explanation.tokens[position], _label_style(label)), kind, _listed(words))
+    last = len(explanation.tokens) - 1
+    table.add_row(str(last), explanation.tokens[last], "query", _listed(report.query_words))
+    return table
+
+
+def _listed(words: Sequence[str]) -> Text:
+    return Text(", ".join(word.strip() for word in words))
+
+
+def _ablation(explanation: Findings) -> RenderableType:
+    ablation = explanation.ablation
+    names = ", ".join(map(str, ablation.heads))
+    table = _table(
+        f"Zeroing {names}", "label", "as it is", "located heads zeroed", f"{len(ablation.heads)} random heads zeroed"
+    )
+    for i, label in enumerate(explanation.labels):
+        draws = [math.exp(draw[i]) for draw in ablation.random]
+        spread = f"{_mean(draws):.1%} ({min(draws):.1%}–{max(draws):.1%})"
+        table.add_row(
+            Text(label, _label_style(i)),
+            f"{math.exp(explanation.label_log_probs[i]):.1%}",
+            f"{math.exp(ablation.located[i]):.1%}",
+            spread,
+        )
+    note = (
+        f"random: mean (range) of {len(ablation.random)} draws. "
+        "Increases do not add up: the parts need not sum to the whole."
+    )
+    return Group(table, Text(note, QUIET))
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def _table(title: str, *columns: str | Text) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        numeric = str(column) not in ("label", "head", "token", "part", "top words", "") and i > 0
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    return table

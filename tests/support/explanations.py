@@ -1,0 +1,117 @@
+"""Explanations built by hand, of any size, for drawing: every number is a function of its indices."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from icl_lens.explanation import Explanation
+from icl_lens.models.head import Head
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template
+from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, SubheadReport
+
+PAPER = "love : bar like : bar eight : foo two : foo one :"
+SCRIPT = "</script><script>alert(1)</script>"
+IMAGE = "<img src=x onerror=alert(1)>"
+HOSTILE = [SCRIPT, IMAGE, "\"'><svg onload=alert(1)>", "<!--", "]]>", "&lt;b&gt;", "`${alert(1)}`"]
+"""Strings that would run, or turn into something else, if a page took them for HTML or script."""
+
+
+def made(
+    prompt: Prompt | str = PAPER,
+    *,
+    answer: str | None = "foo",
+    layers: int = 6,
+    heads: int = 4,
+    k: int = 5,
+    tokens: Sequence[str] | None = None,
+    words: Sequence[str] = ("one", "two", "three"),
+    model: str = "tiny",
+    seed: int = 0,
+) -> Explanation:
+    """An explanation of a prompt of one-word texts and labels, with invented numbers.
+
+    `tokens` replace the prompt's own words as tokens; labels stay where the words put them.
+    """
+    if isinstance(prompt, str):
+        prompt = Prompt.parse(prompt, answer=answer)
+    rng = random.Random(seed)
+    text = Template().render(prompt).text
+    n = len(tokens or text.split())
+    tokens = tuple(tokens or text.split())
+    positions = tuple(3 * i + 2 for i in range(len(prompt.demonstrations)))
+    index = tuple(prompt.labels.index(shown.label) for shown in prompt.demonstrations)
+    increases = tuple(
+        tuple(rng.gauss(0, 0.05) + (2.0 if rng.random() < 0.02 else 0) for _ in range(heads)) for _ in range(layers)
+    )
+    ranked = sorted(
+        (Head(layer, head) for layer in range(layers) for head in range(heads)),
+        key=lambda head: -increases[head.layer][head.head],
+    )
+    rows = {}
+    for layer in range(layers):
+        for head in range(heads):
+            raw = [rng.random() ** 4 for _ in range(n)]
+            rows[layer, head] = tuple(x / sum(raw) for x in raw)
+
+    def scores() -> tuple[float, ...]:
+        raw = [rng.gauss(0, 1) for _ in prompt.labels]
+        total = math.log(sum(map(math.exp, raw)) + 0.1)
+        return tuple(x - total for x in raw)
+
+    scored = scores()
+    target = prompt.answer or max(zip(scored, prompt.labels, strict=True))[1]
+    return Explanation(
+        model=model,
+        prompt=prompt,
+        template=Template(),
+        settings=replace(ExplainOptions(), k=k),
+        tokens=tokens,
+        labels=prompt.labels,
+        label_positions=positions,
+        demonstration_labels=index,
+        label_log_probs=scored,
+        target=target,
+        target_token=target,
+        next_tokens=tuple((word, 0.1) for word in (*prompt.labels, *words)[:5]),
+        layer_attn=tuple(rng.gauss(0.2, 0.5) for _ in range(layers)),
+        layer_ffn=tuple(rng.gauss(0.1, 0.3) for _ in range(layers)),
+        head_increases=increases,
+        label_attention=tuple(
+            tuple(tuple(rows[layer, head][p] for p in positions) for head in range(heads)) for layer in range(layers)
+        ),
+        heads=tuple(
+            HeadReport(
+                head=head,
+                increase=increases[head.layer][head.head],
+                attention=rows[head],
+                position_increases=tuple(rng.gauss(0, 0.1) for _ in range(n)),
+                value_words=tuple(tuple(words) for _ in positions),
+                value_ranks=tuple(range(1, len(positions) + 1)),
+                key_words=tuple(tuple(words) for _ in positions),
+                query_words=tuple(words),
+                ablated=scores(),
+            )
+            for head in ranked[:k]
+        ),
+        subheads=tuple(SubheadReport(head, i % n, tokens[i % n], 0.5 - 0.01 * i) for i, head in enumerate(ranked[:10])),
+        n_parts=layers * heads * n,
+        n_exact=21,
+        certified=True,
+        ablation=AblationReport(tuple(ranked[:4]), scores(), tuple(scores() for _ in range(20))),
+        versions=(("icl-lens", "0.1.0"), ("torch", "2.13.0")),
+    )
+
+
+def long_prompt(n_tokens: int = 200, seed: int = 0) -> Prompt:
+    """Demonstrations of one-word texts until the prompt has about `n_tokens` words."""
+    rng = random.Random(seed)
+    words = ["river", "seven", "quiet", "nine", "brave", "eleven", "bitter", "forty"]
+    n = (n_tokens - 2) // 3
+    shown = [Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(n)]
+    return Prompt(shown, "twelve", answer="foo", labels=("bar", "foo"))
+
+
+def large() -> Explanation:
+    """An explanation of the size GPT-2 large gives for 200 tokens: 36 layers of 20 heads."""
+    return made(long_prompt(), layers=36, heads=20, k=10, words=[f"word{i}" for i in range(10)])

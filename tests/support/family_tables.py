@@ -1,0 +1,33 @@
+"""Which tiny families are exact, and why the others are refused: what the tests hold, and docs/families.md shows."""
+
+import families
+
+from icl_lens.models.view import tl_version
+
+
+def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
+    """Family -> (what the error says, the reason in one clause), on a TransformerLens version."""
+    reasons = {
+        "opt_post_norm": ("OPTForCausalLM is not supported", "no final norm before the unembedding"),
+        "falcon_new": ("could not be loaded", "TransformerLens cannot load it"),
+    }
+    if version < (4, 0):
+        reasons["cohere"] = (
+            "CohereForCausalLM is not supported on TransformerLens 3",
+            "TransformerLens 3 computes other logits than the model",
+        )
+    return reasons
+
+
+REFUSED = refused(tl_version())
+EXACT = sorted(set(families.FAMILIES) - set(REFUSED))
+SOFT_CAPPED = {"gemma2"}
+
+# Families HookedTransformer does not hold: TransformerLens' converters refuse them or make another model of them.
+_NO_CONVERTER = ("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm")
+NOT_HOOKED = {
+    **dict.fromkeys(_NO_CONVERTER, "TransformerLens has no converter for it"),
+    "llama_bias": "another model: TransformerLens sets the biases to zero",
+    "olmo2": "TransformerLens converts it without grouped queries only (then exact)",
+}
+HOOKED_EXACT = sorted(set(families.FAMILIES) - set(NOT_HOOKED))
