@@ -1,4 +1,4 @@
-"""The one error a user can mend: what was asked for cannot be done, and the message says how to ask differently."""
+"""What the user got wrong: one sentence with cause, values and remedy."""
 
 
 class InputError(ValueError):

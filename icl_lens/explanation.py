@@ -1,4 +1,4 @@
-"""One prompt explained: what raises the answer, what those heads say, and what removing them does."""
+"""One prompt explained: what raises the answer, what those heads say, what removing them does."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,89 +1,84 @@
-"""Arrows between the rooms point one way: a new import that breaks the order fails here."""
+"""The house: arrows between rooms point down, and nothing goes in a circle.
 
-import ast
+The contracts stand in pyproject.toml ([tool.importlinter]); import-linter reads every import, also those inside
+functions and those for type checkers only. Here they are run, and broken on purpose to see that they hold.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "icl_lens"
-
-# Low to high: a room may import rooms of lower levels only.
-LEVELS = [
-    {"errors"},
-    {"files", "prompts", "readout", "decompose", "metrics"},
-    {"models", "tokens", "tasks", "parts", "processes"},
-    {"activations"},
-    {"attribution", "attention", "circuits", "interventions"},
-    {"location", "causal", "debias"},
-    {"tables", "dataset"},
-    {"explain"},
-    {"plots", "html", "terminal"},
-    {"cli"},
-]
-ALONE = {"prompts": {"errors"}, "readout": {"errors"}, "decompose": {"errors"}}
-TRANSFORMER_LENS = {"models", "activations", "interventions"}
+ROOT = Path(__file__).parent.parent
+CONTRACTS = {
+    contract["id"]: contract
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+}
 
 
-def rooms():
-    """Each room (top module or subpackage) with the source files in it."""
-    for path in sorted(PACKAGE.iterdir()):
-        if path.suffix == ".py" and not path.name.startswith("__"):
-            yield path.stem, [path]
-        elif path.is_dir() and (path / "__init__.py").exists():
-            yield path.name, sorted(path.rglob("*.py"))
+def lint(folder):
+    """Exit code and report of `lint-imports` on the packages in a folder."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
+    run = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    return run.returncode, run.stdout + run.stderr
 
 
-def imports(path, *, at_import_time_only=False):
-    """Module names a file imports; imports inside functions or TYPE_CHECKING do not run at import time."""
-    tree = ast.parse(path.read_text())
-    nodes = ast.walk(tree) if not at_import_time_only else tree.body
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            if node.module == "icl_lens":
-                yield from (f"icl_lens.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the sources, for breaking."""
+    folder = tmp_path_factory.mktemp("house")
+    for package in ("icl_lens", "experiments"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
 
 
-def level(room):
-    return next(i for i, rooms_here in enumerate(LEVELS) if room in rooms_here)
+def test_every_contract_is_kept():
+    code, report = lint(ROOT)
+    assert code == 0, report
+    assert len(re.findall(r" KEPT", report)) == len(CONTRACTS), report
 
 
-ROOMS = dict(rooms())
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("icl_lens/models/head.py", "def late():\n    import icl_lens.cli", "rooms"),
+        ("icl_lens/errors.py", "import icl_lens.files", "rooms"),
+        ("icl_lens/brand_new_room.py", "", "rooms"),
+        ("icl_lens/attribution/increases.py", "import icl_lens.attribution.search", "circles"),
+        ("icl_lens/report/findings.py", "import icl_lens.report.html.page", "circles"),
+        ("experiments/lab/study.py", "import experiments.claims.layers", "experiments"),
+        ("icl_lens/metrics.py", "import experiments.lab.study", "library"),
+        ("icl_lens/report/plots.py", "import transformer_lens", "transformer-lens"),
+        ("icl_lens/prompts/prompt.py", "import torch", "text"),
+    ],
+)
+def test_a_new_arrow_that_points_up_or_closes_a_circle_is_named(copy, module, line, contract):
+    path = copy / module
+    before = path.read_text() if path.exists() else None
+    path.write_text(f"{before or ''}\n{line}\n")
+    try:
+        code, report = lint(copy)
+    finally:
+        path.unlink() if before is None else path.write_text(before)
+    assert code == 1, report
+    assert f"{CONTRACTS[contract]['name']} BROKEN" in report
 
 
-def test_every_room_has_a_level():
-    assert set(ROOMS) == set().union(*LEVELS) & set(ROOMS), "give the new room a level in LEVELS"
-    assert set(ROOMS) <= set().union(*LEVELS), f"no level for {set(ROOMS) - set().union(*LEVELS)}"
-
-
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_arrows_point_down(room):
-    for path in ROOMS[room]:
-        # Drawing is looked up late, when someone asks for a picture: explain may know of plots and html so.
-        late = room == "explain"
-        for module in imports(path, at_import_time_only=late):
-            parts = module.split(".")
-            if parts[0] != "icl_lens" or len(parts) == 1 or parts[1] == room or parts[1] not in ROOMS:
-                continue
-            assert level(parts[1]) < level(room), f"{path.name} imports {module}: {parts[1]} is not below {room}"
-
-
-@pytest.mark.parametrize("room", sorted(ALONE))
-def test_the_lowest_rooms_stand_alone(room):
-    for path in ROOMS[room]:
-        for module in imports(path):
-            if module.startswith("icl_lens."):
-                assert module.split(".")[1] in ALONE[room] | {room}, f"{room} imports {module}"
-
-
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_only_three_rooms_know_transformer_lens(room):
-    for path in ROOMS[room]:
-        if any(module.split(".")[0] == "transformer_lens" for module in imports(path)):
-            assert room in TRANSFORMER_LENS, f"{path.name} imports transformer_lens"
-
-
-def test_prompts_need_no_torch():
-    assert not any(module.split(".")[0] == "torch" for path in ROOMS["prompts"] for module in imports(path))
+def test_every_room_says_what_it_is_for():
+    rooms = [room.strip() for layer in CONTRACTS["rooms"]["layers"] for room in layer.split("|")]
+    for room in rooms:
+        path = ROOT / "icl_lens" / room
+        source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        assert re.match(r'"""[A-Z`].{20,}', source.read_text()), f"{source} does not begin with what the room is for"

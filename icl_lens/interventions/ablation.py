@@ -135,7 +135,7 @@ def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int,
 
 
 def heads_of(by_layer: dict[int, list[int]]) -> list[Head]:
-    """The other way round."""
+    """The heads of a grouping by layer, as made by `group`."""
     return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]
 
 

@@ -77,7 +77,14 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
 
 @dataclass(frozen=True)
 class Strength:
-    """A strength and what it does on the prompts it was chosen on, beside all those tried."""
+    """A strength and what it does on the prompts it was chosen on, beside all those tried.
+
+    Example:
+        >>> even = il.tokenize(model, il.load_task("sentiment-number", n=10))
+        >>> uneven = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="imbalanced"))
+        >>> il.choose_strength(model, [il.Head(2, 0)], even, uneven, fix="majority", tried=[0.5]).tried
+        (0.0, 0.5)
+    """
 
     fix: Fix
     strength: float
