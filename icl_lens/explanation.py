@@ -16,11 +16,12 @@ from icl_lens.activations.activations import Activations, capture, last_log_prob
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
 from icl_lens.attribution.increases import head_log_prob_increase, layer_log_prob_increase, subhead_log_prob_increase
-from icl_lens.attribution.search import top_subheads
+from icl_lens.attribution.search import TopSubheads, top_subheads
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_rows
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
+from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, tokenize
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.findings import AblationReport, ExplainOptions, Findings, HeadReport, SubheadReport
@@ -114,70 +115,68 @@ def explain(
     return _explain(model, acts, settings)
 
 
-def _explain(model: Any, acts: Activations, settings: ExplainOptions) -> Explanation:
+def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanation:
     batch, view = acts.batch, acts.view
-    n_heads_total = view.n_layers * view.n_heads
-    if settings.k < 1:
-        raise InputError(f"k={settings.k} must be at least 1")
-    if not 1 <= settings.n_ablated <= n_heads_total // 2:
-        raise InputError(
-            f"n_ablated={settings.n_ablated} leaves no random heads to compare with: choose 1 to {n_heads_total // 2}"
-        )
-    convention: dict[str, Any] = {"final_norm": settings.final_norm, "bias": settings.bias}
-    label_scores = acts.label_log_probs[0]
+    _check(options, view)
+    convention: dict[str, Any] = {"final_norm": options.final_norm, "bias": options.bias}
     target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
     targets = batch.label_tokens[[target]].to(acts.readout.W_U.device)
+    n_heads, n_tokens = view.n_layers * view.n_heads, int(batch.last[0]) + 1
 
     layers = layer_log_prob_increase(acts, targets, **convention)
     increases = head_log_prob_increase(acts, targets, **convention)[0]
-    order = increases.flatten().argsort(descending=True)[: min(settings.k, n_heads_total)]
+    order = increases.flatten().argsort(descending=True)[: min(options.k, n_heads)]
     located = [Head.at(index, view.n_heads) for index in order.tolist()]
-    n_tokens = int(batch.last[0]) + 1
-    parts = top_subheads(acts, targets, k=min(2 * settings.k, n_heads_total * n_tokens), **convention)
+    parts = top_subheads(acts, targets, k=min(2 * options.k, n_heads * n_tokens), **convention)
 
-    removed = located[: settings.n_ablated]
-    draws = _random_sets(view.heads(), removed, settings)
+    removed = located[: options.n_ablated]
+    draws = _random_sets(view.heads(), removed, options)
     ablated = _ablated_label_scores(model, batch, [*[[head] for head in located], removed, *draws])
-    strings = tuple(batch.token_strings[0][:n_tokens])
-    next_tokens = _next_tokens(acts)
+    alone, together, random_draws = ablated.split([len(located), 1, len(draws)])
     return Explanation(
         model=view.name,
         prompt=batch.prompts[0],
         template=batch.template,
-        settings=settings,
-        tokens=strings,
+        settings=options,
+        tokens=tuple(batch.token_strings[0][:n_tokens]),
         labels=tuple(batch.labels),
         label_positions=tuple(batch.label_positions[0].tolist()),
         demonstration_labels=tuple(batch.label_index[0].tolist()),
-        label_log_probs=tuple(label_scores.tolist()),
+        label_log_probs=tuple(acts.label_log_probs[0].tolist()),
         target=batch.labels[target],
         target_token=_decode(acts)(int(targets[0])),
-        next_tokens=next_tokens,
+        next_tokens=_next_tokens(acts),
         layer_attn=tuple(layers.attn[0].tolist()),
         layer_ffn=tuple(layers.ffn[0].tolist()),
         head_increases=tuple(tuple(row) for row in increases.tolist()),
         label_attention=tuple(tuple(tuple(head) for head in layer) for layer in attention_to_labels(acts)[0].tolist()),
-        heads=tuple(_head_reports(acts, located, increases, targets, ablated[: len(located)], settings)),
-        subheads=tuple(
-            SubheadReport(Head(layer, head), position, strings[position], value)
-            for layer, head, position, value in zip(
-                parts.layer[0].tolist(),
-                parts.head[0].tolist(),
-                parts.position[0].tolist(),
-                parts.value[0].tolist(),
-                strict=True,
-            )
-        ),
+        heads=tuple(_head_reports(acts, located, increases, targets, alone, options)),
+        subheads=tuple(_subhead_reports(acts, parts)),
         n_parts=int(parts.n_parts[0]),
         n_exact=int(parts.n_exact[0]),
         certified=parts.certified,
         ablation=AblationReport(
             heads=tuple(removed),
-            located=tuple(ablated[len(located)].tolist()),
-            random=tuple(tuple(row) for row in ablated[len(located) + 1 :].tolist()),
+            located=tuple(together[0].tolist()),
+            random=tuple(tuple(row) for row in random_draws.tolist()),
         ),
         versions=tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
     )
+
+
+def _check(options: ExplainOptions, view: ModelView) -> None:
+    most = view.n_layers * view.n_heads // 2
+    if options.k < 1:
+        raise InputError(f"k={options.k} must be at least 1")
+    if not 1 <= options.n_ablated <= most:
+        raise InputError(f"n_ablated={options.n_ablated} leaves no random heads to compare with: choose 1 to {most}")
+
+
+def _subhead_reports(acts: Activations, parts: TopSubheads) -> Iterator[SubheadReport]:
+    """The one prompt's largest parts, with the token each is moved from."""
+    columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
+    for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
+        yield SubheadReport(Head(layer, head), position, acts.batch.token_strings[0][position], value)
 
 
 def _decode(acts: Activations) -> Callable[[int], str]:

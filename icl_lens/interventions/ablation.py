@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.interventions.choice import Positions, check_choice, group, heads_of
 from icl_lens.interventions.editor import Edit, Stage, asleep, editing
 from icl_lens.interventions.probe import check_moves
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-
-Positions = Literal["all", "last"]
 
 
 @contextmanager
@@ -124,22 +123,3 @@ def _mean_z(
         with torch.no_grad(), asleep(view), view.model.hooks(fwd_hooks=hooks):
             view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
     return {layer: total / count for layer, total in sums.items()}
-
-
-def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
-    """Layer -> its chosen heads, each once; raises InputError for a head the model does not have."""
-    by_layer: dict[int, list[int]] = {}
-    for layer, index in sorted({view.check_head(head) for head in heads}):
-        by_layer.setdefault(layer, []).append(index)
-    return by_layer
-
-
-def heads_of(by_layer: dict[int, list[int]]) -> list[Head]:
-    """The heads of a grouping by layer, as made by `group`."""
-    return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises InputError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise InputError(f"{name}={value!r} is not known; use {' or '.join(map(repr, choices))}")

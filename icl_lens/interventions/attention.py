@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.ablation import Positions, check_choice, group, heads_of
+from icl_lens.interventions.choice import Positions, check_choice, group, heads_of
 from icl_lens.interventions.editor import Attention, Edit, Stage, editing
 from icl_lens.interventions.probe import check_moves, check_understood
 from icl_lens.models.head import Head

@@ -1,0 +1,29 @@
+"""Which heads and positions a block edits: the arguments all blocks share, checked and grouped by layer."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from icl_lens.errors import InputError
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+
+Positions = Literal["all", "last"]
+
+
+def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
+    """Layer -> its chosen heads, each once; raises InputError for a head the model does not have."""
+    by_layer: dict[int, list[int]] = {}
+    for layer, index in sorted({view.check_head(head) for head in heads}):
+        by_layer.setdefault(layer, []).append(index)
+    return by_layer
+
+
+def heads_of(by_layer: dict[int, list[int]]) -> list[Head]:
+    """The heads of a grouping by layer, as made by `group`."""
+    return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises InputError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InputError(f"{name}={value!r} is not known; use {' or '.join(map(repr, choices))}")
