@@ -31,7 +31,7 @@ PART_BYTES = 192 * 2**20
 
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
 """The tokens to compare with: one a prompt, several (-1: no token, where prompts have fewer), or none."""
-CheckedAgainst = Int[Tensor, "batch other"] | None
+CheckedAgainst = Int[Tensor, "batch kept"] | None
 """The same after `check_against`."""
 
 
@@ -123,7 +123,7 @@ def linear_direction(
     return readout.contrast_direction(targets, against[:, 0])
 
 
-def rows_of(against: CheckedAgainst, rows: Any) -> CheckedAgainst:
+def rows_of(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
     """The tokens of some of the prompts."""
     return None if against is None else against[rows]
 

@@ -253,7 +253,7 @@ def _sum_of(view: ModelView, held: list[_Held]) -> Float[Tensor, "layer head"]:
 
 def _captured(
     model: Any, batch: PromptBatch, targets: Tensor, against: CheckedAgainst, rows: list[int]
-) -> tuple[Activations, tuple[Tensor, CheckedAgainst]]:
+) -> tuple[Activations, tuple[Tensor, Tensor | None]]:
     return capture(model, batch[rows]), (targets[rows], rows_of(against, rows))
 
 
