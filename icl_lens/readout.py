@@ -239,7 +239,9 @@ class Readout:
 
     def token_columns(self, tokens: Int[Tensor, "*rest"]) -> Float[Tensor, "*rest d_model"]:
         """W_U's columns of some tokens."""
-        return self.W_U.T[tokens].to(self.dtype)
+        # Each column once: they lie strided in W_U, and prompts mostly share their labels.
+        distinct, where = tokens.unique(return_inverse=True)
+        return self.W_U.index_select(1, distinct).T.to(self.dtype).contiguous()[where]
 
     def vocabulary_scores(
         self, vectors: Float[Tensor, "*rest d_model"], *, bias: bool = False
