@@ -239,9 +239,9 @@ class Readout:
 
     def token_columns(self, tokens: Int[Tensor, "*rest"]) -> Float[Tensor, "*rest d_model"]:
         """W_U's columns of some tokens."""
-        # Each column once: they lie strided in W_U, and prompts mostly share their labels.
+        # Each column once: prompts mostly share their labels. Not index_select, which copies a transposed W_U whole.
         distinct, where = tokens.unique(return_inverse=True)
-        return self.W_U.index_select(1, distinct).T.to(self.dtype).contiguous()[where]
+        return self.W_U.T[distinct].to(self.dtype)[where]
 
     def vocabulary_scores(
         self, vectors: Float[Tensor, "*rest d_model"], *, bias: bool = False
