@@ -225,6 +225,96 @@ def test_slack_against_float64(load_tiny, name):
     assert float((subheads - bounds)[torch.isfinite(bounds)].max()) < SLACK / 10
 
 
+def contrasts(many):
+    """`against` for the forty prompts: the other label, and one to three tokens."""
+    generator = torch.Generator().manual_seed(0)
+    several = torch.stack([5 + torch.randperm(80, generator=generator)[:3] for _ in range(len(many))])
+    several[::3, 1] = -1
+    several[::5, 2] = -1
+    return {"one": many.other_label_tokens, "several": several}
+
+
+def every_contrast(model, many, against, **convention):
+    """[prompt layer head], each prompt alone, by log-probabilities of the whole vocabulary."""
+    found = []
+    for i in range(len(many)):
+        acts = il.capture(model, many[i])
+        readout = acts.readout.using(final_norm="frozen", bias=True, **convention)
+        others = against[i][against[i] >= 0]
+
+        def odds(x, readout=readout, others=others, target=int(many[i].answer_tokens)):
+            log_probs = readout.log_probs(x)
+            return log_probs[..., target] - log_probs[..., others].logsumexp(-1)
+
+        vectors = torch.stack([acts.head_outputs(layer) for layer in range(acts.view.n_layers)], dim=1)
+        found.append(odds(acts.resid_pre[:, :, None] + vectors) - odds(acts.resid_pre)[..., None])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("which", ["one", "several"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_contrast_certified_is_exhaustive(load_tiny, few_candidates, name, which):
+    model = load_tiny(name)
+    many = il.tokenize(model, draw(40), prepend_bos=False)
+    against = contrasts(many)[which]
+    mean = every_contrast(model, many, against).double().mean(0)
+    torch.testing.assert_close(mean_head_increases(model, many, against=against, batch_size=9), mean, atol=1e-5, rtol=0)
+    best = mean.flatten().topk(3)
+    for batch_size in (1, 7, 40):
+        top = il.locate_heads(model, many, k=3, against=against, batch_size=batch_size)
+        torch.testing.assert_close(top.value, best.values, atol=1e-5, rtol=0)
+        assert top.heads == [il.Head(i // 4, i % 4) for i in best.indices.tolist()]
+        assert top.certified == (name != "gemma2")
+        assert top.left_out <= float(top.value[-1])
+        if which == "one" or name == "gemma2":
+            assert (top.n_exact, top.share) == (12, 1.0)
+        else:
+            assert top.share < 1
+
+
+def test_contrast_heads_left_open_are_passed_again(gpt2, many, monkeypatch):
+    monkeypatch.setattr(dataset, "MARGIN", 0)
+    against = contrasts(many)["several"]
+    top = il.locate_heads(gpt2, many, k=1, against=against, batch_size=8, slack=1e6)
+    best = every_contrast(gpt2, many, against).double().mean(0).flatten().topk(1)
+    assert (top.n_exact, top.share) == (12, 1.0)
+    torch.testing.assert_close(top.value, best.values, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("which", ["one", "several"])
+def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candidates, which):
+    """Parts that are there are not computed again, and give the same numbers to the last bit."""
+    against = contrasts(many)[which]
+    folder = PartFolder(tmp_path, {"against": against.tolist()})
+    whole = il.locate_heads(gpt2, many, k=2, against=against, batch_size=8, folder=folder)
+    parts = sorted(path.name for path in tmp_path.glob("part-*"))
+    assert len(parts) == 5
+    columns = folder.read(parts[1]).to_pandas()
+    assert columns["increase"].notna().all() == (which == "one")
+    if which == "one":
+        assert (columns["increase"] == columns["bound"]).all()
+    (tmp_path / parts[3]).unlink()
+    captured = []
+    monkeypatch.setattr(
+        dataset, "capture", lambda model, batch: captured.append(len(batch)) or il.capture(model, batch)
+    )
+    again = il.locate_heads(gpt2, many, k=2, against=against, batch_size=8, folder=folder)
+    assert captured == [8]
+    assert again.heads == whole.heads
+    assert torch.equal(again.value, whole.value)
+    assert (again.certified, again.n_exact, again.left_out) == (whole.certified, whole.n_exact, whole.left_out)
+
+
+def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
+    against = many.other_label_tokens
+    silent = PartFolder(tmp_path, {"x": 1, "against": None})
+    with pytest.raises(il.InputError, match="says nothing of against, and the run has it"):
+        il.locate_heads(gpt2, many, k=2, against=against, folder=silent)
+    with pytest.raises(il.InputError, match="says against, and the run has none"):
+        il.locate_heads(gpt2, many, k=2, folder=PartFolder(tmp_path, {"against": "other labels"}))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_icl_mini_dataset(icl_mini):
     """Certified = exhaustive on real weights; most heads are never evaluated; the slack holds there too."""

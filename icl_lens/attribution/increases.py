@@ -2,14 +2,22 @@
 
 `I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token in
 `targets`. Increases are not additive: those of the parts need not sum to that of the whole.
+
+With `against`, the increase of the contrast log p(w) − log Σ p(w'_i) instead. The softmax's normaliser cancels. With
+one other token, a frozen norm and no soft-cap the contrast is linear, `C(u) = u · g` with one `g` for all layers: the
+vocabulary is never projected on, and parts add up. Otherwise it is evaluated before and after, as increases are, on the
+named columns of W_U only.
+
 Source: the paper's appendix E; docs/howto/numbers.md. To find only the largest, see
 `icl_lens.attribution.search`, which needs a fraction of the work.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -21,6 +29,11 @@ from icl_lens.models.view import ModelView
 
 # [batch, part, d_model] vectors are made and read out in pieces of about this size.
 PART_BYTES = 192 * 2**20
+
+Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
+"""The tokens to compare with: one a prompt, several (-1: no token, where prompts have fewer), or none."""
+CheckedAgainst = Int[Tensor, "batch kept"] | None
+"""The same after `check_against`."""
 
 
 @dataclass(frozen=True)
@@ -62,29 +75,98 @@ def target_tokens(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> In
     return targets
 
 
+def check_against(acts: Activations, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
+    """`against` on the readout's device, for checked `targets`; raises InputError as `against_tokens` does."""
+    return against_tokens(acts.view, targets, against)
+
+
+def against_tokens(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
+    """`check_against` for prompts of which there are no activations yet: the tokens on the left, as narrow as can be.
+
+    Raises InputError unless every prompt has at least one token to compare its target with, each of the vocabulary,
+    none twice, and none of them the target.
+    """
+    if against is None:
+        return None
+    against = torch.as_tensor(against, device=view.home)
+    n, d_vocab = len(targets), view.model.W_U.shape[1]
+    if against.ndim not in (1, 2) or len(against) != n or against.is_floating_point():
+        raise InputError(
+            f"against must be token ids of shape ({n},), one a prompt, or ({n}, …), several; got "
+            f"{tuple(against.shape)} {against.dtype}"
+        )
+    against = against.long().reshape(n, -1)
+    if bool(((against < -1) | (against >= d_vocab)).any()):
+        raise InputError(f"against must lie in 0–{d_vocab - 1}, or be -1 for no token")
+    count = (against >= 0).sum(1)
+    if bool((count == 0).any()):
+        raise InputError(
+            f"prompt {int((count == 0).nonzero()[0])} has no token left to compare with: its row of against is all -1; "
+            "name one, or leave out prompts that have one label only or no answer"
+        )
+    same = (against == targets[:, None]).any(1)
+    if bool(same.any()):
+        row = int(same.nonzero()[0])
+        raise InputError(
+            f"prompt {row} compares its target, token {int(targets[row])}, with itself; take it out of against"
+        )
+    against = against.sort(dim=1, descending=True).values[:, : int(count.max())]
+    twice = ((against[:, 1:] == against[:, :-1]) & (against[:, 1:] >= 0)).any(1)
+    if bool(twice.any()):
+        raise InputError(f"prompt {int(twice.nonzero()[0])} names a token of against twice; name each once")
+    return against
+
+
+def linear_direction(
+    readout: Readout, targets: Int[Tensor, " batch"], against: CheckedAgainst
+) -> Float[Tensor, "batch d_model"] | None:
+    """`g` with contrast = u · g for every part of every layer; None unless the contrast is linear.
+
+    It is with one other token a prompt and logits affine in the part: frozen norm, no soft-cap.
+    """
+    if against is None or against.shape[1] != 1 or not readout.is_affine:
+        return None
+    return readout.contrast_direction(targets, against[:, 0])
+
+
+def rows_of(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
+    """The tokens of some of the prompts."""
+    return None if against is None else against[rows]
+
+
 def layer_log_prob_increase(
     acts: Activations,
     targets: Int[Tensor, " batch"],
     *,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> LayerIncreases:
     """What each layer's attention and FFN add to the log-probability of the target, nats.
 
     Attention relative to the layer input x; FFN relative to x + attention (to x for parallel blocks, whose FFN
-    reads the same input). Raises InputError for bad targets.
+    reads the same input). With `against`, what they add to log p(target) − log Σ p(against); with one other token, in
+    parallel blocks too, the layers sum to its final value minus the embedding's.
+    Raises InputError for bad targets or against.
 
     Example:
         >>> increases = il.layer_log_prob_increase(acts, targets)
         >>> increases.attn.shape
         torch.Size([1, 6])
+        >>> il.layer_log_prob_increase(acts, targets, against=batch.other_label_tokens).ffn.shape
+        torch.Size([1, 6])
     """
     targets = check_targets(acts, targets)
+    others = check_against(acts, targets, against)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    if (g := linear_direction(readout, targets, others)) is not None:
+        return LayerIncreases(*((out.to(g.dtype) * g[:, None]).sum(-1) for out in (acts.attn_out, acts.mlp_out)))
     x = acts.resid_pre.to(readout.dtype)
     mid = x + acts.attn_out.to(readout.dtype)
     after = (x if acts.view.parallel else mid) + acts.mlp_out.to(readout.dtype)
-    before_attn, after_attn, after_ffn = (readout.token_log_probs(part, targets) for part in (x, mid, after))
+    before_attn, after_attn, after_ffn = (
+        readout.token_log_probs(part, targets, against=others) for part in (x, mid, after)
+    )
     return LayerIncreases(
         attn=after_attn - before_attn, ffn=after_ffn - (before_attn if acts.view.parallel else after_attn)
     )
@@ -94,20 +176,26 @@ def head_log_prob_increase(
     acts: Activations,
     targets: Int[Tensor, " batch"],
     *,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch layer head"]:
     """What each head adds to the log-probability of the target, nats, relative to its layer's input.
 
-    Raises InputError for bad targets.
+    With `against`, what it adds to log p(target) − log Σ p(against): whether it tells the target from these tokens.
+    With one other token this adds up: heads and b_O to the attention layer's.
+    Raises InputError for bad targets or against.
 
     Example:
         >>> il.head_log_prob_increase(acts, targets).shape
         torch.Size([1, 6, 8])
+        >>> il.head_log_prob_increase(acts, targets, against=batch.other_label_tokens).shape
+        torch.Size([1, 6, 8])
     """
     targets = check_targets(acts, targets)
+    others = check_against(acts, targets, against)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
-    return every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets)
+    return every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, others)
 
 
 def every_head_increase(
@@ -116,22 +204,28 @@ def every_head_increase(
     x: Float[Tensor, "batch layer d_model"],
     z: Float[Tensor, "batch layer head d_head"],
     targets: Int[Tensor, " batch"],
+    against: CheckedAgainst = None,
 ) -> Float[Tensor, "batch layer head"]:
     """`head_log_prob_increase` from what it reads: layer inputs and `Activations.head_inputs`.
 
     Up to `fold_from` prompts, head vectors go through W_U. From there on a head's W_O·W_U is multiplied out once and
     its z goes through that: the product costs d_head · d_model · d_vocab, and each prompt d_head · d_vocab instead of
-    d_model · d_vocab. Own norm and logit soft-cap cannot be folded.
+    d_model · d_vocab. Own norm and logit soft-cap cannot be folded, and contrasts need not be.
     """
+    if (g := linear_direction(readout, targets, against)) is not None:
+        return heads_along(view, z, g[:, None].expand(-1, view.n_layers, -1))
     x, z = x.to(readout.dtype), z.to(readout.dtype)
     n, n_layers, n_heads, _ = z.shape
     out = x.new_empty((n, n_layers, n_heads))
-    fold = readout.is_affine and n >= fold_from(view.d_head, view.d_model)
+    fold = against is None and readout.is_affine and n >= fold_from(view.d_head, view.d_model)
+    step = max(1, PART_BYTES // (n_heads * view.d_model * x.element_size()))
     for layer in range(n_layers):
         W_O = view.W_O(layer).to(readout.dtype)
         if not fold:
-            base = readout.token_log_probs(x[:, layer, None], targets)[:, 0]
-            out[:, layer] = _increase(readout, x[:, layer], base, head_outputs(z[:, layer], W_O), targets)
+            for rows in (slice(start, start + step) for start in range(0, n, step)):
+                part, its, others = readout.rows(rows), targets[rows], rows_of(against, rows)
+                base = part.token_log_probs(x[rows, layer, None], its, against=others)[:, 0]
+                out[rows, layer] = _increase(part, x[rows, layer], base, head_outputs(z[rows, layer], W_O), its, others)
             continue
         for rows, _ in readout.pieces(n, 1):
             part = readout.rows(rows)
@@ -142,6 +236,30 @@ def every_head_increase(
                 after = torch.addmm(logits, z[rows, layer, head] * scale[:, None], readout.vocabulary_scores(W_O[head]))
                 out[rows, layer, head] = _log_prob(after, targets[rows]) - base
     return out
+
+
+def heads_along(
+    view: ModelView, z: Float[Tensor, "batch layer head d_head"], g: Float[Tensor, "batch layer d_model"]
+) -> Float[Tensor, "batch layer head"]:
+    """Each head's output times `g`, from `Activations.head_inputs`: no head vector is made."""
+    columns = [(z[:, layer].to(g.dtype) * in_heads(view, g[:, layer], layer)).sum(-1) for layer in range(view.n_layers)]
+    return torch.stack(columns, dim=1)
+
+
+def in_heads(view: ModelView, g: Float[Tensor, "batch d_model"], layer: int) -> Float[Tensor, "batch head d_head"]:
+    """`g` seen through each head's W_O: z · that = (what the head writes) · g."""
+    return einsum(g, view.W_O(layer).to(g.dtype), "batch d_model, head d_head d_model -> batch head d_head")
+
+
+def subheads_along(acts: Activations, g: Float[Tensor, "batch d_model"], layer: int) -> Float[Tensor, "batch head pos"]:
+    """What each head of a layer moves from each position, times `g`; whatever at padding."""
+    by_group = in_heads(acts.view, g, layer).unflatten(1, (acts.view.n_kv_heads, -1))
+    along = einsum(
+        acts.v[:, layer].to(g.dtype),
+        by_group,
+        "batch key kv d_head, batch kv group d_head -> batch kv group key",
+    ).flatten(1, 2)
+    return acts.head_pattern(layer) * along
 
 
 def fold_from(d_head: int, d_model: int) -> int:
@@ -158,20 +276,25 @@ def subhead_log_prob_increase(
     targets: Int[Tensor, " batch"],
     *,
     layers: Sequence[int] | None = None,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch layer head pos"]:
     """What each head moves from each position adds to the log-probability of the target, nats.
 
     Exhaustive: every (layer, head, position). `layers` narrows the layer axis to those layers, in that order.
-    Zero at padding. `icl_lens.top_subheads` finds the largest ones at a fraction of the cost.
-    Raises InputError for bad targets or layers.
+    Zero at padding. `icl_lens.top_subheads` finds the largest ones at a fraction of the cost. With `against`, what is
+    added to log p(target) − log Σ p(against); with one other token, positions sum to the head's.
+    Raises InputError for bad targets, against or layers.
 
     Example:
         >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3]).shape
         torch.Size([1, 2, 8, 14])
+        >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3], against=batch.other_label_tokens).shape
+        torch.Size([1, 2, 8, 14])
     """
     targets = check_targets(acts, targets)
+    others = check_against(acts, targets, against)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
     chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
     width = acts.pattern.shape[-1]
@@ -179,8 +302,14 @@ def subhead_log_prob_increase(
     out = acts.readout.scale.new_zeros((n, len(chosen), acts.view.n_heads, width))
     if not chosen:
         return out
+    keys = torch.arange(width, device=out.device)
+    padding = (keys > acts.batch.last.to(out.device)[:, None])[:, None, None]
+    if (g := linear_direction(readout, targets, others)) is not None:
+        for i, layer in enumerate(chosen):
+            out[:, i] = subheads_along(acts, g, layer)
+        return out.masked_fill(padding, 0.0)
     x = acts.resid_pre[:, chosen].to(readout.dtype)
-    base = readout.token_log_probs(x, targets)
+    base = readout.token_log_probs(x, targets, against=others)
     part = acts.view.n_heads * width * acts.view.d_model * x.element_size()
     step = max(1, PART_BYTES // part)
     for i, layer in enumerate(chosen):
@@ -188,10 +317,10 @@ def subhead_log_prob_increase(
         for start in range(0, n, step):
             rows = slice(start, start + step)
             u = subhead_values(pattern[rows], values[rows], W_O)
-            increase = _increase(readout.rows(rows), x[rows, i], base[rows, i], u.flatten(1, 2), targets[rows])
+            its = targets[rows], rows_of(others, rows)
+            increase = _increase(readout.rows(rows), x[rows, i], base[rows, i], u.flatten(1, 2), *its)
             out[rows, i] = increase.unflatten(1, (acts.view.n_heads, width))
-    keys = torch.arange(width, device=out.device)
-    return out.masked_fill((keys > acts.batch.last.to(out.device)[:, None])[:, None, None], 0.0)
+    return out.masked_fill(padding, 0.0)
 
 
 def neuron_log_prob_increase(
@@ -199,34 +328,42 @@ def neuron_log_prob_increase(
     targets: Int[Tensor, " batch"],
     layer: int,
     *,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch neuron"]:
     """What each neuron of one FFN adds to the log-probability of the target, nats, relative to the FFN's input.
 
-    Raises InputError for bad targets, a layer that does not exist, or an FFN without single neurons.
+    With `against`, what it adds to log p(target) − log Σ p(against); with one other token, neurons and b_out sum to the
+    FFN layer's. Raises InputError for bad targets or against, a layer that does not exist, or an FFN without single
+    neurons.
 
     Example:
         >>> il.neuron_log_prob_increase(acts, targets, layer=2).shape
         torch.Size([1, 512])
+        >>> il.neuron_log_prob_increase(acts, targets, layer=2, against=batch.other_label_tokens).shape
+        torch.Size([1, 512])
     """
     targets = check_targets(acts, targets)
+    others = check_against(acts, targets, against)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
     layer = _check_layer(acts, layer)
     if acts.mlp_post is None:
         raise InputError(f"{acts.view.name} shows no FFN coefficients (mlp.hook_post): neurons cannot be told apart")
-    x = acts.resid_pre[:, layer].to(readout.dtype)
-    if not acts.view.parallel:
-        x = x + acts.attn_out[:, layer].to(readout.dtype)
-    base = readout.token_log_probs(x[:, None], targets)[:, 0]
     post = acts.mlp_post[:, layer].to(readout.dtype)
     if acts.mlp_scale is not None:
         post = post * acts.mlp_scale[:, layer, None]
     W_out = acts.view.W_out(layer)
+    if (g := linear_direction(readout, targets, others)) is not None:
+        return post * (g @ W_out.to(g.dtype).T)
+    x = acts.resid_pre[:, layer].to(readout.dtype)
+    if not acts.view.parallel:
+        x = x + acts.attn_out[:, layer].to(readout.dtype)
+    base = readout.token_log_probs(x[:, None], targets, against=others)[:, 0]
     n, d_mlp = post.shape
     step = max(1, PART_BYTES // (n * acts.view.d_model * x.element_size()))
     pieces = [
-        _increase(readout, x, base, neuron_values(post[:, i : i + step], W_out[i : i + step]), targets)
+        _increase(readout, x, base, neuron_values(post[:, i : i + step], W_out[i : i + step]), targets, others)
         for i in range(0, d_mlp, step)
     ]
     return torch.cat(pieces, dim=1)
@@ -238,8 +375,9 @@ def _increase(
     base: Float[Tensor, " batch"],
     u: Float[Tensor, "batch part d_model"],
     targets: Int[Tensor, " batch"],
+    against: CheckedAgainst,
 ) -> Float[Tensor, "batch part"]:
-    return readout.token_log_probs(x[:, None] + u, targets) - base[:, None]
+    return readout.token_log_probs(x[:, None] + u, targets, against=against) - base[:, None]
 
 
 def _check_layer(acts: Activations, layer: int) -> int:

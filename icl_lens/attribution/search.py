@@ -4,19 +4,33 @@ With a frozen scale the logits are affine in a part `u`, and Jensen's inequality
 `I(u | x) ≤ u · g`, where `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector for each prompt and layer.
 A dot product then bounds each (layer, head, position); evaluating parts exactly in the order of their bounds
 until the k-th exact value reaches the next bound gives the exact top k, with a certificate.
+
+The contrast `C(u | x)` of log p(w) − log Σ p(w'_i) has the same bound with the tokens w'_i in the vocabulary's place:
+`C(u | x) = b_w(u) − log Σ q_i exp b_i(u) ≤ b_w(u) − Σ q_i b_i(u) = u · g`, q the softmax over the w'_i at x, so `g`
+is made of their columns of W_U and w's alone. With one w' it is an equality and no search is needed: the dot products
+are the values, and the largest of them are taken.
 Source: docs/howto/numbers.md.
 """
 
 from dataclasses import dataclass
 
 import torch
-from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import chosen_subhead_values, head_outputs
-from icl_lens.attribution.increases import check_targets, head_log_prob_increase, subhead_log_prob_increase
+from icl_lens.attribution.increases import (
+    CheckedAgainst,
+    check_against,
+    check_targets,
+    every_head_increase,
+    heads_along,
+    linear_direction,
+    rows_of,
+    subhead_log_prob_increase,
+    subheads_along,
+)
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
@@ -31,7 +45,8 @@ class TopSubheads:
 
     `n_exact` of `n_parts` parts were evaluated exactly; every other part's bound is at most `left_out`, which
     does not exceed the k-th value. `certified` is False where no bound exists (own norm, logit soft-cap) and the
-    search was exhaustive: the answer is exact either way.
+    search was exhaustive: the answer is exact either way. For a linear contrast (one token in `against`) the bounds are
+    the exact values: all parts count as evaluated, at the price of a dot product each, and nothing is left out.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
@@ -57,7 +72,8 @@ class TopHeads:
 
     `n_exact` of `n_parts` heads were evaluated exactly on every prompt; every other head's mean bound is at most
     `left_out`. `certified` is False where the search was exhaustive (own norm, logit soft-cap). `n_pairs` counts the
-    exact evaluations, one for a head on a prompt: those of heads evaluated on some prompts only are among them.
+    exact evaluations, one for a head on a prompt: those of heads evaluated on some prompts only are among them. For a
+    linear contrast (one token in `against`) the bounds are the exact values: all heads count as evaluated, certified.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -87,19 +103,29 @@ class TopHeads:
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """For each prompt and layer: log p of the target at the layer's input, and the bound's direction `g`."""
+    """For each prompt and layer: log p of the target (or its contrast) at the layer's input, and the bound's `g`."""
 
     base: Float[Tensor, "batch layer"]
     g: Float[Tensor, "batch layer d_model"]
 
 
-def layer_gradients(acts: Activations, targets: Int[Tensor, " batch"], readout: Readout) -> LayerGradients:
+def layer_gradients(
+    acts: Activations, targets: Int[Tensor, " batch"], readout: Readout, *, against: CheckedAgainst = None
+) -> LayerGradients:
     """Bases and bound directions of all layers: one product with W_U and one back, in bounded pieces.
 
-    Raises InputError if the readout is not affine.
+    With `against`, of the contrast: a product with the named columns only. Raises InputError if the readout is not
+    affine.
     """
     x = acts.resid_pre.to(readout.dtype)
     base, g = x.new_empty(x.shape[:2]), torch.empty_like(x)
+    if against is not None:
+        for rows, layers in readout.contrast_pieces(len(x), x.shape[1], against.shape[1]):
+            part, its = readout.rows(rows), (targets[rows], against[rows])
+            relative = part.relative_logits(x[rows, layers], *its)
+            base[rows, layers] = -torch.logsumexp(relative, dim=-1)
+            g[rows, layers] = part.direction(-relative.softmax(-1) @ part.relative_columns(*its))
+        return LayerGradients(base, g)
     for rows, layers in readout.pieces(*x.shape[:2]):
         part = readout.rows(rows)
         log_probs = part.log_probs(x[rows, layers])
@@ -114,36 +140,21 @@ def layer_gradients(acts: Activations, targets: Int[Tensor, " batch"], readout: 
 
 def head_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head"]:
     """Upper bound of every head's increase, nats."""
-    columns = []
-    for layer in range(acts.view.n_layers):
-        in_head = _gradient_in_head(acts, gradients, layer)
-        z = acts.z[:, layer].to(in_head.dtype)
-        bound = (z * in_head).sum(-1)
-        columns.append(bound if acts.attn_scale is None else bound * acts.attn_scale[:, layer, None])
-    return torch.stack(columns, dim=1)
+    return heads_along(acts.view, acts.head_inputs, gradients.g)
 
 
 def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head pos"]:
     """Upper bound of every (layer, head, position)'s increase, nats; -inf at padding."""
-    keys = torch.arange(acts.pattern.shape[-1], device=acts.pattern.device)
-    padding = keys > acts.batch.last.to(keys.device)[:, None]
-    columns = []
-    for layer in range(acts.view.n_layers):
-        in_head = _gradient_in_head(acts, gradients, layer)
-        group = acts.view.n_heads // acts.view.n_kv_heads
-        by_group = in_head.unflatten(1, (acts.view.n_kv_heads, group))
-        along = einsum(
-            acts.v[:, layer].to(in_head.dtype),
-            by_group,
-            "batch key kv d_head, batch kv group d_head -> batch kv group key",
-        ).flatten(1, 2)
-        columns.append(acts.head_pattern(layer) * along)
-    return torch.stack(columns, dim=1).masked_fill(padding[:, None, None], -torch.inf)
+    columns = [subheads_along(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
+    return _without_padding(acts, torch.stack(columns, dim=1))
 
 
-def _gradient_in_head(acts: Activations, gradients: LayerGradients, layer: int) -> Float[Tensor, "batch head d_head"]:
-    g = gradients.g[:, layer]
-    return einsum(g, acts.view.W_O(layer).to(g.dtype), "batch d_model, head d_head d_model -> batch head d_head")
+def _without_padding(
+    acts: Activations, x: Float[Tensor, "batch layer head pos"]
+) -> Float[Tensor, "batch layer head pos"]:
+    keys = torch.arange(x.shape[-1], device=x.device)
+    padding: Bool[Tensor, "batch 1 1 pos"] = (keys > acts.batch.last.to(keys.device)[:, None])[:, None, None]
+    return x.masked_fill(padding, -torch.inf)
 
 
 def top_subheads(
@@ -151,6 +162,7 @@ def top_subheads(
     targets: Int[Tensor, " batch"],
     *,
     k: int = 20,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     slack: float = SLACK,
@@ -158,23 +170,30 @@ def top_subheads(
     """The k largest (layer, head, position) log-probability increases of each prompt: exact, certified.
 
     `slack` (nats) is added to every bound to allow for float32 rounding. With `final_norm="own"` or a logit
-    soft-cap there is no bound; the search is then exhaustive, and the result says so.
-    Raises InputError for bad targets or a k larger than the number of parts.
+    soft-cap there is no bound; the search is then exhaustive, and the result says so. With `against`, the k largest
+    contributions to log p(target) − log Σ p(against): with one other token all are known exactly at once, with several
+    the same search is made.
+    Raises InputError for bad targets or against, or a k larger than the number of parts.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
         >>> top.position.shape
         torch.Size([1, 5])
+        >>> il.top_subheads(acts, targets, k=5, against=batch.other_label_tokens).certified
+        True
     """
     targets = check_targets(acts, targets)
+    others = check_against(acts, targets, against)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
     check_k(k, int(n_parts.min()), "(layer, head, position) parts")
-    if not readout.is_affine:
-        return _exhaustive_subheads(acts, targets, k, n_parts, final_norm=final_norm, bias=bias)
+    linear = linear_direction(readout, targets, others) is not None
+    if linear or not readout.is_affine:
+        increase = subhead_log_prob_increase(acts, targets, against=against, final_norm=final_norm, bias=bias)
+        return _largest_subheads(_without_padding(acts, increase), k, n_parts, certified=linear)
 
-    gradients = layer_gradients(acts, targets, readout)
+    gradients = layer_gradients(acts, targets, readout, against=others)
     bounds = subhead_bounds(acts, gradients).flatten(1)
     batch, n_all = bounds.shape
     m = min(k + 2, n_all)
@@ -190,7 +209,7 @@ def top_subheads(
         rows = torch.nonzero(active)[:, :1].expand_as(index)
         fresh = torch.isfinite(bounds[rows, index])
         exact = torch.full_like(index, -torch.inf, dtype=value.dtype)
-        exact[fresh] = _exact_subheads(acts, targets, readout, gradients, rows[fresh], index[fresh])
+        exact[fresh] = _exact_subheads(acts, targets, others, readout, gradients, rows[fresh], index[fresh])
         value[active, done:m] = exact
         n_exact[active] += fresh.sum(-1)
         next_bound = order.values[:, m] if m < n_all else value.new_full((batch,), -torch.inf)
@@ -210,12 +229,13 @@ def top_subheads(
 def _exact_subheads(
     acts: Activations,
     targets: Int[Tensor, " batch"],
+    against: CheckedAgainst,
     readout: Readout,
     gradients: LayerGradients,
     rows: Int[Tensor, " n"],
     index: Int[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """The exact increase of chosen parts, in one product with W_U."""
+    """The exact increase of chosen parts, in one product with W_U (or its named columns)."""
     layer, head, key = _unravel(index, acts.view.n_heads, acts.pattern.shape[-1])
     y = acts.resid_pre[rows, layer].to(readout.dtype)
     for one in layer.unique().tolist():
@@ -228,26 +248,18 @@ def _exact_subheads(
             head[here],
             key[here],
         )
-    after = readout.rows(rows).token_log_probs(y[:, None], targets[rows])[:, 0]
+    after = readout.rows(rows).token_log_probs(y[:, None], targets[rows], against=rows_of(against, rows))[:, 0]
     return after - gradients.base[rows, layer]
 
 
-def _exhaustive_subheads(
-    acts: Activations,
-    targets: Int[Tensor, " batch"],
-    k: int,
-    n_parts: Int[Tensor, " batch"],
-    *,
-    final_norm: FinalNorm,
-    bias: bool,
+def _largest_subheads(
+    values: Float[Tensor, "batch layer head pos"], k: int, n_parts: Int[Tensor, " batch"], *, certified: bool
 ) -> TopSubheads:
-    increase = subhead_log_prob_increase(acts, targets, final_norm=final_norm, bias=bias)
-    keys = torch.arange(increase.shape[-1], device=increase.device)
-    padding: Bool[Tensor, "batch 1 1 pos"] = (keys > acts.batch.last.to(keys.device)[:, None])[:, None, None]
-    best = increase.masked_fill(padding, -torch.inf).flatten(1).topk(k, dim=-1)
-    layer, head, position = _unravel(best.indices, acts.view.n_heads, increase.shape[-1])
-    left_out = best.values.new_full((len(increase),), -torch.inf)
-    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified=False)
+    """The largest of exact values, all of them known; -inf at padding."""
+    best = values.flatten(1).topk(k, dim=-1)
+    layer, head, position = _unravel(best.indices, *values.shape[2:])
+    left_out = best.values.new_full((len(values),), -torch.inf)
+    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified)
 
 
 def top_heads(
@@ -255,6 +267,7 @@ def top_heads(
     targets: Int[Tensor, " batch"],
     *,
     k: int = 20,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     slack: float = SLACK,
@@ -262,20 +275,26 @@ def top_heads(
     """The k heads with the largest mean log-probability increase over the prompts: exact, certified.
 
     The mean of the bounds bounds the mean, so only a few heads are evaluated. With `final_norm="own"` or a logit
-    soft-cap the search is exhaustive, and the result says so. Raises InputError for bad targets or k.
+    soft-cap the search is exhaustive, and the result says so. With `against`, the heads that contribute most to
+    log p(target) − log Σ p(against), see `top_subheads`. Raises InputError for bad targets, against or k.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
         >>> len(best.heads), best.certified
         (3, True)
+        >>> il.top_heads(acts, targets, k=3, against=batch.other_label_tokens).certified
+        True
     """
     targets = check_targets(acts, targets)
+    others = check_against(acts, targets, against)
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
     n_heads = acts.view.n_heads
     n_parts = acts.view.n_layers * n_heads
     check_k(k, n_parts, "heads")
-    if not readout.is_affine:
-        mean = head_log_prob_increase(acts, targets, final_norm=final_norm, bias=bias).mean(0).flatten()
+    linear = linear_direction(readout, targets, others) is not None
+    if linear or not readout.is_affine:
+        every = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, others)
+        mean = every.mean(0).flatten()
         best = mean.topk(k)
         return TopHeads(
             best.values,
@@ -284,18 +303,18 @@ def top_heads(
             n_parts,
             n_parts,
             -torch.inf,
-            False,
+            linear,
             n_parts * len(targets),
             len(targets),
         )
-    gradients = layer_gradients(acts, targets, readout)
+    gradients = layer_gradients(acts, targets, readout, against=others)
     bounds = head_bounds(acts, gradients).mean(0).flatten()
     order = bounds.argsort(descending=True)
     value: list[Tensor] = []
     m = k
     while True:
         fresh = order[len(value) : m]
-        value += exact_heads(acts, targets, readout, gradients.base, fresh).mean(0)
+        value += exact_heads(acts, targets, readout, gradients.base, fresh, against=others).mean(0)
         left_out = float(bounds[order[m]]) if m < n_parts else -torch.inf
         best = torch.stack(value).topk(k)
         if left_out + slack <= float(best.values[-1]) or m == n_parts:
@@ -312,10 +331,12 @@ def exact_heads(
     readout: Readout,
     base: Float[Tensor, "batch layer"],
     index: Int[Tensor, " n"],
+    *,
+    against: CheckedAgainst = None,
 ) -> Float[Tensor, "batch n"]:
     """The exact increases of chosen heads (`layer · n_heads + head`), nats, in one product with W_U.
 
-    `base` is the target's log-probability at each layer's input (`LayerGradients.base`).
+    `base` is the target's log-probability, or contrast, at each layer's input (`LayerGradients.base`).
     """
     layer, head = index // acts.view.n_heads, index % acts.view.n_heads
     y = acts.resid_pre[:, layer].to(readout.dtype)
@@ -325,7 +346,7 @@ def exact_heads(
         if acts.attn_scale is not None:
             z = z * acts.attn_scale[:, one, None, None]
         y[:, here] += head_outputs(z, acts.view.W_O(one)[head[here]])
-    return readout.token_log_probs(y, targets) - base[:, layer]
+    return readout.token_log_probs(y, targets, against=against) - base[:, layer]
 
 
 def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
-from icl_lens.attribution.increases import every_head_increase, fold_from, target_tokens
+from icl_lens.attribution.increases import (
+    CheckedAgainst,
+    against_tokens,
+    every_head_increase,
+    fold_from,
+    linear_direction,
+    rows_of,
+    target_tokens,
+)
 from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_heads, head_bounds, layer_gradients
 from icl_lens.errors import InputError
 from icl_lens.locate.folder import DamagedPart, PartFolder
@@ -104,6 +112,7 @@ def locate_heads(
     *,
     k: int = 20,
     targets: Int[Tensor, " prompt"] | None = None,
+    against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     batch_size: int | None = None,
@@ -122,12 +131,20 @@ def locate_heads(
     and what is there already is not computed again; a damaged part is, after `warn` has named it. With several
     `processes`, each takes its share of the batches, and all return the same.
 
-    Raises InputError for bad targets, k, or batch sizes, and where the folder cannot be written.
+    With `against`, the heads that contribute most to log p(target) − log Σ p(against), for instance
+    `against=batch.other_label_tokens`: those that tell the answer from the other labels. With one other token every
+    head's values are exact at once, in one pass; with several the search is the same. A `folder`'s configuration must
+    then have an entry "against", so that no part of a run about something else is taken for one of this run.
+
+    Raises InputError for bad targets, against, k, or batch sizes, and where the folder cannot be written.
 
     Example:
-        >>> top = il.locate_heads(model, il.load_task("sentiment-number", n=20), k=4)
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> top = il.locate_heads(model, many, k=4)
         >>> top.value.shape, top.n_prompts
         (torch.Size([4]), 20)
+        >>> il.locate_heads(model, many, k=4, against=many.other_label_tokens).certified
+        True
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     processes = processes or Processes()
@@ -135,14 +152,16 @@ def locate_heads(
     n_parts = view.n_layers * view.n_heads
     check_k(k, n_parts, "heads")
     targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
+    others = against_tokens(view, targets, against)
+    _check_folder(folder, others)
     convention = _Convention(final_norm, bias, slack)
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     n_candidates = min(n_parts, k + MARGIN)
     runner = _Runner(view, folder, processes, progress or (lambda *_: None), warn or (lambda _: None), plan, len(batch))
 
     def first_pass(number: int, candidates: np.ndarray | None) -> HeadPart:
-        acts, its_targets = _captured(model, batch, targets, plan[number])
-        return _first_look(acts, its_targets, convention, plan[number], candidates, n_candidates, k)
+        acts, its = _captured(model, batch, targets, others, plan[number])
+        return _first_look(acts, *its, convention, plan[number], candidates, n_candidates, k)
 
     sums = _Sums(n_parts)
     # The first batch chooses, so all processes need it before they go on.
@@ -155,8 +174,8 @@ def locate_heads(
     wanted, numbers = again
 
     def second_pass(number: int) -> HeadPart:
-        acts, its_targets = _captured(model, batch, targets, plan[number])
-        return _second_look(acts, its_targets, convention, plan[number], numbers[number])
+        acts, its = _captured(model, batch, targets, others, plan[number])
+        return _second_look(acts, *its, convention, plan[number], numbers[number])
 
     for part in runner.parts("again", sorted(numbers), second_pass, []):
         sums.add_again(part)
@@ -168,6 +187,7 @@ def mean_head_increases(
     prompts: PromptBatch | Sequence[Prompt],
     *,
     targets: Int[Tensor, " prompt"] | None = None,
+    against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     batch_size: int | None = None,
@@ -178,27 +198,32 @@ def mean_head_increases(
 
     Exhaustive. Prompts are collected into groups large enough that a head's z goes through its W_O·W_U, multiplied
     out once a group, from `attribution.fold_from` prompts on (68 in GPT-2 large); smaller datasets, own norm and
-    soft-caps go the long way. Raises InputError for bad targets or batch sizes.
+    soft-caps go the long way. With `against`, mean contributions to log p(target) − log Σ p(against), for which no
+    projection on the vocabulary is needed. Raises InputError for bad targets, against or batch sizes.
 
     Example:
-        >>> il.mean_head_increases(model, il.load_task("sentiment-number", n=20)).shape
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> il.mean_head_increases(model, many).shape
+        torch.Size([6, 8])
+        >>> il.mean_head_increases(model, many, against=many.other_label_tokens).shape
         torch.Size([6, 8])
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     view = ModelView.of(model)
     targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
+    others = against_tokens(view, targets, against)
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     logits = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
     group_size = max(4 * fold_from(view.d_head, view.d_model), logits)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
-    held: list[tuple[Readout, Tensor, Tensor, Tensor]] = []
+    held: list[_Held] = []
     done = 0
     for number, rows in enumerate(plan):
-        acts, its_targets = _captured(model, batch, targets, rows)
+        acts, its = _captured(model, batch, targets, others, rows)
         readout = acts.readout.using(final_norm=final_norm, bias=bias)
-        held.append((readout, acts.resid_pre, acts.head_inputs, its_targets))
+        held.append(_Held(readout, acts.resid_pre, acts.head_inputs, *its))
         del acts
-        if sum(len(one[3]) for one in held) >= group_size or number == len(plan) - 1:
+        if sum(len(one.targets) for one in held) >= group_size or number == len(plan) - 1:
             total += _sum_of(view, held)
             held = []
         done += len(rows)
@@ -207,55 +232,90 @@ def mean_head_increases(
     return total / len(batch)
 
 
-def _sum_of(view: ModelView, held: list[tuple[Readout, Tensor, Tensor, Tensor]]) -> Float[Tensor, "layer head"]:
-    scale, x, z, targets = (
-        torch.cat(column)
-        for column in zip(*[(readout.scale, x, z, targets) for readout, x, z, targets in held], strict=True)
+@dataclass(frozen=True)
+class _Held:
+    """What `every_head_increase` reads of a batch."""
+
+    readout: Readout
+    x: Float[Tensor, "batch layer d_model"]
+    z: Float[Tensor, "batch layer head d_head"]
+    targets: Int[Tensor, " batch"]
+    against: CheckedAgainst
+
+
+def _sum_of(view: ModelView, held: list[_Held]) -> Float[Tensor, "layer head"]:
+    readout = replace(held[0].readout, scale=torch.cat([one.readout.scale for one in held]))
+    x, z, targets = (torch.cat([getattr(one, name) for one in held]) for name in ("x", "z", "targets"))
+    others = [one.against for one in held if one.against is not None]
+    against = torch.cat(others) if others else None
+    return every_head_increase(view, readout, x, z, targets, against).double().sum(0).cpu()
+
+
+def _captured(
+    model: Any, batch: PromptBatch, targets: Tensor, against: CheckedAgainst, rows: list[int]
+) -> tuple[Activations, tuple[Tensor, Tensor | None]]:
+    return capture(model, batch[rows]), (targets[rows], rows_of(against, rows))
+
+
+def _check_folder(folder: PartFolder | None, against: CheckedAgainst) -> None:
+    """Raises InputError where a folder could mix parts about log p(target) with parts about a contrast."""
+    if folder is None or (folder.configuration.get("against") is None) == (against is None):
+        return
+    raise InputError(
+        "the folder's configuration says "
+        + ("nothing of against, and the run has it" if against is not None else "against, and the run has none")
+        + '; its parts could be taken for those of another run: let its entry "against" name the tokens, or be None'
     )
-    readout = replace(held[0][0], scale=scale)
-    return every_head_increase(view, readout, x, z, targets).double().sum(0).cpu()
-
-
-def _captured(model: Any, batch: PromptBatch, targets: Tensor, rows: list[int]) -> tuple[Activations, Tensor]:
-    acts = capture(model, batch[rows])
-    return acts, targets[rows]
 
 
 def _first_look(
     acts: Activations,
     targets: Tensor,
+    against: CheckedAgainst,
     convention: _Convention,
     rows: list[int],
     candidates: np.ndarray | None,
     n_candidates: int,
     k: int,
 ) -> HeadPart:
-    """Bounds of all heads; exact increases of the candidates and of the heads that lead here."""
+    """Bounds of all heads; exact increases of the candidates and of the heads that lead here.
+
+    All heads where bounds are exact (a linear contrast) or there are none.
+    """
     readout = acts.readout.using(final_norm=convention.final_norm, bias=convention.bias)
-    if not readout.is_affine:
-        every = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets).flatten(1)
-        return HeadPart(np.array(rows), None, np.arange(every.shape[1]), every.cpu().numpy())
-    gradients = layer_gradients(acts, targets, readout)
+    linear = linear_direction(readout, targets, against) is not None
+    if linear or not readout.is_affine:
+        found = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, against)
+        every = found.flatten(1).cpu().numpy()
+        return HeadPart(np.array(rows), every if linear else None, np.arange(every.shape[1]), every)
+    gradients = layer_gradients(acts, targets, readout, against=against)
     bound = head_bounds(acts, gradients).flatten(1)
     # Where candidates are set, a few that lead here only: heads of few prompts are not left to the second pass.
     leading = bound.double().mean(0).topk(n_candidates if candidates is None else min(k, bound.shape[1])).indices
     heads = leading.cpu().numpy() if candidates is None else np.union1d(candidates, leading.cpu().numpy())
     heads = np.sort(heads)
     index = torch.as_tensor(heads, device=bound.device)
-    increase = exact_heads(acts, targets, readout, gradients.base, index)
+    increase = exact_heads(acts, targets, readout, gradients.base, index, against=against)
     return HeadPart(np.array(rows), bound.cpu().numpy(), heads, increase.cpu().numpy())
 
 
 def _second_look(
-    acts: Activations, targets: Tensor, convention: _Convention, rows: list[int], heads: np.ndarray
+    acts: Activations,
+    targets: Tensor,
+    against: CheckedAgainst,
+    convention: _Convention,
+    rows: list[int],
+    heads: np.ndarray,
 ) -> HeadPart:
     """Exact increases of heads that were not evaluated on this batch."""
     readout = acts.readout.using(final_norm=convention.final_norm, bias=convention.bias)
     index = torch.as_tensor(heads, device=readout.W_U.device)
     layers = index.div(acts.view.n_heads, rounding_mode="floor").unique()
     base = readout.scale.new_zeros((len(rows), acts.view.n_layers))
-    base[:, layers] = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets)
-    return HeadPart(np.array(rows), None, heads, exact_heads(acts, targets, readout, base, index).cpu().numpy())
+    x = acts.resid_pre[:, layers].to(readout.dtype)
+    base[:, layers] = readout.token_log_probs(x, targets, against=against)
+    increase = exact_heads(acts, targets, readout, base, index, against=against)
+    return HeadPart(np.array(rows), None, heads, increase.cpu().numpy())
 
 
 class _Sums:

@@ -106,14 +106,25 @@ class Readout:
         return torch.log_softmax(self.logits(x), dim=-1)
 
     def token_log_probs(
-        self, x: Float[Tensor, "batch n d_model"], tokens: Int[Tensor, " batch"]
+        self,
+        x: Float[Tensor, "batch n d_model"],
+        tokens: Int[Tensor, " batch"],
+        *,
+        against: Int[Tensor, "batch other"] | None = None,
     ) -> Float[Tensor, "batch n"]:
         """Natural-log probability of each prompt's token, for `n` vectors a prompt, nats.
 
-        Works through the vectors in bounded pieces, never holding `[batch, n, d_vocab]`.
+        With `against` (-1: no token), log p(token) − log Σ p(against): the softmax's normaliser cancels, so only the
+        named columns of W_U are read. Works through the vectors in bounded pieces, never holding
+        `[batch, n, d_vocab]`.
         """
         batch, n, _ = x.shape
         out = x.new_empty((batch, n), dtype=self.dtype)
+        if against is not None:
+            for rows, columns in self.contrast_pieces(batch, n, against.shape[1]):
+                others = self.rows(rows).relative_logits(x[rows, columns], tokens[rows], against[rows])
+                out[rows, columns] = -torch.logsumexp(others, dim=-1)
+            return out
         for rows, columns in self.pieces(batch, n):
             logits = self.rows(rows).logits(x[rows, columns])
             target = logits.gather(-1, tokens[rows, None, None].expand(-1, logits.shape[1], 1))[..., 0]
@@ -132,6 +143,57 @@ class Readout:
                 for start in range(0, n, size):
                     yield slice(row, row + 1), slice(start, min(start + size, n))
 
+    def contrast_pieces(self, batch: int, n: int, n_against: int) -> Iterator[tuple[slice, slice]]:
+        """Cuts `[batch, n]` vectors into pieces that fit in `LOGIT_BYTES` with what `relative_logits` makes of them."""
+        width = self.W_U.shape[0] + n_against
+        size = max(1, LOGIT_BYTES // (width * self.scale.element_size()))
+        rows, columns = max(1, size // max(n, n_against + 1)), max(1, min(n, size))
+        for row in range(0, batch, rows):
+            for start in range(0, n, columns):
+                yield slice(row, min(row + rows, batch)), slice(start, min(start + columns, n))
+
+    def relative_logits(
+        self,
+        x: Float[Tensor, "batch n d_model"],
+        tokens: Int[Tensor, " batch"],
+        against: Int[Tensor, "batch other"],
+    ) -> Float[Tensor, "batch n other"]:
+        """Logits of the tokens in `against` minus that of each prompt's token; -inf where `against` is -1.
+
+        `-logsumexp` of them is log p(token) − log Σ p(against).
+        """
+        y = self.norm(x)
+        missing = (against < 0)[:, None]
+        if self.soft_cap is None:
+            relative = y @ self.relative_columns(tokens, against).mT * self.logit_scale
+            if self.bias and self.b_U is not None:
+                b_U = self.b_U.to(self.dtype)
+                relative = relative + (b_U[against.clamp(min=0)] - b_U[tokens][:, None])[:, None]
+            return relative.masked_fill(missing, -torch.inf)
+        scored = torch.cat([tokens[:, None], against.clamp(min=0)], dim=1)
+        logits = y @ self.token_columns(scored).mT * self.logit_scale
+        if self.bias and self.b_U is not None:
+            logits = logits + self.b_U.to(self.dtype)[scored][:, None]
+        logits = self._cap(logits)
+        return (logits[..., 1:] - logits[..., :1]).masked_fill(missing, -torch.inf)
+
+    def relative_columns(
+        self, tokens: Int[Tensor, " batch"], against: Int[Tensor, "batch other"]
+    ) -> Float[Tensor, "batch other d_model"]:
+        """W_U's columns of the tokens in `against` minus that of each prompt's token; zero where `against` is -1."""
+        columns = self.token_columns(against.clamp(min=0)) - self.token_columns(tokens)[:, None]
+        return columns.masked_fill((against < 0)[..., None], 0.0)
+
+    def contrast_direction(
+        self, tokens: Int[Tensor, " batch"], others: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch d_model"]:
+        """The vector `g` with `u · g = b_token(u) − b_other(u)`: what a part adds to log p(token) − log p(other), nats.
+
+        The same for every layer, since the softmax's normaliser cancels. Raises InputError unless logits are affine in
+        the part (`is_affine`). Source: docs/howto/numbers.md.
+        """
+        return self.direction(-self.relative_columns(tokens, others[:, None])[:, 0])
+
     def _unembed(self, y: Tensor) -> Tensor:
         """`y @ W_U * logit_scale`, upcasting a half-precision W_U in slices instead of as a whole."""
         y = y if self.logit_scale == 1.0 else y * self.logit_scale
@@ -149,8 +211,7 @@ class Readout:
 
         Needs logits affine in the part (`is_affine`). Source: docs/howto/numbers.md.
         """
-        if not self.is_affine:
-            raise InputError("the readout is not affine (own norm or logit soft-cap): there is no pull-back")
+        self._check_affine()
         if self.W_U.dtype == weights.dtype:
             g = weights @ self.W_U.T
         else:
@@ -160,16 +221,27 @@ class Readout:
             for start in range(0, d_vocab, step):
                 part = weights[..., start : start + step]
                 g += part @ self.W_U[:, start : start + step].to(weights.dtype).T
-        g = g * self.logit_scale
+        return self.direction(g)
+
+    def direction(self, columns: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_model"]:
+        """Combined columns of W_U taken back through the norm's linear part: `pull_back` from there on."""
+        self._check_affine()
+        g = columns * self.logit_scale
         if self.gain is not None:
             g = g * self.gain
         if self.normalize:
             g = g * self.scale.reshape(-1, *[1] * (g.ndim - 1))
         return g - g.mean(-1, keepdim=True) if self.centre else g
 
-    def token_columns(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
+    def _check_affine(self) -> None:
+        if not self.is_affine:
+            raise InputError("the readout is not affine (own norm or logit soft-cap): there is no pull-back")
+
+    def token_columns(self, tokens: Int[Tensor, "*rest"]) -> Float[Tensor, "*rest d_model"]:
         """W_U's columns of some tokens."""
-        return self.W_U[:, tokens].T.to(self.dtype)
+        # Each column once: prompts mostly share their labels. Not index_select, which copies a transposed W_U whole.
+        distinct, where = tokens.unique(return_inverse=True)
+        return self.W_U.T[distinct].to(self.dtype)[where]
 
     def vocabulary_scores(
         self, vectors: Float[Tensor, "*rest d_model"], *, bias: bool = False

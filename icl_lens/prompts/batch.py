@@ -76,6 +76,25 @@ class PromptBatch:
         """The token by which each row's answer is scored; -1 where the prompt has none."""
         return torch.where(self.answer < 0, -1, self.label_tokens[self.answer])
 
+    @property
+    def other_label_tokens(self) -> Int[Tensor, "batch other"]:
+        """The tokens of each prompt's labels but its answer, -1 where a prompt has fewer than another, or no answer.
+
+        What to give as `against`, to ask which parts tell the answer from the other labels.
+        """
+        return self.label_tokens_but(self.answer)
+
+    def label_tokens_but(self, label: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"]:
+        """The tokens of each prompt's labels but one, an index into `labels` (-1: no row of tokens), in their order.
+
+        -1 on the right where a prompt has fewer than another. The axis has a place even if no prompt has another label.
+        """
+        label = label.to(self.label_mask.device)
+        wanted = self.label_mask & (label >= 0)[:, None]
+        wanted = wanted & (torch.arange(len(self.labels), device=wanted.device) != label[:, None])
+        order = wanted.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(wanted.sum(1).max()))]
+        return torch.where(wanted.gather(1, order), self.label_tokens[order], -1)
+
     def __len__(self) -> int:
         return len(self.prompts)
 
