@@ -15,6 +15,7 @@ from icl_lens.dataset import locate_heads, mean_head_increases
 from icl_lens.debias import balancing_weights, choose_strength, debias
 from icl_lens.errors import InputError
 from icl_lens.explain import Explanation, explain
+from icl_lens.free_prompts import tokenize_text
 from icl_lens.interventions import (
     ablate_heads,
     ablate_rows,
@@ -77,6 +78,7 @@ __all__ = [
     "scale_label_attention",
     "subhead_log_prob_increase",
     "tokenize",
+    "tokenize_text",
     "top_heads",
     "top_subheads",
 ]

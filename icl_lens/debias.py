@@ -56,7 +56,7 @@ def debias(
 def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor, "batch demo"]:
     """A factor for each demonstration: (mean label frequency / its label's frequency) ** strength, within a prompt.
 
-    1 throughout where labels are equally frequent. Raises InputError for a negative strength.
+    1 throughout where labels are equally frequent. Raises InputError for a negative strength, and without demonstrations.
 
     Example:
         >>> uneven = il.tokenize(model, il.Prompt.parse("love : bar eight : foo two : foo one :"))
@@ -65,6 +65,7 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     """
     if not strength >= 0:
         raise InputError(f"strength={strength} must not be negative; 0 changes nothing")
+    batch.check_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
     index = batch.label_index
     real = index >= 0
     same = (index[:, :, None] == index[:, None, :]) & real[:, None, :]

@@ -133,7 +133,7 @@ def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor
         group = acts.view.n_heads // acts.view.n_kv_heads
         by_group = in_head.unflatten(1, (acts.view.n_kv_heads, group))
         along = einsum(
-            acts.v[:, layer].to(in_head.dtype),
+            acts.values(layer).to(in_head.dtype),
             by_group,
             "batch key kv d_head, batch kv group d_head -> batch kv group key",
         ).flatten(1, 2)

@@ -110,6 +110,11 @@ class ModelView:
         """Where recorded activations are kept: the unembedding's device."""
         return self.model.W_U.device
 
+    @property
+    def is_hooked(self) -> bool:
+        """Whether hooks are at work on the model, which may edit it: interventions, or the user's own."""
+        return any(point.fwd_hooks for point in self.model.hook_dict.values())
+
     def attn(self, layer: int) -> Any:
         return self.model.blocks[layer].attn
 
