@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,15 @@ from icl_lens.decompose import grouped_to_heads, head_outputs
 from icl_lens.errors import InputError
 from icl_lens.models import ModelView, NormView
 from icl_lens.readout import Readout, norm_scale
+from icl_lens.stored import read_about, read_tensors, write_tensors
 from icl_lens.token_ids import TokenPositions
 from icl_lens.tokens import PromptBatch
 
 # Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+KIND, VERSION = "activations", 1
+"""What `Activations.save` writes; the version rises when a field changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,9 @@ class Activations:
     ) -> "Activations":
         """The same from a TransformerLens cache the user already has (`model.run_with_cache(batch.tokens, …)`).
 
-        `positions` reads the cache at others than the last, as `capture` does. The cache must come from these tokens, with a batch axis, holding the hooks of a plain `run_with_cache`;
-        raises InputError naming the first one missing, if the shapes do not fit the batch, or if the cached
-        embeddings are not those of the batch's tokens.
+        `positions` reads the cache at others than the last, as `capture` does. The cache must come from these tokens,
+        with a batch axis, holding the hooks of a plain `run_with_cache`; raises InputError naming the first one
+        missing, if the shapes do not fit the batch, or if the cached embeddings are not those of the batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
         recorder = _Recorder(ModelView.of(model), batch if positions is None else _Pass.at(batch, positions))
@@ -94,9 +99,8 @@ class Activations:
         return recorder.finish(check=check)
 
     def __repr__(self) -> str:
-        return (
-            f"Activations({self.view.name}: {self.batch.extent}, {self.view.n_layers} layers × {self.view.n_heads} heads)"
-        )
+        size = f"{self.view.n_layers} layers × {self.view.n_heads} heads"
+        return f"Activations({self.view.name}: {self.batch.extent}, {size})"
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
@@ -109,6 +113,7 @@ class Activations:
 
     def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """The model's own log-probability of one token a row (`batch.answer_tokens`), nats, with every bias."""
+        self.check_home()
         readout = self.readout.using(final_norm="frozen", bias=True)
         return readout.token_log_probs(self.resid_final[:, None], tokens.to(self.resid_final.device))[:, 0]
 
@@ -119,6 +124,7 @@ class Activations:
         Raises InputError for prompts without demonstrations.
         """
         self.batch.check_labels("label to score", LAST_INSTEAD)
+        self.check_home()
         log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
         return log_probs[:, self.batch.label_tokens.to(log_probs.device)]
 
@@ -153,6 +159,80 @@ class Activations:
     def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
         """Rows of `x` at the label positions; zero where a prompt has fewer demonstrations."""
         return _at(x, self.batch.label_positions.to(x.device))
+
+    def to(self, device: torch.device | str) -> "Activations":
+        """The same with all that was recorded on `device`, for instance to keep many of them off the GPU.
+
+        Weights stay with the model. Whatever reads vectors out with weights needs the activations where the model is
+        (`acts.view.home`), and says so.
+        """
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        readout = replace(self.readout, scale=self.readout.scale.to(device))
+        return replace(self, batch=self.batch.to(device), readout=readout, **tensors)
+
+    def check_home(self) -> None:
+        """Raises InputError where the activations are not on the model's device."""
+        here, home = self.z.device, self.view.home
+        if here != home:
+            raise InputError(
+                f"the activations are on {here} and the model on {home}; move them: acts.to({str(home)!r})"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Writes everything recorded to one safetensors file, which `load` reads with the same model.
+
+        Raises InputError where the folder does not exist or cannot be written to.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     acts.save(f"{folder}/acts.safetensors")
+            ...     again = il.Activations.load(f"{folder}/acts.safetensors", model)
+            >>> again
+            Activations(icl-mini: 1 prompt × 14 tokens, 6 layers × 8 heads)
+        """
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        of_batch, about_batch = self.batch.described()
+        about = {
+            "model": self.view.name,
+            "architecture": self.view.architecture,
+            "layers": self.view.n_layers,
+            "heads": self.view.n_heads,
+            "dtype": str(self.view.model.W_U.dtype).removeprefix("torch."),
+            "weights": self.view.fingerprint(),
+            "final_norm": self.readout.final_norm,
+            "bias": self.readout.bias,
+            "batch": about_batch,
+        }
+        tensors |= {f"batch.{name}": value for name, value in of_batch.items()}
+        write_tensors(path, KIND, VERSION, tensors, about)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any) -> "Activations":
+        """What `save` wrote, on the model's device.
+
+        Raises InputError for a file that is none of these, and where it was recorded from another model or from other
+        weights: another dtype, processed weights, further training.
+        """
+        view = ModelView.of(model)
+        about = read_about(path, KIND, VERSION)
+        theirs = [about[name] for name in ("architecture", "layers", "heads", "dtype")]
+        dtype = str(view.model.W_U.dtype).removeprefix("torch.")
+        ours = [view.architecture, view.n_layers, view.n_heads, dtype]
+        if theirs != ours or about["weights"] != view.fingerprint():
+            shown = ["{} of {} layers × {} heads in {}".format(*one) for one in (theirs, ours)]
+            what = "the weights differ (other training, or processing)" if theirs == ours else f"not {shown[1]}"
+            raise InputError(
+                f"{str(path)!r} was recorded from {about['model']}, {shown[0]}, and the model given is {view.name}: "
+                f"{what}; load the model as it was then, or capture anew"
+            )
+        tensors = read_tensors(path, view.home)
+        of_batch = {
+            name.removeprefix("batch."): tensors.pop(name) for name in list(tensors) if name.startswith("batch.")
+        }
+        readout = view.readout(tensors["resid_final"]).using(final_norm=about["final_norm"], bias=about["bias"])
+        batch = PromptBatch.from_described(of_batch, about["batch"])
+        return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout)
 
     def __getitem__(self, index: Any) -> "Activations":
         """The activations of some prompts (slice or index list)."""

@@ -17,7 +17,9 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
         >>> il.attention_to_labels(acts).shape
         torch.Size([1, 6, 8, 4])
     """
-    acts.batch.check_labels("label to attend to", "acts.pattern [batch layer head key] is the attention to all positions")
+    acts.batch.check_labels(
+        "label to attend to", "acts.pattern [batch layer head key] is the attention to all positions"
+    )
     index = acts.batch.label_positions.to(acts.pattern.device)[:, None, None, :]
     index = index.expand(-1, *acts.pattern.shape[1:3], -1)
     picked = acts.pattern.gather(-1, index.clamp(min=0))

@@ -7,8 +7,9 @@ Source: the paper's appendix E; docs/howto/numbers.md. To find only the largest,
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,6 +19,7 @@ from icl_lens.decompose import head_outputs, neuron_values, subhead_values
 from icl_lens.errors import InputError
 from icl_lens.models import ModelView
 from icl_lens.readout import FinalNorm, Readout
+from icl_lens.results import html_table, long_frame, prompts, signed, text_table
 
 # [batch, part, d_model] vectors are made and read out in pieces of about this size.
 PART_BYTES = 192 * 2**20
@@ -35,9 +37,31 @@ class LayerIncreases(NamedTuple):
     attn: Float[Tensor, "batch layer"]
     ffn: Float[Tensor, "batch layer"]
 
+    def to_frame(self) -> pd.DataFrame:
+        """prompt, layer, component ("attn" | "ffn"), value (nats): one row each."""
+        frames = []
+        for component, values in self._asdict().items():
+            frame = long_frame(values, ("prompt", "layer"))
+            frame.insert(2, "component", component)
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True).sort_values(["prompt", "layer", "component"], ignore_index=True)
+
+    def __repr__(self) -> str:
+        return text_table(*self._shown())
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._shown())
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        attn, ffn = self.attn.float().mean(0).tolist(), self.ffn.float().mean(0).tolist()
+        columns = {"layer": list(range(len(attn))), "attention": map(signed, attn), "FFN": map(signed, ffn)}
+        title = f"LayerIncreases, nats: {'mean over ' * (len(self.attn) > 1)}{prompts(len(self.attn))}"
+        return title, {name: list(column) for name, column in columns.items()}
+
 
 def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """`targets` on the readout's device; raises InputError if they are no token ids of this batch and vocabulary."""
+    acts.check_home()
     return target_tokens(acts.view, targets, len(acts.batch))
 
 

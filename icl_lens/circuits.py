@@ -17,7 +17,8 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
     """A head's value at each label position, carried into the residual stream through W_O; not weighted by attention.
 
     Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
-    Raises InputError if there is no such head or no label at all. Source: the paper, section 3.2; docs/howto/numbers.md.
+    Raises InputError if there is no such head, or no demonstration at all.
+    Source: the paper, section 3.2; docs/howto/numbers.md.
 
     Example:
         >>> il.label_values(acts, il.Head(2, 0)).shape

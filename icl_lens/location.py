@@ -7,8 +7,11 @@ until the k-th exact value reaches the next bound gives the exact top k, with a 
 Source: docs/howto/numbers.md.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pandas as pd
 import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int
@@ -20,6 +23,7 @@ from icl_lens.decompose import chosen_subhead_values, head_outputs
 from icl_lens.errors import InputError
 from icl_lens.models import Head
 from icl_lens.readout import FinalNorm, Readout
+from icl_lens.results import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
 
 # Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.
 SLACK = 1e-4
@@ -49,6 +53,46 @@ class TopSubheads:
     n_parts: Int[Tensor, " batch"]
     left_out: Float[Tensor, " batch"]
     certified: bool
+    tokens: Sequence[Sequence[str]] | None = None
+    """Each prompt's tokens, with white space visible."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """prompt, rank, layer, head, name, position, token, value (nats): one row a part, largest first."""
+        n, k = self.value.shape
+        frame = pd.DataFrame(
+            {
+                "prompt": torch.arange(n).repeat_interleave(k).numpy(),
+                "rank": torch.arange(1, k + 1).repeat(n).numpy(),
+                "layer": self.layer.flatten().cpu().numpy(),
+                "head": self.head.flatten().cpu().numpy(),
+            }
+        )
+        frame["name"] = [head_name(layer, head) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+        frame["position"] = self.position.flatten().cpu().numpy()
+        if self.tokens is not None:
+            places = zip(frame["prompt"], frame["position"], strict=True)
+            frame["token"] = [self.tokens[row][place] for row, place in places]
+        frame["value"] = self.value.flatten().cpu().numpy()
+        return frame
+
+    def __repr__(self) -> str:
+        title, columns = self._shown()
+        return text_table(title, columns, total=self.value.numel())
+
+    def _repr_html_(self) -> str:
+        title, columns = self._shown()
+        return html_table(title, columns, total=self.value.numel())
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        n = len(self.value)
+        evaluated = f"{float(self.n_exact.float().mean()):.0f} of {float(self.n_parts.float().mean()):.0f}"
+        frame = self.to_frame().head(SHOWN_ROWS)
+        columns = {"prompt": frame["prompt"].tolist()} if n > 1 else {}
+        columns |= {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
+        columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
+        columns["increase"] = [signed(value) for value in frame["value"]]
+        how = f"{evaluated} parts evaluated{' a prompt' * (n > 1)}, {_certainty(self.certified)}"
+        return f"TopSubheads of {prompts(n)}, nats: {how}", columns
 
 
 @dataclass(frozen=True)
@@ -83,6 +127,37 @@ class TopHeads:
     @property
     def heads(self) -> list[Head]:
         return [Head(layer, head) for layer, head in zip(self.layer.tolist(), self.head.tolist(), strict=True)]
+
+    def to_frame(self) -> pd.DataFrame:
+        """rank, layer, head, name, value (mean over prompts, nats): one row a head, largest first."""
+        return pd.DataFrame(
+            {
+                "rank": range(1, len(self.value) + 1),
+                "layer": self.layer.cpu().numpy(),
+                "head": self.head.cpu().numpy(),
+                "name": [str(head) for head in self.heads],
+                "value": self.value.cpu().numpy(),
+            }
+        )
+
+    def __repr__(self) -> str:
+        title, columns = self._shown()
+        return text_table(title, columns, total=len(self.value))
+
+    def _repr_html_(self) -> str:
+        title, columns = self._shown()
+        return html_table(title, columns, total=len(self.value))
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        frame = self.to_frame().head(SHOWN_ROWS)
+        columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
+        columns["mean increase"] = [signed(value) for value in frame["value"]]
+        how = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
+        return f"TopHeads over {prompts(self.n_prompts)}, nats: {how}", columns
+
+
+def _certainty(certified: bool) -> str:
+    return "certified" if certified else "exhaustive"
 
 
 @dataclass(frozen=True)
@@ -204,7 +279,8 @@ def top_subheads(
     best = value.topk(k, dim=-1)
     part = bounds.topk(value.shape[1], dim=-1).indices.gather(1, best.indices)
     layer, head, position = _unravel(part, n_heads, width)
-    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, left_out, certified=True)
+    tokens = acts.batch.token_names
+    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, left_out, certified=True, tokens=tokens)
 
 
 def _exact_subheads(
@@ -247,7 +323,8 @@ def _exhaustive_subheads(
     best = increase.masked_fill(padding, -torch.inf).flatten(1).topk(k, dim=-1)
     layer, head, position = _unravel(best.indices, acts.view.n_heads, increase.shape[-1])
     left_out = best.values.new_full((len(increase),), -torch.inf)
-    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified=False)
+    tokens = acts.batch.token_names
+    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified=False, tokens=tokens)
 
 
 def top_heads(

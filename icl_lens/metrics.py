@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -23,6 +24,10 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row: value, low, high."""
+        return pd.DataFrame([self._asdict()])
 
 
 def is_correct(

@@ -6,7 +6,7 @@ out as other tokens than the same label in its place (" foo" and "foo").
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError
-from icl_lens.prompts import Prompt, Rendered, Span, Template, listed
+from icl_lens.prompts import Demonstration, Prompt, Rendered, Span, Template, listed
 from icl_lens.token_ids import (
     TokenPositions,
     check_ids,
@@ -94,6 +94,10 @@ class PromptBatch:
     """Tokens to compare each row's with; -1 where a row has fewer. None: with none."""
     prompt_index: Int[Tensor, " batch"] | None = None
     """Where rows are positions of prompts: which prompt each is of. Rows of one prompt begin with the same tokens."""
+
+    def __post_init__(self) -> None:
+        if not self.token_names:
+            object.__setattr__(self, "token_names", self.token_strings)
 
     @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:
@@ -210,7 +214,7 @@ class PromptBatch:
             query_range=torch.where(asked, self.query_range[rows], -1),
             prompts=tuple(self.prompts[row] for row in index) if self.prompts else (),
             token_strings=[self.token_strings[row][: end + 1] for row, end in ends],
-            token_names=[self.token_names[row][: end + 1] for row, end in ends] if self.token_names else [],
+            token_names=[self.token_names[row][: end + 1] for row, end in ends],
             texts=tuple(self.texts[row] for row in index) if self.texts else (),
             targets=torch.where(early, following, self.answer_tokens[rows]),
             against=None if against is None or not bool((against >= 0).any()) else against,
@@ -244,7 +248,7 @@ class PromptBatch:
             **by_row,
             prompts=tuple(self.prompts[row] for row in rows) if self.prompts else (),
             token_strings=[self.token_strings[row] for row in rows],
-            token_names=[self.token_names[row] for row in rows] if self.token_names else [],
+            token_names=[self.token_names[row] for row in rows],
             texts=tuple(self.texts[row] for row in rows) if self.texts else (),
         )
 
@@ -253,6 +257,33 @@ class PromptBatch:
         if size < 1:
             raise InputError(f"cannot split into pieces of {size} rows; give a size of at least 1")
         return (self[start : start + size] for start in range(0, len(self), size))
+
+    def described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The batch as tensors and plain data, for files; `from_described` is the way back."""
+        tensors = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)}
+        prompts = [
+            [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
+            for prompt in self.prompts
+        ]
+        plain = {name: getattr(self, name) for name in ("labels", "token_strings", "token_names", "texts")}
+        return tensors, {**plain, "prompts": prompts, "template": asdict(self.template)}
+
+    @classmethod
+    def from_described(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":
+        """The batch that `described` made tensors and plain data of."""
+        prompts = tuple(
+            Prompt([Demonstration(*one) for one in shown], query, answer, labels)
+            for shown, query, answer, labels in about["prompts"]
+        )
+        return cls(
+            **tensors,
+            labels=tuple(about["labels"]),
+            prompts=prompts,
+            template=Template(**about["template"]),
+            token_strings=about["token_strings"],
+            token_names=about["token_names"],
+            texts=tuple(about["texts"]),
+        )
 
     def to(self, device: torch.device | str) -> "PromptBatch":
         """The same batch with its tensors on `device`."""

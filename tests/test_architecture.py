@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parent.parent / "icl_lens"
 # Low to high: a room may import rooms of lower levels only.
 LEVELS = [
     {"errors"},
-    {"files", "prompts", "readout", "decompose", "metrics", "token_ids"},
-    {"models", "tokens", "parts", "processes"},
+    {"files", "prompts", "readout", "decompose", "metrics", "token_ids", "results"},
+    {"models", "tokens", "parts", "processes", "stored"},
     {"activations", "free_prompts", "tasks"},
     {"attribution", "attention", "circuits", "interventions"},
     {"location", "causal", "debias"},
