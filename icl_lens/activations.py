@@ -263,8 +263,8 @@ def capture(
     `batch.at(positions)`. A batch that `at` made, or `tokenize_text(positions=…)`, is run the same way, each prompt
     once, unless hooks are at work on the model: then each row is run by itself, as what edits the model expects. Memory
     of p positions of a prompt of n tokens: the prompt's values once, layers · n · key-value heads · d_head numbers, and
-    for each position layers · (7 d_model + d_mlp + heads · n). 50 positions of 1,000 tokens in GPT-2 large take
-    0.4 GB in float32; for more, capture in pieces (`batch.split`).
+    for each position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n); by that sum, 50 positions of 1,000
+    tokens in GPT-2 large are 0.4 GB in float32. For more, capture in pieces (`batch.split`).
 
     With `check` (cheap), the identities
     Σ heads + b_O = attention output and x + attn + ffn = next x are verified, and a family on which they do not
