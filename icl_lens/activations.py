@@ -556,7 +556,7 @@ class _Recorder:
         if logits is None:
             return
         readout, final = acts.readout, acts.resid_final
-        if self.run is not None:
+        if self.run is not None and self.run_last is not None:
             whole = (self.last == self.run_last.to(self.home)[self.run]).nonzero()[:, 0]
             readout, final, logits = readout.rows(whole), final[whole], logits[self.run[whole]]
             if not len(whole):

@@ -87,7 +87,8 @@ def chosen_positions(positions: TokenPositions, lengths: list[int]) -> list[list
 def one_a_row(ids: int | Sequence[int] | Tensor | None, n: int, what: str) -> list[int] | None:
     if ids is None:
         return None
-    ids = ids.tolist() if isinstance(ids, Tensor) else ids
+    if isinstance(ids, Tensor):
+        ids = list(ids.reshape(-1).tolist())
     listed_ids = [ids] * n if isinstance(ids, int) else list(ids)
     if len(listed_ids) != n or not all(isinstance(token, int) for token in listed_ids):
         raise InputError(f"{what}={ids!r} must be one token id, or one for each of the {n} rows")
@@ -97,7 +98,8 @@ def one_a_row(ids: int | Sequence[int] | Tensor | None, n: int, what: str) -> li
 def several_a_row(ids: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None, n: int) -> list[list[int]] | None:
     if ids is None:
         return None
-    ids = ids.tolist() if isinstance(ids, Tensor) else ids
+    if isinstance(ids, Tensor):
+        ids = list(ids.tolist())
     rows = [ids] * n if isinstance(ids, int) else list(ids)
     several = [[one] if isinstance(one, int) else [token for token in one if token != -1] for one in rows]
     if len(several) != n or not all(several):
