@@ -148,10 +148,11 @@ def load_task(
             "ask for demonstrations=2 or more"
         )
     rng = random.Random(seed)
+    label = labels[0] if labels else _LABELS[0]
     if (path is None and name not in _SOURCES) or (path is not None and Path(path).suffix == ".json"):
         false, false_words, true, true_words = _words(name, path)
         if same_length is not None:
-            false_words, true_words = _of_one_length([false_words, true_words], same_length, template)
+            false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
         draws = _word_draws(false, false_words, true, true_words, demonstrations, rng)
         fixed = None
     else:
@@ -160,7 +161,7 @@ def load_task(
             split = "train"  # one file for both demonstrations and queries
         rows = _rows(name, local, split, columns, max_words)
         if same_length is not None:
-            rows = _rows_of_one_length(rows, same_length, template)
+            rows = _rows_of_one_length(rows, label, same_length, template)
         pool, queries = _pools(rows, split, demonstrations, rng)
         draws = _sentence_draws(pool, queries, demonstrations, classes, rng)
         fixed = sorted(pool) if classes == "all" else None
@@ -182,29 +183,24 @@ def load_task(
     return prompts
 
 
-def _of_one_length(groups: list[list[str]], model: Any, template: Template) -> list[list[str]]:
-    """The texts of each group that have one number of tokens, chosen so that the smallest group is largest."""
+def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
+    """The texts of each group that take up one number of tokens, chosen so that the smallest group is largest.
+
+    Counted with what stands around a text: from the prompt's start to its label, and from a label to the query's end,
+    since at the start some tokenizers cut a word otherwise than further on.
+    """
     texts = list(dict.fromkeys(text for group in groups for text in group))
-    shown = [Prompt([Demonstration(text, "a")], text) for text in texts]
-    read = read_texts(check_fast(model), [template.render(prompt) for prompt in shown])
-    length = {}
-    for text, tokens in zip(texts, read, strict=True):
-        # At the prompt's start some tokenizers cut a word otherwise than further on.
-        spans = tokens.range_of(tokens.rendered.text_spans[0]), tokens.range_of(tokens.rendered.query_span)
-        first, later = (stop - start for start, stop in spans)
-        length[text] = later if first == later else -1
-    counts = [Counter(length[text] for text in group) for group in groups]
-    lengths = sorted({*length.values()} - {-1})
-    if not lengths:
-        raise InputError(
-            "every text has another number of tokens at a prompt's start than further on; give a template with "
-            "prefix=' '"
-        )
-    best = max(lengths, key=lambda one: (min(count[one] for count in counts), -one))
-    return [[text for text in group if length[text] == best] for group in groups]
+    shown = [Prompt([Demonstration(text, label)], text) for text in texts]
+    lengths = {}
+    for text, read in zip(texts, read_texts(check_fast(model), list(map(template.render, shown))), strict=True):
+        _, label_end = read.range_of(read.rendered.label_spans[0])
+        lengths[text] = label_end, len(read.ids) - label_end
+    counts = [Counter(lengths[text] for text in group) for group in groups]
+    best = max(sorted({*lengths.values()}), key=lambda one: min(count[one] for count in counts))
+    return [[text for text in group if lengths[text] == best] for group in groups]
 
 
-def _rows_of_one_length(rows: dict[str, Rows], model: Any, template: Template) -> dict[str, Rows]:
+def _rows_of_one_length(rows: dict[str, Rows], label: str, model: Any, template: Template) -> dict[str, Rows]:
     kinds = [(split, kind) for split in rows for kind in sorted({kind for _, kind in rows[split]})]
     groups = [[text for text, one in rows[split] if one == kind] for split, kind in kinds]
     kept = dict(zip(kinds, map(set, _of_one_length(groups, model, template)), strict=True))
