@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -28,6 +29,9 @@ class Interval:
     def __iter__(self) -> Iterator[float]:
         """`value, low, high = …`"""
         return iter((self.value, self.low, self.high))
+    def to_frame(self) -> pd.DataFrame:
+        """One row: value, low, high."""
+        return pd.DataFrame([self._asdict()])
 
 
 def is_correct(

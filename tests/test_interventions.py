@@ -530,3 +530,82 @@ def test_rows_lose_their_own_heads(run):
     for row, heads in enumerate(sets):
         with il.ablate_heads(model, heads):
             torch.testing.assert_close(il.last_log_probs(model, batch)[row], together[row], **CLOSE)
+
+
+# Prompts of different lengths
+
+STRETCHED = [
+    il.Prompt.parse("two the : bar one : bar a cat : foo dog : foo hate the :", answer="foo"),
+    il.Prompt.parse("good a bad : foo bad : foo love : bar like the a :", answer="foo"),
+    il.Prompt.parse("red : bar dog : foo cat :", answer="bar"),
+]
+"""As many demonstrations as PROMPTS, and none as long."""
+
+
+@pytest.mark.parametrize("positions", ["all", "last"])
+@pytest.mark.parametrize("what", ["q", "k", "v", "pattern", "z"])
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, positions):
+    if positions == "last" and what in ("k", "v"):
+        pytest.skip("refused: read at every position")
+    model, batch, _, hf = run(name)
+    other = il.tokenize(model, STRETCHED, prepend_bos=False, labels=("foo", "bar"))
+    assert not (other.last == batch.last).any()
+
+    def places(one, row):
+        return [*one.label_positions[row][one.label_positions[row] >= 0].tolist(), int(one.last[row])]
+
+    def edit_of(row):
+        _, source = reference_attention.edited_run(hf, ids_of(other, row), HEADS, lambda hand: None)
+        ours, theirs = places(batch, row), places(other, row)
+        asked = slice(None) if positions == "all" else slice(-1, None)
+
+        def edit(hand):
+            there = source[hand.layer]
+            if what in "qkv":
+                getattr(hand, what)[:, ours[asked]] = getattr(there, what)[:, theirs[asked]]
+            elif what == "pattern":
+
+                def rows(head, pattern):
+                    pattern, found = pattern.clone(), there.pattern(head)
+                    for q_ours, q_theirs in list(zip(ours, theirs, strict=True))[asked]:
+                        new, old = pattern[q_ours].clone(), pattern[q_ours]
+                        rest = [s for s in range(len(new)) if s not in ours]
+                        for s_ours, s_theirs in zip(ours, theirs, strict=True):
+                            new[s_ours] = found[q_theirs, s_theirs]
+                        new[rest] = old[rest] * (1 - found[q_theirs, theirs].sum()) / old[rest].sum()
+                        pattern[q_ours] = new
+                    return pattern
+
+                hand.row_edits = rows
+            else:
+                hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+                z = torch.stack([there.own_z(head) for head in range(families.N_HEADS)], dim=1)
+                hand.z[ours[asked]] = z[theirs[asked]]
+
+        return edit
+
+    with il.patch_heads(model, HEADS, other, what=what, positions=positions, align="labels", into=batch):
+        assert_same(model, batch, hf, HEADS, edit_of)
+
+
+def test_what_cannot_be_aligned_is_said(run):
+    model, batch, other, _ = run("gpt2")
+    with (
+        il.patch_heads(model, HEADS, other[[0, 2, 1]], what="v"),
+        pytest.raises(il.InputError, match=r"first in row 1 \(10 and 11\).*or align='labels'"),
+    ):
+        il.last_log_probs(model, batch)
+    for source, options, message in [
+        (other, {"align": "labels"}, "needs into="),
+        (other, {"into": batch}, "takes no into="),
+        (other[[0, 2, 1]], {"align": "labels", "into": batch}, "row 1 has 3 demonstrations and its source 2"),
+        (other[:2], {"align": "labels", "into": batch}, "the source has 2 prompts, and into 3"),
+    ]:
+        with pytest.raises(il.InputError, match=message), il.patch_heads(model, HEADS, source, what="v", **options):
+            pass
+    with (
+        il.patch_heads(model, HEADS, other, what="v", align="labels", into=batch),
+        pytest.raises(il.InputError, match="not over the batch given as into="),
+    ):
+        il.last_log_probs(model, batch[[0, 2, 1]])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
+from test_tokens import model_of as spelling_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -16,6 +17,9 @@ from icl_lens.errors import InputError
 from icl_lens.prompts import tasks
 from icl_lens.prompts.batch import tokenize
 from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
+from icl_lens.prompts.prompt import Template
+from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
+from icl_lens.prompts.batch import tokenize
 
 CATEGORIES = {
     "colour": ["red", "blue", "green", "orange", "pink"],
@@ -483,3 +487,49 @@ def test_sentences_of_every_length_through_a_byte_level_tokenizer(tmp_path):
                 assert tokenizer.decode(ids[: batch.label_positions[row, demo] + 1]) == before
                 before += " "
             assert tokenizer.decode(ids[: batch.last[row] + 1]) == f"{before}{prompt.query} :"
+
+
+# Rows that align
+
+
+def layouts(prompts, model, template):
+    batch = tokenize(model, prompts, template=template)
+    return {(*row, end) for row, end in zip(batch.label_positions.tolist(), batch.last.tolist(), strict=True)}
+
+
+@pytest.mark.parametrize("prefix", ["", " "])
+@pytest.mark.parametrize("options", [{}, {"balanced": True}, {"layout": "imbalanced"}])
+def test_rows_of_one_length_align(tmp_path, options, prefix):
+    """A tokenizer to which most words are as many tokens as letters."""
+    model, template = spelling_model("byte"), Template(prefix=prefix)
+    four = {"colour": ["blue", "pink", "gold", "grey"], "fruit": ["pear", "plum", "lime", "kiwi", "date"]}
+    others = {"colour": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
+    path = tmp_path / "words.json"
+    path.write_text(json.dumps({"categories": {name: [*four[name], *others[name]] for name in four}}))
+    options = {"n": 12, "path": path, **options}
+    assert len(layouts(load_task("colour-fruit", **options), model, template)) > 1
+    aligned = load_task("colour-fruit", **options, same_length=model, template=template)
+    assert len(aligned) == 12
+    assert len(layouts(aligned, model, template)) == 1
+    texts = {one.text for prompt in aligned for one in prompt.demonstrations} | {prompt.query for prompt in aligned}
+    for before in ("", " "):
+        assert len({len(model.tokenizer(f"{before}{text}")["input_ids"]) for text in texts}) == 1
+
+
+@pytest.mark.parametrize("classes", ["binary", "all"])
+def test_sentences_of_one_length_align(tmp_path, classes):
+    model = spelling_model("word")
+    texts = ["one", "two", "love like", "happy sad", "nine three", "eight one", "one two", "the one two"]
+    rows = [{"text": f"{word} {text}", "label": kind} for kind, word in (("p", "love"), ("q", "sad")) for text in texts]
+    path = write(tmp_path / "rows.jsonl", rows)
+    options = {"path": path, "n": 6, "classes": classes, "labels": ["foo", "bar"]}
+    assert len(layouts(load_task("mine", **options), model, Template())) > 1
+    aligned = load_task("mine", **options, same_length=model)
+    assert layouts(aligned, model, Template()) == {(4, 9, 14, 19, 23)}
+
+
+def test_rows_that_cannot_align_are_refused(words):
+    options = {"path": words, "demonstrations": 1, "n": 4, "same_length": spelling_model("byte")}
+    load_task("colour-fruit", **options, balanced=True)
+    with pytest.raises(InputError, match=r"prompt 1 has its labels and end at .*labels of equally many tokens"):
+        load_task("colour-fruit", **options, balanced=True, labels=["foo", "zzzz"])

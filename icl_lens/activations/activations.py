@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.decompose import grouped_to_heads, head_outputs
@@ -16,9 +17,18 @@ from icl_lens.models.norms import NormView
 from icl_lens.models.readout import Readout, norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.models.view import ModelView
+from icl_lens.models.norms import NormView
+from icl_lens.models.readout import Readout, norm_scale
+from icl_lens.stored import read_about, read_tensors, write_tensors
+from icl_lens.token_ids import TokenPositions
+from icl_lens.prompts.batch import PromptBatch
 
 # Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+KIND, VERSION = "activations", 1
+"""What `Activations.save` writes; the version rises when a field changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,9 @@ class Activations:
     residual-stream units and the model's dtype (`readout` computes in float32, or float64 for such models).
     For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are what reaches the
     residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
+
+    Where rows are positions of the same prompts, those of a prompt share its values (`v_of_run`, `run`); `v` and
+    `values` give each row its own.
 
     Example:
         >>> acts.resid_pre.shape, acts.pattern.shape
@@ -46,24 +59,34 @@ class Activations:
     resid_final: Float[Tensor, "batch d_model"]
     z: Float[Tensor, "batch layer head d_head"]
     pattern: Float[Tensor, "batch layer head key"]
-    v: Float[Tensor, "batch layer key kv_head d_head"]
+    v_of_run: Float[Tensor, "run layer key kv_head d_head"]
     q: Float[Tensor, "batch layer head d_head"]
     mlp_post: Float[Tensor, "batch layer neuron"] | None
     label_resid_pre: Float[Tensor, "batch layer demo d_model"]
     label_attn_out: Float[Tensor, "batch layer demo d_model"]
     attn_scale: Float[Tensor, "batch layer"] | None = None
     mlp_scale: Float[Tensor, "batch layer"] | None = None
+    run: Int[Tensor, " batch"] | None = None
+    """Each row's place in `v_of_run`; None: its own."""
 
     @classmethod
-    def from_cache(cls, model: Any, cache: Any, batch: PromptBatch, *, check: bool = True) -> "Activations":
+    def from_cache(
+        cls,
+        model: Any,
+        cache: Any,
+        batch: PromptBatch,
+        *,
+        positions: TokenPositions | None = None,
+        check: bool = True,
+    ) -> "Activations":
         """The same from a TransformerLens cache the user already has (`model.run_with_cache(batch.tokens, …)`).
 
-        The cache must come from these tokens, with a batch axis, holding the hooks of a plain `run_with_cache`;
-        raises InputError naming the first one missing, if the shapes do not fit the batch, or if the cached
-        embeddings are not those of the batch's tokens.
+        `positions` reads the cache at others than the last, as `capture` does. The cache must come from these tokens,
+        with a batch axis, holding the hooks of a plain `run_with_cache`; raises InputError naming the first one
+        missing, if the shapes do not fit the batch, or if the cached embeddings are not those of the batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
-        recorder = _Recorder(ModelView.of(model), batch)
+        recorder = _Recorder(ModelView.of(model), batch if positions is None else _Pass.at(batch, positions))
         for name, keep in recorder.hooks():
             try:
                 value = cache[name]
@@ -80,9 +103,33 @@ class Activations:
             keep(value)
         return recorder.finish(check=check)
 
+    def __repr__(self) -> str:
+        size = f"{self.view.n_layers} layers × {self.view.n_heads} heads"
+        return f"Activations({self.view.name}: {self.batch.extent}, {size})"
+
+    @property
+    def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
+        """Values at every position. A copy for each row where rows share them: `values` takes one layer at a time."""
+        return self.v_of_run if self.run is None else self.v_of_run[self.run]
+
+    def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
+        """A layer's values at every position; they contain b_V."""
+        return self.v_of_run[:, layer] if self.run is None else self.v_of_run[self.run, layer]
+
+    def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """The model's own log-probability of one token a row (`batch.answer_tokens`), nats, with every bias."""
+        self.check_home()
+        readout = self.readout.using(final_norm="frozen", bias=True)
+        return readout.token_log_probs(self.resid_final[:, None], tokens.to(self.resid_final.device))[:, 0]
+
     @property
     def label_log_probs(self) -> Float[Tensor, "batch label"]:
-        """Log-probability of each label's token after the prompt, nats, with every bias, whatever the readout says."""
+        """Log-probability of each label's token after the prompt, nats, with every bias, whatever the readout says.
+
+        Raises InputError for prompts without demonstrations.
+        """
+        self.batch.check_labels("label to score", LAST_INSTEAD)
+        self.check_home()
         log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
         return log_probs[:, self.batch.label_tokens.to(log_probs.device)]
 
@@ -112,29 +159,119 @@ class Activations:
 
     def head_values(self, layer: int) -> Float[Tensor, "batch key head d_head"]:
         """Values at every position, key-value groups repeated for their query heads; they contain b_V."""
-        return grouped_to_heads(self.v[:, layer].to(self.readout.dtype), self.view.n_heads)
+        return grouped_to_heads(self.values(layer).to(self.readout.dtype), self.view.n_heads)
 
     def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
         """Rows of `x` at the label positions; zero where a prompt has fewer demonstrations."""
         return _at(x, self.batch.label_positions.to(x.device))
 
+    def to(self, device: torch.device | str) -> "Activations":
+        """The same with all that was recorded on `device`, for instance to keep many of them off the GPU.
+
+        Weights stay with the model. Whatever reads vectors out with weights needs the activations where the model is
+        (`acts.view.home`), and says so.
+        """
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        readout = replace(self.readout, scale=self.readout.scale.to(device))
+        return replace(self, batch=self.batch.to(device), readout=readout, **tensors)
+
+    def check_home(self) -> None:
+        """Raises InputError where the activations are not on the model's device."""
+        here, home = self.z.device, self.view.home
+        if here != home:
+            raise InputError(
+                f"the activations are on {here} and the model on {home}; move them: acts.to({str(home)!r})"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Writes everything recorded to one safetensors file, which `load` reads with the same model.
+
+        Raises InputError where the folder does not exist or cannot be written to.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     acts.save(f"{folder}/acts.safetensors")
+            ...     again = il.Activations.load(f"{folder}/acts.safetensors", model)
+            >>> again
+            Activations(icl-mini: 1 prompt × 14 tokens, 6 layers × 8 heads)
+        """
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        of_batch, about_batch = self.batch.described()
+        about = {
+            "model": self.view.name,
+            "architecture": self.view.architecture,
+            "layers": self.view.n_layers,
+            "heads": self.view.n_heads,
+            "dtype": str(self.view.model.W_U.dtype).removeprefix("torch."),
+            "weights": self.view.fingerprint(),
+            "final_norm": self.readout.final_norm,
+            "bias": self.readout.bias,
+            "batch": about_batch,
+        }
+        tensors |= {f"batch.{name}": value for name, value in of_batch.items()}
+        write_tensors(path, KIND, VERSION, tensors, about)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any) -> "Activations":
+        """What `save` wrote, on the model's device.
+
+        Raises InputError for a file that is none of these, and where it was recorded from another model or from other
+        weights: another dtype, processed weights, further training.
+        """
+        view = ModelView.of(model)
+        about = read_about(path, KIND, VERSION)
+        theirs = [about[name] for name in ("architecture", "layers", "heads", "dtype")]
+        dtype = str(view.model.W_U.dtype).removeprefix("torch.")
+        ours = [view.architecture, view.n_layers, view.n_heads, dtype]
+        if theirs != ours or about["weights"] != view.fingerprint():
+            shown = ["{} of {} layers × {} heads in {}".format(*one) for one in (theirs, ours)]
+            what = "the weights differ (other training, or processing)" if theirs == ours else f"not {shown[1]}"
+            raise InputError(
+                f"{str(path)!r} was recorded from {about['model']}, {shown[0]}, and the model given is {view.name}: "
+                f"{what}; load the model as it was then, or capture anew"
+            )
+        tensors = read_tensors(path, view.home)
+        of_batch = {
+            name.removeprefix("batch."): tensors.pop(name) for name in list(tensors) if name.startswith("batch.")
+        }
+        readout = view.readout(tensors["resid_final"]).using(final_norm=about["final_norm"], bias=about["bias"])
+        batch = PromptBatch.from_described(of_batch, about["batch"])
+        return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout)
+
     def __getitem__(self, index: Any) -> "Activations":
         """The activations of some prompts (slice or index list)."""
         if isinstance(index, int):
             index = slice(index, index + 1)
-        parts: dict[str, Any] = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        parts: dict[str, Any] = {
+            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor) and name != "v_of_run"
+        }
         batch = self.batch[index]
         width = batch.tokens.shape[1]
         parts["pattern"] = parts["pattern"][..., :width]
-        parts["v"] = parts["v"][:, :, :width]
+        v, runs = self.v_of_run[:, :, :width], index
+        if "run" in parts:
+            runs, parts["run"] = parts["run"].unique(return_inverse=True)
+        parts["v_of_run"] = v[runs]
         return replace(self, batch=batch, readout=self.readout.rows(index), **parts)
 
 
-def capture(model: Any, batch: PromptBatch, *, check: bool = True) -> Activations:
+def capture(
+    model: Any, batch: PromptBatch, *, positions: TokenPositions | None = None, check: bool = True
+) -> Activations:
     """One forward pass over the batch, keeping only what the analysis reads.
 
     Logits are computed at each prompt's last position only. Memory: per prompt and layer, the values at every
-    position plus a few last-position and label-position vectors. With `check` (cheap), the identities
+    position plus a few last-position and label-position vectors.
+
+    `positions` reads the same pass at others than the last, one row for each prompt and position: the result's batch is
+    `batch.at(positions)`. A batch that `at` made, or `tokenize_text(positions=…)`, is run the same way, each prompt
+    once, unless hooks are at work on the model: then each row is run by itself, as what edits the model expects. Memory
+    of p positions of a prompt of n tokens: the prompt's values once, layers · n · key-value heads · d_head numbers, and
+    for each position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n); by that sum, 50 positions of 1,000
+    tokens in GPT-2 large are 0.4 GB in float32. For more, capture in pieces (`batch.split`).
+
+    With `check` (cheap), the identities
     Σ heads + b_O = attention output and x + attn + ffn = next x are verified, and a family on which they do not
     hold is refused with an InputError instead of being explained wrongly; switch it off inside interventions
     that edit the residual stream itself.
@@ -148,9 +285,45 @@ def capture(model: Any, batch: PromptBatch, *, check: bool = True) -> Activation
         raise InputError(
             f"capture reads tokenized prompts, not {type(batch).__name__}; give it il.tokenize(model, prompts)"
         )
-    recorder = _Recorder(ModelView.of(model), batch)
-    logits = _last_logits(model, batch, [(name, _reader(keep)) for name, keep in recorder.hooks()])
+    view = ModelView.of(model)
+    over: PromptBatch | _Pass = batch
+    if positions is not None:
+        over = _Pass.at(batch, positions)
+    elif batch.prompt_index is not None and not view.is_hooked:
+        over = _Pass.shared(batch)
+    recorder = _Recorder(view, over)
+    run = over.run if isinstance(over, _Pass) else batch
+    logits = _last_logits(model, run, [(name, _reader(keep)) for name, keep in recorder.hooks()])
     return recorder.finish(check=check, logits=logits)
+
+
+LAST_INSTEAD = "il.last_log_probs(model, batch) has the log-probability of every token"
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A forward pass that is read at several positions of a row: what is run, and the rows read off it."""
+
+    run: PromptBatch
+    rows: PromptBatch
+    of: Int[Tensor, " batch"]
+    """Which row of `run` each is read off."""
+
+    @classmethod
+    def at(cls, batch: PromptBatch, positions: TokenPositions) -> "_Pass":
+        rows = replace(batch, prompt_index=None).at(positions)
+        assert rows.prompt_index is not None
+        of = rows.prompt_index
+        known = batch.prompt_index
+        return cls(batch, rows if known is None else replace(rows, prompt_index=known[of]), of)
+
+    @classmethod
+    def shared(cls, batch: PromptBatch) -> "_Pass":
+        """The longest row of each prompt is run; the others begin like it."""
+        assert batch.prompt_index is not None
+        prompts, of = batch.prompt_index.unique(return_inverse=True)
+        last = torch.where(of[None] == torch.arange(len(prompts), device=of.device)[:, None], batch.last, -1)
+        return cls(batch[last.argmax(1)], batch, of)
 
 
 def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
@@ -169,10 +342,13 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
 def label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
     """The model's log-probability of each label's token after each prompt, nats; see `last_log_probs`.
 
+    Raises InputError for prompts without demonstrations.
+
     Example:
         >>> il.label_log_probs(model, batch).shape
         torch.Size([1, 2])
     """
+    batch.check_labels("label to score", LAST_INSTEAD)
     log_probs = last_log_probs(model, batch)
     return log_probs[:, batch.label_tokens.to(log_probs.device)]
 
@@ -193,10 +369,10 @@ def _reader(keep: Callable[[Tensor], None]) -> Callable[..., None]:
     return hook_fn
 
 
-def _at(x: Tensor, positions: Tensor) -> Tensor:
-    """x [batch pos …] at [batch n] positions, zero where the position is -1."""
-    rows = torch.arange(len(x), device=x.device)[:, None]
-    picked = x[rows, positions.clamp(min=0)]
+def _at(x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+    """x [batch pos …] at [batch n] positions, zero where the position is -1; `rows` are x's own unless given."""
+    rows = torch.arange(len(x), device=x.device) if rows is None else rows
+    picked = x[rows[:, None], positions.clamp(min=0)]
     missing = (positions < 0).reshape(*positions.shape, *[1] * (picked.ndim - 2))
     return picked.masked_fill(missing, 0)
 
@@ -245,10 +421,15 @@ def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embe
 class _Recorder:
     """Fills preallocated tensors from hook values, one layer at a time."""
 
-    def __init__(self, view: ModelView, batch: PromptBatch):
-        self.view, self.batch, self.home = view, batch, view.home
-        self.last = batch.last.to(self.home)
-        self.labels = batch.label_positions.to(self.home)
+    def __init__(self, view: ModelView, over: PromptBatch | _Pass):
+        self.view, self.home = view, view.home
+        self.batch = over.rows if isinstance(over, _Pass) else over
+        self.run = over.of.to(self.home) if isinstance(over, _Pass) else None
+        self.width = self.batch.tokens.shape[1]
+        # A row of every run that ends where the run does has the logits that the pass itself gives.
+        self.run_last = over.run.last if isinstance(over, _Pass) else None
+        self.last = self.batch.last.to(self.home)
+        self.labels = self.batch.label_positions.to(self.home)
         self.store: dict[str, Tensor] = {}
 
     def hooks(self) -> list[tuple[str, Callable[[Tensor], None]]]:
@@ -261,7 +442,7 @@ class _Recorder:
                     self._keep("resid_pre", layer, labels="label_resid_pre"),
                 ),
                 (view.hook(layer, "attn.hook_q"), self._keep("q", layer)),
-                (view.hook(layer, "attn.hook_v"), self._keep_all("v", layer)),
+                (view.hook(layer, "attn.hook_v"), self._keep_all("v_of_run", layer)),
                 (view.hook(layer, "attn.hook_pattern"), self._keep_row("pattern", layer)),
                 (view.hook(layer, "attn.hook_z"), self._keep("z", layer)),
                 (view.hook(layer, "hook_attn_out"), self._keep("attn_out", layer, labels="label_attn_out")),
@@ -281,15 +462,19 @@ class _Recorder:
             self.store[name] = value.new_empty(shape)
         self.store[name][:, layer] = value
 
+    def _rows(self, value: Tensor) -> Tensor:
+        """The pass's row that each row is read off."""
+        return torch.arange(len(value), device=value.device) if self.run is None else self.run.to(value.device)
+
     def _keep(self, name: str, layer: int | None, labels: str | None = None) -> Callable[[Tensor], None]:
         def keep(value: Tensor) -> None:
             if name == "mlp_post" and value.ndim != 3:
                 return
             value = value.detach()
-            rows = torch.arange(len(value), device=value.device)
+            rows = self._rows(value)
             self._slot(name, layer, value[rows, self.last.to(value.device)].to(self.home))
             if labels is not None:
-                self._slot(labels, layer, _at(value, self.labels.to(value.device)).to(self.home))
+                self._slot(labels, layer, _at(value, self.labels.to(value.device), rows).to(self.home))
 
         return keep
 
@@ -298,14 +483,14 @@ class _Recorder:
             value = value.detach().to(self.home)
             if value.shape[2] != self.view.n_kv_heads:  # TransformerLens may repeat key-value groups
                 value = value[:, :, :: value.shape[2] // self.view.n_kv_heads]
-            self._slot(name, layer, value)
+            self._slot(name, layer, value[:, : self.width])
 
         return keep
 
     def _keep_row(self, name: str, layer: int) -> Callable[[Tensor], None]:
         def keep(value: Tensor) -> None:
-            rows = torch.arange(len(value), device=value.device)
-            self._slot(name, layer, value.detach()[rows, :, self.last.to(value.device)].to(self.home))
+            row = value.detach()[self._rows(value), :, self.last.to(value.device), : self.width]
+            self._slot(name, layer, row.to(self.home))
 
         return keep
 
@@ -316,6 +501,7 @@ class _Recorder:
             view=view,
             readout=view.readout(store["resid_final"]),
             mlp_post=store.pop("mlp_post", None),
+            run=self.run,
             **store,
         )
         layers = range(view.n_layers)
@@ -374,7 +560,13 @@ class _Recorder:
                     )
         if logits is None:
             return
-        ours = acts.readout.logits(acts.resid_final)
+        readout, final = acts.readout, acts.resid_final
+        if self.run is not None and self.run_last is not None:
+            whole = (self.last == self.run_last.to(self.home)[self.run]).nonzero()[:, 0]
+            readout, final, logits = readout.rows(whole), final[whole], logits[self.run[whole]]
+            if not len(whole):
+                return
+        ours = readout.logits(final)
         error = float((ours - logits.to(ours.device, ours.dtype)).abs().max() / (ours.abs().max() + 1e-30))
         if not error <= tolerance:
             raise InputError(

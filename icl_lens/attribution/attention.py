@@ -10,12 +10,16 @@ from icl_lens.activations.activations import Activations
 def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head demo"]:
     """Attention probability from the last position to each label position.
 
-    Zero where a prompt has fewer demonstrations. Rows need not sum to one: the rest goes to other positions.
+    Zero where a prompt has fewer demonstrations. Rows need not sum to one: the rest goes to other positions. Raises
+    InputError for prompts without demonstrations; `acts.pattern` is the attention to every position.
 
     Example:
         >>> il.attention_to_labels(acts).shape
         torch.Size([1, 6, 8, 4])
     """
+    acts.batch.check_labels(
+        "label to attend to", "acts.pattern [batch layer head key] is the attention to all positions"
+    )
     index = acts.batch.label_positions.to(acts.pattern.device)[:, None, None, :]
     index = index.expand(-1, *acts.pattern.shape[1:3], -1)
     picked = acts.pattern.gather(-1, index.clamp(min=0))

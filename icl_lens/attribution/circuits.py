@@ -17,15 +17,17 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
     """A head's value at each label position, carried into the residual stream through W_O; not weighted by attention.
 
     Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
-    Raises InputError if there is no such head. Source: the paper, section 3.2; docs/howto/numbers.md.
+    Raises InputError if there is no such head, or no demonstration at all.
+    Source: the paper, section 3.2; docs/howto/numbers.md.
 
     Example:
         >>> il.label_values(acts, il.Head(2, 0)).shape
         torch.Size([1, 4, 128])
     """
     layer, index = acts.view.check_head(head)
+    acts.batch.check_labels("label position to read", "acts.head_values(layer) holds every position's values")
     kv = acts.view.kv_head(index)
-    v = acts.at_labels(acts.v[:, layer, :, kv].to(acts.readout.dtype))
+    v = acts.at_labels(acts.values(layer)[:, :, kv].to(acts.readout.dtype))
     return head_outputs(v[..., None, :], acts.view.W_O(layer)[index : index + 1])[..., 0, :]
 
 
@@ -36,13 +38,15 @@ def label_keys(
 
     `"resid"`: the residual stream entering the head's layer, as the paper says. `"attn"`: only what earlier
     attention layers wrote into it (no embedding, no FFN), as the authors' code does. The same for all heads of a
-    layer. Zero where a prompt has fewer demonstrations. Raises InputError for an unknown head or source.
+    layer. Zero where a prompt has fewer demonstrations. Raises InputError for an unknown head or source,
+    and for prompts without demonstrations.
 
     Example:
         >>> il.label_keys(acts, il.Head(2, 0), source="attn").shape
         torch.Size([1, 4, 128])
     """
     layer, _ = acts.view.check_head(head)
+    acts.batch.check_labels("label position to read", "last_query and top_tokens work without labels")
     if source == "resid":
         return acts.label_resid_pre[:, layer].to(acts.readout.dtype)
     if source == "attn":
@@ -108,6 +112,7 @@ def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
         >>> il.own_label_ranks(acts, il.Head(2, 0)).shape
         torch.Size([1, 4])
     """
+    acts.batch.check_labels("label whose rank to find", "acts.readout.ranks ranks any token")
     index = acts.batch.label_index.to(acts.readout.W_U.device)
     tokens = acts.batch.label_tokens.to(index.device)[index.clamp(min=0)]
     ranks = acts.readout.ranks(label_values(acts, head), tokens)

@@ -12,8 +12,11 @@ are the values, and the largest of them are taken.
 Source: docs/howto/numbers.md.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -34,6 +37,9 @@ from icl_lens.attribution.increases import (
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
+from icl_lens.models.head import Head
+from icl_lens.models.readout import FinalNorm, Readout
+from icl_lens.results import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
 
 # Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.
 SLACK = 1e-4
@@ -64,6 +70,46 @@ class TopSubheads:
     n_parts: Int[Tensor, " batch"]
     left_out: Float[Tensor, " batch"]
     certified: bool
+    tokens: Sequence[Sequence[str]] | None = None
+    """Each prompt's tokens, with white space visible."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """prompt, rank, layer, head, name, position, token, value (nats): one row a part, largest first."""
+        n, k = self.value.shape
+        frame = pd.DataFrame(
+            {
+                "prompt": torch.arange(n).repeat_interleave(k).numpy(),
+                "rank": torch.arange(1, k + 1).repeat(n).numpy(),
+                "layer": self.layer.flatten().cpu().numpy(),
+                "head": self.head.flatten().cpu().numpy(),
+            }
+        )
+        frame["name"] = [head_name(layer, head) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+        frame["position"] = self.position.flatten().cpu().numpy()
+        if self.tokens is not None:
+            places = zip(frame["prompt"], frame["position"], strict=True)
+            frame["token"] = [self.tokens[row][place] for row, place in places]
+        frame["value"] = self.value.flatten().cpu().numpy()
+        return frame
+
+    def __repr__(self) -> str:
+        title, columns = self._shown()
+        return text_table(title, columns, total=self.value.numel())
+
+    def _repr_html_(self) -> str:
+        title, columns = self._shown()
+        return html_table(title, columns, total=self.value.numel())
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        n = len(self.value)
+        evaluated = f"{float(self.n_exact.float().mean()):.0f} of {float(self.n_parts.float().mean()):.0f}"
+        frame = self.to_frame().head(SHOWN_ROWS)
+        columns = {"prompt": frame["prompt"].tolist()} if n > 1 else {}
+        columns |= {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
+        columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
+        columns["increase"] = [signed(value) for value in frame["value"]]
+        how = f"{evaluated} parts evaluated{' a prompt' * (n > 1)}, {_certainty(self.certified)}"
+        return f"TopSubheads of {prompts(n)}, nats: {how}", columns
 
 
 @dataclass(frozen=True)
@@ -99,6 +145,37 @@ class TopHeads:
     @property
     def heads(self) -> list[Head]:
         return [Head(layer, head) for layer, head in zip(self.layer.tolist(), self.head.tolist(), strict=True)]
+
+    def to_frame(self) -> pd.DataFrame:
+        """rank, layer, head, name, value (mean over prompts, nats): one row a head, largest first."""
+        return pd.DataFrame(
+            {
+                "rank": range(1, len(self.value) + 1),
+                "layer": self.layer.cpu().numpy(),
+                "head": self.head.cpu().numpy(),
+                "name": [str(head) for head in self.heads],
+                "value": self.value.cpu().numpy(),
+            }
+        )
+
+    def __repr__(self) -> str:
+        title, columns = self._shown()
+        return text_table(title, columns, total=len(self.value))
+
+    def _repr_html_(self) -> str:
+        title, columns = self._shown()
+        return html_table(title, columns, total=len(self.value))
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        frame = self.to_frame().head(SHOWN_ROWS)
+        columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
+        columns["mean increase"] = [signed(value) for value in frame["value"]]
+        how = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
+        return f"TopHeads over {prompts(self.n_prompts)}, nats: {how}", columns
+
+
+def _certainty(certified: bool) -> str:
+    return "certified" if certified else "exhaustive"
 
 
 @dataclass(frozen=True)
@@ -147,6 +224,20 @@ def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor
     """Upper bound of every (layer, head, position)'s increase, nats; -inf at padding."""
     columns = [subheads_along(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
     return _without_padding(acts, torch.stack(columns, dim=1))
+    keys = torch.arange(acts.pattern.shape[-1], device=acts.pattern.device)
+    padding = keys > acts.batch.last.to(keys.device)[:, None]
+    columns = []
+    for layer in range(acts.view.n_layers):
+        in_head = _gradient_in_head(acts, gradients, layer)
+        group = acts.view.n_heads // acts.view.n_kv_heads
+        by_group = in_head.unflatten(1, (acts.view.n_kv_heads, group))
+        along = einsum(
+            acts.values(layer).to(in_head.dtype),
+            by_group,
+            "batch key kv d_head, batch kv group d_head -> batch kv group key",
+        ).flatten(1, 2)
+        columns.append(acts.head_pattern(layer) * along)
+    return torch.stack(columns, dim=1).masked_fill(padding[:, None, None], -torch.inf)
 
 
 def _without_padding(
@@ -223,7 +314,8 @@ def top_subheads(
     best = value.topk(k, dim=-1)
     part = bounds.topk(value.shape[1], dim=-1).indices.gather(1, best.indices)
     layer, head, position = _unravel(part, n_heads, width)
-    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, left_out, certified=True)
+    tokens = acts.batch.token_names
+    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, left_out, certified=True, tokens=tokens)
 
 
 def _exact_subheads(
@@ -260,6 +352,14 @@ def _largest_subheads(
     layer, head, position = _unravel(best.indices, *values.shape[2:])
     left_out = best.values.new_full((len(values),), -torch.inf)
     return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified)
+    increase = subhead_log_prob_increase(acts, targets, final_norm=final_norm, bias=bias)
+    keys = torch.arange(increase.shape[-1], device=increase.device)
+    padding: Bool[Tensor, "batch 1 1 pos"] = (keys > acts.batch.last.to(keys.device)[:, None])[:, None, None]
+    best = increase.masked_fill(padding, -torch.inf).flatten(1).topk(k, dim=-1)
+    layer, head, position = _unravel(best.indices, acts.view.n_heads, increase.shape[-1])
+    left_out = best.values.new_full((len(increase),), -torch.inf)
+    tokens = acts.batch.token_names
+    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified=False, tokens=tokens)
 
 
 def top_heads(

@@ -44,6 +44,7 @@ def scale_label_attention(
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)
+    batch.check_labels("label attention to scale", "block_attention edits attention to any position")
     weights = torch.as_tensor(weights, dtype=torch.float32)
     shape = tuple(batch.label_positions.shape)
     if tuple(weights.shape) != shape:

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -56,7 +57,8 @@ def debias(
 def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor, "batch demo"]:
     """A factor for each demonstration: (mean label frequency / its label's frequency) ** strength, within a prompt.
 
-    1 throughout where labels are equally frequent. Raises InputError for a negative strength.
+    1 throughout where labels are equally frequent. Raises InputError for a negative strength, and where
+    there are no demonstrations.
 
     Example:
         >>> uneven = il.tokenize(model, il.Prompt.parse("love : bar eight : foo two : foo one :"))
@@ -65,6 +67,7 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     """
     if not strength >= 0:
         raise InputError(f"strength={strength} must not be negative; 0 changes nothing")
+    batch.check_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
     index = batch.label_index
     real = index >= 0
     same = (index[:, :, None] == index[:, None, :]) & real[:, None, :]
@@ -92,6 +95,11 @@ class Strength:
     bias: tuple[float, ...]
     """For each strength tried: mean log-odds of the answer where it is favoured minus where it is not, nats."""
     accuracy: tuple[float, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """strength, bias (nats), accuracy, chosen: one row a strength tried."""
+        chosen = [one == self.strength for one in self.tried]
+        return pd.DataFrame({"strength": self.tried, "bias": self.bias, "accuracy": self.accuracy, "chosen": chosen})
 
 
 def choose_strength(

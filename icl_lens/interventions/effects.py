@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,6 +21,10 @@ from icl_lens.errors import InputError
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.results import SHOWN_ROWS, html_table, long_frame, prompts, signed, text_table
 from icl_lens.prompts.batch import PromptBatch
 
 # Tokens in one forward pass: many enough for large products, few enough for small memories.
@@ -48,6 +53,29 @@ class HeadEffects:
         order = mean.flatten().argsort(descending=True)[:k]
         return [Head.at(index, mean.shape[1]) for index in order.tolist()]
 
+    def to_frame(self) -> pd.DataFrame:
+        """prompt, layer, head, name, log_prob, log_odds (nats): one row a prompt and head."""
+        frame = long_frame(self.log_prob, ("prompt", "layer", "head"), value="log_prob")
+        frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
+        return frame
+
+    def __repr__(self) -> str:
+        title, columns = self._shown()
+        return text_table(title, columns, total=self.log_prob[0].numel())
+
+    def _repr_html_(self) -> str:
+        title, columns = self._shown()
+        return html_table(title, columns, total=self.log_prob[0].numel())
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        heads = self.top(SHOWN_ROWS // 2)
+        columns: dict[str, list[Any]] = {"head": [str(head) for head in heads]}
+        for name, values in (("log p lost", self.log_prob), ("log-odds lost", self.log_odds)):
+            mean = values.float().nanmean(0)
+            columns[name] = [signed(float(mean[head])) for head in heads]
+        n = len(self.log_prob)
+        return f"HeadEffects, nats: {'mean over ' * (n > 1)}{prompts(n)}, heads removed one by one", columns
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -66,6 +94,10 @@ class Agreement:
     """Heads among the best k of both."""
     by_chance: float
     """What the overlap of k heads drawn at random is on average."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row: spearman, k, overlap, by_chance."""
+        return pd.DataFrame([self._asdict()])
 
 
 def head_effects(

@@ -17,6 +17,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 What = Literal["q", "k", "v", "pattern", "z"]
+Align = Literal["positions", "labels"]
 
 
 @contextmanager
@@ -27,18 +28,25 @@ def patch_heads(
     *,
     what: What,
     positions: Positions = "all",
+    align: Align = "positions",
+    into: PromptBatch | None = None,
 ) -> Iterator[None]:
-    """Gives chosen heads what they have on other prompts, position by position.
+    """Gives chosen heads what they have on other prompts, position by position or label by label.
 
     `"q"`, `"k"`: queries or keys, after their norm where a family has one, before rotation; `"v"`: values; the pattern
     follows from the patched ones. `"pattern"`: attention probabilities. `"z"`: the weighted sum of values. With grouped
     queries only the chosen heads see the patched keys or values. Row i of a pass gets row i of `source`; one source
     prompt serves all rows. `source` is run once, on entering, as if no other block were there.
 
-    Source and prompt must have the same number of tokens. `positions="last"` patches the last position only (queries,
-    pattern rows, z); queries and z may then come from prompts of another length. Warns once if a head does not reach
-    the logits. Raises InputError for a head the model does not have, what does not fit, and families whose attention
-    cannot be recomputed.
+    `align="positions"`: source and prompt must have the same number of tokens. `align="labels"`: only label positions
+    and the last one are patched, the i-th label's from the i-th label's, in prompts of any length with equally many
+    demonstrations; `into` is the batch that is run in the block. Of a pattern, the attention to labels and the last
+    position is patched then, and the other positions share what is left as they did before. With learned positions,
+    keys and queries bring their position's share along. `positions="last"` patches the last position only (queries,
+    pattern rows, z); queries and z may then come from prompts of another length.
+
+    Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, what does not
+    fit (naming the first row that differs), and families whose attention cannot be recomputed.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -53,50 +61,85 @@ def patch_heads(
     check_choice("positions", positions, ("all", "last"))
     if positions == "last" and what in ("k", "v"):
         raise InputError(f"what={what!r} is read at every position; patch it with positions='all'")
+    check_choice("align", align, ("positions", "labels"))
+    if (align == "labels") != (into is not None):
+        needs = "needs into=, the batch that is run in the block" if into is None else "takes no into="
+        raise InputError(f"align={align!r} {needs}")
+    places = None if into is None else _aligned(source, into)
     if what != "z":
         check_understood(view, by_layer)
     sources = _record(view, by_layer, source, what)
     free = positions == "last" and what in ("q", "z")
 
-    def fit(target: Tensor, value: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Source values with a row for each row of the pass, and where its rows end."""
-        rows = len(target)
+    def check_rows(rows: int, last: Tensor) -> None:
+        """The pass must have rows for the source's, and where positions correspond, as many tokens in each."""
         if len(source) not in (1, rows):
             raise InputError(f"the source has {len(source)} prompts, and the forward pass {rows} rows; give as many")
-        end = source.last.to(target.device).expand(rows)
-        if not free and (value.shape[1] != target.shape[1] or not torch.equal(end, last)):
-            raise InputError(
-                f"source and prompt differ in their number of tokens ({_ends(end)} and {_ends(last)}), so that "
-                f"positions do not correspond; use prompts of the same length"
-                + (", or positions='last'" if what in ("q", "z") else "")
-            )
-        return value.expand(rows, *value.shape[1:]).to(target), end
+        if into is not None and not (len(into) == rows and torch.equal(into.last.to(last.device), last)):
+            raise InputError("the forward pass is not over the batch given as into=; run the same batch")
+        end = source.last.to(last.device).expand(rows)
+        if free or into is not None or torch.equal(end, last):
+            return
+        row = int((end != last).nonzero()[0])
+        raise InputError(
+            f"source and prompt differ in their number of tokens, first in row {row} ({int(end[row]) + 1} and "
+            f"{int(last[row]) + 1}), so that positions do not correspond; use prompts of the same length, or "
+            "align='labels'" + (", or positions='last'" if what in ("q", "z") else "")
+        )
 
-    def write(target: Tensor, value: Tensor, places: list[int], last: Tensor) -> None:
-        """target [batch pos head …] gets value [source pos chosen …] at the places."""
-        value, end = fit(target, value, last)
-        if positions == "all":
-            target[:, :, places] = value
+    def write(target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
+        """target [batch pos head …] gets value [source pos chosen …] for the heads at the places `heads`."""
+        rows, device = len(target), target.device
+        check_rows(rows, last)
+        if not free and into is None and value.shape[1] != target.shape[1]:
+            raise InputError(
+                f"the source is padded to {value.shape[1]} tokens and the forward pass to {target.shape[1]}; "
+                "run batches of the same shape"
+            )
+        value = value.expand(rows, *value.shape[1:]).to(target)
+        every, at = torch.arange(rows, device=device)[:, None, None], torch.tensor(heads, device=device)
+        chosen = torch.arange(len(heads), device=device)
+        if places is not None and positions == "all":
+            row, ours, theirs = (place.to(device)[:, None] for place in places)
+            target[row, ours, at] = value[row, theirs, chosen]
+        elif positions == "all":
+            target[:, :, heads] = value
         else:
-            every = torch.arange(len(target), device=target.device)
-            at = torch.tensor(places, device=target.device)
-            target[every[:, None], last[:, None], at] = value[every, end]
+            end = source.last.to(device).expand(rows)
+            target[every[:, 0], last[:, None], at] = value[every[:, 0], end[:, None], chosen]
+
+    def write_pattern(target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
+        """target [batch head query key] gets value [source chosen query key], between aligned positions if any."""
+        if places is None:
+            write(target.transpose(1, 2), value.transpose(1, 2), heads, last)
+            return
+        check_rows(len(target), last)
+        for row in range(len(target)):
+            ours, theirs = (place[places[0] == row].to(target.device) for place in places[1:])
+            asked = slice(-1, None) if positions == "last" else slice(None)
+            new = value[row if len(source) > 1 else 0][:, theirs[asked]][:, :, theirs].to(target)
+            old = target[row, heads][:, ours[asked]]
+            old[:, :, ours] = 0
+            left = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
+            old = old / old.sum(-1, keepdim=True).clamp(min=torch.finfo(old.dtype).tiny) * left
+            old[:, :, ours] = new
+            target[row, torch.tensor(heads, device=target.device)[:, None], ours[asked]] = old
 
     def patch(work: Attention, indices: list[int], layer: int) -> None:
-        places, found = work.places(indices), sources[layer]
+        heads, found = work.places(indices), sources[layer]
         if what == "v":
             work.v = work.v.clone()
-            write(work.v, found["v"], places, work.last)
+            write(work.v, found["v"], heads, work.last)
         elif what == "pattern":
             assert work.pattern is not None
-            write(work.pattern.transpose(1, 2), found["pattern"].transpose(1, 2), places, work.last)
+            write_pattern(work.pattern, found["pattern"], heads, work.last)
         else:
-            work.rescored.update(places)
+            work.rescored.update(heads)
             for name in (what, f"{what}_share"):
                 old = getattr(work.inputs, name)
                 if old is not None:
                     new = old.clone()
-                    write(new, found[name], places, work.last)
+                    write(new, found[name], heads, work.last)
                     setattr(work.inputs, name, new)
 
     def patch_z(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
@@ -108,9 +151,28 @@ def patch_heads(
         yield
 
 
-def _ends(last: Tensor) -> str:
-    lengths = sorted({int(end) + 1 for end in last})
-    return "/".join(map(str, lengths))
+def _aligned(source: PromptBatch, into: PromptBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, its position, and the source's, for every label and, last in each row, the last position.
+
+    Raises InputError where a row has not as many demonstrations as its source.
+    """
+    if len(source) not in (1, len(into)):
+        raise InputError(f"the source has {len(source)} prompts, and into {len(into)}; give as many, or one")
+    into.check_labels("label to align at", "use positions='last', or prompts of the same length")
+    found = []
+    for row in range(len(into)):
+        of = row if len(source) > 1 else 0
+        both = into.label_positions[row].tolist(), source.label_positions[of].tolist()
+        ours, theirs = ([at for at in one if at >= 0] for one in both)
+        if len(ours) != len(theirs):
+            raise InputError(
+                f"row {row} has {len(ours)} demonstrations and its source {len(theirs)}, so labels do not correspond; "
+                "use prompts with equally many"
+            )
+        ends = int(into.last[row]), int(source.last[of])
+        found += [(row, *pair) for pair in [*zip(ours, theirs, strict=True), ends]]
+    rows, ours, theirs = torch.tensor(found).unbind(-1)
+    return rows, ours, theirs
 
 
 def _record(

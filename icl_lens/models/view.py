@@ -4,6 +4,7 @@
 else reads weights through it. Nothing here is cached: weights are views of the model's own parameters.
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -109,6 +110,32 @@ class ModelView:
     def home(self) -> torch.device:
         """Where recorded activations are kept: the unembedding's device."""
         return self.model.W_U.device
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether hooks are at work on the model, which may edit it: interventions, or the user's own."""
+        return any(point.fwd_hooks for point in self.model.hook_dict.values())
+
+    def fingerprint(self) -> str:
+        """A digest of the weights: evenly spaced entries of embedding, unembedding and every attention matrix.
+
+        Differs for other weights, dtypes and weight processing; the same on every device and TransformerLens version.
+        """
+        digest = hashlib.sha256()
+        matrices = [_optional(self.model, "W_E"), self.model.W_U]
+        for layer in range(self.n_layers):
+            attn = self.attn(layer)
+            matrices += [_optional(attn, "W_Q"), self.W_K(layer), self.W_V(layer), self.raw_W_O(layer)]
+        for matrix in matrices:
+            if matrix is None:
+                continue
+            sample = matrix.detach()
+            for axis, size in enumerate(matrix.shape):
+                some = torch.linspace(0, size - 1, min(size, 16)).round().long().to(sample.device)
+                sample = sample.index_select(axis, some)
+            digest.update(f"{tuple(matrix.shape)} {matrix.dtype}".encode())
+            digest.update(sample.double().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def attn(self, layer: int) -> Any:
         return self.model.blocks[layer].attn

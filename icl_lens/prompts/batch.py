@@ -6,7 +6,7 @@ out as other tokens than the same label in its place (" foo" and "foo").
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal
@@ -18,12 +18,24 @@ from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Rendered, Span, Template, listed
+from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Span, Template, listed
+from icl_lens.token_ids import (
+    TokenPositions,
+    check_ids,
+    chosen_positions,
+    decoded,
+    named,
+    one_a_row,
+    padded_ids,
+    several_a_row,
+)
 
 _DEFAULT_TEMPLATE = Template()
 
+
 # Padding is masked, never read and never shown, so any id of the vocabulary will do; a tokenizer's own pad
 # token may lie outside it (TransformerLens adds one where there is none).
-_PAD = 0
+PAD = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +47,9 @@ class PromptBatch:
     `batch[[0, 3]]` are smaller batches with the same labels, without the padding that none of their rows
     needs.
 
-    Made by `tokenize`. Source: docs/howto/own_dataset.md.
+    Made by `tokenize`; by `tokenize_text` and `from_tokens` without demonstrations: no label then, `prompts` is empty
+    and `targets` says what each row is scored by. `at` gives rows that end at other positions of the same prompts.
+    Source: docs/howto/own_dataset.md.
 
     Example:
         >>> [batch.token_strings[0][position] for position in batch.label_positions[0]]
@@ -67,13 +81,30 @@ class PromptBatch:
     labels: tuple[str, ...]
     """The labels of all prompts together."""
     prompts: tuple[Prompt, ...]
+    """One a row; empty for texts without demonstrations."""
     template: Template
     token_strings: list[list[str]]
     """Each row's tokens without padding, each decoded alone: for display, not for putting together again."""
+    token_names: list[list[str]] = field(default_factory=list)
+    """The same with white space visible: "▁to" where the vocabulary writes it so, else "␣to"; line breaks as "⏎"."""
+    texts: tuple[str, ...] = ()
+    """The whole text each row was made of."""
+    targets: Int[Tensor, " batch"] | None = None
+    """The token each row is scored by where that is not its answer's label; -1 where there is none."""
+    against: Int[Tensor, "batch other"] | None = None
+    """Tokens to compare each row's with; -1 where a row has fewer. None: with none."""
+    prompt_index: Int[Tensor, " batch"] | None = None
+    """Where rows are positions of prompts: which prompt each is of. Rows of one prompt begin with the same tokens."""
+
+    def __post_init__(self) -> None:
+        if not self.token_names:
+            object.__setattr__(self, "token_names", self.token_strings)
 
     @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:
-        """The token by which each row's answer is scored; -1 where the prompt has none."""
+        """The token each row is scored by: its target, or its answer's; -1 where it has neither."""
+        if self.targets is not None:
+            return self.targets
         return torch.where(self.answer < 0, -1, self.label_tokens[self.answer])
 
     @property
@@ -94,9 +125,120 @@ class PromptBatch:
         wanted = wanted & (torch.arange(len(self.labels), device=wanted.device) != label[:, None])
         order = wanted.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(wanted.sum(1).max()))]
         return torch.where(wanted.gather(1, order), self.label_tokens[order], -1)
+    def check_labels(self, what: str, instead: str) -> None:
+        """Raises InputError where there is no label at all, so that `what` means nothing; `instead` is the remedy."""
+        if not self.labels:
+            raise InputError(f"these prompts have no demonstrations, so there is no {what}; {instead}")
 
     def __len__(self) -> int:
-        return len(self.prompts)
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        what = f"{self.label_positions.shape[1]} demonstrations, labels {listed(self.labels)}"
+        return f"PromptBatch({self.extent}, {what if self.labels else 'no demonstrations'})"
+
+    @property
+    def extent(self) -> str:
+        """How many prompts of how many tokens, in words: "100 prompts × 14 tokens"."""
+        lengths = (self.last + 1).tolist()
+        tokens = f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
+        n = len(self) if self.prompt_index is None else len(self.prompt_index.unique())
+        prompts = f"{n} prompt" + "s" * (n != 1)
+        if n < len(self):
+            prompts += f" at {len(self)} positions"
+        return f"{prompts} × {tokens} token" + "s" * (tokens != "1")
+
+    @classmethod
+    def from_tokens(
+        cls,
+        tokens: Tensor | Sequence[Sequence[int]],
+        *,
+        model: Any = None,
+        targets: int | Sequence[int] | Tensor | None = None,
+        against: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None,
+        positions: TokenPositions | None = None,
+    ) -> "PromptBatch":
+        """Token ids [batch pos], or rows of different lengths, as prompts without demonstrations.
+
+        Nothing is put in front. With the `model`, ids are checked against its vocabulary and context, tokens have
+        names, and the batch lies on its device. `targets`: one id, or one a row; left out, each position is scored by
+        the token that follows it, and the last by none. `against`: ids to compare the targets with, one for all, one a
+        row, or a list a row. `positions` picks others than the last, see `at`.
+
+        Raises InputError for no tokens, for ids the model does not have, rows longer than its context, and targets or
+        positions that do not fit.
+
+        Example:
+            >>> random = il.PromptBatch.from_tokens([[5, 8, 13, 5, 8, 13]], model=model, positions="all")
+            >>> random.answer_tokens
+            tensor([ 8, 13,  5,  8, 13, -1])
+        """
+        rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
+        if not rows or not all(rows):
+            raise InputError("there are no tokens in some row; give each prompt at least one")
+        device = tokens.device if isinstance(tokens, Tensor) else None
+        if model is not None:
+            check_fit(model, rows)
+            device = getattr(model.cfg, "device", None)
+        batch = without_demonstrations(getattr(model, "tokenizer", None), rows, texts=None)
+        batch = batch if device is None else batch.to(device)
+        scored = one_a_row(targets, len(rows), "targets")
+        others = several_a_row(against, len(rows))
+        check_ids(model, [*(scored or []), *(id for row in others or [] for id in row)])
+        picked = batch.at("last" if positions is None else positions)
+        assert picked.prompt_index is not None
+        if scored is not None:
+            picked = replace(picked, targets=torch.tensor(scored, device=device)[picked.prompt_index])
+        if others is not None:
+            picked = replace(picked, against=padded_ids(others).to(picked.tokens.device)[picked.prompt_index])
+        check_not_against_itself(picked)
+        return picked if positions is not None else replace(picked, prompt_index=None)
+
+    def at(self, positions: TokenPositions) -> "PromptBatch":
+        """The same prompts read at other positions: one row for each prompt and position, ending there.
+
+        `positions` is one for every row, several for every row, or a list for each; negative ones count from the row's
+        end; "all" is every position. A row that ends before its prompt does is scored by the token that follows
+        (`answer_tokens`), has no answer, and no label beyond its end. `prompt_index` says which prompt each row is of;
+        `capture` runs the rows of a prompt as one. Raises InputError for a position that a row does not have.
+
+        Example:
+            >>> early = batch.at([2, 13])
+            >>> early.token_strings[0], early.answer_tokens.tolist() == [batch.tokens[0, 3], batch.answer_tokens[0]]
+            (['love', ':', 'bar'], True)
+        """
+        device = self.tokens.device
+        chosen = chosen_positions(positions, (self.last + 1).tolist())
+        ends = [(row, place) for row, places in enumerate(chosen) for place in places]
+        index = [row for row, _ in ends]
+        rows, place = torch.tensor(ends, device=device).unbind(-1)
+        early = place < self.last[rows]
+        columns = torch.arange(int(place.max()) + 1, device=device)
+        real = columns <= place[:, None]
+        following = self.tokens[rows, (place + 1).clamp(max=self.tokens.shape[1] - 1)]
+        hidden = self.label_positions[rows] > place[:, None]
+        unread = (self.text_ranges[rows, :, 1] > place[:, None] + 1)[..., None]
+        asked = (self.query_range[rows, 1] <= place + 1)[:, None]
+        against = None if self.against is None else self.against[rows].masked_fill(early[:, None], -1)
+        return replace(
+            self,
+            tokens=torch.where(real, self.tokens[rows][:, : len(columns)], PAD),
+            attention_mask=real.to(self.attention_mask.dtype),
+            last=place,
+            label_positions=self.label_positions[rows].masked_fill(hidden, -1),
+            label_index=self.label_index[rows].masked_fill(hidden, -1),
+            label_mask=self.label_mask[rows],
+            answer=self.answer[rows].masked_fill(early, -1),
+            text_ranges=self.text_ranges[rows].masked_fill(unread, -1),
+            query_range=torch.where(asked, self.query_range[rows], -1),
+            prompts=tuple(self.prompts[row] for row in index) if self.prompts else (),
+            token_strings=[self.token_strings[row][: end + 1] for row, end in ends],
+            token_names=[self.token_names[row][: end + 1] for row, end in ends],
+            texts=tuple(self.texts[row] for row in index) if self.texts else (),
+            targets=torch.where(early, following, self.answer_tokens[rows]),
+            against=None if against is None or not bool((against >= 0).any()) else against,
+            prompt_index=rows if self.prompt_index is None else self.prompt_index[rows],
+        )
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "PromptBatch":
         """The rows named, as a batch: an integer gives a batch of one.
@@ -117,14 +259,16 @@ class PromptBatch:
             raise InputError(f"{index!r} picks no row of a batch of {len(self)}; name at least one")
         at = torch.tensor(rows, device=self.tokens.device)
         width = int(self.last[at].max()) + 1
-        by_row = {name: getattr(self, name)[at] for name in _BY_ROW}
+        by_row = {name: getattr(self, name)[at] for name in _BY_ROW if getattr(self, name) is not None}
         by_row["tokens"] = by_row["tokens"][:, :width]
         by_row["attention_mask"] = by_row["attention_mask"][:, :width]
         return replace(
             self,
             **by_row,
-            prompts=tuple(self.prompts[row] for row in rows),
+            prompts=tuple(self.prompts[row] for row in rows) if self.prompts else (),
             token_strings=[self.token_strings[row] for row in rows],
+            token_names=[self.token_names[row] for row in rows],
+            texts=tuple(self.texts[row] for row in rows) if self.texts else (),
         )
 
     def split(self, size: int) -> Iterator["PromptBatch"]:
@@ -133,12 +277,37 @@ class PromptBatch:
             raise InputError(f"cannot split into pieces of {size} rows; give a size of at least 1")
         return (self[start : start + size] for start in range(0, len(self), size))
 
+    def described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The batch as tensors and plain data, for files; `from_described` is the way back."""
+        tensors = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)}
+        prompts = [
+            [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
+            for prompt in self.prompts
+        ]
+        plain = {name: getattr(self, name) for name in ("labels", "token_strings", "token_names", "texts")}
+        return tensors, {**plain, "prompts": prompts, "template": asdict(self.template)}
+
+    @classmethod
+    def from_described(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":
+        """The batch that `described` made tensors and plain data of."""
+        prompts = tuple(
+            Prompt([Demonstration(*one) for one in shown], query, answer, labels)
+            for shown, query, answer, labels in about["prompts"]
+        )
+        return cls(
+            **tensors,
+            labels=tuple(about["labels"]),
+            prompts=prompts,
+            template=Template(**about["template"]),
+            token_strings=about["token_strings"],
+            token_names=about["token_names"],
+            texts=tuple(about["texts"]),
+        )
+
     def to(self, device: torch.device | str) -> "PromptBatch":
         """The same batch with its tensors on `device`."""
         tensors = {
-            field.name: value.to(device)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
+            one.name: value.to(device) for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)
         }
         return replace(self, **tensors)
 
@@ -153,6 +322,9 @@ _BY_ROW = (
     "answer",
     "text_ranges",
     "query_range",
+    "targets",
+    "against",
+    "prompt_index",
 )
 
 
@@ -189,19 +361,13 @@ def tokenize(
     if not prompts:
         raise InputError("there is no prompt to tokenize; give at least one")
     every_label = _every_label(prompts, labels)
-    tokenizer = getattr(model, "tokenizer", None)
-    if not getattr(tokenizer, "is_fast", False):
-        raise InputError(
-            f"the model's tokenizer ({type(tokenizer).__name__}) gives no character offsets, by which "
-            "labels are found; load the fast tokenizer of the model (use_fast=True)"
-        )
-
-    texts = _read(tokenizer, [template.render(prompt) for prompt in prompts])
+    tokenizer = check_fast(model)
+    texts = read_texts(tokenizer, [template.render(prompt) for prompt in prompts])
     # Each label after each query that offers it; a label no prompt offers, after the first.
     asked = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.labels]
     offered = {label for _, label in asked}
     asked += [(0, label) for label in every_label if label not in offered]
-    continued = _read(tokenizer, [template.continuation(prompts[row], label) for row, label in asked])
+    continued = read_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in asked])
 
     label_ranges = [[text.label_range(span, template.gap) for span in text.rendered.label_spans] for text in texts]
     spellings = _Spellings(tokenizer)
@@ -212,9 +378,9 @@ def tokenize(
             spellings.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
     shared, scored = spellings.scored(every_label, shared_prefix)
 
-    front = _front(tokenizer, texts[0], prepend_bos)
+    front = front_tokens(tokenizer, texts[0], prepend_bos)
     rows = [[*front, *text.ids, *shared] for text in texts]
-    _check_fit(model, rows)
+    check_fit(model, rows)
     shift = len(front)
     longest, demos = max(map(len, rows)), max(len(prompt.demonstrations) for prompt in prompts)
 
@@ -222,7 +388,7 @@ def tokenize(
         return torch.tensor([[*row, *[missing] * (demos - len(row))] for row in values])
 
     batch = PromptBatch(
-        tokens=torch.tensor([[*row, *[_PAD] * (longest - len(row))] for row in rows]),
+        tokens=torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
         attention_mask=torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
         last=torch.tensor([len(row) - 1 for row in rows]),
         label_positions=by_demo([[shift + stop - 1 for _, stop in row] for row in label_ranges], -1),
@@ -237,10 +403,23 @@ def tokenize(
         labels=every_label,
         prompts=prompts,
         template=template,
-        token_strings=_decoded(tokenizer, rows),
+        token_strings=decoded(tokenizer, rows),
+        token_names=named(tokenizer, rows),
+        texts=tuple(text.rendered.text for text in texts),
     )
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
+
+
+def check_fast(model: Any) -> Any:
+    """The model's tokenizer; raises InputError for a slow one, or none."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(
+            f"the model's tokenizer ({type(tokenizer).__name__}) gives no character offsets, by which "
+            "labels are found; load the fast tokenizer of the model (use_fast=True)"
+        )
+    return tokenizer
 
 
 def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
@@ -315,7 +494,7 @@ class _Text:
         return self._at(max(0, span[0] - 20), span[1] + 20)
 
 
-def _read(tokenizer: Any, rendered: list[Rendered]) -> list[_Text]:
+def read_texts(tokenizer: Any, rendered: list[Rendered]) -> list[_Text]:
     """Tokenize texts in one call. Raises InputError naming the words the tokenizer does not know."""
     encoded = tokenizer(
         [one.text for one in rendered],
@@ -400,10 +579,10 @@ class _Spellings:
         return shared, list(scored)
 
     def _shown(self, ids: list[int]) -> str:
-        return " + ".join(repr(string) for string in _decoded(self.tokenizer, [ids])[0])
+        return " + ".join(repr(string) for string in decoded(self.tokenizer, [ids])[0])
 
 
-def _front(tokenizer: Any, text: _Text, prepend_bos: bool | None) -> list[int]:
+def front_tokens(tokenizer: Any, text: _Text, prepend_bos: bool | None) -> list[int]:
     """The tokens in front of every row."""
     if prepend_bos is None:
         published = _as_published(tokenizer)
@@ -441,7 +620,7 @@ def _stored(name: str) -> Any:
     return AutoTokenizer.from_pretrained(name, local_files_only=True)
 
 
-def _check_fit(model: Any, rows: list[list[int]]) -> None:
+def check_fit(model: Any, rows: list[list[int]]) -> None:
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))
     if len(rows[longest]) > model.cfg.n_ctx:
         raise InputError(
@@ -458,8 +637,43 @@ def _check_fit(model: Any, rows: list[list[int]]) -> None:
         )
 
 
-def _decoded(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
-    distinct = sorted({token for row in rows for token in row})
-    strings = tokenizer.batch_decode([[token] for token in distinct], clean_up_tokenization_spaces=False)
-    string = dict(zip(distinct, strings, strict=True))
-    return [[string[token] for token in row] for row in rows]
+def check_not_against_itself(batch: PromptBatch) -> None:
+    """Raises InputError where a row's target is also among what it is compared with."""
+    if batch.targets is None or batch.against is None:
+        return
+    same = ((batch.against == batch.targets[:, None]) & (batch.against >= 0)).any(-1)
+    if bool(same.any()):
+        row = int(same.nonzero()[0])
+        raise InputError(
+            f"row {row} has token {int(batch.targets[row])} both as its target and against it, so there is nothing to "
+            "compare; choose tokens that differ"
+        )
+
+
+def without_demonstrations(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
+    """Rows of ids as a batch without labels; without a tokenizer, ids are their own names."""
+    n, longest = len(rows), max(map(len, rows))
+    strings = names = [[str(token) for token in row] for row in rows]
+    if tokenizer is not None:
+        strings, names = decoded(tokenizer, rows), named(tokenizer, rows)
+        texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False) if texts is None else texts
+    none = torch.full((n, 0), -1)
+    return PromptBatch(
+        tokens=torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
+        attention_mask=torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
+        last=torch.tensor([len(row) - 1 for row in rows]),
+        label_positions=none,
+        label_index=none,
+        label_mask=none.bool(),
+        label_tokens=none.new_empty(0),
+        answer=torch.full((n,), -1),
+        text_ranges=none.new_empty((n, 0, 2)),
+        query_range=torch.tensor([[0, len(row)] for row in rows]),
+        labels=(),
+        prompts=(),
+        template=_DEFAULT_TEMPLATE,
+        token_strings=strings,
+        token_names=names,
+        texts=tuple(" ".join(row) for row in names) if texts is None else tuple(texts),
+        targets=torch.full((n,), -1),
+    )

@@ -6,6 +6,7 @@ Labels carry no meaning ("foo", "bar"), so what a model answers it has learnt fr
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import escape
@@ -15,11 +16,20 @@ from math import perm
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Demonstration, Prompt, listed
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
+from icl_lens.prompts.batch import check_fast, read_texts, tokenize
 
 Layout = Literal["order", "reorder", "imbalanced"]
 Asked = Literal["true", "false"]
+
+Rows = list[tuple[str, str]]
+"""Texts with their classes."""
+
+_DEFAULT_TEMPLATE = Template()
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
 """The paper's word tasks. The category named last is the true class, that of the query."""
@@ -82,6 +92,8 @@ def load_task(
     classes: Literal["binary", "all"] = "binary",
     columns: tuple[str, str] = ("text", "label"),
     max_words: int | None = None,
+    same_length: Any = None,
+    template: Template = _DEFAULT_TEMPLATE,
 ) -> list[Prompt]:
     """Prompts of a word task ("sentiment-number") or a sentence dataset ("sst2"), each with its answer.
 
@@ -109,8 +121,13 @@ def load_task(
     class in alphabetical order, in every prompt, and the false classes come in random order, one after the
     other.
 
+    `same_length`, a model, keeps the texts of one length in its tokens, that of which every class has most, so that all
+    rows of `il.tokenize(model, prompts, template=template)` have labels and end at the same positions, as patching
+    between prompts needs. `template` matters for that only.
+
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
-    reached (after half a minute of trying), for a class with too few texts, and for too few labels.
+    reached (after half a minute of trying), for a class with too few texts, and for too few labels; with
+    `same_length` also for labels of different numbers of tokens.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -132,14 +149,21 @@ def load_task(
             "ask for demonstrations=2 or more"
         )
     rng = random.Random(seed)
+    label = labels[0] if labels else _LABELS[0]
     if (path is None and name not in _SOURCES) or (path is not None and Path(path).suffix == ".json"):
-        draws = _word_draws(*_words(name, path), demonstrations, rng)
+        false, false_words, true, true_words = _words(name, path)
+        if same_length is not None:
+            false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
+        draws = _word_draws(false, false_words, true, true_words, demonstrations, rng)
         fixed = None
     else:
         local = None if path is None else Path(path)
         if local is not None and not local.is_dir():
             split = "train"  # one file for both demonstrations and queries
-        pool, queries = _pools(_rows(name, local, split, columns, max_words), split, demonstrations, rng)
+        rows = _rows(name, local, split, columns, max_words)
+        if same_length is not None:
+            rows = _rows_of_one_length(rows, label, same_length, template)
+        pool, queries = _pools(rows, split, demonstrations, rng)
         draws = _sentence_draws(pool, queries, demonstrations, classes, rng)
         fixed = sorted(pool) if classes == "all" else None
     choices = _choices(labels, 2 if fixed is None else len(fixed))
@@ -155,7 +179,46 @@ def load_task(
         else:
             label_of = dict(zip(fixed, choices, strict=True))
         prompts.append(_arranged(draw, label_of, choices, layout, asked))
+    if same_length is not None:
+        _check_rows_align(prompts, same_length, template, choices)
     return prompts
+
+
+def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
+    """The texts of each group that take up one number of tokens, chosen so that the smallest group is largest.
+
+    Counted with what stands around a text: from the prompt's start to its label, and from a label to the query's end,
+    since at the start some tokenizers cut a word otherwise than further on.
+    """
+    texts = list(dict.fromkeys(text for group in groups for text in group))
+    shown = [Prompt([Demonstration(text, label)], text) for text in texts]
+    lengths = {}
+    for text, read in zip(texts, read_texts(check_fast(model), list(map(template.render, shown))), strict=True):
+        _, label_end = read.range_of(read.rendered.label_spans[0])
+        lengths[text] = label_end, len(read.ids) - label_end
+    counts = [Counter(lengths[text] for text in group) for group in groups]
+    best = max(sorted({*lengths.values()}), key=lambda one: min(count[one] for count in counts))
+    return [[text for text in group if lengths[text] == best] for group in groups]
+
+
+def _rows_of_one_length(rows: dict[str, Rows], label: str, model: Any, template: Template) -> dict[str, Rows]:
+    kinds = [(split, kind) for split in rows for kind in sorted({kind for _, kind in rows[split]})]
+    groups = [[text for text, one in rows[split] if one == kind] for split, kind in kinds]
+    kept = dict(zip(kinds, map(set, _of_one_length(groups, model, template)), strict=True))
+    return {split: [row for row in rows[split] if row[0] in kept[split, row[1]]] for split in rows}
+
+
+def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, choices: tuple[str, ...]) -> None:
+    """Raises InputError naming the first row whose labels or end lie elsewhere than the first row's."""
+    batch = tokenize(model, prompts, template=template, labels=choices, shared_prefix="append")
+    places = torch.cat([batch.label_positions, batch.last[:, None]], dim=1)
+    other = (places != places[0]).any(-1)
+    if bool(other.any()):
+        row = int(other.nonzero()[0])
+        raise InputError(
+            f"prompt {row} has its labels and end at {places[row].tolist()}, prompt 0 at {places[0].tolist()}, though "
+            f"all texts have equally many tokens; choose labels of equally many tokens in place of {listed(choices)}"
+        )
 
 
 def _arranged(draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, asked: Asked) -> Prompt:
@@ -232,8 +295,6 @@ def _word_draws(
 
 
 # Sentences
-
-Rows = list[tuple[str, str]]
 
 
 def _sentence_draws(

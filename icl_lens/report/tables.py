@@ -1,6 +1,7 @@
 """Tensors to tidy tables: one row a value, named columns, heads as `L22H0`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 import torch
@@ -12,6 +13,11 @@ from icl_lens.attribution.increases import LayerIncreases
 from icl_lens.attribution.search import TopHeads, TopSubheads
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
+from icl_lens.activations.activations import Activations
+from icl_lens.attribution.attention import attention_to_labels
+from icl_lens.attribution.increases import LayerIncreases
+from icl_lens.attribution.search import TopHeads, TopSubheads
+from icl_lens.results import long_frame
 
 
 def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
@@ -20,18 +26,7 @@ def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd
     With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raises InputError if the number of axis
     names does not fit.
     """
-    if len(axes) != values.ndim:
-        raise InputError(f"{len(axes)} axis names {list(axes)} for a tensor of shape {tuple(values.shape)}")
-    index = torch.cartesian_prod(*[torch.arange(n) for n in values.shape]).reshape(-1, values.ndim)
-    frame = pd.DataFrame(index.numpy(), columns=list(axes))
-    if {"layer", "head"} <= set(axes):
-        frame["name"] = [str(Head(layer, head)) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
-    frame[value] = (
-        values.detach().cpu().float().reshape(-1).numpy()
-        if values.dtype.itemsize < 4
-        else (values.detach().cpu().reshape(-1).numpy())
-    )
-    return frame
+    return long_frame(values, axes, value=value)
 
 
 def layer_table(increases: LayerIncreases) -> pd.DataFrame:
@@ -42,6 +37,7 @@ def layer_table(increases: LayerIncreases) -> pd.DataFrame:
         frame.insert(2, "component", component)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True).sort_values(["prompt", "layer", "component"], ignore_index=True)
+    return increases.to_frame().rename(columns={"value": "increase"})
 
 
 def head_table(increases: Tensor) -> pd.DataFrame:
@@ -51,36 +47,12 @@ def head_table(increases: Tensor) -> pd.DataFrame:
 
 def top_heads_table(top: TopHeads) -> pd.DataFrame:
     """The located heads: rank, layer, head, name, increase (mean over prompts, nats)."""
-    return pd.DataFrame(
-        {
-            "rank": range(1, len(top.value) + 1),
-            "layer": top.layer.cpu().numpy(),
-            "head": top.head.cpu().numpy(),
-            "name": [str(head) for head in top.heads],
-            "increase": top.value.cpu().numpy(),
-        }
-    )
+    return top.to_frame().rename(columns={"value": "increase"})
 
 
 def top_subheads_table(acts: Activations, top: TopSubheads) -> pd.DataFrame:
     """The located (layer, head, position) parts: prompt, rank, layer, head, name, position, token, increase (nats)."""
-    n, k = top.value.shape
-    frame = pd.DataFrame(
-        {
-            "prompt": torch.arange(n).repeat_interleave(k).numpy(),
-            "rank": torch.arange(1, k + 1).repeat(n).numpy(),
-            "layer": top.layer.flatten().cpu().numpy(),
-            "head": top.head.flatten().cpu().numpy(),
-            "position": top.position.flatten().cpu().numpy(),
-            "increase": top.value.flatten().cpu().numpy(),
-        }
-    )
-    names = [str(Head(layer, head)) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
-    strings = acts.batch.token_strings
-    tokens = [strings[row][position] for row, position in zip(frame["prompt"], frame["position"], strict=True)]
-    frame.insert(4, "name", names)
-    frame.insert(6, "token", tokens)
-    return frame
+    return replace(top, tokens=acts.batch.token_names).to_frame().rename(columns={"value": "increase"})
 
 
 def label_attention_table(acts: Activations) -> pd.DataFrame:

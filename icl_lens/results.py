@@ -1,0 +1,84 @@
+"""How results show themselves: long tables with named columns, and small ones as text or static HTML."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from icl_lens.errors import InputError
+
+# Rows that a result shows of itself; `to_frame` has all of them.
+SHOWN_ROWS = 20
+
+
+def head_name(layer: int, head: int) -> str:
+    """`L22H0`, as `Head` prints."""
+    return f"L{layer}H{head}"
+
+
+def long_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
+    """A tensor as a long table: one integer column an axis, one column of values.
+
+    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raises InputError if the number of axis
+    names does not fit.
+    """
+    if len(axes) != values.ndim:
+        raise InputError(f"{len(axes)} axis names {list(axes)} for a tensor of shape {tuple(values.shape)}")
+    index = torch.cartesian_prod(*[torch.arange(n) for n in values.shape]).reshape(-1, values.ndim)
+    frame = pd.DataFrame(index.numpy(), columns=list(axes))
+    if {"layer", "head"} <= set(axes):
+        frame["name"] = [head_name(layer, head) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+    values = values.detach().cpu().reshape(-1)
+    frame[value] = (values.float() if values.dtype.itemsize < 4 else values).numpy()
+    return frame
+
+
+def prompts(n: int) -> str:
+    """ "1 prompt", "20 prompts"."""
+    return f"{n} prompt" + "s" * (n != 1)
+
+
+def signed(value: float) -> str:
+    """An increase as shown: "+1.234"; "–" where there is none (NaN)."""
+    return "–" if value != value else f"{value:+.3f}"
+
+
+def text_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
+    """A small table as text; `total` is how many rows there are altogether."""
+    names, rows = list(columns), _rows(columns)
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    right = [_is_number(column) for column in columns.values()]
+    lines = [
+        "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in line).rstrip()
+        for line in (zip(row, widths, right, strict=True) for row in [names, *rows])
+    ]
+    return "\n".join([title, *lines, *_rest(rows, total)])
+
+
+def html_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
+    """The same as HTML without script or style sheet: shows wherever HTML does."""
+    rows = _rows(columns)
+    right = [' style="text-align: right"' if _is_number(column) else "" for column in columns.values()]
+    head = "".join(f"<th{how}>{escape(name)}</th>" for name, how in zip(columns, right, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{how}>{escape(cell)}</td>" for cell, how in zip(row, right, strict=True)) + "</tr>"
+        for row in rows
+    )
+    rest = "".join(f"<p>{escape(line)}</p>" for line in _rest(rows, total))
+    caption = f'<caption style="text-align: left">{escape(title)}</caption>'
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+
+def _rows(columns: Mapping[str, Sequence[Any]]) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
+
+
+def _rest(rows: list[list[str]], total: int | None) -> list[str]:
+    return [] if total is None or total <= len(rows) else [f"… {total - len(rows)} more rows: to_frame() has all"]
+
+
+def _is_number(column: Sequence[Any]) -> bool:
+    return all(isinstance(cell, (int, float)) or str(cell)[:1] in "+-–" for cell in column) and bool(column)

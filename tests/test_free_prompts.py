@@ -1,0 +1,341 @@
+"""Texts without demonstrations: any target in its place, any position; the same numbers as plain Hugging Face code."""
+
+import warnings
+
+import families
+import pytest
+import reference_hf
+import torch
+from test_tokens import model_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import icl_lens as il
+
+IOI = "When Mary and John went to the store, John gave a drink to"
+WORDS = IOI.replace(",", "").split()
+CLOSE = {"atol": 1e-5, "rtol": 0}
+
+
+def trained(kind):
+    """A byte-level (GPT-2) or metaspace (Llama) tokenizer to which IOI's words are tokens."""
+    corpus = [form for word in WORDS for form in [word, f"{word} {word}"] * 10] + ["Mary Mary", "John John"] * 10
+    if kind == "byte":
+        raw = Tokenizer(models.BPE())
+        raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        raw.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        special = ["<|endoftext|>"]
+        raw.train_from_iterator(
+            corpus,
+            trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+        )
+        return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token=special[0], eos_token=special[0])
+    raw = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    raw.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=450, special_tokens=special, show_progress=False))
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama_gqa"])
+def pair(request, tmp_path_factory):
+    """(TransformerLens model, Hugging Face twin) with a tokenizer that knows the words of IOI."""
+    tokenizer = trained("byte" if request.param == "gpt2" else "metaspace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(families, "VOCAB_SIZE", len(tokenizer))
+        folder = tmp_path_factory.mktemp(request.param)
+        families.build(request.param).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    model = il.load_model(str(folder), device="cpu", tokenizer=PreTrainedTokenizerFast.from_pretrained(folder))
+    return model, AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
+
+
+def assert_increases(acts, hf, targets):
+    """Layers, heads, subheads, neurons and log p of every row are the slow reference's, row by row."""
+    layers = il.layer_log_prob_increase(acts, targets)
+    heads = il.head_log_prob_increase(acts, targets)
+    subheads = il.subhead_log_prob_increase(acts, targets)
+    neurons = il.neuron_log_prob_increase(acts, targets, 1)
+    log_prob = acts.token_log_probs(targets)
+    for row, last in enumerate(acts.batch.last.tolist()):
+        theirs = reference_hf.reference(hf, acts.batch.tokens[row, : last + 1], int(targets[row]))
+        for ours, other in [
+            (layers.attn[row], theirs.attn),
+            (layers.ffn[row], theirs.ffn),
+            (heads[row], theirs.heads),
+            (subheads[row, :, :, : last + 1], theirs.subheads),
+            (neurons[row], theirs.neurons[1]),
+            (acts.pattern[row, :, :, : last + 1], theirs.attention),
+            (log_prob[row], theirs.log_probs[targets[row]]),
+        ]:
+            torch.testing.assert_close(ours.double(), other, **CLOSE)
+        assert not subheads[row, :, :, last + 1 :].any()
+
+
+def test_ioi_increases_are_the_references(pair):
+    model, hf = pair
+    batch = il.tokenize_text(model, IOI, targets=" Mary", against=" John")
+    names = batch.token_names[0]
+    assert names[-1] in ("␣to", "▁to")
+    decode = model.tokenizer.decode
+    assert (decode(batch.answer_tokens[0]).strip(), decode(batch.against[0, 0]).strip()) == ("Mary", "John")
+    assert_increases(il.capture(model, batch), hf, batch.answer_tokens)
+    assert_increases(il.capture(model, batch), hf, batch.against[:, 0])
+
+
+def test_several_texts_and_positions_at_once_are_each_alone(pair):
+    model, hf = pair
+    texts = [IOI, "Mary gave John a drink"]
+    batch = il.tokenize_text(model, texts, positions=[[3, -1], [1, 2, -2]])
+    lengths = [int(il.tokenize_text(model, text).last[0]) for text in texts]
+    assert batch.last.tolist() == [3, lengths[0], 1, 2, lengths[1] - 1]
+    assert batch.prompt_index.tolist() == [0, 0, 1, 1, 1]
+    assert batch.answer_tokens[1] == -1, "nothing follows the end of a text"
+    rows = [0, 2, 3, 4]
+    for row in rows:
+        whole = il.tokenize_text(model, texts[int(batch.prompt_index[row])])
+        assert batch.answer_tokens[row] == whole.tokens[0, batch.last[row] + 1]
+    acts = il.capture(model, batch)
+    assert len(acts.v_of_run) == 2, "one pass a text"
+    assert_increases(acts[rows], hf, batch.answer_tokens[rows])
+    top = il.top_subheads(acts[rows], batch.answer_tokens[rows], k=4)
+    everything = il.subhead_log_prob_increase(acts[rows], batch.answer_tokens[rows])
+    keys = torch.arange(everything.shape[-1])
+    everything = everything.masked_fill((keys > batch.last[rows, None])[:, None, None], -torch.inf)
+    torch.testing.assert_close(top.value, everything.flatten(1).topk(4).values, **CLOSE)
+
+
+def test_targets_in_their_place(pair):
+    model, _ = pair
+    mary, john = (il.tokenize_text(model, IOI, targets=f" {name}").answer_tokens.tolist() for name in ("Mary", "John"))
+    assert mary != john
+    by_id = il.tokenize_text(model, [IOI, IOI], targets=[" Mary", john[0]], against=[[" John"], [" Mary", 7]])
+    assert by_id.answer_tokens.tolist() == mary + john
+    assert by_id.against.tolist() == [[john[0], -1], [mary[0], 7]]
+    within = il.tokenize_text(model, IOI, positions=[4, -1], targets=[" John", " Mary"])
+    assert within.answer_tokens.tolist() == john + mary
+    assert il.tokenize_text(model, IOI, targets=torch.tensor(mary)).answer_tokens.tolist() == mary
+    with pytest.warns(UserWarning, match=r"' Maryto' is \d tokens, .* the first, .*Mary', is scored"):
+        assert il.tokenize_text(model, IOI, targets=" Maryto").answer_tokens.tolist() == mary
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        il.tokenize_text(model, IOI, targets=" Mary")
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([], {}, "no text"),
+        ([IOI, " "], {}, "text 1 is empty"),
+        (IOI, {"targets": ""}, "empty string"),
+        (IOI + " ", {"targets": "Mary"}, "does not follow"),
+        (IOI, {"targets": -1}, "-1 is no token id"),
+        (IOI, {"targets": 10_000}, "10000 is no token id"),
+        (IOI, {"targets": " Mary", "against": " Mary"}, "nothing to compare"),
+        ([IOI, IOI], {"targets": [" Mary"]}, "do not fit 2 texts"),
+        (IOI, {"targets": [" Mary", " John"]}, "2 targets do not fit the 1 positions"),
+        (IOI, {"positions": 100}, "prompt 0 has no position 100"),
+        (IOI, {"positions": "first"}, "use 'last', 'all'"),
+        ([IOI, IOI], {"positions": [[1]]}, "do not fit 2 prompts"),
+        (" ".join(["Mary"] * 100), {}, "more than the 64"),
+    ],
+)
+def test_what_does_not_fit_is_said(pair, texts, options, message, no_type_checks):
+    with pytest.raises(il.InputError, match=message):
+        il.tokenize_text(pair[0], texts, **options)
+
+
+def test_a_prompt_is_sent_to_tokenize(pair, no_type_checks):
+    with pytest.raises(il.InputError, match=r"use il\.tokenize"):
+        il.tokenize_text(pair[0], [il.Prompt.parse(families.PROMPT)])
+
+
+def test_beginning_of_sequence_is_the_tokenizers_own(pair):
+    model, _ = pair
+    batch = il.tokenize_text(model, IOI)
+    assert (batch.tokens[0, 0] == model.tokenizer.bos_token_id) == (model.cfg.normalization_type.startswith("RMS"))
+    with_bos = il.tokenize_text(model, IOI, prepend_bos=True, positions=0, targets="Mary")
+    assert with_bos.tokens.tolist() == [[model.tokenizer.bos_token_id]]
+
+
+def test_induction_curve_from_one_capture():
+    """50 repeated random tokens: every position from one pass, as one at a time, as Hugging Face's own logits."""
+    icl_mini = il.load_model("icl-mini", device="cpu", dtype="float64")
+    half = torch.randint(3, icl_mini.cfg.d_vocab, (1, 50), generator=torch.Generator().manual_seed(0))
+    tokens = torch.cat([half, half], dim=1)
+    whole = il.PromptBatch.from_tokens(tokens, model=icl_mini)
+    everywhere = list(range(99))
+    passes = []
+    handle = icl_mini.blocks[0].register_forward_hook(lambda *args: passes.append(1))
+    acts = il.capture(icl_mini, whole, positions=everywhere)
+    handle.remove()
+    assert len(passes) == 1
+    targets = acts.batch.answer_tokens
+    assert torch.equal(targets, tokens[0, 1:])
+    with torch.no_grad():
+        logits = icl_mini.original_model(tokens).logits[0]
+    curve = acts.token_log_probs(targets)
+    plain = torch.log_softmax(logits, dim=-1)[torch.arange(99), targets]
+    torch.testing.assert_close(curve, plain, **CLOSE)
+    heads = il.head_log_prob_increase(acts, targets)
+    layers = il.layer_log_prob_increase(acts, targets)
+    for position in (0, 1, 37, 49, 50, 98):
+        alone = il.PromptBatch.from_tokens(tokens[:, : position + 1], model=icl_mini, targets=[int(targets[position])])
+        one = il.capture(icl_mini, alone)
+        torch.testing.assert_close(il.head_log_prob_increase(one, alone.answer_tokens)[0], heads[position], **CLOSE)
+        torch.testing.assert_close(
+            il.layer_log_prob_increase(one, alone.answer_tokens).attn[0], layers.attn[position], **CLOSE
+        )
+        torch.testing.assert_close(one.pattern[0], acts.pattern[position, :, :, : position + 1], **CLOSE)
+        torch.testing.assert_close(one.v[0], acts[position].v[0], **CLOSE)
+
+
+FREE = {"tokens": [[31, 2, 40, 17, 40, 17], [5, 9, 21]], "targets": [40, 7]}
+
+
+@pytest.fixture(scope="module")
+def free(gpt2):
+    batch = il.PromptBatch.from_tokens(FREE["tokens"], model=gpt2, targets=FREE["targets"])
+    return gpt2, batch, il.capture(gpt2, batch)
+
+
+def test_what_follows_a_capture_works_without_labels(free):
+    model, batch, acts = free
+    targets = batch.answer_tokens
+    assert targets.tolist() == FREE["targets"]
+    heads = il.head_log_prob_increase(acts, targets)
+    assert il.top_heads(acts, targets, k=3).value.tolist() == pytest.approx(
+        heads.mean(0).flatten().topk(3).values.tolist(), abs=1e-5
+    )
+    located = il.locate_heads(model, batch, k=3, batch_size=1)
+    assert located.heads == il.top_heads(acts, targets, k=3).heads
+    torch.testing.assert_close(
+        il.mean_head_increases(model, batch).float(), heads.mean(0), atol=1e-5, rtol=0, check_dtype=False
+    )
+    effects = il.head_effects(model, batch)
+    plain = il.last_log_probs(model, batch)[torch.arange(2), targets]
+    for head in [il.Head(0, 1), il.Head(2, 3)]:
+        with il.ablate_heads(model, [head]):
+            without = il.last_log_probs(model, batch)[torch.arange(2), targets]
+            assert il.capture(model, batch).z[:, head.layer, head.head].abs().max() == 0
+        torch.testing.assert_close(effects.log_prob[:, head.layer, head.head], plain - without, atol=2e-5, rtol=0)
+    assert effects.log_odds.isnan().all(), "no labels, no odds"
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    again = il.Activations.from_cache(model, cache, batch)
+    torch.testing.assert_close(il.head_log_prob_increase(again, targets), heads, **CLOSE)
+    assert il.last_query(acts, (1, 0)).shape == (2, families.D_MODEL)
+    with il.remove_position(model, [(1, 0)]), il.patch_heads(model, [(2, 0)], batch, what="v"):
+        il.capture(model, batch)
+
+
+def test_what_is_about_labels_is_refused(free):
+    model, batch, acts = free
+    for ask in [
+        lambda: acts.label_log_probs,
+        lambda: acts.predicted,
+        lambda: il.label_log_probs(model, batch),
+        lambda: il.attention_to_labels(acts),
+        lambda: il.attention_by_label(acts),
+        lambda: il.label_values(acts, (0, 0)),
+        lambda: il.label_keys(acts, (0, 0)),
+        lambda: il.own_label_ranks(acts, (0, 0)),
+        lambda: il.balancing_weights(batch),
+    ]:
+        with pytest.raises(il.InputError, match="no demonstrations, so there is no label"):
+            ask()
+    for block in [
+        il.scale_label_attention(model, [(0, 0)], batch, torch.ones(2, 0), renormalise=True),
+        il.patch_heads(model, [(0, 0)], batch, what="v", align="labels", into=batch),
+    ]:
+        with pytest.raises(il.InputError, match="no demonstrations, so there is no label"), block:
+            pass
+
+
+def test_from_cache_reads_any_position(free):
+    model, batch, _ = free
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    acts = il.Activations.from_cache(model, cache, batch, positions=[[0, 3], [1]])
+    there = il.capture(model, batch, positions=[[0, 3], [1]])
+    assert acts.batch.answer_tokens.tolist() == there.batch.answer_tokens.tolist() == [2, 40, 21]
+    for name in ("z", "pattern", "resid_pre", "v"):
+        torch.testing.assert_close(getattr(acts, name), getattr(there, name), **CLOSE)
+
+
+def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
+    """An edit for each row, or of each row's last position, needs the rows themselves."""
+    batch = il.PromptBatch.from_tokens(FREE["tokens"][:1], model=gpt2, positions=[1, 3, 5])
+    assert len(il.capture(gpt2, batch).v_of_run) == 1
+    with il.ablate_heads(gpt2, [(1, 0)], positions="last"):
+        edited = il.capture(gpt2, batch)
+        assert (edited.z[:, 1, 0] == 0).all()
+        alone = [il.capture(gpt2, il.PromptBatch.from_tokens(batch.tokens[i : i + 1, : 2 * i + 2])) for i in range(3)]
+    for row, one in enumerate(alone):
+        torch.testing.assert_close(edited.resid_final[row], one.resid_final[0], **CLOSE)
+    with il.ablate_rows(gpt2, [[(0, 0)], [(0, 1)], [(0, 2)]]):
+        each = il.capture(gpt2, batch)
+    assert [bool((each.z[row, 0, row] == 0).all()) for row in range(3)] == [True] * 3
+
+
+def test_memory_of_positions_is_what_the_docstring_says(gpt2):
+    n, p = 40, 20
+    batch = il.PromptBatch.from_tokens([list(range(3, n + 3))], model=gpt2)
+    acts = il.capture(gpt2, batch, positions=[[*range(n - p, n)]])
+    numbers = sum(value.numel() for name, value in vars(acts).items() if isinstance(value, torch.Tensor))
+    layers, heads, d_head, d_model = families.N_LAYERS, families.N_HEADS, 8, families.D_MODEL
+    each = layers * (3 * d_model + 2 * heads * d_head + families.D_MLP + heads * n) + d_model + 1  # final, run
+    assert numbers == layers * n * heads * d_head + p * each
+
+
+def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):
+    """No label beyond the row's end, no answer but at the prompt's; the label log-probabilities are Hugging Face's."""
+    acts = il.capture(gpt2, gpt2_batch, positions=[2, 6, -1])
+    rows = acts.batch
+    assert rows.prompt_index.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert rows.label_positions[:3].tolist() == [[2, -1, -1, -1], [2, 5, -1, -1], [2, 5, 8, 11]]
+    assert (rows.answer >= 0).tolist() == [False, False, True] * 3
+    assert rows.text_ranges[1].tolist()[1:3] == [[3, 4], [6, 7]]
+    assert rows.text_ranges[0].tolist()[1] == [-1, -1]
+    assert rows.query_range[0].tolist() == [-1, -1]
+    assert rows.query_range[2].tolist() == [12, 13]
+    last = il.capture(gpt2, gpt2_batch)
+    torch.testing.assert_close(acts[[2, 5, 8]].label_log_probs, last.label_log_probs, **CLOSE)
+    torch.testing.assert_close(il.attention_to_labels(acts)[[2, 5, 8]], il.attention_to_labels(last), **CLOSE)
+    with torch.no_grad():
+        plain = torch.log_softmax(gpt2.original_model(gpt2_batch.tokens[:1, :3]).logits[0, -1], dim=-1)
+    torch.testing.assert_close(acts.label_log_probs[0], plain[gpt2_batch.label_tokens], **CLOSE)
+    assert il.tokenize(gpt2, list(gpt2_batch.prompts)).answer_tokens.tolist() == rows.answer_tokens[[2, 5, 8]].tolist()
+
+
+def test_tokens_without_a_model_are_their_own_names():
+    batch = il.PromptBatch.from_tokens(torch.tensor([[4, 5, 6]]), against=[[1, 2]], targets=3)
+    assert batch.token_strings == [["4", "5", "6"]]
+    assert batch.texts == ("4 5 6",)
+    assert (batch.answer_tokens.tolist(), batch.against.tolist()) == ([3], [[1, 2]])
+    assert batch[[0, 0]].against.tolist() == [[1, 2], [1, 2]]
+    assert len(batch) == 1
+    for wrong, message in [
+        (lambda: il.PromptBatch.from_tokens([[]]), "at least one"),
+        (lambda: il.PromptBatch.from_tokens([[1]], targets=[1, 2]), "each of the 1 rows"),
+        (lambda: il.PromptBatch.from_tokens([[1]], targets=-5), "-5 is no token id"),
+        (lambda: il.PromptBatch.from_tokens([[1]], targets=1, against=1), "nothing to compare"),
+    ]:
+        with pytest.raises(il.InputError, match=message):
+            wrong()
+
+
+def test_ids_are_checked_against_the_model(gpt2):
+    with pytest.raises(il.InputError, match="lies outside the model's vocabulary of 97"):
+        il.PromptBatch.from_tokens([[1, 97]], model=gpt2)
+    with pytest.raises(il.InputError, match="97 is no token id: the model has 0–96"):
+        il.PromptBatch.from_tokens([[1]], model=gpt2, targets=97)
+
+
+@pytest.mark.parametrize(("kind", "names"), [("byte", ["love", "␣like"]), ("metaspace", ["▁love", "▁like"])])
+def test_white_space_of_tokens_is_visible(kind, names):
+    batch = il.tokenize_text(model_of(kind), "love like\n", prepend_bos=False)
+    assert batch.token_names[0][:2] == names
+    assert not any(set(name) & set(" \n") or not name for name in batch.token_names[0])
+    assert [name.strip("␣▁") for name in names] == [one.strip() for one in batch.token_strings[0][:2]]
