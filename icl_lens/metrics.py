@@ -4,7 +4,7 @@ Everything takes plain tensors, one row a prompt, so that it does not matter whe
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ class Interval:
         return iter((self.value, self.low, self.high))
     def to_frame(self) -> pd.DataFrame:
         """One row: value, low, high."""
-        return pd.DataFrame([self._asdict()])
+        return pd.DataFrame([asdict(self)])
 
 
 def is_correct(

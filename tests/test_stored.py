@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 import icl_lens as il
-from icl_lens import stored
+from icl_lens.activations import stored
 
 
 def assert_same(first, second):

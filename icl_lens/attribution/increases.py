@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from einops import einsum
 from jaxtyping import Float, Int
@@ -26,6 +27,7 @@ from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_
 from icl_lens.errors import InputError
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
+from icl_lens.results import html_table, long_frame, prompts, signed, text_table
 
 # [batch, part, d_model] vectors are made and read out in pieces of about this size.
 PART_BYTES = 192 * 2**20
@@ -36,7 +38,7 @@ CheckedAgainst = Int[Tensor, "batch kept"] | None
 """The same after `check_against`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerIncreases:
     """Log-probability increase of each layer's attention and FFN, nats.
 
@@ -53,9 +55,31 @@ class LayerIncreases:
         """`attn, ffn = …`"""
         return iter((self.attn, self.ffn))
 
+    def to_frame(self) -> pd.DataFrame:
+        """prompt, layer, component ("attn" | "ffn"), value (nats): one row each."""
+        frames = []
+        for component, values in (("attn", self.attn), ("ffn", self.ffn)):
+            frame = long_frame(values, ("prompt", "layer"))
+            frame.insert(2, "component", component)
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True).sort_values(["prompt", "layer", "component"], ignore_index=True)
+
+    def __repr__(self) -> str:
+        return text_table(*self._shown())
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._shown())
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        attn, ffn = self.attn.float().mean(0).tolist(), self.ffn.float().mean(0).tolist()
+        columns = {"layer": list(range(len(attn))), "attention": map(signed, attn), "FFN": map(signed, ffn)}
+        title = f"LayerIncreases, nats: {'mean over ' * (len(self.attn) > 1)}{prompts(len(self.attn))}"
+        return title, {name: list(column) for name, column in columns.items()}
+
 
 def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """`targets` on the readout's device; raises InputError if they are no token ids of this batch and vocabulary."""
+    acts.check_home()
     return target_tokens(acts.view, targets, len(acts.batch))
 
 

@@ -37,8 +37,6 @@ from icl_lens.attribution.increases import (
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
-from icl_lens.models.head import Head
-from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.results import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
 
 # Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.

@@ -7,7 +7,7 @@ location of heads).
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -22,10 +22,7 @@ from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.models.head import Head
-from icl_lens.models.view import ModelView
 from icl_lens.results import SHOWN_ROWS, html_table, long_frame, prompts, signed, text_table
-from icl_lens.prompts.batch import PromptBatch
 
 # Tokens in one forward pass: many enough for large products, few enough for small memories.
 PASS_TOKENS = 4096
@@ -97,7 +94,7 @@ class Agreement:
 
     def to_frame(self) -> pd.DataFrame:
         """One row: spearman, k, overlap, by_chance."""
-        return pd.DataFrame([self._asdict()])
+        return pd.DataFrame([asdict(self)])
 
 
 def head_effects(

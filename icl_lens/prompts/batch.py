@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Prompt, Rendered, Span, Template, listed
 from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Span, Template, listed
 from icl_lens.token_ids import (
     TokenPositions,

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Prompt, Rendered
-from icl_lens.token_ids import TokenPositions, check_ids, named, padded_ids
 from icl_lens.prompts.batch import (
     PromptBatch,
     check_fast,
@@ -26,6 +24,8 @@ from icl_lens.prompts.batch import (
     read_texts,
     without_demonstrations,
 )
+from icl_lens.prompts.prompt import Prompt, Rendered
+from icl_lens.token_ids import TokenPositions, check_ids, named, padded_ids
 
 Scored = str | int
 """A token by its text, in its place ("␣Mary" with its blank), or by its id."""
@@ -43,10 +43,10 @@ def tokenize_text(
     """Texts as prompts without demonstrations, on the model's device: any target token, any position.
 
     `targets` are strings, with the white space that separates them from the text (" Mary"), or token ids: one for all,
-    or one a text; in place of one, a list with one for each of a text's positions. A string that is several tokens is
-    scored by its first, with a warning that names them. Left out, each position is scored by the token that follows in
-    the text; the last has no target then. `against` names what to compare targets with: one for all, or for each text
-    one or a list of several. For a single text given as a string, lists are that text's own.
+    or one a text (also as a tensor [text]); in place of one, a list with one for each of a text's positions. A string
+    that is several tokens is scored by its first, with a warning that names them. Left out, each position is scored by
+    the token that follows in the text; the last has no target then. `against` names what to compare targets with: one
+    for all, or for each text one or a list of several. For a single text given as a string, lists are its own.
 
     `positions`: left out, the last; one or several for every text, a list for each, or "all" (`PromptBatch.at`); they
     count from the row's start with what stands in front. A position is a row: `capture` runs the rows of a text as one.

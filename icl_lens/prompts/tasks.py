@@ -19,9 +19,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Demonstration, Prompt, listed
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
 from icl_lens.prompts.batch import check_fast, read_texts, tokenize
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
 
 Layout = Literal["order", "reorder", "imbalanced"]
 Asked = Literal["true", "false"]
@@ -204,7 +203,7 @@ def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Te
 def _rows_of_one_length(rows: dict[str, Rows], label: str, model: Any, template: Template) -> dict[str, Rows]:
     kinds = [(split, kind) for split in rows for kind in sorted({kind for _, kind in rows[split]})]
     groups = [[text for text, one in rows[split] if one == kind] for split, kind in kinds]
-    kept = dict(zip(kinds, map(set, _of_one_length(groups, model, template)), strict=True))
+    kept = dict(zip(kinds, map(set, _of_one_length(groups, label, model, template)), strict=True))
     return {split: [row for row in rows[split] if row[0] in kept[split, row[1]]] for split in rows}
 
 

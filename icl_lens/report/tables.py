@@ -11,12 +11,6 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.increases import LayerIncreases
 from icl_lens.attribution.search import TopHeads, TopSubheads
-from icl_lens.errors import InputError
-from icl_lens.models.head import Head
-from icl_lens.activations.activations import Activations
-from icl_lens.attribution.attention import attention_to_labels
-from icl_lens.attribution.increases import LayerIncreases
-from icl_lens.attribution.search import TopHeads, TopSubheads
 from icl_lens.results import long_frame
 
 
