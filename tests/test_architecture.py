@@ -14,6 +14,7 @@ LEVELS = [
     {"models", "tokens", "tasks", "parts", "processes"},
     {"activations"},
     {"attribution", "attention", "circuits", "interventions"},
+    {"cached_rows", "gradients"},
     {"location", "causal", "debias"},
     {"tables", "dataset"},
     {"explain"},
