@@ -89,7 +89,7 @@ class SharedKeys:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, n_rows, n_heads, d_head = q.shape
-        n_groups, n_keys = self.k.shape[1:3]
+        n_groups = self.k.shape[1]
         q = q.unflatten(2, (n_groups, -1)).transpose(1, 2)  # batch group row member d_head
         own = torch.einsum("bgrmd,brgd->bgrm", q, k)
         products = (q.flatten(2, 3) @ self.k.transpose(-1, -2)).unflatten(2, (n_rows, -1))
@@ -264,7 +264,9 @@ def _hooks(view: ModelView, layer: int) -> dict[str, str]:
 
 def check_untouched(view: ModelView) -> None:
     """Raises NotShared where hooks are at work on the model: what they edit at earlier positions is not known."""
-    if any(point.fwd_hooks for point in view.model.hook_dict.values()):
+    # Permanent ones belong to the model: TransformerLens' own, in OPT's FFN.
+    at_work = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
+    if not all(getattr(hook, "is_permanent", False) for hook in at_work):
         raise NotShared("other hooks or interventions are at work on the model")
 
 
