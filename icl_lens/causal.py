@@ -213,8 +213,8 @@ def _against_tokens(view: ModelView, against: Tensor, targets: Int[Tensor, " bat
 def _log_diff(log_probs: Tensor, asked: _Asked) -> Float[Tensor, " batch"]:
     """log p(target) − log p(against)."""
     assert asked.against is not None
-    others = log_probs.gather(1, asked.against.to(log_probs.device))
-    return log_probs.gather(1, asked.targets.to(log_probs.device)[:, None])[:, 0] - others.logsumexp(-1)
+    targets, against = (tokens.clone().to(log_probs.device) for tokens in (asked.targets, asked.against))
+    return log_probs.gather(1, targets[:, None])[:, 0] - log_probs.gather(1, against).logsumexp(-1)
 
 
 def _judged(log_probs: Float[Tensor, "batch d_vocab"], asked: _Asked) -> Float[Tensor, "batch 3"]:
@@ -244,7 +244,7 @@ def _estimated(view: ModelView, asked: _Asked, positions: Positions) -> Float[Te
         some = asked.of(list(range(start, min(start + size, len(asked.batch)))))
 
         def scores(log_probs: Tensor, some: _Asked = some) -> Tensor:
-            own = log_probs.gather(1, some.targets.to(log_probs.device)[:, None])
+            own = log_probs.gather(1, some.targets.clone().to(log_probs.device)[:, None])
             return own if some.against is None else torch.cat([own, _log_diff(log_probs, some)[:, None]], dim=1)
 
         falls = first_order_falls(view, some.batch, scores, last_only=positions == "last")

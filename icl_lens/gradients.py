@@ -29,7 +29,8 @@ def first_order_falls(
     """By how much each score of the answer falls when each head is zeroed, to first order.
 
     `scores` are made of the log-probabilities after each prompt; every one of them costs a backward pass. Gradients
-    are taken with respect to z alone: the weights' are switched off meanwhile.
+    are taken with respect to z alone: the weights' are switched off meanwhile. `scores` must copy the indices it uses,
+    which may have been made in inference mode.
     """
     zs: dict[int, Tensor] = {}
 
@@ -42,12 +43,14 @@ def first_order_falls(
         return hook_fn
 
     def only_last(x: Tensor, hook: Any) -> Tensor:
-        return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
+        return x[torch.arange(len(x), device=x.device), last.to(x.device), None]
 
     hooks = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
     hooks.append((view.last_logits_hook, only_last))
     with _only_activations(view), view.lean_pass() as lean, view.model.hooks(fwd_hooks=hooks):
-        logits = view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)[:, 0]
+        # Copies: what was made in inference mode cannot be part of a graph.
+        tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
+        logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]
         log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
         totals = scores(log_probs).sum(0)
         falls = []
