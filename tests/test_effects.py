@@ -65,7 +65,7 @@ def remains(model):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_shared_keys_are_whole_passes(load_tiny, name):
-    """Every family: ragged prompts in one piece equal zeroing head after head in whole passes, and each prompt alone."""
+    """Every family: ragged prompts in one piece are as zeroing head after head in whole passes, and as each alone."""
     model = load_tiny(name)
     batch = ragged(model)
     effects = il.head_effects(model, batch, positions="last")

@@ -26,7 +26,10 @@ class Peak:
 
 
 def peak_of(folder: Path, what: str, n: int, n_tokens: int) -> Peak:
-    """Of a fresh process that loads the model and does `what` (a variant's key, "locate", "removed", "explain") to `n` prompts."""
+    """Of a fresh process that loads the model and does `what` to `n` prompts.
+
+    `what` is a variant's key, "locate", "removed" (every head, at the last position) or "explain".
+    """
     done = subprocess.run(
         [sys.executable, "-m", "experiments.benchmark.memory", str(folder), what, str(n), str(n_tokens)],
         capture_output=True,
