@@ -29,6 +29,7 @@ class Interval:
     def __iter__(self) -> Iterator[float]:
         """`value, low, high = …`"""
         return iter((self.value, self.low, self.high))
+
     def to_frame(self) -> pd.DataFrame:
         """One row: value, low, high."""
         return pd.DataFrame([asdict(self)])

@@ -30,7 +30,10 @@ def test_one_command_one_page(tmp_path):
     assert sum("left out: minutes" in row[-1] for row in small) == 2  # the slow ones at the other size
     for name in ("icl-mini", "icl-mini-llama", "icl-mini-gptj"):
         assert any(row[0] == name and row[-1].startswith("the same 20 heads") for row in rows)
-        assert any(row[0] == name and row[2].startswith("effect of removing every head") for row in rows)
+        assert any(row[0] == name and row[2].startswith("effect of removing every head, restarted") for row in rows)
+        assert any(row[0] == name and row[2].endswith("shared keys") and not row[-1] for row in rows)
+        assert any(row[0] == name and row[-1].startswith("Spearman") for row in rows)
+    assert [row[1] for row in small if row[2].endswith("shared keys")] == ["1 × 14", "1 × 200", "1 × 1000"]
 
 
 def test_a_bad_size_is_one_line():

@@ -91,7 +91,7 @@ def test_an_error_leaves_the_model_whole(load_tiny, monkeypatch):
         calls.append(args)
         if len(calls) > 2:
             raise ZeroDivisionError
-        return torch.zeros(len(args[1]), 2)
+        return torch.zeros(len(args[1].batch), 3)
 
     monkeypatch.setattr("icl_lens.interventions.effects._scores", failing)
     with pytest.raises(ZeroDivisionError):

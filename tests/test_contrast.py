@@ -274,7 +274,7 @@ def test_a_linear_contrast_makes_no_vectors(gpt2_acts, gpt2_batch, monkeypatch):
         raise AssertionError("a vector for each part")
 
     for name in ("head_outputs", "subhead_values", "neuron_values"):
-        monkeypatch.setattr(f"icl_lens.attribution.{name}", refuse)
+        monkeypatch.setattr(f"icl_lens.attribution.increases.{name}", refuse)
     monkeypatch.setattr("icl_lens.attribution.search.head_outputs", refuse)
     targets, against = gpt2_batch.answer_tokens, gpt2_batch.other_label_tokens
     il.head_log_prob_increase(gpt2_acts, targets, against=against)

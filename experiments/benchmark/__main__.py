@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 import icl_lens as il
-from experiments.benchmark.datasets import locating, removing, shares
+from experiments.benchmark.datasets import locating, removing, removing_at_last, shares
 from experiments.benchmark.memory import Peak, peak_of
 from experiments.benchmark.page import Row, document
 from experiments.benchmark.shapes import SHAPES, build, random_prompts
@@ -26,6 +26,8 @@ from icl_lens.prompts.tasks import load_task
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "benchmark.md"
 LONGEST = 45.0
 """Seconds that a bare forward may take; larger batches are left out."""
+AT_LAST_TOKENS = (14, 200, 1000)
+"""Lengths of the prompt whose heads are all removed at its last position."""
 
 
 def sizes_of(text: str) -> list[tuple[int, int]]:
@@ -62,6 +64,7 @@ def on_real_weights(n: int, device: str, *, repeats: int) -> Iterator[Row]:
         yield from locating(model, name, batch, repeats=repeats, check=True)
         yield from shares(model, name, batch)
         yield from removing(model, name, batch[:100], repeats=repeats)
+        yield from removing_at_last(model, name, batch[:100], repeats=repeats)
 
 
 def memory(folder: Path, n: int) -> Iterator[Peak]:
@@ -69,6 +72,8 @@ def memory(folder: Path, n: int) -> Iterator[Peak]:
     for key in ("bare", "captured", "certified", "linear"):
         yield peak_of(folder, key, 16, 14)
     yield peak_of(folder, "explain", 1, 14)
+    for tokens in AT_LAST_TOKENS:
+        yield peak_of(folder, "removed", 1, tokens)
     for prompts, tokens in ((min(n, 100), 14), (n, 14), (2, 1000)):
         yield peak_of(folder, "locate", prompts, tokens)
 
@@ -110,6 +115,8 @@ def main(
             add(locating(model, name, batch, repeats=1, check=False))
             add(shares(model, name, batch[: min(n, 100)]))
             add(removing(model, name, batch[:1], repeats=1))
+            for tokens in AT_LAST_TOKENS:
+                add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
             del model
         add(on_real_weights(n, device, repeats=repeats))
         if with_memory and device == "cpu":

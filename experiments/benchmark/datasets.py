@@ -85,3 +85,41 @@ def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> I
     note = "ratio to one forward a head"
     label = "effect of removing every head, restarted at its layer"
     yield Row(name, prompts, label, restarted, restarted / whole, repeats, note=note)
+
+
+# The ways to every head's effect at the last position that are timed beside the bare forward pass.
+AT_LAST = {
+    "exact": "effect of removing every head at the last position, shared keys",
+    "gradient": "estimate of the same from gradients",
+    "gradient all": "estimate of every head's effect at all positions from gradients",
+}
+
+
+def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """Every head's effect at the last position, exact and estimated, each in turn with the bare forward pass."""
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in AT_LAST}
+    found: dict[str, il.HeadEffects] = {}
+    bare(model, batch)
+    for _ in range(repeats):
+        for way in AT_LAST:
+            positions, method = "all" if way == "gradient all" else "last", "exact" if way == "exact" else "gradient"
+            forward = timed(lambda: bare(model, batch))[0]
+            seconds, found[way] = timed(
+                lambda p=positions, m=method: il.head_effects(model, batch, positions=p, method=m)
+            )
+            times[way].append((forward, seconds))
+    exact, estimate = (found[way].log_prob.mean(0) for way in ("exact", "gradient"))
+    agreed = il.agreement(exact, estimate, k=min(K, exact.numel()))
+    prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
+    n_heads = exact.numel()
+    for way, label in AT_LAST.items():
+        note = ""
+        if way == "exact" and found[way].way != "shared keys":
+            note = f"{found[way].way}: {found[way].because}"
+        elif way == "gradient":
+            note = (
+                f"Spearman with the exact effects {agreed.spearman:.3f}; {agreed.overlap} of their {agreed.k} largest"
+            )
+        seconds = statistics.median(seconds for _, seconds in times[way])
+        ratio = statistics.median(seconds / forward for forward, seconds in times[way])
+        yield Row(name, prompts, label, seconds, ratio, repeats, f"{n_heads} heads" if way == "exact" else "", note)

@@ -26,7 +26,10 @@ class Peak:
 
 
 def peak_of(folder: Path, what: str, n: int, n_tokens: int) -> Peak:
-    """Of a fresh process that loads the model and does `what` (a variant's key, "locate", "explain") to `n` prompts."""
+    """Of a fresh process that loads the model and does `what` to `n` prompts.
+
+    `what` is a variant's key, "locate", "removed" (every head, at the last position) or "explain".
+    """
     done = subprocess.run(
         [sys.executable, "-m", "experiments.benchmark.memory", str(folder), what, str(n), str(n_tokens)],
         capture_output=True,
@@ -62,6 +65,8 @@ def _measure(folder: str, what: str, n: int, n_tokens: int) -> dict[str, float]:
         batch = il.tokenize(model, random_prompts(n, n_tokens))
         if what == "locate":
             il.locate_heads(model, batch, k=20)
+        elif what == "removed":
+            il.head_effects(model, batch, positions="last")
         else:
             VARIANTS[what].run(model, batch)
     return {"weights": sum(storages.values()) / 2**30, "loaded": loaded, "peak": _resident()}

@@ -1,14 +1,15 @@
 """What removing each head does to the answer, measured: the causal counterpart of the log-probability increase.
 
-Every pass starts again at the layer whose heads it edits, from the residual stream kept there, so that removing all
-heads one by one costs about half as much as running the model anew for each. Source: the published version (causal
-location of heads).
+At all positions, every pass starts again at the layer whose heads it edits, from the residual stream kept there, so
+that removing all heads one by one costs about half as much as running the model anew for each. At the last position
+only, keys and values of the prompt are made once, and all heads are removed in a few passes over rows of one token.
+Source: the published version (causal location of heads).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 import torch
@@ -18,6 +19,10 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.increases import target_tokens
 from icl_lens.errors import InputError
+from icl_lens.interventions.ablation import Positions, check_choice
+from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once, swapped
+from icl_lens.interventions.gradients import first_order_falls
+from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -26,14 +31,22 @@ from icl_lens.results import SHOWN_ROWS, html_table, long_frame, prompts, signed
 
 # Tokens in one forward pass: many enough for large products, few enough for small memories.
 PASS_TOKENS = 4096
+# How far a row that lost nothing may be from the model's own log-probability, nats. Norms and softmax of some families
+# go through float32 in float64 models as well.
+CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+
+Score = Literal["log_prob", "log_odds", "log_diff"]
+Method = Literal["exact", "gradient"]
+Way = Literal["restarted passes", "shared keys", "gradient"]
 
 
 @dataclass(frozen=True)
 class HeadEffects:
     """How much worse the answer does when a head is zeroed, nats: positive where the head helps.
 
-    `log_prob` is the fall of log p(answer); `log_odds` that of the answer's log-odds against the prompt's other
-    labels, NaN for prompts without an answer.
+    `log_prob` is the fall of log p(target); `log_odds` that of the answer's log-odds against the prompt's other
+    labels, NaN for prompts without an answer and in estimates; `log_diff` that of log p(target) − log p(against),
+    None without `against`.
 
     Example:
         >>> effects = il.head_effects(model, batch)
@@ -43,10 +56,26 @@ class HeadEffects:
 
     log_prob: Float[Tensor, "batch layer head"]
     log_odds: Float[Tensor, "batch layer head"]
+    log_diff: Float[Tensor, "batch layer head"] | None = None
+    positions: Positions = "all"
+    """Where heads were zeroed: at every position of a prompt, or at its last one."""
+    way: Way = "restarted passes"
+    """How the numbers were made. "gradient": first-order estimates; the others are exact within rounding."""
+    because: str = ""
+    """Why effects at the last position were not made with shared keys; empty where they were."""
 
-    def top(self, k: int) -> list[Head]:
-        """The k heads whose removal costs the most log-probability, on average over prompts."""
-        mean = self.log_prob.mean(0)
+    @property
+    def exact(self) -> bool:
+        """Heads really were removed; False for first-order estimates."""
+        return self.way != "gradient"
+
+    def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
+        """The k heads whose removal costs the most, on average over prompts; raises InputError for a missing score."""
+        check_choice("by", by, ("log_prob", "log_odds", "log_diff"))
+        effect = getattr(self, by)
+        if effect is None:
+            raise InputError("there is no log_diff here; give head_effects the tokens to compare with, against=")
+        mean = effect.mean(0)
         order = mean.flatten().argsort(descending=True)[:k]
         return [Head.at(index, mean.shape[1]) for index in order.tolist()]
 
@@ -102,39 +131,60 @@ def head_effects(
     batch: PromptBatch,
     targets: Int[Tensor, " batch"] | None = None,
     *,
+    positions: Positions = "all",
+    against: Int[Tensor, "batch *n"] | None = None,
+    method: Method = "exact",
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
-    """The effect of zeroing each head, at all positions, on every prompt.
+    """The effect of zeroing each head, on every prompt: at all its positions, or at its last one.
 
-    `targets` [batch] are token ids, left out: the answers'. Exact: the same numbers as `ablate_heads`, one head at a
-    time, within rounding. Cost: about half a forward pass a head and prompt. Memory: three tensors of the size of
-    the residual stream for each layer and prompt; split large datasets. Raises InputError for bad targets.
+    `targets` [batch] are token ids, left out: the answers'. `against` [batch] or [batch n] token ids: the effect on
+    log p(target) − log p(against) as well (of several: their summed probability), in `log_diff`.
+
+    `method="exact"` gives the same numbers as `ablate_heads(..., positions=positions)`, one head at a time, within
+    rounding. `positions="all"` costs about half a forward pass a head and prompt; memory: three tensors of the size
+    of the residual stream for each layer and prompt; split large datasets. `positions="last"` costs a pass over the
+    prompts and a row of one token a head and prompt, from the head's layer on: keys and values of a prompt are kept
+    once, and its rows share them (`way` is "shared keys"). Where that is not possible (other hooks or interventions
+    are at work on the model, or its attention is not known), heads are removed in passes over whole prompts as
+    for all positions, `way` says "restarted passes", and `because` why.
+
+    `method="gradient"` is an estimate and says so (`way`, `exact`): what the fall would be if log p were linear in the
+    head's z, z · ∂ log p/∂z, for all heads in one forward and one backward pass, and one more backward pass for
+    `against`; no `log_odds`. See how far it agrees with exact effects (`agreement`) before relying on it. It keeps
+    every layer's activations of at least one prompt for the way back.
+
+    Raises InputError for bad targets, `against` or options.
 
     Example:
-        >>> effects = il.head_effects(model, batch)
-        >>> effects.log_odds.shape
-        torch.Size([1, 6, 8])
+        >>> effects = il.head_effects(model, batch, positions="last")
+        >>> effects.log_odds.shape, effects.way
+        (torch.Size([1, 6, 8]), 'shared keys')
+        >>> estimate = il.head_effects(model, batch, positions="last", method="gradient")
+        >>> il.agreement(effects.log_prob.mean(0), estimate.log_prob.mean(0)).spearman > 0.5
+        True
     """
     view = ModelView.of(model)
-    if targets is None:
-        targets = batch.answer_tokens
-    targets = target_tokens(view, targets, len(batch))
+    check_choice("positions", positions, ("all", "last"))
+    check_choice("method", method, ("exact", "gradient"))
+    targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
+    against = None if against is None else _against_tokens(view, against, targets)
     if pass_tokens < 1:
         raise InputError(f"pass_tokens={pass_tokens} must be at least 1")
-    stream = _run_through(view, batch)
-    clean = _scores(model, batch, targets)
-    effects = clean.new_empty(len(batch), view.n_layers, view.n_heads, 2)
-    pairs = [(row, head) for row in range(len(batch)) for head in range(view.n_heads)]
-    size = max(1, pass_tokens // batch.tokens.shape[1])
-    for layer in range(view.n_layers):
-        for start in range(0, len(pairs), size):
-            rows, heads = (list(part) for part in zip(*pairs[start : start + size], strict=True))
-            some = batch[rows]
-            # The piece may need less padding than the whole batch does.
-            width = some.tokens.shape[1]
-            with _starting_at(view, layer, stream, rows, heads, width):
-                effects[rows, layer, heads] = clean[rows] - _scores(model, some, targets[rows])
-    return HeadEffects(*effects.unbind(-1))
+    asked = _Asked(batch, targets, against)
+    way: Way = "gradient"
+    because = ""
+    if method == "gradient":
+        effects = _estimated(view, asked, positions)
+    elif positions == "all":
+        effects, way = _restarted(view, asked, positions, pass_tokens), "restarted passes"
+    else:
+        try:
+            effects, way = _shared(view, asked, pass_tokens), "shared keys"
+        except NotShared as error:
+            effects, way, because = _restarted(view, asked, positions, pass_tokens), "restarted passes", str(error)
+    log_prob, log_odds, log_diff = effects.unbind(-1)
+    return HeadEffects(log_prob, log_odds, None if against is None else log_diff, positions, way, because)
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
@@ -163,17 +213,147 @@ def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return below + (equal - 1) / 2
 
 
-def _scores(model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"]) -> Float[Tensor, "batch 2"]:
-    """log p(target), and the log-odds of the answer's label (NaN without an answer)."""
-    log_probs = last_log_probs(model, batch)
-    own = log_probs.gather(1, targets.to(log_probs.device)[:, None])[:, 0]
+class _Asked(NamedTuple):
+    """Prompts, and the tokens whose log-probabilities are asked for."""
+
+    batch: PromptBatch
+    targets: Int[Tensor, " batch"]
+    against: Int[Tensor, "batch n"] | None
+
+    def of(self, rows: Any) -> "_Asked":
+        """Some of the prompts, repeated where `rows` repeats them."""
+        return _Asked(self.batch[rows], self.targets[rows], None if self.against is None else self.against[rows])
+
+
+def _against_tokens(view: ModelView, against: Tensor, targets: Int[Tensor, " batch"]) -> Int[Tensor, "batch n"]:
+    """`against` as [batch n]; raises InputError where it is not token ids, or holds the target itself."""
+    against = torch.as_tensor(against, device=view.home)
+    n, d_vocab = len(targets), view.model.W_U.shape[1]
+    if against.ndim not in (1, 2) or len(against) != n or not against.numel() or against.is_floating_point():
+        raise InputError(
+            f"against must be token ids, one or several a prompt, shape ({n},) or ({n}, n); got "
+            f"{tuple(against.shape)} {against.dtype}"
+        )
+    against = against.reshape(n, -1)
+    if bool(((against < 0) | (against >= d_vocab)).any()):
+        raise InputError(f"against must lie in 0–{d_vocab - 1}; leave out prompts that have nothing to compare with")
+    if bool((against == targets[:, None]).any()):
+        raise InputError("against holds a prompt's own target, from which it cannot differ; give other tokens")
+    return against
+
+
+def _log_diff(log_probs: Tensor, asked: _Asked) -> Float[Tensor, " batch"]:
+    """log p(target) − log p(against)."""
+    assert asked.against is not None
+    targets, against = (tokens.clone().to(log_probs.device) for tokens in (asked.targets, asked.against))
+    return log_probs.gather(1, targets[:, None])[:, 0] - log_probs.gather(1, against).logsumexp(-1)
+
+
+def _judged(log_probs: Float[Tensor, "batch d_vocab"], asked: _Asked) -> Float[Tensor, "batch 3"]:
+    """log p(target), the log-odds of the answer's label (NaN without an answer), the log difference (or NaN)."""
+    batch = asked.batch
+    own = log_probs.gather(1, asked.targets.to(log_probs.device)[:, None])[:, 0]
     labels = log_probs[:, batch.label_tokens.to(log_probs.device)]
     choices, answer = batch.label_mask.to(labels.device), batch.answer.to(labels.device)
     odds = torch.full_like(own, torch.nan)
     usable = (answer >= 0) & (choices.sum(-1) > 1)
     if bool(usable.any()):
         odds[usable] = label_log_odds(labels[usable], answer[usable], choices=choices[usable])
-    return torch.stack([own, odds], dim=-1)
+    differ = torch.full_like(own, torch.nan) if asked.against is None else _log_diff(log_probs, asked)
+    return torch.stack([own, odds, differ], dim=-1)
+
+
+def _scores(model: Any, asked: _Asked) -> Float[Tensor, "batch 3"]:
+    """What the model, as it is now, says of the prompts."""
+    return _judged(last_log_probs(model, asked.batch), asked)
+
+
+def _estimated(view: ModelView, asked: _Asked, positions: Positions) -> Float[Tensor, "batch layer head 3"]:
+    """First-order estimates; log-odds are not estimated."""
+    pieces = []
+    size = graphs_at_once(view, asked.batch)
+    for start in range(0, len(asked.batch), size):
+        some = asked.of(list(range(start, min(start + size, len(asked.batch)))))
+
+        def scores(log_probs: Tensor, some: _Asked = some) -> Tensor:
+            own = log_probs.gather(1, some.targets.clone().to(log_probs.device)[:, None])
+            return own if some.against is None else torch.cat([own, _log_diff(log_probs, some)[:, None]], dim=1)
+
+        falls = first_order_falls(view, some.batch, scores, last_only=positions == "last")
+        missing = torch.full_like(falls[..., 0], torch.nan)
+        pieces.append(torch.stack([falls[..., 0], missing, falls[..., 1] if falls.shape[-1] > 1 else missing], dim=-1))
+    return torch.cat(pieces)
+
+
+# Log-probabilities of rows are made and read in pieces of about this size.
+LOG_PROB_BYTES = 32 * 2**20
+
+
+def _shared(view: ModelView, asked: _Asked, pass_tokens: int) -> Float[Tensor, "batch layer head 3"]:
+    """Every head's effect at the last position, from rows that share their prompt's keys; raises NotShared."""
+    size = prompts_at_once(view, asked.batch, pass_tokens=pass_tokens)
+    # Prompts of about one length share a pass, so that none is padded for nothing.
+    order = asked.batch.last.argsort(stable=True).tolist()
+    effects: Tensor | None = None
+    for start in range(0, len(order), size):
+        prompts = order[start : start + size]
+        some = asked.of(prompts)
+        try:
+            kept = CachedRows.of(view, some.batch)
+            clean = _judged(kept.log_probs, some)
+            if effects is None:
+                effects = clean.new_empty(len(order), view.n_layers, view.n_heads, 3)
+            for layers in layers_at_once(view, len(prompts)):
+                edited = _judged_rows(kept.without_each_head(layers), some)
+                off = float((edited[:, 0, 0] - clean[:, 0]).abs().max())
+                if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
+                    raise NotShared(f"a row of {view.architecture} without any removal is off by {off:.1e} nats")
+                falls = clean[:, None] - edited[:, 1:]
+                effects[prompts, layers.start : layers.stop] = falls.unflatten(1, (len(layers), view.n_heads))
+        except InputError as error:  # a hook or a score that the family does not show
+            raise NotShared(str(error)) from error
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            text = str(error).splitlines()[0]
+            raise NotShared(f"{view.architecture} does not run on rows of one token ({text})") from error
+    assert effects is not None
+    return effects
+
+
+def _judged_rows(logits: Float[Tensor, "batch row d_vocab"], asked: _Asked) -> Float[Tensor, "batch row 3"]:
+    """`_judged` for several rows a prompt, a few at a time."""
+    n_rows = logits.shape[1]
+    flat = logits.flatten(0, 1)
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    step = max(1, LOG_PROB_BYTES // (4 * flat.shape[1]))
+    found = []
+    for start in range(0, len(flat), step):
+        some = flat[start : start + step].to(dtype)
+        prompts = [(start + i) // n_rows for i in range(len(some))]
+        found.append(_judged(torch.log_softmax(some, dim=-1), asked.of(prompts)))
+    return torch.cat(found).unflatten(0, (-1, n_rows))
+
+
+def _restarted(
+    view: ModelView, asked: _Asked, positions: Positions, pass_tokens: int
+) -> Float[Tensor, "batch layer head 3"]:
+    """Every head's effect from passes over whole prompts that begin at the head's layer."""
+    batch = asked.batch
+    stream = _run_through(view, batch)
+    clean = _scores(view.model, asked)
+    effects = clean.new_empty(len(batch), view.n_layers, view.n_heads, 3)
+    pairs = [(row, head) for row in range(len(batch)) for head in range(view.n_heads)]
+    size = max(1, pass_tokens // batch.tokens.shape[1])
+    for layer in range(view.n_layers):
+        for start in range(0, len(pairs), size):
+            rows, heads = (list(part) for part in zip(*pairs[start : start + size], strict=True))
+            some = asked.of(rows)
+            last = some.batch.last if positions == "last" else None
+            # The piece may need less padding than the whole batch does.
+            with _starting_at(view, layer, stream, rows, heads, some.batch.tokens.shape[1], last):
+                effects[rows, layer, heads] = clean[rows] - _scores(view.model, some)
+    return effects
 
 
 class _Layer(NamedTuple):
@@ -223,9 +403,15 @@ def _run_through(view: ModelView, batch: PromptBatch) -> list[_Layer]:
 
 @contextmanager
 def _starting_at(
-    view: ModelView, layer: int, stream: list[_Layer], rows: list[int], heads: list[int], width: int
+    view: ModelView,
+    layer: int,
+    stream: list[_Layer],
+    rows: list[int],
+    heads: list[int],
+    width: int,
+    last: Int[Tensor, " row"] | None,
 ) -> Iterator[None]:
-    """Forward passes in the block start at a layer, each row without one of its heads.
+    """Forward passes in the block start at a layer, each row without one of its heads: everywhere, or at `last`.
 
     Row i is prompt `rows[i]` without head `heads[i]`. The blocks before the layer are not run: their `forward` hands
     the kept residual stream on. Neither is the layer's attention: what it gave is known, and the head's part of it
@@ -235,26 +421,19 @@ def _starting_at(
     residual = kept.resid_pre[rows, :width]
     z = kept.z[rows, :width][torch.arange(len(rows)), :, heads]
     part = torch.bmm(z, view.raw_W_O(layer).to(z.device)[heads])
+    if last is not None:
+        there = torch.arange(width, device=part.device) == last.to(part.device)[:, None]
+        part = part * there[:, :, None]
     attn = kept.attn[rows, :width] - part
 
-    def hand_on(value: Tensor, count: int | None) -> Any:
+    def hand_on(value: Tensor, count: int | None) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return value if count is None else (value, *[None] * (count - 1))
 
         return forward
 
-    blocks = view.model.blocks
-    swapped = [(blocks[i], hand_on(residual, stream[i].block_returns)) for i in range(layer)]
-    swapped.append((blocks[layer].attn, hand_on(attn, kept.attn_returns)))
     # The first block's input is made anew, and is the same as what was kept.
-    before = [vars(module).get("forward") for module, _ in swapped]
-    try:
-        for module, forward in swapped:
-            vars(module)["forward"] = forward
+    blocks = view.model.blocks
+    forwards = [(blocks[i], hand_on(residual, stream[i].block_returns)) for i in range(layer)]
+    with swapped([*forwards, (blocks[layer].attn, hand_on(attn, kept.attn_returns))]):
         yield
-    finally:
-        for (module, _), own in zip(swapped, before, strict=True):
-            if own is None:
-                vars(module).pop("forward", None)
-            else:
-                vars(module)["forward"] = own

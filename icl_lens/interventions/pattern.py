@@ -107,12 +107,12 @@ def recompute_pattern(
     n_keys = k.shape[1]
     mask = torch.ones(len(k), n_keys, dtype=torch.bool, device=k.device) if values.key_mask is None else values.key_mask
     if how.position == "rotary":
-        cos, sin = _rotation(values, mask)
+        cos, sin = rotation(values, mask)
         cos, sin = cos.to(q.device, dtype), sin.to(q.device, dtype)
         length = (cos.square() + sin.square()).sqrt()  # 1, but for families that scale their rotation
-        turned = einsum(_rotate(q, cos, sin, how.interleaved), _rotate(k, cos, sin, how.interleaved), product)
+        turned = einsum(rotate(q, cos, sin, how.interleaved), rotate(k, cos, sin, how.interleaved), product)
         flat = torch.zeros_like(sin)
-        plain_q, plain_k = (_rotate(x, length, flat, how.interleaved) for x in (q, k))
+        plain_q, plain_k = (rotate(x, length, flat, how.interleaved) for x in (q, k))
         plain = einsum(plain_q, plain_k, product)
         logits = how.scale * (weight * turned + (1 - weight) * plain)
     elif how.position == "alibi":
@@ -137,14 +137,14 @@ def recompute_pattern(
     return torch.softmax(logits.masked_fill(~allowed, -torch.inf), dim=-1).to(inputs.q.dtype)
 
 
-def _rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
+def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
     if "cos" in values.seen:
         return values.seen["cos"], values.seen["sin"]
     positions: Int[Tensor, "batch key"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
     return scores.rotation_table(values.view, values.layer, positions)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """x [batch pos head d_head] turned by angles [batch pos d_rotary]; what lies beyond d_rotary is left alone."""
     n = cos.shape[-1]
     part, rest = x[..., :n], x[..., n:]

@@ -124,6 +124,7 @@ class PromptBatch:
         wanted = wanted & (torch.arange(len(self.labels), device=wanted.device) != label[:, None])
         order = wanted.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(wanted.sum(1).max()))]
         return torch.where(wanted.gather(1, order), self.label_tokens[order], -1)
+
     def check_labels(self, what: str, instead: str) -> None:
         """Raises InputError where there is no label at all, so that `what` means nothing; `instead` is the remedy."""
         if not self.labels:

@@ -1,0 +1,325 @@
+"""Removing heads at the last position only: keys and values of each prompt once, one token a row.
+
+A head zeroed at the last position leaves every earlier position as it was. So one pass over the prompts keeps each
+layer's keys and values, and then rows of one token each run through the model, beside one another: a row joins at the
+layer of the head it loses, as a copy of the last position's residual stream there, and goes on through the layers
+behind. What a row attends to is computed here, from the keys its prompt's rows share, which are never copied for a
+row; everything else is the model's own. Every pass is checked against the pass that made the keys, and a family, or a
+model with edits at work, whose attention comes out otherwise is given back to the caller (`NotShared`).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import last_log_probs
+from icl_lens.interventions.pattern import LayerValues, rotate, rotation
+from icl_lens.interventions.probe import PATTERN_TOLERANCE
+from icl_lens.models import scores
+from icl_lens.models.scores import ScoreView
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+# What keys and values of the prompts of one piece may take, and the widest activations of the rows of one pass.
+KEY_BYTES = 384 * 2**20
+ROW_BYTES = 256 * 2**20
+# Attention scores of rows are made and used in pieces of about this size.
+SCORE_BYTES = 32 * 2**20
+
+
+class NotShared(Exception):
+    """Why rows of one token cannot stand for whole passes over a model; the text ends "…, because"."""
+
+
+@dataclass(frozen=True)
+class SharedKeys:
+    """What the last queries of one layer attend to: keys (rotated) and values, once a prompt, for all of its rows."""
+
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_head"]
+    seen: Bool[Tensor, "batch key"]
+    """The keys a prompt's last query sees, itself included."""
+    alibi: Float[Tensor, "batch head key"] | None
+    turn: tuple[Tensor, Tensor] | None
+    """Cosines and sines of the last position, [batch 1 d_rotary]."""
+    last: Int[Tensor, " batch"]
+    how: ScoreView
+
+    @classmethod
+    def of(cls, values: LayerValues, batch: PromptBatch) -> "SharedKeys":
+        """From what the hooks of a layer saw in a pass over the batch."""
+        view, layer = values.view, values.layer
+        how = scores.score_view(view, layer)
+        k, v = (grouped(values.seen[name], view.n_kv_heads) for name in "kv")
+        device, dtype = k.device, torch.promote_types(k.dtype, torch.float32)
+        mask, last = batch.attention_mask.bool().to(device), batch.last.to(device)
+        turn, alibi = None, None
+        k = k.to(dtype)
+        if how.position == "rotary":
+            cos, sin = (x.to(device, dtype).expand(len(k), -1, -1) for x in rotation(values, mask))
+            k = rotate(k, cos, sin, how.interleaved)
+            rows = torch.arange(len(k), device=device)
+            turn = cos[rows, last, None], sin[rows, last, None]
+        elif how.position == "alibi":
+            alibi = scores.alibi(view, layer, mask).to(device, dtype)
+        back = last[:, None] - torch.arange(k.shape[1], device=device)
+        seen = mask & (back >= 0)
+        if how.window is not None:
+            seen = seen & (back < how.window)
+        k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
+        return cls(k, v, seen, alibi, turn, last, how)
+
+    def attend(
+        self,
+        q: Float[Tensor, "batch row head d_head"],
+        k: Float[Tensor, "batch row kv_head d_head"],
+        v: Float[Tensor, "batch row kv_head d_head"],
+    ) -> Float[Tensor, "batch row head d_head"]:
+        """z of rows that stand at their prompt's last position, each with a query, key and value of its own."""
+        q, k, v = (x.to(self.k.dtype) for x in (q, k, v))
+        if self.turn is not None:
+            q, k = (rotate(x, *self.turn, self.how.interleaved) for x in (q, k))
+        each = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
+        step = max(1, SCORE_BYTES // each)
+        pieces = [slice(start, start + step) for start in range(0, q.shape[1], step)]
+        return torch.cat([self._attend(q[:, rows], k[:, rows], v[:, rows]) for rows in pieces], dim=1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, n_rows, n_heads, d_head = q.shape
+        n_groups = self.k.shape[1]
+        q = q.unflatten(2, (n_groups, -1)).transpose(1, 2)  # batch group row member d_head
+        own = torch.einsum("bgrmd,brgd->bgrm", q, k)
+        products = (q.flatten(2, 3) @ self.k.transpose(-1, -2)).unflatten(2, (n_rows, -1))
+        # Every row has its own key at the last position, instead of the one that its prompt has there.
+        place = self.last[:, None, None, None, None]
+        products = products.scatter(-1, place.expand(*own.shape, 1), own[..., None]) * self.how.scale
+        if self.alibi is not None:
+            products = products + self.alibi.unflatten(1, (n_groups, 1, -1))
+        if self.how.soft_cap is not None:
+            products = self.how.soft_cap * torch.tanh(products / self.how.soft_cap)
+        pattern = products.masked_fill(~self.seen[:, None, None, None], -torch.inf).softmax(dim=-1)
+        at_own = pattern.gather(-1, place.expand(*own.shape, 1))
+        others = pattern.scatter(-1, place.expand(*own.shape, 1), 0.0)
+        z = (others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + at_own * v.transpose(1, 2)[:, :, :, None]
+        return z.transpose(1, 2).reshape(batch, n_rows, n_heads, d_head)
+
+
+def grouped(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[Tensor, "batch pos kv_head d_head"]:
+    """Keys or values once a group, also where TransformerLens repeats them for every query head."""
+    return x if x.shape[2] == n_groups else x[:, :, :: x.shape[2] // n_groups]
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Prompts whose keys and values are kept, ready for rows that each lose one head at the last position.
+
+    Raises NotShared where that cannot be done, or comes out otherwise than the model's own pass.
+    """
+
+    view: ModelView
+    batch: PromptBatch
+    log_probs: Float[Tensor, "batch d_vocab"]
+    """The model's own, nothing removed."""
+    keys: list[SharedKeys]
+    resid_pre: list[Float[Tensor, "batch d_model"]]
+    z: list[Float[Tensor, "batch head d_head"]]
+    block_returns: list[int | None]
+    """How many things each block returns; None for a bare tensor."""
+
+    @classmethod
+    def of(cls, view: ModelView, batch: PromptBatch) -> "CachedRows":
+        """One pass over the batch, keeping keys and values at all positions, the rest at the last one."""
+        check_untouched(view)
+        layers = range(view.n_layers)
+        values = [LayerValues(view, layer) for layer in layers]
+        keys, resid, z, returns = [], [], [], []
+
+        def at_last(x: Tensor) -> Tensor:
+            return x.detach()[torch.arange(len(x), device=x.device), batch.last.to(x.device)].clone()
+
+        def see(layer: int, name: str) -> Any:
+            return lambda value, hook: values[layer].see(name, value.detach())
+
+        def keep(layer: int) -> Any:
+            def hook_fn(value: Tensor, hook: Any) -> None:
+                keys.append(SharedKeys.of(values[layer], batch))
+                values[layer].seen.clear()
+                z.append(at_last(value))
+
+            return hook_fn
+
+        def count(module: Any, args: Any, output: Any) -> None:
+            returns.append(len(output) if isinstance(output, tuple) else None)
+
+        hooks: list[tuple[str, Any]] = []
+        for layer in layers:
+            hooks.append((view.hook(layer, "hook_resid_pre"), lambda value, hook: resid.append(at_last(value))))
+            hooks += [(hook, see(layer, name)) for name, hook in _hooks(view, layer).items()]
+            hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
+        handles = [block.register_forward_hook(count) for block in view.model.blocks]
+        try:
+            with view.model.hooks(fwd_hooks=hooks):
+                log_probs = last_log_probs(view.model, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return cls(view, batch, log_probs, keys, resid, z, returns)
+
+    def without_each_head(self, layers: Sequence[int]) -> Float[Tensor, "batch row d_vocab"]:
+        """Logits after each prompt without each head of some consecutive layers, layer by layer, in one pass.
+
+        Row 0 has lost nothing. Blocks before the first of the layers are not run.
+        """
+        view, n, first = self.view, len(self.batch), layers[0]
+        state = {"rows": 0}
+
+        def join(layer: int) -> Any:
+            """New rows enter the layer's block, one for each of its heads, behind those of each prompt."""
+
+            def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+                name = "hidden_states"
+                x = kwargs[name] if name in kwargs else args[0]
+                clean = self.resid_pre[layer].to(x.device)[:, None]
+                new = view.n_heads if layer in layers else 0
+                if layer == first:
+                    x = clean.expand(-1, 1 + new, -1).flatten(0, 1)[:, None]
+                elif new:
+                    x = torch.cat([x.unflatten(0, (n, -1))[:, :, 0], clean.expand(-1, new, -1)], dim=1)
+                    x = x.flatten(0, 1)[:, None]
+                state["rows"] = len(x) // n
+                kwargs = dict(kwargs)
+                if isinstance(alibi := kwargs.get("alibi"), Tensor):
+                    # Bloom, Falcon: made for the one row that the model was given; what they make of it is not used.
+                    kwargs["alibi"] = alibi[: view.n_heads].repeat(len(x), *[1] * (alibi.ndim - 1))
+                if name in kwargs:
+                    kwargs[name] = x
+                    return args, kwargs
+                return (x, *args[1:]), kwargs
+
+            return hook_fn
+
+        values = {layer: LayerValues(view, layer) for layer in range(first, view.n_layers)}
+
+        def see(layer: int, name: str) -> Any:
+            return lambda value, hook: values[layer].see(name, value)
+
+        def attend(layer: int) -> Any:
+            def hook_fn(z: Tensor, hook: Any) -> Tensor:
+                seen = values[layer].seen
+                q, k, v = (seen[name][:, 0].unflatten(0, (n, -1)) for name in "qkv")
+                seen.clear()
+                k, v = (grouped(x, view.n_kv_heads) for x in (k, v))
+                ours = self.keys[layer].attend(q, k, v).to(z)
+                if layer in layers:
+                    start = state["rows"] - view.n_heads
+                    self._check_z(layer, ours[:, start])
+                    every = torch.arange(view.n_heads, device=z.device)
+                    ours[:, start + every, every] = 0.0
+                return ours.flatten(0, 1)[:, None]
+
+            return hook_fn
+
+        hooks: list[tuple[str, Any]] = []
+        for layer in values:
+            hooks += [(hook, see(layer, name)) for name, hook in _hooks(view, layer).items() if name not in TURNS]
+            hooks.append((view.hook(layer, "attn.hook_z"), attend(layer)))
+        token = self.batch.tokens[:1, int(self.batch.last[0])][:, None]
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            lean = stack.enter_context(view.lean_pass())
+            stack.enter_context(handing_on(view, first, self.block_returns))
+            stack.enter_context(view.model.hooks(fwd_hooks=hooks))
+            for layer in values:
+                handle = view.model.blocks[layer].register_forward_pre_hook(join(layer), with_kwargs=True)
+                stack.callback(handle.remove)
+            logits = view.model(token, return_type="logits", **lean)
+        if logits.shape[0] != n * state["rows"] or logits.shape[1] != 1:
+            raise NotShared("its passes do not keep one row for each row of the residual stream")
+        return logits[:, 0].unflatten(0, (n, -1))
+
+    def _check_z(self, layer: int, ours: Tensor) -> None:
+        """A row from which nothing is removed yet must attend as the model's last position does."""
+        theirs = self.z[layer]
+        error = float((ours.float() - theirs.float()).abs().max() / (theirs.float().abs().max() + 1e-30))
+        if not error <= PATTERN_TOLERANCE.get(theirs.dtype, 1e-4):
+            raise NotShared(
+                f"in layer {layer} of {self.view.architecture} attention over kept keys is not the model's own "
+                f"(relative error {error:.1e})"
+            )
+
+
+TURNS = ("cos", "sin")
+
+
+def _hooks(view: ModelView, layer: int) -> dict[str, str]:
+    """Short name -> hook name of what attention to shared keys reads."""
+    hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in "qkv"} | scores.normed_hooks(view, layer)
+    if scores.score_view(view, layer).position == "rotary" and (turns := scores.rotation_hooks(view, layer)):
+        hooks |= dict(zip(TURNS, turns, strict=True))
+    return hooks
+
+
+def check_untouched(view: ModelView) -> None:
+    """Raises NotShared where hooks are at work on the model: what they edit at earlier positions is not known."""
+    # Permanent ones belong to the model: TransformerLens' own, in OPT's FFN.
+    at_work = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
+    if not all(getattr(hook, "is_permanent", False) for hook in at_work):
+        raise NotShared("other hooks or interventions are at work on the model")
+
+
+def prompts_at_once(view: ModelView, batch: PromptBatch, *, pass_tokens: int) -> int:
+    """Prompts whose keys, and whose rows without each head, fit in the memory that is meant for them."""
+    width, size = batch.tokens.shape[1], 4 if view.compute_dtype == torch.float32 else 8
+    keys = 2 * view.n_layers * view.n_kv_heads * view.d_head * width * size
+    rows = 1 + view.n_layers * view.n_heads
+    return max(1, min(KEY_BYTES // keys, rows_at_once(view) // rows, pass_tokens // width))
+
+
+def rows_at_once(view: ModelView) -> int:
+    """Rows of one pass."""
+    size = 4 if view.compute_dtype == torch.float32 else 8
+    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
+    return max(1 + view.n_heads, ROW_BYTES // (size * max(view.model.W_U.shape[1], 3 * d_mlp)))
+
+
+def layers_at_once(view: ModelView, n: int) -> Iterator[range]:
+    """Consecutive layers whose heads are removed in one pass over the rows of `n` prompts."""
+    step = max(1, (rows_at_once(view) // n - 1) // view.n_heads)
+    for first in range(0, view.n_layers, step):
+        yield range(first, min(first + step, view.n_layers))
+
+
+@contextmanager
+def handing_on(view: ModelView, first: int, returns: Sequence[int | None]) -> Iterator[None]:
+    """The blocks before `first` are not run: they hand on what they are given."""
+
+    def hand_on(count: int | None) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            value = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            return value if count is None else (value, *[None] * (count - 1))
+
+        return forward
+
+    with swapped([(view.model.blocks[i], hand_on(returns[i])) for i in range(first)]):
+        yield
+
+
+@contextmanager
+def swapped(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Modules with another `forward` while the block runs."""
+    before = [vars(module).get("forward") for module, _ in forwards]
+    try:
+        for module, forward in forwards:
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for (module, _), own in zip(forwards, before, strict=True):
+            if own is None:
+                vars(module).pop("forward", None)
+            else:
+                vars(module)["forward"] = own

@@ -1,0 +1,92 @@
+"""What removing a head would do, estimated to first order: one forward pass and one backward pass for all heads.
+
+Zeroing takes a head's z to 0, so log p falls by about `z · ∂ log p/∂z`: attribution patching with zeros. Source: Nanda,
+"Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv 2310.10348.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+# What the passes of one piece may keep for the way back, roughly.
+GRAPH_BYTES = 2**30
+
+
+def first_order_falls(
+    view: ModelView,
+    batch: PromptBatch,
+    scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
+    *,
+    last_only: bool,
+) -> Float[Tensor, "batch layer head score"]:
+    """By how much each score of the answer falls when each head is zeroed, to first order.
+
+    `scores` are made of the log-probabilities after each prompt; every one of them costs a backward pass. Gradients
+    are taken with respect to z alone: the weights' are switched off meanwhile. `scores` must copy the indices it uses,
+    which may have been made in inference mode.
+    """
+    zs: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Any:
+        def hook_fn(z: Tensor, hook: Any) -> Tensor:
+            # The first one begins the graph; what comes before it has no gradient.
+            zs[layer] = z if z.requires_grad else z.detach().requires_grad_(True)
+            return zs[layer]
+
+        return hook_fn
+
+    def only_last(x: Tensor, hook: Any) -> Tensor:
+        return x[torch.arange(len(x), device=x.device), last.to(x.device), None]
+
+    hooks = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
+    hooks.append((view.last_logits_hook, only_last))
+    with _only_activations(view), view.lean_pass() as lean, view.model.hooks(fwd_hooks=hooks):
+        # Copies: what was made in inference mode cannot be part of a graph.
+        tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
+        logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]
+        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        totals = scores(log_probs).sum(0)
+        falls = []
+        for i, total in enumerate(totals):
+            inputs = [zs[layer] for layer in range(view.n_layers)]
+            slopes = torch.autograd.grad(total, inputs, retain_graph=i + 1 < len(totals))
+            falls.append([_product(z, slope, batch, last_only) for z, slope in zip(inputs, slopes, strict=True)])
+    home = log_probs.device
+    return torch.stack([torch.stack([x.to(home) for x in layers], dim=1) for layers in falls], dim=-1)
+
+
+def _product(z: Tensor, slope: Tensor, batch: PromptBatch, last_only: bool) -> Float[Tensor, "batch head"]:
+    dtype = torch.promote_types(z.dtype, torch.float32)
+    product = (z.detach().to(dtype) * slope.to(dtype)).sum(-1)
+    if last_only:
+        return product[torch.arange(len(product), device=product.device), batch.last.to(product.device)]
+    return (product * batch.attention_mask.to(product)[:, :, None]).sum(1)
+
+
+def prompts_at_once(view: ModelView, batch: PromptBatch) -> int:
+    """Prompts whose passes keep about as much for the way back as is meant for it; one at least."""
+    width = batch.tokens.shape[1]
+    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
+    token = 12 * view.d_model + 4 * d_mlp + 3 * view.n_heads * width
+    return max(1, GRAPH_BYTES // (4 * view.n_layers * token * width))
+
+
+@contextmanager
+def _only_activations(view: ModelView) -> Iterator[None]:
+    """Gradients on, whatever is set around the block, but not those of the weights."""
+    weights = [parameter for parameter in view.model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in weights:
+            parameter.requires_grad_(False)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for parameter in weights:
+            parameter.requires_grad_(True)

@@ -1,0 +1,457 @@
+"""Effects of removing heads at the last position, logit differences, and first-order estimates of them."""
+
+import copy
+from contextlib import contextmanager
+
+import families
+import pytest
+import reference_hf
+import torch
+from conftest import PROMPTS
+from family_tables import EXACT
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from icl_lens.interventions import cached_rows, gradients
+from icl_lens.interventions.cached_rows import SharedKeys
+from icl_lens.models.scores import ScoreView
+from icl_lens.models.view import ModelView
+
+
+def scores(model, batch, against=None):
+    """[batch 3] log p(answer), its log-odds against the other label, and log p(answer) − log p(against)."""
+    log_probs = il.last_log_probs(model, batch)
+    rows = torch.arange(len(batch))
+    labels = log_probs[:, batch.label_tokens]
+    own = labels[rows, batch.answer]
+    found = [own, own - labels[rows, 1 - batch.answer]]
+    if against is not None:
+        found.append(own - log_probs.gather(1, against.reshape(len(batch), -1)).logsumexp(-1))
+    return torch.stack(found, dim=-1)
+
+
+def one_by_one(model, batch, *, positions="last", against=None):
+    """Every head's effects from `ablate_heads`, a head and a whole pass at a time."""
+    view = ModelView.of(model)
+    clean = scores(model, batch, against)
+    found = clean.new_empty(len(batch), view.n_layers, view.n_heads, clean.shape[-1])
+    for layer in range(view.n_layers):
+        for head in range(view.n_heads):
+            with il.ablate_heads(model, [(layer, head)], positions=positions):
+                found[:, layer, head] = clean - scores(model, batch, against)
+    return found.unbind(-1)
+
+
+def ragged(model):
+    return il.tokenize(model, PROMPTS, prepend_bos=False)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def remains(model):
+    """What an edit could leave behind on a model."""
+    hooks = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in model.hook_dict.values())
+    modules = list(model.modules())
+    handles = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
+    forwards = [name for name, module in model.named_modules() if "forward" in vars(module)]
+    return hooks, handles, forwards, {name: p.requires_grad for name, p in model.named_parameters()}
+
+
+# Exact effects at the last position ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_shared_keys_are_whole_passes(load_tiny, name):
+    """Every family: ragged prompts in one piece are as zeroing head after head in whole passes, and as each alone."""
+    model = load_tiny(name)
+    batch = ragged(model)
+    effects = il.head_effects(model, batch, positions="last")
+    assert (effects.way, effects.because, effects.positions, effects.exact) == ("shared keys", "", "last", True)
+    log_prob, log_odds = one_by_one(model, batch)
+    close(effects.log_prob, log_prob)
+    close(effects.log_odds, log_odds)
+    assert effects.log_prob[:, 0].abs().max() > 1e-2
+    for row in range(len(batch)):
+        close(il.head_effects(model, batch[row], positions="last").log_prob, log_prob[[row]])
+    whole = il.head_effects(model, batch, positions="all")
+    assert (whole.way, whole.positions) == ("restarted passes", "all")
+    assert (whole.log_prob[:, 0] - log_prob[:, 0]).abs().max() > 1e-3  # earlier positions do matter
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "bloom", "gemma2", "llama_gqa", "mistral"])
+def test_pieces_and_layers_of_any_size(load_tiny, name, monkeypatch):
+    """Few rows a pass: every layer's heads have a pass of their own, blocks before them are not run."""
+    model = load_tiny(name)
+    batch = ragged(model)
+    expected = il.head_effects(model, batch, positions="last").log_prob
+    monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
+    monkeypatch.setattr(cached_rows, "SCORE_BYTES", 1)
+    rows = []
+    hooks = [
+        (f"blocks.{layer}.attn.hook_q", lambda q, hook, layer=layer: rows.append((layer, len(q)))) for layer in range(3)
+    ]
+    permanent = model.hook_dict["blocks.0.attn.hook_q"].fwd_hooks
+    assert not permanent
+    monkeypatch.setattr(cached_rows, "check_untouched", lambda view: None)
+    with model.hooks(fwd_hooks=hooks):
+        effects = il.head_effects(model, batch, positions="last")
+    close(effects.log_prob, expected)
+    prompt = [(0, 1), (1, 1), (2, 1)] + [(layer, 5) for first in range(3) for layer in range(first, 3)]
+    assert rows == prompt * len(batch)
+
+
+def test_rows_join_at_their_layer(load_tiny, monkeypatch):
+    """One pass over three prompts to keep keys, one over their rows: 4 heads join at each of 3 layers."""
+    model = load_tiny("llama_gqa")
+    batch = ragged(model)
+    rows = []
+    hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
+    monkeypatch.setattr(cached_rows, "check_untouched", lambda view: None)
+    with model.hooks(fwd_hooks=hooks):
+        assert il.head_effects(model, batch, positions="last").way == "shared keys"
+    assert rows == [(3, 14)] * 3 + [(15, 1), (27, 1), (39, 1)]
+
+
+@contextmanager
+def zeroed_at_last(hf, layer, head, by=1.0):
+    """Hugging Face's model without `by` of a head's z at the last position of its one prompt."""
+    wiring = reference_hf._WIRING[hf.config.model_type]
+
+    def edit(module, args):
+        z = args[0].clone().unflatten(-1, (families.N_HEADS, -1))
+        z[:, -1, head] *= 1 - by
+        return (z.flatten(-2), *args[1:])
+
+    handle = hf.get_submodule(wiring.layers)[layer].get_submodule(wiring.out).register_forward_pre_hook(edit)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def hf_twin(family_folder, name):
+    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager")
+    return hf.double().eval()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "mistral", "falcon_alibi"])
+def test_against_hugging_face_in_float64(load_tiny, family_folder, name):
+    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
+    batch = ragged(model)
+    for row in range(len(batch)):
+        # Alone: in float64, padding longer than a sliding window makes Hugging Face's masked attention NaN.
+        effects = il.head_effects(model, batch[row], positions="last")
+        assert effects.way == "shared keys"
+        assert effects.log_prob.dtype == torch.float64
+        ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
+        answer = batch.answer_tokens[row]
+        with torch.no_grad():
+            clean = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
+            for head in (il.Head(0, 2), il.Head(1, 1), il.Head(2, 3)):
+                with zeroed_at_last(hf, *head):
+                    fall = (clean - torch.log_softmax(hf(ids).logits[0, -1], dim=-1))[answer]
+                # RMSNorms and rotary attention of some families go through float32 whatever the model's dtype.
+                torch.testing.assert_close(effects.log_prob[0][head], fall, atol=5e-6, rtol=0)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+@pytest.mark.parametrize("several", [False, True])
+def test_logit_differences(load_tiny, positions, several):
+    model = load_tiny("qwen2")
+    batch = ragged(model)
+    against = batch.label_tokens[1 - batch.answer]
+    if several:
+        against = torch.stack([against, torch.tensor([40, 50, 60])], dim=1)
+    effects = il.head_effects(model, batch, positions=positions, against=against)
+    log_prob, log_odds, log_diff = one_by_one(model, batch, positions=positions, against=against)
+    close(effects.log_diff, log_diff)
+    close(effects.log_prob, log_prob)
+    close(effects.log_odds, log_odds)
+    if several:
+        assert (log_diff - log_odds).abs().max() > 1e-2
+    else:
+        close(effects.log_diff, effects.log_odds)
+    best = int(log_diff.mean(0).argmax())
+    assert effects.top(1, by="log_diff") == [il.Head(best // 4, best % 4)]
+
+
+def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    answers = batch.answer_tokens
+    for options, message in [
+        ({"positions": "first"}, "positions='first' is not known"),
+        ({"method": "guess"}, "method='guess' is not known"),
+        ({"against": answers}, "holds a prompt's own target"),
+        ({"against": answers[:2]}, r"shape \(3,\) or \(3, n\)"),
+        ({"against": torch.ones(3)}, "float32"),
+        ({"against": torch.tensor([1, 2, 97])}, "must lie in 0–96"),
+        ({"against": torch.empty(3, 0, dtype=torch.long)}, "must be token ids"),
+        ({"pass_tokens": 0}, "pass_tokens=0"),
+    ]:
+        with pytest.raises(il.InputError, match=message):
+            il.head_effects(model, batch, **options)
+    effects = il.head_effects(model, batch, positions="last")
+    assert effects.log_diff is None
+    with pytest.raises(il.InputError, match="there is no log_diff here"):
+        effects.top(1, by="log_diff")
+    with pytest.raises(il.InputError, match="by='size' is not known"):
+        effects.top(1, by="size")
+
+
+# The long way -----------------------------------------------------------------------------------------------------
+
+
+def test_within_another_intervention_prompts_are_run_whole(load_tiny):
+    model = load_tiny("gptj")
+    batch = ragged(model)
+    with il.remove_position(model, [(0, 0), (2, 1)]):
+        effects = il.head_effects(model, batch, positions="last")
+        close(effects.log_prob, one_by_one(model, batch)[0])
+    assert effects.way == "restarted passes"
+    assert "interventions are at work" in effects.because
+
+
+@pytest.mark.parametrize(
+    ("how", "because"),
+    [
+        ({"scale": 0.1}, "in layer 0 of LlamaForCausalLM attention over kept keys is not the model's own"),
+        ({"position": "none"}, "is not the model's own"),
+        ({"window": 5}, "is not the model's own"),
+    ],
+)
+def test_attention_that_is_not_known_takes_the_long_way(load_tiny, monkeypatch, how, because):
+    """A family whose scores are made in a way we think wrongly of: the numbers stay right."""
+    model = load_tiny("llama_gqa")
+    batch = ragged(model)
+    right = cached_rows.scores.score_view
+    monkeypatch.setattr(cached_rows.scores, "score_view", lambda view, layer: right(view, layer)._replace(**how))
+    effects = il.head_effects(model, batch, positions="last")
+    assert effects.way == "restarted passes"
+    assert because in effects.because
+    close(effects.log_prob, one_by_one(model, batch)[0])
+
+
+def test_rows_that_come_out_otherwise_take_the_long_way(load_tiny):
+    """Something in the blocks that depends on the token the model is given, which rows share: not seen in z."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+
+    def shift(module, args, output):
+        return output + 0.1 * torch.arange(output.shape[-1]) if output.shape[1] == 1 else output
+
+    handle = model.blocks[2].mlp.register_forward_hook(shift)
+    try:
+        effects = il.head_effects(model, batch, positions="last")
+    finally:
+        handle.remove()
+    assert effects.way == "restarted passes"
+    assert "without any removal is off" in effects.because
+    close(effects.log_prob, il.head_effects(model, batch, positions="last").log_prob)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("sizes do not match"), il.InputError("it has no hook")])
+def test_blocks_that_take_no_rows_take_the_long_way(load_tiny, monkeypatch, error):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    expected = il.head_effects(model, batch, positions="last").log_prob
+    before = remains(model)
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(SharedKeys, "attend", fail)
+    effects = il.head_effects(model, batch, positions="last")
+    assert effects.way == "restarted passes"
+    assert str(error) in effects.because
+    close(effects.log_prob, expected)
+    assert remains(model) == before
+
+
+def test_memory_that_is_not_there_is_not_hidden(load_tiny, monkeypatch):
+    model = load_tiny("gpt2")
+
+    def fail(*args):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(SharedKeys, "attend", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        il.head_effects(model, ragged(model), positions="last")
+
+
+@pytest.mark.parametrize("method", ["exact", "gradient"])
+def test_nothing_is_left_behind(load_tiny, monkeypatch, method):
+    """Hooks, forwards, gradients: after the work, and after an error in the middle of it."""
+    model = load_tiny("opt")
+    batch = ragged(model)
+    plain = il.last_log_probs(model, batch)
+    before = remains(model)
+    assert not any(before[3].values())
+    weights = list(model.parameters())
+    weights[1].requires_grad_(True)  # as a user would have left it
+    try:
+        mixed = remains(model)
+        il.head_effects(model, batch, positions="last", method=method)
+        assert remains(model) == mixed
+
+        def fail(*args, **kwargs):
+            raise ZeroDivisionError
+
+        if method == "exact":
+            monkeypatch.setattr(SharedKeys, "attend", fail)
+        else:
+            monkeypatch.setattr(torch.autograd, "grad", fail)
+        with pytest.raises(ZeroDivisionError):
+            il.head_effects(model, batch, positions="last", method=method)
+        assert remains(model) == mixed
+        assert weights[1].grad is None
+    finally:
+        weights[1].requires_grad_(False)
+    assert remains(model) == before
+    assert torch.is_grad_enabled()
+    assert torch.equal(il.last_log_probs(model, batch), plain)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor, in bytes of its storage, that any operation in the block made."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known, self.bytes = {x.untyped_storage().data_ptr() for x in known}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.known:
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return result
+
+
+def test_keys_are_shared_not_copied():
+    """60 rows over 200 keys of width 64: nothing that is made is larger than their scores."""
+    n_rows, n_keys, heads, groups, width = 60, 200, 4, 2, 64
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=random)
+
+    keys = SharedKeys(
+        k=draw(1, groups, n_keys, width),
+        v=draw(1, groups, n_keys, width),
+        seen=torch.ones(1, n_keys, dtype=torch.bool),
+        alibi=None,
+        turn=None,
+        last=torch.tensor([n_keys - 1]),
+        how=ScoreView(0.1, None, None, "standard", False),
+    )
+    rows = draw(1, n_rows, heads, width), draw(1, n_rows, groups, width), draw(1, n_rows, groups, width)
+    with Largest([keys.k, keys.v]) as made:
+        z = keys.attend(*rows)
+    score_bytes, copied = 4 * n_rows * heads * n_keys, 4 * n_rows * groups * n_keys * width
+    assert score_bytes <= made.bytes < copied / 10
+    # The same row by row, keys joined and repeated for the query heads.
+    for row in (0, 59):
+        q, k, v = (x[:, row] for x in rows)
+        k = torch.cat([keys.k[:, :, :-1], k[:, :, None]], dim=2).repeat_interleave(2, dim=1)
+        v = torch.cat([keys.v[:, :, :-1], v[:, :, None]], dim=2).repeat_interleave(2, dim=1)
+        expected = torch.softmax(0.1 * k @ q[..., None], dim=2).transpose(2, 3) @ v
+        torch.testing.assert_close(z[:, row], expected[:, :, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
+    model = load_tiny("gpt2")
+    view, batch = ModelView.of(model), ragged(model)
+    keys = 2 * 3 * 4 * 8 * 14 * 4  # both, layers, heads, width, positions, bytes
+    for count in (1, 2, 3):
+        monkeypatch.setattr(cached_rows, "KEY_BYTES", count * keys + 1)
+        assert cached_rows.prompts_at_once(view, batch, pass_tokens=4096) == count
+    assert cached_rows.prompts_at_once(view, batch, pass_tokens=28) == 2
+    monkeypatch.setattr(cached_rows, "ROW_BYTES", 4 * 9 * max(97, 3 * 48))  # a clean row and 8 heads
+    assert [list(layers) for layers in cached_rows.layers_at_once(view, 1)] == [[0, 1], [2]]
+
+
+# First-order estimates --------------------------------------------------------------------------------------------
+
+
+def hf_falls(hf, ids, target, *, last_only):
+    """[layer head] z · ∂ log p/∂z from Hugging Face's modules and autograd alone."""
+    hf = copy.deepcopy(hf)
+    for parameter in hf.parameters():
+        parameter.requires_grad_(False)
+    wiring = reference_hf._WIRING[hf.config.model_type]
+    zs = []
+
+    def keep(module, args):
+        z = args[0] if args[0].requires_grad else args[0].detach().requires_grad_(True)
+        zs.append(z)
+        return (z, *args[1:])
+
+    for block in hf.get_submodule(wiring.layers):
+        block.get_submodule(wiring.out).register_forward_pre_hook(keep)
+    log_prob = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)[target]
+    slopes = torch.autograd.grad(log_prob, zs)
+    falls = [(z * slope)[0].unflatten(-1, (families.N_HEADS, -1)).sum(-1) for z, slope in zip(zs, slopes, strict=True)]
+    return torch.stack([fall[-1] if last_only else fall.sum(0) for fall in falls]).detach()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "olmo2", "bloom", "phi3", "granite"])
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_estimates_are_hugging_faces_gradients(load_tiny, family_folder, name, positions, monkeypatch):
+    """In float64, ragged, and in pieces of one prompt: the same."""
+    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
+    batch = ragged(model)
+    if name == "gemma2":
+        monkeypatch.setattr(gradients, "GRAPH_BYTES", 1)
+    estimate = il.head_effects(model, batch, positions=positions, method="gradient")
+    assert (estimate.way, estimate.exact, estimate.positions) == ("gradient", False, positions)
+    assert estimate.log_odds.isnan().all()
+    assert estimate.log_diff is None
+    for row in range(len(batch)):
+        ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
+        theirs = hf_falls(hf, ids, batch.answer_tokens[row], last_only=positions == "last")
+        torch.testing.assert_close(estimate.log_prob[row], theirs, atol=1e-5, rtol=1e-5)
+    monkeypatch.setattr(gradients, "GRAPH_BYTES", 1)
+    alone = il.head_effects(model, batch, positions=positions, method="gradient")
+    torch.testing.assert_close(alone.log_prob, estimate.log_prob, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa"])
+def test_estimates_are_what_a_small_removal_does(load_tiny, family_folder, name):
+    """Central differences of fourth order; attention goes through float32, so steps cannot be tiny."""
+    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
+    batch = ragged(model)[[1]]
+    estimate = il.head_effects(model, batch, positions="last", method="gradient").log_prob[0]
+    ids, answer = batch.tokens[:, : int(batch.last[0]) + 1], batch.answer_tokens[0]
+
+    def log_prob(head, by):
+        with zeroed_at_last(hf, *head, by=by), torch.no_grad():
+            return torch.log_softmax(hf(ids).logits[0, -1], dim=-1)[answer]
+
+    for head in (il.Head(0, 2), il.Head(1, 1), il.Head(2, 3)):
+        near, far = (log_prob(head, -step) - log_prob(head, step) for step in (0.02, 0.04))
+        torch.testing.assert_close(estimate[head], (8 * near - far) / 0.24, atol=5e-5, rtol=1e-4)
+
+
+def test_estimates_of_differences(load_tiny):
+    """log p(target) − log p(against) is linear in both: its estimate is the difference of theirs."""
+    model = load_tiny("qwen2")
+    batch = ragged(model)
+    other = batch.label_tokens[1 - batch.answer]
+    both = il.head_effects(model, batch, against=other, method="gradient")
+    alone = il.head_effects(model, batch, other, method="gradient")
+    close(both.log_diff, both.log_prob - alone.log_prob)
+
+
+def test_estimates_within_contexts_without_gradients(load_tiny):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    expected = il.head_effects(model, batch, method="gradient").log_prob
+    with torch.no_grad():
+        close(il.head_effects(model, batch, method="gradient").log_prob, expected)
+    with torch.inference_mode():
+        close(il.head_effects(model, batch, method="gradient").log_prob, expected)
+    assert not expected.requires_grad
