@@ -17,7 +17,7 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.increases import target_tokens
 from icl_lens.errors import InputError
-from icl_lens.metrics import label_log_odds
+from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -121,17 +121,9 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     n = one.numel()
     if one.shape != other.shape or not 1 <= k <= n:
         raise InputError(f"cannot compare scores of shapes {tuple(one.shape)} and {tuple(other.shape)} at k={k}")
-    first, second = (_ranks(scores.flatten().double().cpu()) for scores in (one, other))
+    first, second = (scores.flatten().double().cpu() for scores in (one, other))
     best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
-    spearman = torch.corrcoef(torch.stack([first, second]))[0, 1]
-    return Agreement(float(spearman), k, len(best[0] & best[1]), k * k / n)
-
-
-def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Ranks from 0, ties at their mean."""
-    below = (values[None, :] < values[:, None]).sum(1)
-    equal = (values[None, :] == values[:, None]).sum(1)
-    return below + (equal - 1) / 2
+    return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
 def _scores(model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"]) -> Float[Tensor, "batch 2"]:
