@@ -83,7 +83,7 @@ def _pairs(table: pd.DataFrame) -> Float[np.ndarray, "prompt demo 2"]:
 
 def rises(attention: Float[np.ndarray, " n"], increase: Float[np.ndarray, " n"]) -> float:
     """Rank correlation; 0 where one of them never changes, since nothing then rises with anything."""
-    rho = spearman(torch.from_numpy(attention), torch.from_numpy(increase))
+    rho = spearman(torch.tensor(attention), torch.tensor(increase))
     return 0.0 if math.isnan(rho) else rho
 
 

@@ -30,6 +30,7 @@ GROUPS = {
 TRIED = (0.25, 0.5, 0.75, 1.0)
 MAX_LOSS = 0.01
 HELD_OUT = 100
+CRITERION = "A bias; a reduction above zero and above that of random heads; at most 2 points of accuracy lost."
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Bias:
             title=title,
             source=source,
             claim=claim,
-            criterion="A bias; a reduction above zero and above that of random heads; at most 2 points of accuracy lost.",
+            criterion=CRITERION,
             paper=f"bias reduced by {100 * self.paper:.0f} %",
             config=BiasConfig(),
             needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
@@ -68,7 +69,7 @@ class Bias:
         )
 
     def table(self, study: Study, config: BiasConfig) -> pd.DataFrame:
-        """fixed ("none" | "located" | "random", mean of all draws), prompt, answer, favoured, against, accuracy, strength.
+        """fixed ("none" | "located" | "random": every draw), prompt, answer, favoured, against, accuracy, strength.
 
         `favoured`, `against`: log-odds (nats) of the answer in the layout that helps it and in the one that does not.
         Each set of heads gets the strength of smallest bias on the half on which heads are located, at a loss of at
@@ -156,5 +157,5 @@ def _bias(table: pd.DataFrame, fixed: str) -> Float[np.ndarray, " prompt"]:
 
 def _reduction(rows: Float[np.ndarray, "prompt 2"]) -> float:
     """The share of the mean bias (before, after) that is gone; NaN where there is none to begin with."""
-    before, after = rows.mean(0)
+    before, after = rows[:, 0].mean(), rows[:, 1].mean()
     return float(1 - abs(after) / abs(before)) if before else float("nan")

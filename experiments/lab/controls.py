@@ -31,7 +31,7 @@ class Comparison:
     def groups(
         self, values_of: Callable[[il.Head], Float[np.ndarray, "..."]]
     ) -> Iterator[tuple[il.Head, str, Float[np.ndarray, "..."]]]:
-        """For each located head its values ("located"), then the mean of its counterparts' over all draws ("random")."""
+        """For each located head its values ("located"), then the mean of its random counterparts' ("random")."""
         for rank, head in enumerate(self.located):
             yield head, "located", values_of(head)
             yield head, "random", np.mean([values_of(drawn[rank]) for drawn in self.draws], axis=0)
