@@ -81,7 +81,7 @@ def _repeated(study: Study, row: int) -> tuple[Float[Tensor, "layer head"], Floa
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int):
-        def hook_fn(pattern: Tensor, hook: object) -> None:
+        def hook_fn(pattern: Float[Tensor, "1 head query key"], hook: object) -> None:
             query = torch.arange(n, 2 * n, device=pattern.device) + len(front)
             both = [pattern[0][:, query, query - back].mean(-1) for back in (n - 1, 1)]
             seen[layer] = torch.stack(both).float().cpu()

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from experiments.claims.layouts import attention_figure, attention_needs, attention_table
@@ -32,7 +34,7 @@ def table(study: Study, config: ImbalanceConfig) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """In located heads attention on true labels falls, and that on false labels rises, more than in random heads."""
 
-    def change(label: str, group: str = "located"):
+    def change(label: str, group: str = "located") -> Float[np.ndarray, " prompt"]:
         before, after = (by_prompt(table, "attention", layout=layout, group=group, label=label) for layout in LAYOUTS)
         return after - before
 

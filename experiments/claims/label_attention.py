@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from experiments.claims.layouts import attention_figure, attention_needs, attention_table
@@ -31,7 +33,7 @@ def table(study: Study, config: LabelAttentionConfig) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """More attention on true than on false labels, in both orders, and more so than in random heads."""
 
-    def difference(layout: str, group: str):
+    def difference(layout: str, group: str) -> Float[np.ndarray, " prompt"]:
         true, false = (
             by_prompt(table, "attention", layout=layout, group=group, label=label) for label in ("true", "false")
         )

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from experiments.claims.layouts import attention_figure, attention_needs, attention_table
@@ -32,7 +34,7 @@ def table(study: Study, config: OrderConfig) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """In located heads attention on true labels falls when they are moved away, more than in random heads."""
 
-    def fall(group: str):
+    def fall(group: str) -> Float[np.ndarray, " prompt"]:
         near, far = (by_prompt(table, "attention", layout=layout, group=group, label="true") for layout in LAYOUTS)
         return near - far
 

@@ -71,7 +71,7 @@ def table(study: Study, config: PredictionShiftConfig) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """Where the prediction flips, attention leaves "foo" and comes to "bar", more than in random heads."""
 
-    def shift(group: str, label: str) -> np.ndarray:
+    def shift(group: str, label: str) -> Float[np.ndarray, " prompt"]:
         part = where(table, flipped=True)
         first, exchanged = (
             by_prompt(part, "attention", group=group, input=shown, label=label) for shown in ("first", "exchanged")

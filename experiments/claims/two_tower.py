@@ -139,7 +139,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     larger for true labels than for false ones, and more often so than in random heads.
     """
 
-    def fall(measure: str, group: str = "located") -> np.ndarray:
+    def fall(measure: str, group: str = "located") -> Float[np.ndarray, " prompt"]:
         return by_prompt(table, "value", measure=measure, group=group)
 
     active = [name for name, (_, _, predicted) in SWAPS.items() if predicted]
@@ -161,7 +161,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     return all_of(*agree, *beyond, *idle, *towers)
 
 
-def _shared(table: pd.DataFrame, measure: str) -> np.ndarray:
+def _shared(table: pd.DataFrame, measure: str) -> Float[np.ndarray, " prompt"]:
     """Falls of a swap in located heads, on the prompts that the exchange of texts leaves."""
     part = where(table, measure=measure, group="located")
     kept = array(where(table, measure="K, texts exchanged", group="located"), "prompt")

@@ -257,7 +257,7 @@ def bias_section(model: Any, words: Words, pairs: Sequence[tuple[str, str]], n: 
 
 
 def write_card(folder: Path, *, n_prompts: int = 1000, n_draws: int = 20) -> None:
-    """Measure the model in `folder` on `n_prompts` prompts a figure and write its README.md there.
+    """Measure the model in `folder` on `n_prompts` prompts for each figure and write its README.md there.
 
     Raises OSError if the folder holds no model and its training record.
     """
@@ -325,7 +325,7 @@ cosine decay, seed {run["seed"]}; {minutes:.0f} minutes on one CPU core. Again:
     python -m experiments.icl_mini --arch {run["arch"]} --steps {run["steps"]} --seed {run["seed"]}
     python -m experiments.icl_mini --arch {run["arch"]} --card-only
 
-The second line measures everything below: {n_prompts:,} prompts a row, per cent correct, once by the more
+The second line measures everything below: {n_prompts:,} prompts per row, per cent correct, once by the more
 probable of the two labels and once by the most probable word of the vocabulary. Chance is 50 and 0. The two
 demonstrations of the query's class come last in "order" and first in "reorder"; "imbalanced" is "order"
 without its last demonstration.

@@ -36,7 +36,7 @@ NEEDS = tuple(Need(variant, correct) for variant in VARIANTS)
 
 
 def measure(study: Study) -> Competence:
-    """The model's competence on the study's task: one number a prompt, its mean over the four variants."""
+    """The model's competence on the study's task: one number per prompt, its mean over the four variants."""
     per_prompt = torch.stack([study.get(correct, variant) for variant in VARIANTS]).mean(0)
     chance = float((1 / study.batch().label_mask.sum(-1).float()).mean())
     accuracy, low, high = bootstrap_interval(per_prompt.numpy())

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -53,6 +53,6 @@ def name_heads(ax: Axes, names: Sequence[str]) -> None:
     ax.set_xlim(-0.6, max(len(names), 4) - 0.4)
 
 
-def _reach(sample: np.ndarray) -> tuple[float, float]:
+def _reach(sample: Shaped[np.ndarray, " prompt"]) -> tuple[float, float]:
     mean, low, high = bootstrap_interval(sample)
     return max(mean - low, 0.0), max(high - mean, 0.0)
