@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import families
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 import icl_lens as il
 from experiments import catalogue
 from experiments.lab.competence import Competence
+from experiments.lab.controls import Comparison
 from experiments.lab.pages import write_pages
 from experiments.lab.reductions import class_attention, head_increases, is_true_label
 from experiments.lab.report import report_page, write_report
@@ -79,6 +81,7 @@ def test_no_claim_is_supported_for_random_weights(everything: Path) -> None:
 
 def test_result_says_what_it_was_made_with(everything: Path, gpt2: Any) -> None:
     raw = json.loads((everything / "tiny" / "sentiment-number" / "label-rank" / "result.json").read_text())
+    assert list(raw)[:8] == ["id", "title", "source", "claim", "criterion", "paper", "model", "task"]
     assert raw["configuration"]["n"] == 24
     assert raw["configuration"]["draws"] == 100
     assert raw["configuration"]["weights"] == fingerprint(gpt2)
@@ -189,6 +192,33 @@ def test_controls_of_a_layer_without_free_heads_come_from_the_nearest(study: Stu
     for drawn in study.controls(heads, 10):
         assert {head.layer for head in drawn} == {1}
         assert len({*drawn}) == 4
+
+
+def test_random_heads_beside_each_located_one(study: Study) -> None:
+    """By hand: the mean over draws of the head drawn for this one, not of all heads drawn."""
+    a, b, c, d, e = il.Head(0, 0), il.Head(1, 1), il.Head(0, 2), il.Head(1, 0), il.Head(0, 3)
+    compared = Comparison((a, b), ((c, d), (e, d)))
+    assert compared.heads == (a, b, c, d, e)
+    value = {a: [1.0, 2.0], b: [3.0, 4.0], c: [10.0, 20.0], d: [5.0, 6.0], e: [30.0, 0.0]}
+    groups = [(head, group, values.tolist()) for head, group, values in compared.groups(lambda h: np.array(value[h]))]
+    assert groups == [
+        (a, "located", [1.0, 2.0]),
+        (a, "random", [20.0, 10.0]),
+        (b, "located", [3.0, 4.0]),
+        (b, "random", [5.0, 6.0]),
+    ]
+    drawn = Comparison.of(study, [a, b], 4)
+    assert drawn.draws == tuple(map(tuple, study.controls([a, b], 4, distinct=False)))
+
+
+def test_needs_that_depend_on_the_task_are_told(settings: StudySettings) -> None:
+    tasks = {need.variant.task for need in catalogue.find("head-overlap").all_needs(settings)}
+    assert {"sentiment-number", "animal-country"} < tasks
+    variants = [need.variant for need in catalogue.find("order").all_needs(settings)]
+    assert variants == [
+        Variant(),
+        *(Variant(layout, swapped) for layout in ("order", "reorder") for swapped in (False, True)),
+    ]
 
 
 def test_one_pass_serves_all_reductions_and_pieces_join_in_order(
