@@ -106,7 +106,8 @@ class Bias:
         return best.strength
 
     def _edit(self, study: Study, heads: list[il.Head], strength: float) -> EditOf:
-        return lambda batch: debias(study.model, batch, heads, **{self.fix: strength})
+        majority, recency = (strength if self.fix == fix else 0.0 for fix in ("majority", "recency"))
+        return lambda batch: debias(study.model, batch, heads, majority=majority, recency=recency)
 
     def claim(self, table: pd.DataFrame) -> Verdict:
         """There is a bias; the fix in located heads takes some of it away, beyond random heads.

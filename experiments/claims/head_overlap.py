@@ -69,7 +69,7 @@ def _top_lists(
 
 def claim(table: pd.DataFrame) -> Verdict:
     """The mean overlap of all pairs of tasks that are not the same words with the classes exchanged, beyond chance."""
-    table = table[~table["pair"].map(_mirrored)]
+    table = table.loc[[not _mirrored(pair) for pair in table["pair"]]]
     beyond = mean_by(table.assign(beyond=table["shared"] - table["chance"]), "beyond", "draw")
     low, high = np.quantile(beyond[1:], [0.025, 0.975])
     return verdict(

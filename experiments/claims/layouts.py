@@ -70,7 +70,9 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_
 
     names = list(dict.fromkeys(table["name"]))
     shades = [GREEN, GREY] if per_head else [BLUE, ORANGE]
-    bars = [(layout, "true") for layout in layouts] if per_head else [(next(iter(layouts)), label) for label in CLASSES]
+    bars: list[tuple[Layout, str]] = [(layout, "true") for layout in layouts]
+    if not per_head:
+        bars = [(next(iter(layouts)), label) for label in CLASSES]
     for i, ((layout, label), hue) in enumerate(zip(bars, shades, strict=True)):
         part = where(table, layout=layout, group="located", label=label)
         values = wide(part, "attention", index="name", columns="prompt").to_numpy()
