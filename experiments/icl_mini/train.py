@@ -263,7 +263,7 @@ class Data:
 
 
 def weighted_loss(
-    model: PreTrainedModel, tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
+    model: torch.nn.Module, tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
 ) -> Float[Tensor, ""]:
     """Weighted mean cross-entropy (nats) of each token given those before it; the first is not predicted.
 
