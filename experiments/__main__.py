@@ -16,11 +16,12 @@ from icl_lens.cli import hush
 from icl_lens.cli.options import DeviceOption, DtypeChoice, DtypeOption, ModelOption, RevisionOption
 from icl_lens.cli.options import load as load_model
 from icl_lens.errors import InputError
+from icl_lens.report.palette import GREEN, ORANGE, SKY
 
 T = TypeVar("T")
 DOCS = Path(__file__).parent.parent / "docs" / "results"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")]
-STYLES = {"supported": "bold #009e73", "not supported": "bold #d55e00", "undecided": "bold #56b4e9"}
+STYLES = {"supported": f"bold {GREEN}", "not supported": f"bold {ORANGE}", "undecided": f"bold {SKY}"}
 
 app = typer.Typer(
     help="The paper's figures and tables: one command each, with a verdict.",
@@ -34,7 +35,7 @@ app = typer.Typer(
 @app.command("list")
 def list_() -> None:
     """List the experiments: id, place in the paper, claim."""
-    from experiments.lab.registry import IDS, find
+    from experiments.catalogue import IDS, find
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("id", "in the paper", "claim"):
@@ -63,14 +64,14 @@ def run(
     revision: RevisionOption = None,
 ) -> None:
     """Run experiments; results go to OUT/MODEL/TASK/ID. What is done already is not computed again."""
-    from experiments.lab import registry
-    from experiments.lab.study import Settings
+    from experiments.catalogue import IDS
+    from experiments.lab.study import StudySettings
 
     if everything == bool(ids):
         raise InputError("name the experiments to run (see `python -m experiments list`), or give --all")
     _run(
-        list(dict.fromkeys(ids or ())) if not everything else list(registry.IDS),
-        Settings(model=model, task=task, n=n, seed=seed, path=path),
+        list(dict.fromkeys(ids or ())) if not everything else list(IDS),
+        StudySettings(model=model, task=task, n=n, seed=seed, path=path),
         out,
         overwrite=overwrite,
         load=lambda name: load_model(name, device=device, dtype=dtype, revision=revision),
@@ -86,10 +87,10 @@ def _run(
     load: Callable[[str], Any] = lambda name: load_model(name, device=None, dtype=DtypeChoice.float32, revision=None),
 ) -> None:
     """Runs experiments with progress shown; raises InputError, after all others, for those that cannot be run."""
-    from experiments.lab import registry
+    from experiments.catalogue import find
     from experiments.lab.runner import run as run_all
 
-    experiments = [registry.find(name) for name in ids]
+    experiments = [find(name) for name in ids]
     console = Console(soft_wrap=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -116,17 +117,17 @@ def docs(
     overwrite: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
 ) -> None:
     """Run everything on the bundled models, and write the documentation's pages of results."""
-    from experiments.lab import registry
+    from experiments.catalogue import IDS
     from experiments.lab.pages import write_pages
-    from experiments.lab.study import Settings
+    from experiments.lab.study import StudySettings
     from icl_lens.models.load import bundled_models
 
-    main_task = Settings.task
+    main_task = StudySettings.task
     for model in bundled_models():
-        _run(list(registry.IDS), Settings(model=model, n=n), out, overwrite=overwrite)
+        _run(list(IDS), StudySettings(model=model, n=n), out, overwrite=overwrite)
         # How many heads are removed was settled on the main task: another one is the test of that.
-        _run(["ablation"], Settings(model=model, task="animal-country", n=n), out, overwrite=overwrite)
-    write_pages(out, pages, task=main_task)
+        _run(["ablation"], StudySettings(model=model, task="animal-country", n=n), out, overwrite=overwrite)
+    write_pages(out, pages, task=main_task, order=IDS)
 
 
 @app.command()
@@ -135,9 +136,11 @@ def report(
     page: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="OUT/report.html")] = None,
 ) -> None:
     """Write one self-contained page of all results under OUT."""
+    from experiments.catalogue import IDS
     from experiments.lab.report import write_report
 
-    Console(soft_wrap=True, highlight=False).print(f"{write_report(out, page or out / 'report.html')}", markup=False)
+    written = write_report(out, page or out / "report.html", order=IDS)
+    Console(soft_wrap=True, highlight=False).print(str(written), markup=False)
 
 
 class _Tracker:

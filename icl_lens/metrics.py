@@ -75,6 +75,31 @@ def mean_reciprocal_rank(ranks: Int[Tensor, "*axes"]) -> float:
     return float(ranks.double().reciprocal().mean())
 
 
+def ranks_with_ties(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The rank of each value, 0 for the smallest; equal values share the mean of their ranks.
+
+    Example:
+        >>> from icl_lens.metrics import ranks_with_ties
+        >>> ranks_with_ties(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist()
+        [2.5, 0.0, 2.5, 1.0]
+    """
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts.double() + 1) / 2)[place]
+
+
+def spearman(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> float:
+    """Rank correlation of two scores of the same things, -1 to 1; NaN where one of them never changes.
+
+    Example:
+        >>> from icl_lens.metrics import spearman
+        >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0]))
+        1.0
+    """
+    x, y = (ranks - ranks.mean() for ranks in map(ranks_with_ties, (first, second)))
+    spread = x.square().mean().sqrt() * y.square().mean().sqrt()
+    return float((x * y).mean() / spread)
+
+
 def label_log_odds(
     scores: Float[Tensor, "batch label"],
     label: Int[Tensor, " batch"],

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import families
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import icl_lens as il
-from experiments.lab import registry
+from experiments import catalogue
 from experiments.lab.competence import Competence
+from experiments.lab.controls import Comparison
 from experiments.lab.pages import write_pages
 from experiments.lab.reductions import class_attention, head_increases, is_true_label
 from experiments.lab.report import report_page, write_report
 from experiments.lab.results import Result, read_all
 from experiments.lab.runner import fingerprint
 from experiments.lab.runner import run as run_experiments
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, StudySettings, Variant
 from experiments.lab.verdict import Verdict
 
 FILES = {"table.parquet", "table.csv", "figure.png", "figure.pdf", "result.json"}
@@ -44,26 +46,26 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def settings(words: str) -> Settings:
-    return Settings(model="tiny", n=24, path=words)
+def settings(words: str) -> StudySettings:
+    return StudySettings(model="tiny", n=24, path=words)
 
 
 @pytest.fixture(scope="module")
-def study(gpt2: Any, settings: Settings) -> Study:
+def study(gpt2: Any, settings: StudySettings) -> Study:
     return Study(gpt2, settings)
 
 
 @pytest.fixture(scope="module")
-def everything(gpt2: Any, settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def everything(gpt2: Any, settings: StudySettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All experiments, run once on a tiny GPT-2."""
     out = tmp_path_factory.mktemp("results")
-    ran = run_experiments([*map(registry.find, registry.IDS)], settings, load=lambda name: gpt2, out=out)
+    ran = run_experiments([*map(catalogue.find, catalogue.IDS)], settings, load=lambda name: gpt2, out=out)
     assert not ran.failed
     return out
 
 
 def test_all_experiments_write_their_folders(everything: Path) -> None:
-    for name in registry.IDS:
+    for name in catalogue.IDS:
         folder = everything / "tiny" / "sentiment-number" / name
         assert {path.name for path in folder.iterdir()} == FILES
         table = pd.read_parquet(folder / "table.parquet")
@@ -73,12 +75,13 @@ def test_all_experiments_write_their_folders(everything: Path) -> None:
 
 def test_no_claim_is_supported_for_random_weights(everything: Path) -> None:
     outcomes = {result.id: result.verdict.outcome for _, result in read_all(everything)}
-    assert set(outcomes) == set(registry.IDS)
+    assert set(outcomes) == set(catalogue.IDS)
     assert "supported" not in outcomes.values(), outcomes
 
 
 def test_result_says_what_it_was_made_with(everything: Path, gpt2: Any) -> None:
     raw = json.loads((everything / "tiny" / "sentiment-number" / "label-rank" / "result.json").read_text())
+    assert list(raw)[:8] == ["id", "title", "source", "claim", "criterion", "paper", "model", "task"]
     assert raw["configuration"]["n"] == 24
     assert raw["configuration"]["draws"] == 100
     assert raw["configuration"]["weights"] == fingerprint(gpt2)
@@ -86,11 +89,11 @@ def test_result_says_what_it_was_made_with(everything: Path, gpt2: Any) -> None:
     assert raw["verdict"]["low"] <= raw["verdict"]["effect"] <= raw["verdict"]["high"]
 
 
-def run(model: Any, settings: Settings, out: Path, *ids: str, **options: Any) -> Any:
-    return run_experiments([*map(registry.find, ids)], settings, load=lambda name: model, out=out, **options)
+def run(model: Any, settings: StudySettings, out: Path, *ids: str, **options: Any) -> Any:
+    return run_experiments([*map(catalogue.find, ids)], settings, load=lambda name: model, out=out, **options)
 
 
-def test_what_is_done_is_not_computed_again(gpt2: Any, settings: Settings, tmp_path: Path) -> None:
+def test_what_is_done_is_not_computed_again(gpt2: Any, settings: StudySettings, tmp_path: Path) -> None:
     assert [result.id for result in run(gpt2, settings, tmp_path, "order").results] == ["order"]
     result = tmp_path / "tiny" / "sentiment-number" / "order" / "result.json"
     before = result.stat().st_mtime_ns
@@ -100,17 +103,19 @@ def test_what_is_done_is_not_computed_again(gpt2: Any, settings: Settings, tmp_p
     assert result.stat().st_mtime_ns == before
 
 
-def test_an_unfinished_result_is_computed_again(gpt2: Any, settings: Settings, tmp_path: Path) -> None:
+def test_an_unfinished_result_is_computed_again(gpt2: Any, settings: StudySettings, tmp_path: Path) -> None:
     run(gpt2, settings, tmp_path, "order")
     (tmp_path / "tiny" / "sentiment-number" / "order" / "result.json").unlink()
     assert not run(gpt2, settings, tmp_path, "order").done
 
 
-def test_another_configuration_is_never_overwritten_silently(gpt2: Any, settings: Settings, tmp_path: Path) -> None:
+def test_another_configuration_is_never_overwritten_silently(
+    gpt2: Any, settings: StudySettings, tmp_path: Path
+) -> None:
     run(gpt2, settings, tmp_path, "order")
     result = tmp_path / "tiny" / "sentiment-number" / "order" / "result.json"
     before = result.read_bytes()
-    other = Settings(model="tiny", n=26, path=settings.path)
+    other = StudySettings(model="tiny", n=26, path=settings.path)
     with pytest.raises(il.InputError, match=r"n 24 there, 26 now.*--overwrite"):
         run(gpt2, other, tmp_path, "imbalance", "order")
     assert result.read_bytes() == before
@@ -120,7 +125,7 @@ def test_another_configuration_is_never_overwritten_silently(gpt2: Any, settings
 
 
 def test_other_weights_under_the_same_name_are_another_configuration(
-    gpt2: Any, load_tiny: Callable[..., Any], settings: Settings, tmp_path: Path
+    gpt2: Any, load_tiny: Callable[..., Any], settings: StudySettings, tmp_path: Path
 ) -> None:
     run(gpt2, settings, tmp_path, "order")
     with pytest.raises(il.InputError, match="weights"):
@@ -128,7 +133,7 @@ def test_other_weights_under_the_same_name_are_another_configuration(
 
 
 def test_an_experiment_that_fails_does_not_stop_the_others(
-    gpt2: Any, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpt2: Any, settings: StudySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> Any:
         raise il.InputError("no neurons here")
@@ -140,7 +145,9 @@ def test_an_experiment_that_fails_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "gptj"])
-def test_other_families_run(family: str, load_tiny: Callable[..., Any], settings: Settings, tmp_path: Path) -> None:
+def test_other_families_run(
+    family: str, load_tiny: Callable[..., Any], settings: StudySettings, tmp_path: Path
+) -> None:
     ran = run(load_tiny(family), settings, tmp_path, "vocabulary", "attention-vs-increase", "ffn")
     assert not ran.failed
     assert len(ran.results) == 3
@@ -187,8 +194,35 @@ def test_controls_of_a_layer_without_free_heads_come_from_the_nearest(study: Stu
         assert len({*drawn}) == 4
 
 
+def test_random_heads_beside_each_located_one(study: Study) -> None:
+    """By hand: the mean over draws of the head drawn for this one, not of all heads drawn."""
+    a, b, c, d, e = il.Head(0, 0), il.Head(1, 1), il.Head(0, 2), il.Head(1, 0), il.Head(0, 3)
+    compared = Comparison((a, b), ((c, d), (e, d)))
+    assert compared.heads == (a, b, c, d, e)
+    value = {a: [1.0, 2.0], b: [3.0, 4.0], c: [10.0, 20.0], d: [5.0, 6.0], e: [30.0, 0.0]}
+    groups = [(head, group, values.tolist()) for head, group, values in compared.groups(lambda h: np.array(value[h]))]
+    assert groups == [
+        (a, "located", [1.0, 2.0]),
+        (a, "random", [20.0, 10.0]),
+        (b, "located", [3.0, 4.0]),
+        (b, "random", [5.0, 6.0]),
+    ]
+    drawn = Comparison.of(study, [a, b], 4)
+    assert drawn.draws == tuple(map(tuple, study.controls([a, b], 4, distinct=False)))
+
+
+def test_needs_that_depend_on_the_task_are_told(settings: StudySettings) -> None:
+    tasks = {need.variant.task for need in catalogue.find("head-overlap").all_needs(settings)}
+    assert {"sentiment-number", "animal-country"} < tasks
+    variants = [need.variant for need in catalogue.find("order").all_needs(settings)]
+    assert variants == [
+        Variant(),
+        *(Variant(layout, swapped) for layout in ("order", "reorder") for swapped in (False, True)),
+    ]
+
+
 def test_one_pass_serves_all_reductions_and_pieces_join_in_order(
-    gpt2: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    gpt2: Any, settings: StudySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Study(gpt2, settings)
     expected = class_attention(il.capture(gpt2, whole.batch()))
@@ -247,7 +281,7 @@ def test_best_neurons_are_those_of_an_exhaustive_search(study: Study) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama_gqa", "gptj"])
 def test_drive_is_what_a_coefficient_loses_without_the_head(
-    family: str, load_tiny: Callable[..., Any], settings: Settings
+    family: str, load_tiny: Callable[..., Any], settings: StudySettings
 ) -> None:
     """GPT-2 by hand: W_in and b_in on the normed input; others: nothing from heads that come later."""
     from experiments.claims.ffn import CoefficientDrive, ffn_inputs
@@ -322,25 +356,25 @@ def test_report_escapes_everything() -> None:
 
 
 def test_report_needs_no_network(everything: Path) -> None:
-    page = write_report(everything, everything / "report.html").read_text()
+    page = write_report(everything, everything / "report.html", order=catalogue.IDS).read_text()
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
     assert "<script" not in page
-    assert page.count("data:image/png;base64,") == len(registry.IDS)
+    assert page.count("data:image/png;base64,") == len(catalogue.IDS)
     assert page.index("<table>") < page.index("<section")
-    for name in registry.IDS:
+    for name in catalogue.IDS:
         assert f'<section id="{name}">' in page
 
 
 def test_pages_of_the_documentation(everything: Path, tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    write_pages(everything, folder, task="sentiment-number")
+    write_pages(everything, folder, task="sentiment-number", order=catalogue.IDS)
     (folder / "old.md").write_text("of an experiment that is gone")
-    write_pages(everything, folder, task="sentiment-number")
-    assert {path.stem for path in folder.glob("*.md")} == {"index", *registry.IDS}
+    write_pages(everything, folder, task="sentiment-number", order=catalogue.IDS)
+    assert {path.stem for path in folder.glob("*.md")} == {"index", *catalogue.IDS}
     index = (folder / "index.md").read_text()
     outcomes = {result.id: result.verdict for _, result in read_all(everything)}
-    for name in registry.IDS:
+    for name in catalogue.IDS:
         assert re.search(rf"^\| \[{name}\]\({name}.md\) .*{outcomes[name].outcome}<br>", index, re.MULTILINE)
         page = (folder / f"{name}.md").read_text()
         (image,) = re.findall(r"{image} (\S+)", page)
@@ -395,7 +429,7 @@ def test_list_names_every_experiment() -> None:
     """In an interpreter of its own, as users start it."""
     found = command("list")
     assert found.returncode == 0, found.stderr
-    assert all(name in found.stdout for name in registry.IDS)
+    assert all(name in found.stdout for name in catalogue.IDS)
 
 
 @pytest.mark.parametrize(

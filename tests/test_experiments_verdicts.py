@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.catalogue import IDS, find
 from experiments.claims import (
     accuracy,
     attention_vs_increase,
@@ -21,7 +22,6 @@ from experiments.claims import (
 )
 from experiments.lab.competence import Competence, gated
 from experiments.lab.frames import long, stack
-from experiments.lab.registry import IDS, find
 from experiments.lab.verdict import Verdict, all_of, judge
 
 N = 200
@@ -198,10 +198,9 @@ def test_attention_that_only_follows_the_order_is_not_supported() -> None:
     assert label_attention.claim(attended(0.6, 0.1, 0.1, 0.6)).outcome == "not supported"
 
 
-def test_rank_correlation_shares_ranks_among_ties() -> None:
-    assert attention_vs_increase._ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
-    assert attention_vs_increase._spearman(np.array([1.0, 2, 3, 4]), np.array([1.0, 4, 9, 16])) == pytest.approx(1)
-    assert attention_vs_increase._spearman(np.ones(4), np.arange(4.0)) == 0  # nothing rises
+def test_where_attention_never_changes_nothing_rises_with_it() -> None:
+    assert attention_vs_increase.rises(np.array([1.0, 2, 3, 4]), np.array([1.0, 4, 9, 16])) == pytest.approx(1)
+    assert attention_vs_increase.rises(np.ones(4), np.arange(4.0)) == 0
 
 
 @pytest.mark.parametrize(("mean", "outcome"), [(0.8, "supported"), (0.2, "not supported"), (0.5, "undecided")])

@@ -15,7 +15,9 @@ from icl_lens.metrics import (
     label_log_odds,
     majority_label,
     mean_reciprocal_rank,
+    ranks_with_ties,
     recent_label,
+    spearman,
 )
 
 SCORES = torch.tensor([[-1.0, -2.0, -0.5], [-3.0, -2.0, -1.0], [-1.0, -1.5, -2.0]])
@@ -135,3 +137,18 @@ def test_the_same_seed_gives_the_same_interval_however_it_is_chunked(monkeypatch
 def test_bad_values_are_refused(values, options, match):
     with pytest.raises(InputError, match=match):
         bootstrap_interval(values, **options)
+
+
+def test_equal_values_share_their_rank():
+    assert ranks_with_ties(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
+    values = torch.randint(5, (40,), generator=torch.Generator().manual_seed(0)).double()
+    below, equal = (values[None] < values[:, None]).sum(1), (values[None] == values[:, None]).sum(1)
+    assert ranks_with_ties(values).tolist() == (below + (equal - 1) / 2).tolist()
+
+
+def test_rank_correlation_is_the_correlation_of_ranks():
+    first, second = torch.randint(9, (2, 50), generator=torch.Generator().manual_seed(1)).double()
+    ranks = torch.stack([ranks_with_ties(first), ranks_with_ties(second)])
+    assert spearman(first, second) == pytest.approx(float(torch.corrcoef(ranks)[0, 1]), abs=1e-12)
+    assert spearman(first, -(first**3)) == pytest.approx(-1)
+    assert math.isnan(spearman(torch.ones(4), torch.arange(4.0)))

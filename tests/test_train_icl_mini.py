@@ -26,7 +26,16 @@ from experiments.icl_mini.episodes import (
     make_episode,
     seen_pairs,
 )
-from experiments.icl_mini.train import Data, HeadCost, HeadDropout, Settings, Trainer, make_model, train, weighted_loss
+from experiments.icl_mini.train import (
+    Data,
+    HeadCost,
+    HeadDropout,
+    Trainer,
+    TrainingSettings,
+    make_model,
+    train,
+    weighted_loss,
+)
 from icl_lens.errors import InputError
 
 WORDS = load_words()
@@ -34,7 +43,7 @@ ARCHS = ("gpt2", "llama", "gptj")
 
 
 def small(arch="gpt2", steps=3):
-    return Settings(arch, steps=steps, concentrate=1, batch=6, head_dropout=0.5)
+    return TrainingSettings(arch, steps=steps, concentrate=1, batch=6, head_dropout=0.5)
 
 
 def state(trainer):
@@ -150,7 +159,7 @@ def test_held_out_pairs_are_never_trained_on():
     for name, group in WORDS.categories.items():
         for word in group:
             category.setdefault(word, set()).add(name)
-    data = Data(WORDS, Settings("gpt2", steps=20))
+    data = Data(WORDS, TrainingSettings("gpt2", steps=20))
     trained = set()
     for step in range(20):
         for tokens, _ in (data.batch(step), data.lists(step)):
@@ -163,7 +172,7 @@ def test_held_out_pairs_are_never_trained_on():
 
 
 def test_a_run_goes_from_lists_over_many_classes_to_texts():
-    data = Data(WORDS, Settings("gpt2", steps=40))
+    data = Data(WORDS, TrainingSettings("gpt2", steps=40))
     easy = [data.batch(step)[0] for step in range(4, 24)]
     late = [data.batch(step)[0] for step in range(24, 40)]
     fillers = torch.tensor([WORDS.vocabulary.index(word) for word in WORDS.fillers])
@@ -176,7 +185,7 @@ def test_a_run_goes_from_lists_over_many_classes_to_texts():
 
 
 def test_batches_pad_on_the_right_with_weight_zero():
-    data = Data(WORDS, Settings("gpt2", steps=4))
+    data = Data(WORDS, TrainingSettings("gpt2", steps=4))
     tokens, weights = data.batch(3)
     padding = tokens == WORDS.vocabulary.index("<pad>")
     assert padding.any()
@@ -341,7 +350,7 @@ def test_ablation_takes_the_largest_heads_and_random_others(monkeypatch):
         return card.Answers(right, right, right)
 
     monkeypatch.setattr(card, "answers", answers)
-    cut = card.ablation(None, [None] * 4, 5)
+    cut = card.ablation(None, card.word_tasks()[0].episodes(WORDS, card.ORDER, 4), 5)
     located = [(0, 1), (2, 3), (2, 2), (2, 1)]
     assert [head for head, _ in cut.located[:4]] == located
     assert located in zeroed

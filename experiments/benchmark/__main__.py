@@ -15,8 +15,9 @@ from rich.console import Console
 
 import icl_lens as il
 from experiments.benchmark.datasets import locating, removing, removing_at_last, shares
-from experiments.benchmark.memory import Peak, peak_of
-from experiments.benchmark.page import Row, document
+from experiments.benchmark.document import document
+from experiments.benchmark.memory import peak_of
+from experiments.benchmark.rows import Peak, Row
 from experiments.benchmark.shapes import SHAPES, build, random_prompts
 from experiments.benchmark.variants import measure
 from icl_lens.errors import InputError
@@ -99,8 +100,8 @@ def main(
     rows: list[Row] = []
     peaks: list[Peak] = []
 
-    def add(found: Iterator[Row]) -> None:
-        for row in found:
+    def add(measured: Iterator[Row]) -> None:
+        for row in measured:
             rows.append(row)
             say.print("  ".join(row.cells()), markup=False, highlight=False)
             write_text(out, document(rows, peaks))  # what is measured is not lost

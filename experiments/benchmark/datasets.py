@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import icl_lens as il
-from experiments.benchmark.page import Row
+from experiments.benchmark.rows import Row
 from experiments.benchmark.variants import K, bare, timed
 from icl_lens.interventions.effects import PASS_TOKENS
 from icl_lens.locate.locate import mean_head_increases, plan_batches
@@ -49,9 +49,9 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
 def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
     """Share of (layer, head, position) parts evaluated for the top 20 of each prompt, and where the model is unsure."""
     n_exact, n_parts, margin = [], [], []
-    for part in batch.split(50):
-        acts = il.capture(model, part)
-        top = il.top_subheads(acts, part.answer_tokens, k=K)
+    for chunk in batch.split(50):
+        acts = il.capture(model, chunk)
+        top = il.top_subheads(acts, chunk.answer_tokens, k=K)
         n_exact.append(top.n_exact.double())
         n_parts.append(top.n_parts.double())
         best = acts.label_log_probs.topk(min(2, acts.label_log_probs.shape[1]), dim=-1).values
@@ -71,7 +71,7 @@ def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
 
 
 def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """The effect of removing every head, beside one whole forward pass a head and prompt in batches as large."""
+    """The effect of removing every head, beside a whole forward pass for each head and prompt, in batches as large."""
     view = ModelView.of(model)
     rows = [row for row in range(len(batch)) for _ in range(view.n_heads)]
     pieces = list(batch[rows].split(max(1, PASS_TOKENS // batch.tokens.shape[1])))

@@ -4,25 +4,14 @@ import json
 import resource
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
+import icl_lens as il
+from experiments.benchmark.rows import Peak
+from experiments.benchmark.shapes import random_prompts
+from experiments.benchmark.variants import VARIANTS
+
 EXAMPLE = "love : bar like : bar eight : foo two : foo one :"
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Of one process, GiB: the model's weights, and the largest resident set after loading and at the end."""
-
-    what: str
-    weights: float
-    loaded: float
-    peak: float
-
-    def cells(self) -> tuple[str, ...]:
-        """A line of the table as text."""
-        numbers = (self.weights, self.loaded, self.peak, self.peak - self.weights, self.peak / self.weights)
-        return (self.what, *(f"{number:.2f}" for number in numbers))
 
 
 def peak_of(folder: Path, what: str, n: int, n_tokens: int) -> Peak:
@@ -51,10 +40,7 @@ def _resident() -> float:
 
 
 def _measure(folder: str, what: str, n: int, n_tokens: int) -> dict[str, float]:
-    import icl_lens as il
-    from experiments.benchmark.shapes import random_prompts
-    from experiments.benchmark.variants import VARIANTS
-
+    """The numbers of a `Peak`, of this process."""
     model = il.load_model(folder, device="cpu")
     # Parts of a fused matrix may be views of one storage, which is counted once.
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}

@@ -3,14 +3,15 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 import icl_lens as il
-from experiments.benchmark.page import Row
+from experiments.benchmark.rows import Row
 from experiments.benchmark.shapes import random_prompts
 from icl_lens.models.view import ModelView
 
@@ -19,7 +20,8 @@ MOST_RESULTS = 6 * 2**30
 """Bytes of head results above which TransformerLens' own way is left out."""
 
 
-class Variant(NamedTuple):
+@dataclass(frozen=True)
+class TimedVariant:
     """A way to an answer, timed as a whole from tokens on."""
 
     label: str
@@ -28,17 +30,19 @@ class Variant(NamedTuple):
     """Takes minutes: run once, and only on sizes chosen for it."""
 
 
-def bare(model: Any, batch: il.PromptBatch) -> Tensor:
+def bare(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch pos d_vocab"]:
     """The model's forward pass as anyone would call it, logits at every position."""
     with torch.no_grad():
         return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
 
 
 def certified(model: Any, batch: il.PromptBatch) -> il.TopSubheads:
+    """The certified search for each prompt's best subheads, the pass and its capture included."""
     return il.top_subheads(il.capture(model, batch), batch.answer_tokens, k=K)
 
 
 def exhaustive(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
+    """Every subhead's exact increase, and the largest of them."""
     increase = il.subhead_log_prob_increase(il.capture(model, batch), batch.answer_tokens)
     return increase.flatten(1).topk(K).values
 
@@ -61,7 +65,7 @@ def authors(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
     return torch.stack(best)
 
 
-def linear(model: Any, batch: il.PromptBatch) -> Tensor:
+def linear(model: Any, batch: il.PromptBatch) -> Float[Tensor, "component batch"]:
     """TransformerLens' own `stack_head_results` and `logit_attrs`: logits, not log-probabilities, of whole heads."""
     with torch.no_grad():
         _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
@@ -69,14 +73,14 @@ def linear(model: Any, batch: il.PromptBatch) -> Tensor:
         return cache.logit_attrs(results, batch.answer_tokens, pos_slice=-1, has_batch_dim=True)
 
 
-VARIANTS = {
-    "bare": Variant("bare forward", bare),
-    "bare_last": Variant("bare forward, last logits only", il.last_log_probs),
-    "captured": Variant("forward + capture", il.capture),
-    "certified": Variant(f"forward + capture + certified top {K}", certified),
-    "linear": Variant("stack_head_results + logit_attrs (logits of heads)", linear),
-    "exhaustive": Variant(f"forward + capture + exhaustive top {K}", exhaustive, slow=True),
-    "authors": Variant("the authors' loop over layers and heads", authors, slow=True),
+VARIANTS: dict[str, TimedVariant] = {
+    "bare": TimedVariant("bare forward", bare),
+    "bare_last": TimedVariant("bare forward, last logits only", il.last_log_probs),
+    "captured": TimedVariant("forward + capture", il.capture),
+    "certified": TimedVariant(f"forward + capture + certified top {K}", certified),
+    "linear": TimedVariant("stack_head_results + logit_attrs (logits of heads)", linear),
+    "exhaustive": TimedVariant(f"forward + capture + exhaustive top {K}", exhaustive, slow=True),
+    "authors": TimedVariant("the authors' loop over layers and heads", authors, slow=True),
 }
 
 
@@ -89,6 +93,63 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
+@dataclass
+class Measured:
+    """What the turns of one batch have given so far, by variant."""
+
+    seconds: dict[str, list[float]]
+    left_out: dict[str, str]
+    """Why a variant has no times."""
+    location: list[float]
+    """Seconds of the certified search alone, without the pass and the capture."""
+    top: il.TopSubheads | None = None
+    exhaustively: dict[str, Float[Tensor, "batch k"]] = field(default_factory=dict)
+    """The largest increases, as the slow variants find them."""
+
+    def take_turn(self, model: Any, batch: il.PromptBatch, *, first: bool) -> None:
+        """Times every variant once that is not left out; the slow ones only in the first turn."""
+        for key, variant in VARIANTS.items():
+            if key in self.left_out or (variant.slow and not first):
+                continue
+            try:
+                seconds, result = timed(lambda run=variant.run: run(model, batch))
+            except (AttributeError, RuntimeError, KeyError, AssertionError, TypeError) as error:
+                if key != "linear":
+                    raise
+                # The yardstick is someone else's: where it does not run on a model, the table says so.
+                self.left_out[key] = f"fails: {str(error).splitlines()[0][:80]}"
+                continue
+            self.seconds[key].append(seconds)
+            if key == "captured":
+                self.location.append(timed(lambda acts=result: il.top_subheads(acts, batch.answer_tokens, k=K))[0])
+            elif key == "certified":
+                self.top = result
+            elif variant.slow:
+                self.exhaustively[key] = result
+
+    def rows(self, name: str, prompts: str, parts: int) -> Iterator[Row]:
+        """A line for each variant: medians, ratios to the bare pass, and whether searches that must agree do."""
+        assert self.top is not None
+        median = {key: statistics.median(seconds) for key, seconds in self.seconds.items() if seconds}
+        for key, variant in VARIANTS.items():
+            if key not in median:
+                yield Row(name, prompts, variant.label, note=self.left_out[key])
+                continue
+            exact, note = "", ""
+            if key == "certified":
+                exact = f"{float(self.top.n_exact.double().mean()):.1f} of {parts}"
+                own = statistics.median(self.location)
+                note = f"location alone {own:.3g} s"
+                if "exhaustive" in median:
+                    note += f", {(median['exhaustive'] - median['captured']) / own:.0f} × faster than exhaustive"
+            elif variant.slow:
+                exact = f"{parts} of {parts}"
+                error = float((self.exhaustively[key] - self.top.value).abs().max())
+                note = f"its {K} largest are certified's within {error:.0e} nats"
+            ratio, runs = median[key] / median["bare"], len(self.seconds[key])
+            yield Row(name, prompts, variant.label, median[key], ratio, runs, exact, note)
+
+
 def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow: bool) -> Iterator[Row]:
     """Every variant on one batch, in turns; the slow ones once, if at all."""
     batch = il.tokenize(model, random_prompts(n, n_tokens))
@@ -99,51 +160,7 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
     if results > MOST_RESULTS:
         left_out["linear"] = f"left out: holds {results / 2**30:.0f} GiB of head results"
     bare(model, batch)  # whatever happens once only happens here
-    times: dict[str, list[float]] = {key: [] for key in VARIANTS}
-    location: list[float] = []  # without the pass and the capture
-    top, others = None, {}
+    measured = Measured(seconds={key: [] for key in VARIANTS}, left_out=left_out, location=[])
     for turn in range(repeats):
-        for key, variant in VARIANTS.items():
-            if key in left_out or (variant.slow and turn > 0):
-                continue
-            try:
-                seconds, result = timed(lambda run=variant.run: run(model, batch))
-            except (AttributeError, RuntimeError, KeyError, AssertionError, TypeError) as error:
-                if key != "linear":
-                    raise
-                # The yardstick is someone else's: where it does not run on a model, the table says so.
-                left_out[key] = f"fails: {str(error).splitlines()[0][:80]}"
-                continue
-            times[key].append(seconds)
-            if key == "captured":
-                location.append(timed(lambda acts=result: il.top_subheads(acts, batch.answer_tokens, k=K))[0])
-            elif key == "certified":
-                top = result
-            elif variant.slow:
-                others[key] = result
-    assert top is not None
-    median = {key: statistics.median(found) for key, found in times.items() if found}
-    for key, variant in VARIANTS.items():
-        if key not in median:
-            yield Row(name, f"{n} × {n_tokens}", variant.label, note=left_out[key])
-            continue
-        exact, note = "", ""
-        if key == "certified":
-            exact = f"{float(top.n_exact.double().mean()):.1f} of {parts}"
-            own = statistics.median(location)
-            note = f"location alone {own:.3g} s"
-            if "exhaustive" in median:
-                note += f", {(median['exhaustive'] - median['captured']) / own:.0f} × faster than exhaustive"
-        elif variant.slow:
-            exact = f"{parts} of {parts}"
-            note = f"its {K} largest are certified's within {float((others[key] - top.value).abs().max()):.0e} nats"
-        yield Row(
-            name,
-            f"{n} × {n_tokens}",
-            variant.label,
-            median[key],
-            median[key] / median["bare"],
-            len(times[key]),
-            exact,
-            note,
-        )
+        measured.take_turn(model, batch, first=turn == 0)
+    yield from measured.rows(name, f"{n} × {n_tokens}", parts)

@@ -1,20 +1,23 @@
 """Published version: accuracy when the located heads, best for "foo" and best for "bar", are set to zero."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from experiments.lab.drawing import BLUE, COLUMN, GREY, ORANGE, WHISKERS, whiskers
+import icl_lens as il
+from experiments.lab.drawing import WHISKERS, whiskers
 from experiments.lab.editing import BAR, FOO, how_many, located_for_both, says, zeroed
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
 from icl_lens.metrics import bootstrap_interval
+from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import COLUMN
 
 CONDITIONS = {"none": ("nothing", GREY), "random": ("random\nheads", BLUE), "located": ("located\nheads", ORANGE)}
 LEAST, MOST = 0.3, 0.1
@@ -22,7 +25,7 @@ LEAST, MOST = 0.3, 0.1
 
 
 @dataclass(frozen=True)
-class Ablation:
+class AblationConfig:
     """Heads located for each label (together at least 1 % of all, at most one in four), and sets of random heads."""
 
     heads: int = 6
@@ -31,11 +34,7 @@ class Ablation:
     """A located head adds at least this share of what the best one adds."""
 
 
-def needs(config: Ablation, settings: Settings) -> Iterable[Need]:
-    return [Need(FOO, head_increases), Need(BAR, head_increases)]
-
-
-def table(study: Study, config: Ablation) -> pd.DataFrame:
+def table(study: Study, config: AblationConfig) -> pd.DataFrame:
     """prompt, answer ("foo" | "bar"), removed ("none" | "located" | "random": mean of draws), heads, and two measures.
 
     `correct` (0–1): the answer is the likelier of the labels; `vocabulary`: the most probable of all tokens.
@@ -44,7 +43,8 @@ def table(study: Study, config: Ablation) -> pd.DataFrame:
     # As many different ones as the two lists have together, also where both name the same heads.
     heads = everything[: 2 * how_many(study, config.heads)]
     chosen = study.halves[0]
-    mean = sum(study.get(head_increases, variant)[chosen].mean(0) for variant in (FOO, BAR))
+    foo, bar = (study.get(head_increases, variant)[chosen].mean(0) for variant in (FOO, BAR))
+    mean = foo + bar
     # Heads that add next to nothing are not located; as controls are as many, they would only blunt the comparison.
     heads = [head for head in heads if mean[head] >= config.least * mean.max()]
     draws = study.controls(heads, config.draws)
@@ -52,16 +52,18 @@ def table(study: Study, config: Ablation) -> pd.DataFrame:
     frames = []
     for answer, variant in (("foo", FOO), ("bar", BAR)):
 
-        def accuracy(removed: list, variant=variant, answer=answer) -> np.ndarray:
+        def accuracy(
+            removed: list[il.Head], variant: Variant = variant, answer: str = answer
+        ) -> Float[np.ndarray, "row 2"]:
             what = f"without {len(removed)} heads, {answer}"
             return says(study, variant, rows, zeroed(study, removed), what=what).to_numpy()
 
-        found = {
+        accuracies = {
             "none": accuracy([]),
             "located": accuracy(heads),
             "random": np.mean([accuracy(drawn) for drawn in draws], axis=0),
         }
-        for removed, shares in found.items():
+        for removed, shares in accuracies.items():
             frame = pd.DataFrame(shares, columns=["correct", "vocabulary"])
             frames.append(
                 frame.assign(prompt=rows.tolist(), answer=answer, removed=removed, heads=" ".join(map(str, heads)))
@@ -81,10 +83,10 @@ def claim(table: pd.DataFrame) -> Verdict:
     )
     random_fall = by_prompt(table, "vocabulary", removed="none") - by_prompt(table, "vocabulary", removed="random")
     kept = judge(-random_fall, least=-MOST, unit="of accuracy", what="gain without random heads")
-    found = judge(whole, least=LEAST, unit="of accuracy", what="fall over the vocabulary beyond that of random heads")
+    lost = judge(whole, least=LEAST, unit="of accuracy", what="fall over the vocabulary beyond that of random heads")
     effect, low, high = bootstrap_interval(labels)
-    found = replace(found, reason=f"{found.reason}; between the labels {effect:.3g} [{low:.3g}, {high:.3g}]")
-    return all_of(found, kept)
+    lost = replace(lost, reason=f"{lost.reason}; between the labels {effect:.3g} [{low:.3g}, {high:.3g}]")
+    return all_of(lost, kept)
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -120,8 +122,8 @@ EXPERIMENT = Experiment(
     claim="A few heads carry in-context learning: without them accuracy collapses, without as many others it does not.",
     criterion=f"Zeroing located heads costs {LEAST:.0%} of accuracy over the vocabulary beyond what random heads cost.",
     paper="GPT-2 large: 87.6 % → 24.4 % without 12 heads, 1 % of all",
-    config=Ablation(),
-    needs=needs,
+    config=AblationConfig(),
+    needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
     verdict=claim,
     figure=figure,

@@ -7,13 +7,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.lab.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, whiskers
+from experiments.lab.drawing import WHISKERS, legend_below, whiskers
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, long, stack, where
 from experiments.lab.reductions import correct
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, StudySettings, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
 from icl_lens.prompts.tasks import WORD_TASKS
+from icl_lens.report.palette import BLUE, ORANGE
+from icl_lens.report.plots import PAGE
 
 CHANCE = 0.5
 LAYOUTS = {"order": "true ones last", "reorder": "true ones first"}
@@ -21,13 +23,13 @@ LABELS = {"foo": BLUE, "bar": ORANGE}
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class AccuracyConfig:
     """The word tasks of the table."""
 
     tasks: tuple[str, ...] = WORD_TASKS
 
 
-def variants(config: Accuracy, settings: Settings) -> list[Variant]:
+def variants(config: AccuracyConfig, settings: StudySettings) -> list[Variant]:
     """The rows of the table: the word tasks if the one under study is one of them, else only that one."""
     tasks = config.tasks if settings.task in config.tasks else (settings.task,)
     return [
@@ -35,11 +37,11 @@ def variants(config: Accuracy, settings: Settings) -> list[Variant]:
     ]
 
 
-def needs(config: Accuracy, settings: Settings) -> Iterable[Need]:
+def needs_for(config: AccuracyConfig, settings: StudySettings) -> Iterable[Need]:
     return [Need(variant, correct) for variant in variants(config, settings)]
 
 
-def table(study: Study, config: Accuracy) -> pd.DataFrame:
+def table(study: Study, config: AccuracyConfig) -> pd.DataFrame:
     """task, answer, layout, prompt, correct (0 or 1)."""
     frames = []
     for variant in variants(config, study.settings):
@@ -104,8 +106,8 @@ EXPERIMENT = Experiment(
         "(The paper's table has the first order only; always saying the nearest label would be right there.)"
     ),
     paper="GPT-2 large: 87–100 % in the eight rows",
-    config=Accuracy(),
-    needs=needs,
+    config=AccuracyConfig(),
+    needs_for=needs_for,
     table=table,
     verdict=claim,
     figure=figure,

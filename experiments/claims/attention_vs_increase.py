@@ -1,28 +1,31 @@
 """Figure 7: attention to true labels against the log-probability increase each of them brings, in the best heads."""
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, GREEN, ORANGE, PAGE, legend_below
+from experiments.lab.drawing import legend_below
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, long, where, wide
 from experiments.lab.reductions import head_increases, is_true_label
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, verdict
-from icl_lens.metrics import bootstrap_interval
+from icl_lens.metrics import bootstrap_interval, spearman
+from icl_lens.report.palette import BLUE, GREEN, ORANGE
+from icl_lens.report.plots import PAGE
 
 VALUES = ("attention", "increase")
 
 
 @dataclass(frozen=True)
-class AttentionVsIncrease:
+class AttentionVsIncreaseConfig:
     """The best heads looked at."""
 
     heads: int = 3
@@ -30,14 +33,14 @@ class AttentionVsIncrease:
 
 @dataclass(frozen=True)
 class LabelParts:
-    """[prompt head demo 2] attention to each label, and the increase (nats) that its part of the head brings.
+    """Attention to each label, and the increase (nats) that its part of the head brings.
 
     NaN for false labels and where a prompt has fewer demonstrations.
     """
 
     heads: tuple[il.Head, ...]
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head demo 2"]:
         dtype, targets = acts.readout.dtype, acts.batch.answer_tokens.to(acts.readout.W_U.device)
         true = is_true_label(acts.batch).to(targets.device)
         columns = []
@@ -51,11 +54,7 @@ class LabelParts:
         return torch.stack(columns, dim=1)
 
 
-def needs(config: AttentionVsIncrease, settings: Settings) -> Iterable[Need]:
-    return [Need(Variant(), head_increases)]
-
-
-def table(study: Study, config: AttentionVsIncrease) -> pd.DataFrame:
+def table(study: Study, config: AttentionVsIncreaseConfig) -> pd.DataFrame:
     """prompt, name, demo, attention (0–1), increase (nats): true labels, on the half the heads were not chosen on."""
     heads = tuple(study.located(study.few(config.heads)))
     parts = study.reduce(LabelParts(heads), Variant(), study.test, what="increase of each label").numpy()
@@ -67,36 +66,25 @@ def table(study: Study, config: AttentionVsIncrease) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """Rank correlation of attention and increase over prompts and labels, mean over heads; prompts bootstrapped."""
     parts = [where(table, name=name) for name in dict.fromkeys(table["name"])]
-    # [prompt, head, demo, (attention, increase)]: what belongs to a prompt is drawn together.
-    rows = np.stack(
-        [
-            np.stack(
-                [wide(part, of, index="prompt", columns="demo").to_numpy() for of in ("attention", "increase")], -1
-            )
-            for part in parts
-        ],
-        axis=1,
-    )
+    # What belongs to a prompt is drawn together.
+    rows = np.stack([_pairs(part) for part in parts], axis=1)
 
-    def correlation(drawn: np.ndarray) -> float:
-        return float(np.mean([_spearman(*drawn[:, head].reshape(-1, 2).T) for head in range(drawn.shape[1])]))
+    def correlation(drawn: Float[np.ndarray, "prompt head demo 2"]) -> float:
+        return float(np.mean([rises(*drawn[:, head].reshape(-1, 2).T) for head in range(drawn.shape[1])]))
 
-    found = bootstrap_interval(rows, statistic=correlation, draws=500)
-    return verdict(*found, least=0.5, unit="rank correlation", what="attention against increase")
+    effect, low, high = bootstrap_interval(rows, statistic=correlation, draws=500)
+    return verdict(effect, low, high, least=0.5, unit="rank correlation", what="attention against increase")
 
 
-def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+def _pairs(table: pd.DataFrame) -> Float[np.ndarray, "prompt demo 2"]:
+    """One head's rows of the table: the attention to each true label, and the increase that it brings."""
+    return np.stack([wide(table, value, index="prompt", columns="demo").to_numpy() for value in VALUES], axis=-1)
+
+
+def rises(attention: Float[np.ndarray, " n"], increase: Float[np.ndarray, " n"]) -> float:
     """Rank correlation; 0 where one of them never changes, since nothing then rises with anything."""
-    x, y = _ranks(x), _ranks(y)
-    spread = x.std() * y.std()
-    return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread else 0.0
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0, ties sharing their mean."""
-    unique, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = counts.cumsum()
-    return (ends - (counts + 1) / 2)[inverse] if len(unique) else values
+    rho = spearman(torch.tensor(attention), torch.tensor(increase))
+    return 0.0 if math.isnan(rho) else rho
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -104,12 +92,12 @@ def figure(table: pd.DataFrame) -> Figure:
     names = list(dict.fromkeys(table["name"]))
     drawn = Figure(figsize=(PAGE, 2.3), layout="constrained")
     axes = drawn.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    one = table["prompt"].iloc[0]
+    first = table["prompt"].iloc[0]
     for ax, name, hue in zip(axes, names, (BLUE, ORANGE, GREEN) * len(names), strict=False):
-        part, own = where(table, name=name), where(table, name=name, prompt=one)
+        part, own = where(table, name=name), where(table, name=name, prompt=first)
         ax.plot(part["attention"], part["increase"], ".", color=hue, markersize=3, alpha=0.4, markeredgewidth=0)
         ax.plot(own["attention"], own["increase"], "o", color="black", markersize=4, label="one prompt")
-        rho = _spearman(array(part, "attention"), array(part, "increase"))
+        rho = rises(array(part, "attention"), array(part, "increase"))
         ax.set(
             title=f"{name}: rank correlation {rho:.2f}", xlabel="Attention to a true label (0–1)", xlim=(-0.03, 1.03)
         )
@@ -125,8 +113,8 @@ EXPERIMENT = Experiment(
     claim="The more a located head attends to a true label, the more that label's value raises the answer.",
     criterion="Over true labels and prompts, attention and increase have a rank correlation above 0.5.",
     paper="GPT-2 large, one sentence, three best heads: increasing, not linear; no number",
-    config=AttentionVsIncrease(),
-    needs=needs,
+    config=AttentionVsIncreaseConfig(),
+    needs=(Need(Variant(), head_increases),),
     table=table,
     verdict=claim,
     figure=figure,

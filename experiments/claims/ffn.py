@@ -1,28 +1,31 @@
 """Appendix E: the FFN neurons that raise the answer most, and which heads drive their coefficients."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison
+from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, long, stack, where, wide
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, judge
 from icl_lens.attribution.search import layer_gradients
+from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import PAGE
 
 Neuron = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Ffn:
+class FfnConfig:
     """Neurons shown; heads located (at most one in eight); random sets; prompts of either half, the first ones."""
 
     neurons: int = 10
@@ -31,14 +34,14 @@ class Ffn:
     prompts: int = 100
 
 
-def ffn_inputs(acts: il.Activations) -> Tensor:
-    """[prompt layer d_model] the residual stream that each FFN adds to."""
+def ffn_inputs(acts: il.Activations) -> Float[Tensor, "prompt layer d_model"]:
+    """The residual stream that each FFN adds to."""
     x = acts.resid_pre.to(acts.readout.dtype)
     return x if acts.view.parallel else x + acts.attn_out.to(x.dtype)
 
 
-def neuron_bounds(acts: il.Activations) -> Tensor:
-    """[prompt layer neuron] an upper bound of each neuron's increase, nats; see `icl_lens.attribution.search`."""
+def neuron_bounds(acts: il.Activations) -> Float[Tensor, "prompt layer neuron"]:
+    """An upper bound of each neuron's increase, nats; see `icl_lens.attribution.search`."""
     if acts.mlp_post is None:
         raise il.InputError(f"{acts.view.name} shows no FFN coefficients (mlp.hook_post): neurons cannot be told apart")
     if not acts.readout.is_affine:
@@ -52,8 +55,8 @@ def neuron_bounds(acts: il.Activations) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def neuron_coefficients(acts: il.Activations, layer: int) -> Tensor:
-    """[prompt neuron] coefficients, times the scale of a norm that follows the FFN."""
+def neuron_coefficients(acts: il.Activations, layer: int) -> Float[Tensor, "prompt neuron"]:
+    """Coefficients, times the scale of a norm that follows the FFN."""
     assert acts.mlp_post is not None
     post = acts.mlp_post[:, layer].to(acts.readout.dtype)
     return post if acts.mlp_scale is None else post * acts.mlp_scale[:, layer, None]
@@ -61,11 +64,11 @@ def neuron_coefficients(acts: il.Activations, layer: int) -> Tensor:
 
 @dataclass(frozen=True)
 class NeuronIncreases:
-    """[prompt neuron] exact log-probability increase of the answer by some neurons, nats."""
+    """Exact log-probability increase of the answer by some neurons, nats."""
 
     neurons: tuple[Neuron, ...]
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt neuron"]:
         x, targets = ffn_inputs(acts), acts.batch.answer_tokens.to(acts.readout.W_U.device)
         columns = []
         for layer, neuron in self.neurons:
@@ -79,7 +82,7 @@ class NeuronIncreases:
 
 @dataclass(frozen=True)
 class CoefficientDrive:
-    """[prompt neuron head] how much of a neuron's coefficient is lost when a head's output is taken from its input.
+    """How much of a neuron's coefficient is lost when a head's output is taken from its input.
 
     Only the direct way from the head (same layer or earlier) to the neuron; zero for later heads. The last position.
     Raises InputError where the FFN cannot be run on its own.
@@ -88,7 +91,7 @@ class CoefficientDrive:
     neurons: tuple[Neuron, ...]
     heads: tuple[il.Head, ...]
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt neuron head"]:
         inputs = ffn_inputs(acts)
         out = inputs.new_zeros((len(acts.batch), len(self.neurons), len(self.heads)))
         outputs = {layer: acts.head_outputs(layer) for layer in {head.layer for head in self.heads}}
@@ -104,31 +107,29 @@ class CoefficientDrive:
                     f"the FFN of layer {layer} of {acts.view.name} does not give its own coefficients when run alone "
                     f"(relative error {float(error):.1e}): what drives its neurons cannot be told"
                 )
-            for column, (where_, neuron) in enumerate(self.neurons):
-                if where_ == layer:
+            for column, (own_layer, neuron) in enumerate(self.neurons):
+                if own_layer == layer:
                     out[:, column, before] = (post[:, :1, neuron] - post[:, 1:, neuron]).to(out.dtype)
         return out
 
 
-def coefficients(acts: il.Activations, layer: int, x: Tensor) -> Tensor:
-    """[prompt part neuron] the coefficients of a layer's FFN for given inputs, by running its norm and first half."""
-    block, found = acts.view.model.blocks[layer], []
+def coefficients(
+    acts: il.Activations, layer: int, x: Float[Tensor, "prompt input d_model"]
+) -> Float[Tensor, "prompt input neuron"]:
+    """The coefficients of a layer's FFN for given inputs, by running its norm and first half."""
+    block, seen = acts.view.model.blocks[layer], []
     norm = block.ln2 if hasattr(block, "ln2") else block.ln1
     with (
         torch.no_grad(),
         acts.view.model.hooks(
-            fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", lambda value, hook: found.append(value.detach()))]
+            fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", lambda value, hook: seen.append(value.detach()))]
         ),
     ):
         block.mlp(norm(x.to(acts.resid_pre.dtype)))
-    return found[0].to(x.dtype)
+    return seen[0].to(x.dtype)
 
 
-def needs(config: Ffn, settings: Settings) -> Iterable[Need]:
-    return [Need(Variant(), head_increases)]
-
-
-def table(study: Study, config: Ffn) -> pd.DataFrame:
+def table(study: Study, config: FfnConfig) -> pd.DataFrame:
     """kind, neuron ("L5N123"), name, prompt, value.
 
     Kinds: "increase" of the best neurons, nats; "located" and "random": share of the neuron's coefficient lost without
@@ -141,35 +142,29 @@ def table(study: Study, config: Ffn) -> pd.DataFrame:
     rows = tested.tolist()
     frames = [long(increases.T[None, :, None], "value", kind=["increase"], neuron=names, name=[""], prompt=rows)]
 
-    heads = study.located(study.few(config.heads))
-    draws = study.controls(heads, config.draws, distinct=False)
-    union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
-    drive = study.reduce(CoefficientDrive(neurons, union), Variant(), tested, what="what drives neurons")
+    compared = Comparison.of(study, study.located(study.few(config.heads)), config.draws)
+    drive = study.reduce(CoefficientDrive(neurons, compared.heads), Variant(), tested, what="what drives neurons")
     value = study.reduce(Coefficients(neurons), Variant(), tested, what="coefficients of neurons")
     # Relative to the neuron's mean coefficient, so that neurons of different size count alike.
     share = (drive / (value.mean(0).abs() + 1e-12)[None, :, None] * value.mean(0).sign()[None, :, None]).numpy()
-    column = {head: share[:, :, i].T for i, head in enumerate(union)}
-    for i, head in enumerate(heads):
-        control = np.mean([column[drawn[i]] for drawn in draws], axis=0)
-        for kind, values in (("located", column[head]), ("random", control)):
-            frames.append(
-                long(values[None, :, None], "value", kind=[kind], neuron=names, name=[str(head)], prompt=rows)
-            )
+    column = {head: share[:, :, i].T for i, head in enumerate(compared.heads)}
+    for head, kind, values in compared.groups(column.__getitem__):
+        frames.append(long(values[None, :, None], "value", kind=[kind], neuron=names, name=[str(head)], prompt=rows))
     return stack(*frames)
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """[prompt neuron] the coefficients of some neurons."""
+    """The coefficients of some neurons."""
 
     neurons: tuple[Neuron, ...]
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt neuron"]:
         assert acts.mlp_post is not None
         return torch.stack([acts.mlp_post[:, layer, neuron].float() for layer, neuron in self.neurons], dim=1)
 
 
-def top_neurons(study: Study, rows: Tensor, k: int) -> tuple[Neuron, ...]:
+def top_neurons(study: Study, rows: Int[Tensor, " row"], k: int) -> tuple[Neuron, ...]:
     """The k neurons of largest mean increase over some prompts, best first: exact, found by their bounds."""
     bounds = study.reduce(neuron_bounds, Variant(), rows, what="bounds of neurons").mean(0)
     d_mlp = bounds.shape[1]
@@ -233,8 +228,8 @@ EXPERIMENT = Experiment(
         "taking that of a random head of the same layer."
     ),
     paper=None,
-    config=Ffn(),
-    needs=needs,
+    config=FfnConfig(),
+    needs=(Need(Variant(), head_increases),),
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,24 +1,26 @@
 """Section 2.4, deferred there: in-context, induction, previous-token and function-vector scores of the same heads."""
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, GREY, ORANGE, PAGE, legend_below
+from experiments.lab.drawing import legend_below
 from experiments.lab.editing import BAR, FOO, located_for_both
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, mean_by, stack, where
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study
+from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
 from icl_lens.metrics import label_log_odds
+from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import PAGE
 
 SCORES = {
     "in-context": "log-probability increase (nats)",
@@ -33,18 +35,14 @@ NAMED = 0.15
 
 
 @dataclass(frozen=True)
-class HeadAtlas:
+class HeadAtlasConfig:
     """Heads located for each label (at most one in eight), and prompts for the scores that need passes of their own."""
 
     heads: int = 6
     prompts: int = 64
 
 
-def needs(config: HeadAtlas, settings: Settings) -> Iterable[Need]:
-    return [Need(FOO, head_increases), Need(BAR, head_increases)]
-
-
-def table(study: Study, config: HeadAtlas) -> pd.DataFrame:
+def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
     """score (of SCORES), name, layer, located, prompt, value.
 
     "induction", "previous": on prompts' own tokens, shuffled and shown twice, mean over the second half. "function":
@@ -56,9 +54,14 @@ def table(study: Study, config: HeadAtlas) -> pd.DataFrame:
     increase = study.get(head_increases, FOO)[rows]
     repeats = [_repeated(study, row) for row in rows.tolist()]
     induction, previous = (torch.stack(part) for part in zip(*repeats, strict=True))
-    found = {"in-context": increase, "induction": induction, "previous": previous, "function": _function(study, rows)}
+    of_score = {
+        "in-context": increase,
+        "induction": induction,
+        "previous": previous,
+        "function": _function(study, rows),
+    }
     frames = []
-    for score, values in found.items():
+    for score, values in of_score.items():
         frame = long(values, "value", prompt=rows.tolist(), layer=range(view.n_layers), head=range(view.n_heads))
         heads = [il.Head(*pair) for pair in zip(frame["layer"], frame["head"], strict=True)]
         names = [str(head) for head in heads]
@@ -66,8 +69,8 @@ def table(study: Study, config: HeadAtlas) -> pd.DataFrame:
     return stack(*frames)
 
 
-def _repeated(study: Study, row: int) -> tuple[Tensor, Tensor]:
-    """[layer head] induction and previous-token scores on one prompt's tokens, shuffled and repeated."""
+def _repeated(study: Study, row: int) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+    """Induction and previous-token scores on one prompt's tokens, shuffled and repeated."""
     batch = study.batch(FOO)[row]
     tokens = list(dict.fromkeys(batch.tokens[0].tolist()))
     front = tokens[:1] if tokens[0] == getattr(study.model.tokenizer, "bos_token_id", None) else []
@@ -78,7 +81,7 @@ def _repeated(study: Study, row: int) -> tuple[Tensor, Tensor]:
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int):
-        def hook_fn(pattern: Tensor, hook: object) -> None:
+        def hook_fn(pattern: Float[Tensor, "1 head query key"], hook: object) -> None:
             query = torch.arange(n, 2 * n, device=pattern.device) + len(front)
             both = [pattern[0][:, query, query - back].mean(-1) for back in (n - 1, 1)]
             seen[layer] = torch.stack(both).float().cpu()
@@ -93,21 +96,22 @@ def _repeated(study: Study, row: int) -> tuple[Tensor, Tensor]:
     return induction, previous
 
 
-def _function(study: Study, rows: Tensor) -> Tensor:
-    """[prompt layer head] what each head's mean output adds to the answer's log-odds where labels say nothing.
+def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row layer head"]:
+    """What each head's mean output adds to the answer's log-odds where labels say nothing.
 
     Mean over a query of the true class and one of the false class, both in the mean output and in what is asked.
     """
     asked = (FOO, replace(FOO, asked="false"))
     clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
     prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
-    shuffled = [il.tokenize(study.model, some, labels=("foo", "bar")) for some in prompts]
+    shuffled = [il.tokenize(study.model, of_class, labels=("foo", "bar")) for of_class in prompts]
 
-    def log_odds() -> Tensor:
-        found = [
-            label_log_odds(il.label_log_probs(study.model, one), one.answer, choices=one.label_mask) for one in shuffled
+    def log_odds() -> Float[Tensor, " row"]:
+        both = [
+            label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
+            for batch in shuffled
         ]
-        return torch.stack(found).mean(0).float().cpu()
+        return torch.stack(both).mean(0).float().cpu()
 
     before, view = log_odds(), study.view
     effects = torch.empty(len(rows), view.n_layers, view.n_heads)
@@ -171,8 +175,8 @@ EXPERIMENT = Experiment(
     claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
     criterion="Located heads' mean induction and function-vector scores exceed those of the other heads.",
     paper=None,
-    config=HeadAtlas(),
-    needs=needs,
+    config=HeadAtlasConfig(),
+    needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
     verdict=claim,
     figure=figure,

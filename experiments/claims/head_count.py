@@ -1,20 +1,22 @@
 """Open question 3: accuracy as more and more located heads are removed, or as only they are kept."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, COLUMN, GREY, ORANGE, legend_below, whiskers
+from experiments.lab.drawing import legend_below, whiskers
 from experiments.lab.editing import BAR, FOO, EditOf, located_for_both, right, scores
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import COLUMN
 
 LINES = {
     "removed": ("located heads removed", ORANGE, "o-"),
@@ -22,23 +24,18 @@ LINES = {
     "kept": ("only located heads kept", BLUE, "^-"),
 }
 
-
 CHANCE = 0.5
 """Of the two labels of these tasks."""
 
 
 @dataclass(frozen=True)
-class HeadCount:
+class HeadCountConfig:
     """Sets of random heads for each number of heads."""
 
     draws: int = 5
 
 
-def needs(config: HeadCount, settings: Settings) -> Iterable[Need]:
-    return [Need(FOO, head_increases), Need(BAR, head_increases)]
-
-
-def table(study: Study, config: HeadCount) -> pd.DataFrame:
+def table(study: Study, config: HeadCountConfig) -> pd.DataFrame:
     """edit (of LINES), count, share (of all heads), prompt, answer, correct (0–1).
 
     Zeroed at the last position only, so that earlier positions are as they were and what counts is which heads read
@@ -50,18 +47,20 @@ def table(study: Study, config: HeadCount) -> pd.DataFrame:
     frames = []
     for answer, variant in (("foo", FOO), ("bar", BAR)):
 
-        def correct(removed: list[il.Head], variant=variant, answer=answer) -> np.ndarray:
+        def correct(
+            removed: list[il.Head], variant: Variant = variant, answer: str = answer
+        ) -> Float[np.ndarray, " row"]:
             edit: EditOf = lambda batch: il.ablate_heads(study.model, removed, positions="last")  # noqa: E731
-            found = scores(study, variant, study.test, edit, what=f"without {len(removed)} heads, {answer}")
-            return right(study, variant, study.test, found)
+            label_scores = scores(study, variant, study.test, edit, what=f"without {len(removed)} heads, {answer}")
+            return right(study, variant, study.test, label_scores)
 
         for count in counts:
-            some = ranked[:count]
-            draws = study.controls(some, config.draws) if count else [[]]
+            best = ranked[:count]
+            draws = study.controls(best, config.draws) if count else [[]]
             values = {
-                "removed": correct(some),
+                "removed": correct(best),
                 "random removed": np.mean([correct(drawn) for drawn in draws], axis=0),
-                "kept": correct([head for head in everything if head not in some]),
+                "kept": correct([head for head in everything if head not in best]),
             }
             for edit, hits in values.items():
                 frame = pd.DataFrame({"prompt": study.test.tolist(), "correct": hits})
@@ -113,8 +112,8 @@ EXPERIMENT = Experiment(
     claim="Few heads read out: an eighth, kept alone at the last position, keeps 90 % of accuracy above chance.",
     criterion="One head in eight keeps 90 % of accuracy above chance; removing those costs more than random ones.",
     paper=None,
-    config=HeadCount(),
-    needs=needs,
+    config=HeadCountConfig(),
+    needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
     verdict=claim,
     figure=figure,

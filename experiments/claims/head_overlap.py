@@ -7,19 +7,22 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from experiments.lab.drawing import BLUE, COLUMN, WHISKERS, legend_below
+from experiments.lab.drawing import WHISKERS, legend_below
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, mean_by, stack, where
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, StudySettings, Variant
 from experiments.lab.verdict import Verdict, verdict
+from icl_lens.report.palette import BLUE
+from icl_lens.report.plots import COLUMN
 
 
 @dataclass(frozen=True)
-class HeadOverlap:
+class HeadOverlapConfig:
     """The tasks compared, with the one under study; heads located on each (at most one in eight); bootstrap draws."""
 
     tasks: tuple[str, ...] = ("sentiment-number", "animal-country", "number-sentiment", "country-animal")
@@ -27,15 +30,15 @@ class HeadOverlap:
     draws: int = 1000
 
 
-def compared(config: HeadOverlap, settings: Settings) -> tuple[str, ...]:
+def compared(config: HeadOverlapConfig, settings: StudySettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((settings.task, *config.tasks)))
 
 
-def needs(config: HeadOverlap, settings: Settings) -> Iterable[Need]:
+def needs_for(config: HeadOverlapConfig, settings: StudySettings) -> Iterable[Need]:
     return [Need(Variant(task=task), head_increases) for task in compared(config, settings)]
 
 
-def table(study: Study, config: HeadOverlap) -> pd.DataFrame:
+def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
     """pair, draw, shared (share of heads in both lists), chance. Draw 0 is the data, the others bootstrap prompts."""
     k = study.few(config.heads)
     lists = {}
@@ -44,15 +47,17 @@ def table(study: Study, config: HeadOverlap) -> pd.DataFrame:
         lists[task] = _top_lists(increases.flatten(1), k, config.draws, seed=study.settings.seed + i)
     chance = k / len(study.view.heads())
     frames = []
-    for one, other in combinations(lists, 2):
-        shared = (lists[one] & lists[other]).sum(-1).numpy() / k
-        pair = f"{one} / {other}"
+    for first, second in combinations(lists, 2):
+        shared = (lists[first] & lists[second]).sum(-1).numpy() / k
+        pair = f"{first} / {second}"
         frames.append(pd.DataFrame({"pair": pair, "draw": range(len(shared)), "shared": shared, "chance": chance}))
     return stack(*frames)
 
 
-def _top_lists(increases: Tensor, k: int, draws: int, *, seed: int) -> Tensor:
-    """[1 + draws, head] whether a head is among the k best: of all prompts, then of prompts drawn with replacement."""
+def _top_lists(
+    increases: Float[Tensor, "prompt head"], k: int, draws: int, *, seed: int
+) -> Bool[Tensor, "1+{draws} head"]:
+    """Whether a head is among the k best: of all prompts, then of prompts drawn with replacement."""
     n = len(increases)
     generator = torch.Generator().manual_seed(seed)
     counts = torch.ones(1 + draws, n)
@@ -64,7 +69,7 @@ def _top_lists(increases: Tensor, k: int, draws: int, *, seed: int) -> Tensor:
 
 def claim(table: pd.DataFrame) -> Verdict:
     """The mean overlap of all pairs of tasks that are not the same words with the classes exchanged, beyond chance."""
-    table = table[~table["pair"].map(_mirrored)]
+    table = table.loc[[not _mirrored(pair) for pair in table["pair"]]]
     beyond = mean_by(table.assign(beyond=table["shared"] - table["chance"]), "beyond", "draw")
     low, high = np.quantile(beyond[1:], [0.025, 0.975])
     return verdict(
@@ -73,9 +78,9 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def _mirrored(pair: str) -> bool:
-    """Whether the two tasks are the same categories the other way round."""
-    one, other = pair.split(" / ")
-    return one.split("-") == other.split("-")[::-1]
+    """Whether the two tasks are the same pair of categories with their roles exchanged."""
+    first, second = pair.split(" / ")
+    return first.split("-") == second.split("-")[::-1]
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -103,8 +108,8 @@ EXPERIMENT = Experiment(
     claim="The heads that raise the answer are largely the same in different tasks.",
     criterion="Two tasks' lists of best heads share a quarter of their heads more than by chance, on average.",
     paper="GPT-2 large: a large overlap; L26H14, L28H10 and L29H17 are important on all datasets",
-    config=HeadOverlap(),
-    needs=needs,
+    config=HeadOverlapConfig(),
+    needs_for=needs_for,
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,16 +1,16 @@
 """Figures 8, 10: attention on true and false labels when the last true demonstration is left out."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from experiments.claims.layouts import attention_figure, attention_table
+from experiments.claims.layouts import attention_figure, attention_needs, attention_table
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt
-from experiments.lab.reductions import class_attention, head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
 from icl_lens.prompts.tasks import Layout
 
@@ -19,19 +19,14 @@ LEAST = 0.02
 
 
 @dataclass(frozen=True)
-class Imbalance:
+class ImbalanceConfig:
     """Heads located (at most one in eight) and sets of random heads."""
 
     heads: int = 6
     draws: int = 100
 
 
-def needs(config: Imbalance, settings: Settings) -> Iterable[Need]:
-    variants = [Variant(layout, swapped) for layout in LAYOUTS for swapped in (False, True)]
-    return [Need(Variant(), head_increases), *(Need(variant, class_attention) for variant in variants)]
-
-
-def table(study: Study, config: Imbalance) -> pd.DataFrame:
+def table(study: Study, config: ImbalanceConfig) -> pd.DataFrame:
     """layout, group, name, prompt, label ("true" | "false"), attention; see `layouts.attention_table`."""
     return attention_table(study, (Variant(), Variant("imbalanced")), heads=config.heads, draws=config.draws)
 
@@ -39,7 +34,7 @@ def table(study: Study, config: Imbalance) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """In located heads attention on true labels falls, and that on false labels rises, more than in random heads."""
 
-    def change(label: str, group: str = "located"):
+    def change(label: str, group: str = "located") -> Float[np.ndarray, " prompt"]:
         before, after = (by_prompt(table, "attention", layout=layout, group=group, label=label) for layout in LAYOUTS)
         return after - before
 
@@ -69,8 +64,8 @@ EXPERIMENT = Experiment(
         "together by more than in random heads."
     ),
     paper="GPT-2 large: true falls, false rises in L19H11 and L20H11; of the common heads only L21H19 goes against it",
-    config=Imbalance(),
-    needs=needs,
+    config=ImbalanceConfig(),
+    needs=attention_needs(LAYOUTS),
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,16 +1,16 @@
 """Figures 6, 19–21, 25–27: attention from the last token to true and to false labels in located heads."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from experiments.claims.layouts import attention_figure, attention_table
+from experiments.claims.layouts import attention_figure, attention_needs, attention_table
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt
-from experiments.lab.reductions import class_attention, head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
 from icl_lens.prompts.tasks import Layout
 
@@ -18,19 +18,14 @@ LAYOUTS: dict[Layout, str] = {"order": "true\nlast", "reorder": "true\nfirst"}
 
 
 @dataclass(frozen=True)
-class LabelAttention:
+class LabelAttentionConfig:
     """Heads located (the paper shows four; at most one in eight) and sets of random heads."""
 
     heads: int = 6
     draws: int = 100
 
 
-def needs(config: LabelAttention, settings: Settings) -> Iterable[Need]:
-    variants = [Variant(layout, swapped) for layout in LAYOUTS for swapped in (False, True)]
-    return [Need(Variant(), head_increases), *(Need(variant, class_attention) for variant in variants)]
-
-
-def table(study: Study, config: LabelAttention) -> pd.DataFrame:
+def table(study: Study, config: LabelAttentionConfig) -> pd.DataFrame:
     """layout, group, name, prompt, label ("true" | "false"), attention; see `layouts.attention_table`."""
     return attention_table(study, (Variant(), Variant("reorder")), heads=config.heads, draws=config.draws)
 
@@ -38,7 +33,7 @@ def table(study: Study, config: LabelAttention) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """More attention on true than on false labels, in both orders, and more so than in random heads."""
 
-    def difference(layout: str, group: str):
+    def difference(layout: str, group: str) -> Float[np.ndarray, " prompt"]:
         true, false = (
             by_prompt(table, "attention", layout=layout, group=group, label=label) for label in ("true", "false")
         )
@@ -73,8 +68,8 @@ EXPERIMENT = Experiment(
         "also are the nearest.)"
     ),
     paper="GPT-2 large: much larger on true labels in all heads shown",
-    config=LabelAttention(),
-    needs=needs,
+    config=LabelAttentionConfig(),
+    needs=attention_needs(LAYOUTS),
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,28 +1,31 @@
 """Published version: what value-output vectors of located heads say at "foo" positions and at "bar" positions."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison
+from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, stack, where, wide
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study
+from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.report.palette import BLUE, ORANGE
+from icl_lens.report.plots import PAGE
 
 LABELS = {"foo": BLUE, "bar": ORANGE}
 
 
 @dataclass(frozen=True)
-class LabelFeatures:
+class LabelFeaturesConfig:
     """Heads located for each label (at most one in eight), and sets of random heads."""
 
     heads: int = 6
@@ -31,14 +34,14 @@ class LabelFeatures:
 
 @dataclass(frozen=True)
 class LabelDifferences:
-    """[prompt head 2 2] log p(foo) − log p(bar) of heads' label values, and whether its sign is that of the label.
+    """log p(foo) − log p(bar) of heads' label values, and whether its sign is that of the label.
 
     Means over "foo" and over "bar" positions. Read out without biases, which would favour one label wherever it stands.
     """
 
     heads: tuple[il.Head, ...]
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head 2 2"]:
         readout = acts.readout.using(final_norm="frozen", bias=False)
         foo, bar = acts.batch.label_tokens.tolist()
         index = acts.batch.label_index.to(readout.W_U.device)
@@ -52,29 +55,22 @@ class LabelDifferences:
         return torch.stack(columns, dim=1).float()
 
 
-def needs(config: LabelFeatures, settings: Settings) -> Iterable[Need]:
-    return [Need(FOO, head_increases), Need(BAR, head_increases)]
-
-
-def table(study: Study, config: LabelFeatures) -> pd.DataFrame:
+def table(study: Study, config: LabelFeaturesConfig) -> pd.DataFrame:
     """group ("located" | "random": mean of draws from the same layer), name, prompt, label, difference (nats), follows.
 
     `follows`: share of positions (0–1) whose sign is that of their label. Mean of both labels as the true one, since a
     label's class and place would otherwise be told from the same positions.
     """
-    heads = located_for_both(study, study.few(config.heads))
-    draws = study.controls(heads, config.draws, distinct=False)
-    union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
-    both = [study.reduce(LabelDifferences(union), one, study.test, what=f"label values, {one}") for one in (FOO, BAR)]
-    found = torch.stack(both).mean(0).numpy()
-    column = {head: found[:, i] for i, head in enumerate(union)}
+    compared = Comparison.of(study, located_for_both(study, study.few(config.heads)), config.draws)
+    reduction = LabelDifferences(compared.heads)
+    both = [study.reduce(reduction, variant, study.test, what=f"label values, {variant}") for variant in (FOO, BAR)]
+    differences = torch.stack(both).mean(0).numpy()
+    column = {head: differences[:, i] for i, head in enumerate(compared.heads)}
     frames = []
-    for i, head in enumerate(heads):
-        control = np.mean([column[drawn[i]] for drawn in draws], axis=0)
-        for group, values in (("located", column[head]), ("random", control)):
-            axes = {"group": [group], "name": [str(head)], "prompt": study.test.tolist(), "label": list(LABELS)}
-            frame = long(values[None, None, ..., 0], "difference", **axes)
-            frames.append(frame.assign(follows=values[..., 1].reshape(-1)))
+    for head, group, values in compared.groups(column.__getitem__):
+        axes = {"group": [group], "name": [str(head)], "prompt": study.test.tolist(), "label": list(LABELS)}
+        frame = long(values[None, None, ..., 0], "difference", **axes)
+        frames.append(frame.assign(follows=values[..., 1].reshape(-1)))
     return stack(*frames)
 
 
@@ -116,8 +112,8 @@ EXPERIMENT = Experiment(
     claim="Value-output vectors of located heads hold the label of their position: foo at foo, bar at bar.",
     criterion="Three in four have the sign of their label, and the gap between labels exceeds that of random heads.",
     paper="the sign follows the label in located heads",
-    config=LabelFeatures(),
-    needs=needs,
+    config=LabelFeaturesConfig(),
+    needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,53 +1,48 @@
 """Figures 5, 16–18, 22–24: how high labels rank among their own values' projections, located against random heads."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.lab.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison
+from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, stack, where, wide
 from experiments.lab.reductions import LabelReciprocalRanks, head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.report.palette import BLUE, ORANGE
+from icl_lens.report.plots import PAGE
 
 KINDS = {"true": BLUE, "false": ORANGE}
 
 
 @dataclass(frozen=True)
-class LabelRank:
+class LabelRankConfig:
     """Heads located (the paper shows four; at most one in eight) and sets of random heads."""
 
     heads: int = 6
     draws: int = 100
 
 
-def needs(config: LabelRank, settings: Settings) -> Iterable[Need]:
-    return [Need(Variant(), head_increases)]
-
-
-def table(study: Study, config: LabelRank) -> pd.DataFrame:
+def table(study: Study, config: LabelRankConfig) -> pd.DataFrame:
     """group ("located" | "random"), name (of the located head), prompt, label ("true" | "false"), mrr (0–1).
 
     "random" is the mean over all draws of a head of the same layer.
     """
-    heads = study.located(study.few(config.heads))
-    draws = study.controls(heads, config.draws, distinct=False)
-    union = tuple(dict.fromkeys([*heads, *(head for drawn in draws for head in drawn)]))
-    ranks = study.reduce(LabelReciprocalRanks(union), Variant(), study.test, what="ranks of labels")
-    column = {head: ranks[:, i] for i, head in enumerate(union)}
+    compared = Comparison.of(study, study.located(study.few(config.heads)), config.draws)
+    reduction = LabelReciprocalRanks(compared.heads)
+    ranks = study.reduce(reduction, Variant(), study.test, what="ranks of labels").numpy()
+    column = {head: ranks[:, i] for i, head in enumerate(compared.heads)}
     rows = study.test.tolist()
-    frames = []
-    for i, head in enumerate(heads):
-        control = np.mean([column[drawn[i]].numpy() for drawn in draws], axis=0)
-        for group, values in (("located", column[head].numpy()), ("random", control)):
-            frames.append(
-                long(values[None, None], "mrr", group=[group], name=[str(head)], prompt=rows, label=list(KINDS))
-            )
-    return stack(*frames)
+    return stack(
+        *(
+            long(values[None, None], "mrr", group=[group], name=[str(head)], prompt=rows, label=list(KINDS))
+            for head, group, values in compared.groups(column.__getitem__)
+        )
+    )
 
 
 def claim(table: pd.DataFrame) -> Verdict:
@@ -87,8 +82,8 @@ EXPERIMENT = Experiment(
         "more than twice as large, on prompts the heads were not chosen on."
     ),
     paper="GPT-2 large: much higher than in random heads; least MRR 0.0033 (L19H11), that is rank 303 of 50,257",
-    config=LabelRank(),
-    needs=needs,
+    config=LabelRankConfig(),
+    needs=(Need(Variant(), head_increases),),
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,6 +1,5 @@
 """Figure 2: log-probability increase of every attention and FFN layer, for the example prompt and the task's mean."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,30 +8,28 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, whiskers
+from experiments.lab.drawing import WHISKERS, legend_below, whiskers
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, long, stack, where, wide
 from experiments.lab.reductions import layer_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, judge
+from icl_lens.report.palette import BLUE, ORANGE
+from icl_lens.report.plots import PAGE
 
 COMPONENTS = ("attention", "FFN")
 HUES = {"attention": BLUE, "FFN": ORANGE}
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayersConfig:
     """The paper's example prompt."""
 
     example: str = "love : bar like : bar eight : foo two : foo one :"
     answer: str = "foo"
 
 
-def needs(config: Layers, settings: Settings) -> Iterable[Need]:
-    return [Need(Variant(), layer_increases)]
-
-
-def table(study: Study, config: Layers) -> pd.DataFrame:
+def table(study: Study, config: LayersConfig) -> pd.DataFrame:
     """prompts ("example" | "task"), prompt, layer, component, increase (nats)."""
     batch = il.tokenize(study.model, [il.Prompt.parse(config.example, answer=config.answer)])
     parts = {"example": layer_increases(il.capture(study.model, batch)).cpu(), "task": study.get(layer_increases)}
@@ -89,8 +86,8 @@ EXPERIMENT = Experiment(
     claim="Nearly all of the answer's log-probability increase comes from deep attention layers.",
     criterion="Attention layers of the deeper half hold more than half of all positive increases.",
     paper="GPT-2 large, example prompt: almost all in attention layers 18–31 of 36",
-    config=Layers(),
-    needs=needs,
+    config=LayersConfig(),
+    needs=(Need(Variant(), layer_increases),),
     table=table,
     verdict=claim,
     figure=figure,

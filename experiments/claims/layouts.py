@@ -8,12 +8,22 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from experiments.lab.drawing import BLUE, GREEN, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison
+from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
 from experiments.lab.frames import by_prompt, long, stack, where, wide
-from experiments.lab.reductions import class_attention
-from experiments.lab.study import Study, Variant
+from experiments.lab.reductions import class_attention, head_increases
+from experiments.lab.study import Need, Study, Variant
+from icl_lens.prompts.tasks import Layout
+from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
+from icl_lens.report.plots import PAGE
 
 CLASSES = {"true": BLUE, "false": ORANGE}
+
+
+def attention_needs(layouts: Iterable[Layout]) -> tuple[Need, ...]:
+    """What `attention_table` reads, for the layouts compared."""
+    variants = [Variant(layout, swapped) for layout in layouts for swapped in (False, True)]
+    return (Need(Variant(), head_increases), *(Need(variant, class_attention) for variant in variants))
 
 
 def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, draws: int) -> pd.DataFrame:
@@ -23,22 +33,19 @@ def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, dra
     else is the other half, mean of both labels as the true one, so that no head passes that likes one of the words.
     "random" is the mean over all draws of a head of the same layer.
     """
-    located = study.located(study.few(heads))
-    controls = study.controls(located, draws, distinct=False)
+    compared = Comparison.of(study, study.located(study.few(heads)), draws)
     rows = study.test.tolist()
     frames = []
     for variant in layouts:
         both = [study.get(class_attention, replace(variant, swapped=swapped))[study.test] for swapped in (False, True)]
         attention = torch.stack(both).mean(0).numpy()
-        for i, head in enumerate(located):
-            control = np.mean([attention[:, drawn[i].layer, drawn[i].head] for drawn in controls], axis=0)
-            for group, values in (("located", attention[:, head.layer, head.head]), ("random", control)):
-                axes = {"layout": [variant.layout], "group": [group], "name": [str(head)]}
-                frames.append(long(values[None, None, None], "attention", **axes, prompt=rows, label=list(CLASSES)))
+        for head, group, values in compared.groups(lambda head, every=attention: every[:, head.layer, head.head]):
+            axes = {"layout": [variant.layout], "group": [group], "name": [str(head)]}
+            frames.append(long(values[None, None, None], "attention", **axes, prompt=rows, label=list(CLASSES)))
     return stack(*frames)
 
 
-def attention_figure(table: pd.DataFrame, layouts: Mapping[str, str], *, per_head: bool) -> Figure:
+def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_head: bool) -> Figure:
     """Left: attention on true and false labels, mean of located and of random heads, by layout.
 
     Right: each located head, by layout: on both classes, or (`per_head`) on true labels only. 95 % intervals.
@@ -63,7 +70,9 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[str, str], *, per_hea
 
     names = list(dict.fromkeys(table["name"]))
     shades = [GREEN, GREY] if per_head else [BLUE, ORANGE]
-    bars = [(layout, "true") for layout in layouts] if per_head else [(next(iter(layouts)), label) for label in CLASSES]
+    bars: list[tuple[Layout, str]] = [(layout, "true") for layout in layouts]
+    if not per_head:
+        bars = [(next(iter(layouts)), label) for label in CLASSES]
     for i, ((layout, label), hue) in enumerate(zip(bars, shades, strict=True)):
         part = where(table, layout=layout, group="located", label=label)
         values = wide(part, "attention", index="name", columns="prompt").to_numpy()

@@ -1,16 +1,16 @@
 """Figures 9, 11: attention on true and false labels when the true demonstrations come first instead of last."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from experiments.claims.layouts import attention_figure, attention_table
+from experiments.claims.layouts import attention_figure, attention_needs, attention_table
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt
-from experiments.lab.reductions import class_attention, head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
 from icl_lens.prompts.tasks import Layout
 
@@ -19,19 +19,14 @@ LEAST = 0.02
 
 
 @dataclass(frozen=True)
-class Order:
+class OrderConfig:
     """Heads located (at most one in eight) and sets of random heads."""
 
     heads: int = 6
     draws: int = 100
 
 
-def needs(config: Order, settings: Settings) -> Iterable[Need]:
-    variants = [Variant(layout, swapped) for layout in LAYOUTS for swapped in (False, True)]
-    return [Need(Variant(), head_increases), *(Need(variant, class_attention) for variant in variants)]
-
-
-def table(study: Study, config: Order) -> pd.DataFrame:
+def table(study: Study, config: OrderConfig) -> pd.DataFrame:
     """layout, group, name, prompt, label ("true" | "false"), attention; see `layouts.attention_table`."""
     return attention_table(study, (Variant(), Variant("reorder")), heads=config.heads, draws=config.draws)
 
@@ -39,7 +34,7 @@ def table(study: Study, config: Order) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """In located heads attention on true labels falls when they are moved away, more than in random heads."""
 
-    def fall(group: str):
+    def fall(group: str) -> Float[np.ndarray, " prompt"]:
         near, far = (by_prompt(table, "attention", layout=layout, group=group, label="true") for layout in LAYOUTS)
         return near - far
 
@@ -61,8 +56,8 @@ EXPERIMENT = Experiment(
     claim="With the true demonstrations far from the input, located heads attend less to true labels.",
     criterion=f"In located heads summed attention on true labels falls by {LEAST} or more, more than in random heads.",
     paper="GPT-2 large: falls in all common heads, most in L21H19 and L22H0",
-    config=Order(),
-    needs=needs,
+    config=OrderConfig(),
+    needs=attention_needs(LAYOUTS),
     table=table,
     verdict=claim,
     figure=figure,

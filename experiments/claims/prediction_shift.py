@@ -1,50 +1,50 @@
 """Published version: attention of located heads when the input is exchanged so that the prediction flips."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, ORANGE, PAGE, WHISKERS, legend_below, whiskers
+from experiments.lab.drawing import WHISKERS, legend_below, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
-from experiments.lab.frames import by_prompt, long, stack
+from experiments.lab.experiment import Experiment
+from experiments.lab.frames import by_prompt, long, stack, where
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study
+from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.report.palette import BLUE, ORANGE
+from icl_lens.report.plots import PAGE
 
 LABELS = {"foo": BLUE, "bar": ORANGE}
 LEAST = 0.02
 
 
 @dataclass(frozen=True)
-class PredictionShift:
+class PredictionShiftConfig:
     """Heads located for each label (at most one in eight), and sets of random heads."""
 
     heads: int = 6
     draws: int = 100
 
 
-def needs(config: PredictionShift, settings: Settings) -> Iterable[Need]:
-    return [Need(FOO, head_increases), Need(BAR, head_increases)]
-
-
-def _attention(study: Study, batch: il.PromptBatch) -> tuple[Tensor, Tensor]:
-    """([prompt layer head label] attention, [prompt] predicted label)."""
-    found = []
+def _attention(
+    study: Study, batch: il.PromptBatch
+) -> tuple[Float[Tensor, "prompt layer head label"], Int[Tensor, " prompt"]]:
+    """Attention to each label (0–1), and the predicted one."""
+    pieces = []
     for piece in batch.split(64):
         acts = il.capture(study.model, piece)
-        found.append((il.attention_by_label(acts).float().cpu(), acts.predicted.cpu()))
-    attention, predicted = zip(*found, strict=True)
+        pieces.append((il.attention_by_label(acts).float().cpu(), acts.predicted.cpu()))
+    attention, predicted = zip(*pieces, strict=True)
     return torch.cat(attention), torch.cat(predicted)
 
 
-def table(study: Study, config: PredictionShift) -> pd.DataFrame:
+def table(study: Study, config: PredictionShiftConfig) -> pd.DataFrame:
     """group, input ("first" | "exchanged"), prompt, label ("foo" | "bar"), attention (0–1, mean over heads), flipped.
 
     Only demonstrations' labels count. "random" is the mean over all draws. `flipped`: whether the prediction goes from
@@ -59,8 +59,8 @@ def table(study: Study, config: PredictionShift) -> pd.DataFrame:
     flipped = ((was == 0) & (now == 1)).numpy()
     groups = {"located": heads, "random": [head for drawn in draws for head in drawn]}
     frames = []
-    for group, some in groups.items():
-        layers, indices = [head.layer for head in some], [head.head for head in some]
+    for group, members in groups.items():
+        layers, indices = [head.layer for head in members], [head.head for head in members]
         for name, attention in (("first", before), ("exchanged", after)):
             mean = attention[:, layers, indices].mean(1).numpy()
             axes = {"group": [group], "input": [name], "prompt": rows.tolist(), "label": list(LABELS)}
@@ -71,10 +71,10 @@ def table(study: Study, config: PredictionShift) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """Where the prediction flips, attention leaves "foo" and comes to "bar", more than in random heads."""
 
-    def shift(group: str, label: str) -> np.ndarray:
-        part = table[table["flipped"]]
+    def shift(group: str, label: str) -> Float[np.ndarray, " prompt"]:
+        part = where(table, flipped=True)
         first, exchanged = (
-            by_prompt(part, "attention", group=group, input=x, label=label) for x in ("first", "exchanged")
+            by_prompt(part, "attention", group=group, input=shown, label=label) for shown in ("first", "exchanged")
         )
         return exchanged - first
 
@@ -89,12 +89,14 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 def figure(table: pd.DataFrame) -> Figure:
     """Attention at "foo" and "bar" positions before and after, where the prediction flips; 95 % intervals."""
-    part = table[table["flipped"]]
+    part = where(table, flipped=True)
     drawn = Figure(figsize=(PAGE, 2.3), layout="constrained")
     axes = drawn.subplots(1, 2, sharey=True)
     for ax, group in zip(axes, ("located", "random"), strict=True):
         for i, (label, hue) in enumerate(LABELS.items()):
-            samples = [by_prompt(part, "attention", group=group, input=x, label=label) for x in ("first", "exchanged")]
+            samples = [
+                by_prompt(part, "attention", group=group, input=shown, label=label) for shown in ("first", "exchanged")
+            ]
             at = np.arange(2) + 0.36 * (i - 0.5)
             means = [sample.mean() if len(sample) else np.nan for sample in samples]
             ax.bar(at, means, width=0.36, color=hue, label=f"at {label} positions")
@@ -113,8 +115,8 @@ EXPERIMENT = Experiment(
     claim="When another input flips the prediction from foo to bar, attention falls at foo and rises at bar.",
     criterion=f"Both by {LEAST} or more in located heads, and more than in random heads of their layers.",
     paper="attention falls at foo and rises at bar positions",
-    config=PredictionShift(),
-    needs=needs,
+    config=PredictionShiftConfig(),
+    needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
     verdict=claim,
     figure=figure,

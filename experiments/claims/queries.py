@@ -6,7 +6,7 @@ import icl_lens as il
 
 
 def texts_exchanged(prompt: il.Prompt) -> il.Prompt:
-    """True texts where false ones stood and the other way round, labels in place; the answer is the other label."""
+    """True texts where false ones stood and false where true, labels in place; the answer is the other label."""
     by_label: dict[str, list[str]] = {}
     for demonstration in prompt.demonstrations:
         by_label.setdefault(demonstration.label, []).append(demonstration.text)

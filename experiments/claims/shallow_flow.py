@@ -1,6 +1,5 @@
 """Open question 1: attention from labels back to their texts blocked in windows of layers; who misses it?"""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,26 +10,24 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, ORANGE, PAGE, legend_below, whiskers
+from experiments.lab.drawing import legend_below, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
-from experiments.lab.frames import by_prompt, stack, where
+from experiments.lab.experiment import Experiment
+from experiments.lab.frames import by_prompt, mean_by, stack, where
 from experiments.lab.reductions import head_increases, is_true_label
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study
+from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
 from icl_lens.metrics import is_correct, label_log_odds
+from icl_lens.report.palette import BLUE, ORANGE
+from icl_lens.report.plots import PAGE
 
 
 @dataclass(frozen=True)
-class ShallowFlow:
+class ShallowFlowConfig:
     """Heads located for each label (at most one in eight), and layers in a window, as a share of all."""
 
     heads: int = 6
     window: float = 0.25
-
-
-def needs(config: ShallowFlow, settings: Settings) -> Iterable[Need]:
-    return [Need(FOO, head_increases), Need(BAR, head_increases)]
 
 
 def label_to_text(batch: il.PromptBatch) -> Bool[Tensor, "batch query key"]:
@@ -46,7 +43,7 @@ def label_to_text(batch: il.PromptBatch) -> Bool[Tensor, "batch query key"]:
     return edges
 
 
-def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
+def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:
     """window ("none" or "first–last"), start, middle (0–1 of depth), half, prompt, fall (nats), correct, gap.
 
     `half`: "choose" or "test"; windows are compared on the one and judged on the other.
@@ -61,11 +58,11 @@ def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
     rows = torch.cat(study.halves)
     frames = []
     for window in windows:
-        some = [] if window is None else [head for head in study.view.heads() if window[0] <= head.layer < window[1]]
+        blocked = [] if window is None else [head for head in study.view.heads() if window[0] <= head.layer < window[1]]
         name = "none" if window is None else f"{window[0]}–{window[1] - 1}"
         odds, correct, gaps = [], [], []
         for batch in study.batches(FOO, rows, what=f"layers {name} blocked"):
-            with il.block_attention(study.model, some, label_to_text(batch)):
+            with il.block_attention(study.model, blocked, label_to_text(batch)):
                 acts = il.capture(study.model, batch)
             scores = acts.label_log_probs
             odds.append(label_log_odds(scores, batch.answer, choices=batch.label_mask))
@@ -73,12 +70,12 @@ def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
             attention = il.attention_to_labels(acts)[:, layers, indices].float().mean(1)
             true = is_true_label(batch).to(attention.device)
             gaps.append((attention * true).sum(-1) - (attention * ~true).sum(-1))
-        found = torch.cat(odds).double().cpu().numpy()
-        whole = found if whole is None else whole
+        log_odds = torch.cat(odds).double().cpu().numpy()
+        whole = log_odds if whole is None else whole
         columns = {
             "prompt": rows.tolist(),
             "half": ["choose"] * len(study.halves[0]) + ["test"] * len(study.halves[1]),
-            "fall": whole - found,
+            "fall": whole - log_odds,
             "correct": torch.cat(correct).cpu().numpy(),
             "gap": torch.cat(gaps).cpu().numpy(),
         }
@@ -90,12 +87,11 @@ def table(study: Study, config: ShallowFlow) -> pd.DataFrame:
 
 def claim(table: pd.DataFrame) -> Verdict:
     """Blocking costs the answer in the worst shallow window, more than in any deep one; located heads see less."""
-    blocked = table[table["start"] >= 0]
-    shallow, deep = blocked[blocked["middle"] < 0.5], blocked[blocked["middle"] >= 0.5]
-    if shallow.empty or deep.empty:
-        nothing = np.array([])
-        return judge(nothing, least=0.0, unit="nats", what="fall of the answer")
-    worst = [where(part, half="choose").groupby("window")["fall"].mean().idxmax() for part in (shallow, deep)]
+    blocked = table.loc[table["start"] >= 0]
+    shallow, deep = blocked.loc[blocked["middle"] < 0.5], blocked.loc[blocked["middle"] >= 0.5]
+    if not len(shallow) or not len(deep):
+        return judge([], least=0.0, unit="nats", what="fall of the answer")
+    worst = [_worst_window(where(part, half="choose")) for part in (shallow, deep)]
     first, second = (by_prompt(table, "fall", window=window, half="test") for window in worst)
     lost = by_prompt(table, "gap", window="none", half="test") - by_prompt(table, "gap", window=worst[0], half="test")
     return all_of(
@@ -103,6 +99,12 @@ def claim(table: pd.DataFrame) -> Verdict:
         judge(first - second, least=0.0, unit="nats", what=f"the same minus layers {worst[1]}"),
         judge(lost, least=0.02, unit="of attention", what="what located heads' attention on true labels loses"),
     )
+
+
+def _worst_window(table: pd.DataFrame) -> str:
+    """The window whose mean fall is largest; of equal ones the first by name."""
+    windows = sorted(set(table["window"]))
+    return windows[int(np.argmax(mean_by(table, "fall", "window")))]
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -138,8 +140,8 @@ EXPERIMENT = Experiment(
         "half of the prompts."
     ),
     paper=None,
-    config=ShallowFlow(),
-    needs=needs,
+    config=ShallowFlowConfig(),
+    needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
     verdict=claim,
     figure=figure,

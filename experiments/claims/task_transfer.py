@@ -5,22 +5,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from experiments.lab.drawing import BLUE, COLUMN, GREY, ORANGE, WHISKERS, legend_below, whiskers
+import icl_lens as il
+from experiments.lab.drawing import WHISKERS, legend_below, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both, odds, right, scores, zeroed
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, StudySettings, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import COLUMN
 
 GROUPS = {"none": ("nothing", "0.85"), "random": ("random heads", GREY), "other": ("located elsewhere", BLUE)}
 GROUPS["own"] = ("located here", ORANGE)
 
 
 @dataclass(frozen=True)
-class TaskTransfer:
+class TaskTransferConfig:
     """Other tasks, of which the first that is not the one under study is taken; heads for each label; random sets."""
 
     others: tuple[str, ...] = ("animal-country", "sentiment-number")
@@ -28,16 +32,16 @@ class TaskTransfer:
     draws: int = 10
 
 
-def _variants(config: TaskTransfer, task: str) -> list[Variant]:
+def _variants(config: TaskTransferConfig, task: str) -> list[Variant]:
     other = next(name for name in config.others if name != task)
     return [replace(variant, task=other) for variant in (FOO, BAR)]
 
 
-def needs(config: TaskTransfer, settings: Settings) -> Iterable[Need]:
+def needs_for(config: TaskTransferConfig, settings: StudySettings) -> Iterable[Need]:
     return [Need(variant, head_increases) for variant in (FOO, BAR, *_variants(config, settings.task))]
 
 
-def table(study: Study, config: TaskTransfer) -> pd.DataFrame:
+def table(study: Study, config: TaskTransferConfig) -> pd.DataFrame:
     """removed ("none" | "own" | "other" | "random": mean of draws), prompt, answer, correct, odds (nats), …
 
     "own": heads located on this task; "other": as many located on the other task.
@@ -51,9 +55,11 @@ def table(study: Study, config: TaskTransfer) -> pd.DataFrame:
     frames = []
     for answer, variant in (("foo", FOO), ("bar", BAR)):
 
-        def measured(removed: list, variant=variant, answer=answer) -> np.ndarray:
-            found = scores(study, variant, study.test, zeroed(study, removed), what=f"transfer, {answer}")
-            return np.stack([f(study, variant, study.test, found) for f in (right, odds)])
+        def measured(
+            removed: list[il.Head], variant: Variant = variant, answer: str = answer
+        ) -> Float[np.ndarray, "2 row"]:
+            label_scores = scores(study, variant, study.test, zeroed(study, removed), what=f"transfer, {answer}")
+            return np.stack([measure(study, variant, study.test, label_scores) for measure in (right, odds)])
 
         values = {
             "none": measured([]),
@@ -109,8 +115,8 @@ EXPERIMENT = Experiment(
     claim="Tasks share in-context heads: those located on one task matter on another.",
     criterion="Removing the other task's heads costs half of what the own ones cost or more, and more than random.",
     paper=None,
-    config=TaskTransfer(),
-    needs=needs,
+    config=TaskTransferConfig(),
+    needs_for=needs_for,
     table=table,
     verdict=claim,
     figure=figure,

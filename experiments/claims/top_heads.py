@@ -1,58 +1,46 @@
 """Figures 3, 4, 12–15: the heads of largest mean log-probability increase, chosen on one half, shown on the other."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-import icl_lens as il
-from experiments.lab.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison
+from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, long, stack, where, wide
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import PAGE
 
 
 @dataclass(frozen=True)
-class TopHeads:
+class TopHeadsConfig:
     """How many heads are shown (the paper: 20 of 720; at most one in eight), and how many random sets."""
 
     heads: int = 20
     draws: int = 100
 
 
-def needs(config: TopHeads, settings: Settings) -> Iterable[Need]:
-    return [Need(Variant(), head_increases)]
-
-
-def table(study: Study, config: TopHeads) -> pd.DataFrame:
+def table(study: Study, config: TopHeadsConfig) -> pd.DataFrame:
     """prompt, increase (nats), kind, rank, layer, depth (0–1), name.
 
     Kinds: "located" heads; "random" heads of the same layer as the located one of that rank, mean of all draws; "all":
     the sum of all heads' positive increases.
     """
     increases = study.get(head_increases)[study.test]
-    heads = study.located(study.few(config.heads))
-    draws = study.controls(heads, config.draws, distinct=False)
-    rows = study.test.tolist()
-
-    def frame(kind: str, rank: int, head: il.Head | None, values: np.ndarray) -> pd.DataFrame:
-        layer = -1 if head is None else head.layer
-        depth = np.nan if head is None else layer / max(study.view.n_layers - 1, 1)
-        name = "" if head is None else str(head)
-        return long(values, "increase", prompt=rows).assign(kind=kind, rank=rank, layer=layer, depth=depth, name=name)
-
+    compared = Comparison.of(study, study.located(study.few(config.heads)), config.draws)
+    rows, deepest = study.test.tolist(), max(study.view.n_layers - 1, 1)
     frames = []
-    for rank, head in enumerate(heads, start=1):
-        drawn = [drawn[rank - 1] for drawn in draws]
-        control = np.mean([increases[:, other.layer, other.head].numpy() for other in drawn], axis=0)
-        frames.append(frame("located", rank, head, increases[:, head.layer, head.head].numpy()))
-        frames.append(frame("random", rank, il.Head(head.layer, -1), control).assign(name=f"random L{head.layer}"))
-    frames.append(frame("all", 0, None, increases.clamp(min=0).sum((1, 2)).numpy()))
-    return stack(*frames)
+    for head, kind, values in compared.groups(lambda head: increases[:, head.layer, head.head].numpy()):
+        frame = long(values, "increase", prompt=rows).assign(kind=kind, rank=compared.located.index(head) + 1)
+        name = str(head) if kind == "located" else f"random L{head.layer}"
+        frames.append(frame.assign(layer=head.layer, depth=head.layer / deepest, name=name))
+    every = long(increases.clamp(min=0).sum((1, 2)), "increase", prompt=rows)
+    return stack(*frames, every.assign(kind="all", rank=0, layer=-1, depth=np.nan, name=""))
 
 
 def claim(table: pd.DataFrame) -> Verdict:
@@ -104,8 +92,8 @@ EXPERIMENT = Experiment(
         "increases."
     ),
     paper="GPT-2 large: the 20 best of 720 heads lie in layers 18–31 of 36",
-    config=TopHeads(),
-    needs=needs,
+    config=TopHeadsConfig(),
+    needs=(Need(Variant(), head_increases),),
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,26 +1,31 @@
 """Open question: queries, keys and values of located heads exchanged one by one between prompts; what moves?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
 from experiments.claims.queries import texts_exchanged
-from experiments.lab.drawing import BLUE, GREY, ORANGE, PAGE, WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison
+from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
-from experiments.lab.frames import by_prompt, stack, where
+from experiments.lab.experiment import Experiment
+from experiments.lab.frames import array, by_prompt, stack, where
 from experiments.lab.reductions import head_increases, is_true_label
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study
+from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.interventions.patching import What
 from icl_lens.metrics import label_log_odds
+from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import PAGE
 
-SWAPS = {
+SWAPS: dict[str, tuple[What, str, bool]] = {
     "Q, other input": ("q", "query", True),
     "K, texts exchanged": ("k", "texts", True),
     "V, labels exchanged": ("v", "labels", True),
@@ -31,7 +36,7 @@ SWAPS = {
 
 
 @dataclass(frozen=True)
-class TwoTower:
+class TwoTowerConfig:
     """Heads located for each label (at most one in eight), sets of random heads, and prompts in a pass."""
 
     heads: int = 6
@@ -41,11 +46,11 @@ class TwoTower:
 
 @dataclass(frozen=True)
 class Separation:
-    """[prompt head] chance that a true label's attention exceeds a false one's (AUROC), in each head; ½ is chance."""
+    """Chance that a true label's attention exceeds a false one's (AUROC), in each head; ½ is chance."""
 
     heads: tuple[il.Head, ...]
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head"]:
         layers, indices = [head.layer for head in self.heads], [head.head for head in self.heads]
         # Attention orders positions as q·k does: softmax is increasing.
         attention = il.attention_to_labels(acts)[:, layers, indices].float()
@@ -57,31 +62,33 @@ class Separation:
         return (wins * pairs).sum((-1, -2)) / pairs.sum((-1, -2))
 
 
-def needs(config: TwoTower, settings: Settings) -> Iterable[Need]:
-    return [Need(FOO, head_increases), Need(BAR, head_increases)]
-
-
-def table(study: Study, config: TwoTower) -> pd.DataFrame:
+def table(study: Study, config: TwoTowerConfig) -> pd.DataFrame:
     """measure ("auroc" | a swap of SWAPS), group, name (for "auroc"), prompt, value.
 
     "auroc": 0–1, for each head, mean of both orders. Swaps: by how many nats the answer's log-odds fall when all heads
     of the group get what they have on the other prompt. Prompts whose parts do not lie in the same places are left out.
     """
     heads = located_for_both(study, study.few(config.heads))
-    draws, singles = (study.controls(heads, config.draws, distinct=distinct) for distinct in (True, False))
-    union = tuple(dict.fromkeys([*heads, *(head for drawn in singles for head in drawn)]))
+    return stack(*_separations(study, heads, config), *_swaps(study, heads, config))
+
+
+def _separations(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterator[pd.DataFrame]:
+    """The rows "auroc", head by head."""
+    compared = Comparison.of(study, heads, config.draws)
+    reduction = Separation(compared.heads)
     # Both orders, so that a head of near labels is not taken for one of true labels.
     orders = (FOO, replace(FOO, layout="reorder"))
-    separations = [study.reduce(Separation(union), one, study.test, what=f"q·k by class, {one}") for one in orders]
-    found = torch.stack(separations).mean(0).numpy()
-    column = {head: found[:, i] for i, head in enumerate(union)}
+    both = [study.reduce(reduction, variant, study.test, what=f"q·k by class, {variant}") for variant in orders]
+    separation = torch.stack(both).mean(0).numpy()
+    column = {head: separation[:, i] for i, head in enumerate(compared.heads)}
+    for head, group, values in compared.groups(column.__getitem__):
+        frame = pd.DataFrame({"prompt": study.test.tolist(), "value": values})
+        yield frame.assign(measure="auroc", group=group, name=str(head))
+
+
+def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterator[pd.DataFrame]:
+    """The rows of SWAPS, all heads of a group together."""
     rows = study.test.tolist()
-    frames = []
-    for i, head in enumerate(heads):
-        control = np.mean([column[drawn[i]] for drawn in singles], axis=0)
-        for group, values in (("located", column[head]), ("random", control)):
-            frame = pd.DataFrame({"prompt": rows, "value": values})
-            frames.append(frame.assign(measure="auroc", group=group, name=str(head)))
     prompts, asked = study.prompts(FOO), study.prompts(replace(FOO, asked="false"))
     sources = {
         "query": [asked[row] for row in rows],
@@ -89,19 +96,18 @@ def table(study: Study, config: TwoTower) -> pd.DataFrame:
         "labels": [study.prompts(BAR)[row] for row in rows],
     }
     own = study.batch(FOO)[study.test]
-    groups = {"located": [heads], "random": draws}
+    groups = {"located": [heads], "random": study.controls(heads, config.draws)}
     for measure, (what, source, _) in SWAPS.items():
         other = il.tokenize(study.model, sources[source], labels=("foo", "bar"))
         fits = _aligned(own, other, only_last=what == "q")
         for group, sets in groups.items():
-            falls = [_falls(study, own[fits], other[fits], some, what, config.rows) for some in sets]
+            falls = [_falls(study, own[fits], other[fits], members, what, size=config.rows) for members in sets]
             frame = pd.DataFrame({"prompt": study.test[fits].tolist(), "value": np.mean(falls, axis=0)})
-            frames.append(frame.assign(measure=measure, group=group, name=""))
-    return stack(*frames)
+            yield frame.assign(measure=measure, group=group, name="")
 
 
-def _aligned(own: il.PromptBatch, other: il.PromptBatch, *, only_last: bool) -> Tensor:
-    """[row] indices of prompts whose labels and ends lie in the same places as the other prompt's."""
+def _aligned(own: il.PromptBatch, other: il.PromptBatch, *, only_last: bool) -> Int[Tensor, " fit"]:
+    """Indices of prompts whose labels and ends lie in the same places as the other prompt's."""
     same = torch.ones(len(own), dtype=torch.bool, device=own.last.device)
     if not only_last:
         same = (own.label_positions == other.label_positions).all(-1) & (own.last == other.last)
@@ -110,10 +116,12 @@ def _aligned(own: il.PromptBatch, other: il.PromptBatch, *, only_last: bool) -> 
     return same.nonzero().flatten()
 
 
-def _falls(study: Study, own: il.PromptBatch, other: il.PromptBatch, heads: list, what, size: int) -> np.ndarray:
-    """[prompt] nats by which the answer's log-odds fall."""
+def _falls(
+    study: Study, own: il.PromptBatch, other: il.PromptBatch, heads: list[il.Head], what: What, *, size: int
+) -> Float[np.ndarray, " prompt"]:
+    """Nats by which the answer's log-odds fall."""
 
-    def log_odds(batch: il.PromptBatch) -> Tensor:
+    def log_odds(batch: il.PromptBatch) -> Float[Tensor, " batch"]:
         return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
 
     falls = []
@@ -131,7 +139,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     larger for true labels than for false ones, and more often so than in random heads.
     """
 
-    def fall(measure: str, group: str = "located") -> np.ndarray:
+    def fall(measure: str, group: str = "located") -> Float[np.ndarray, " prompt"]:
         return by_prompt(table, "value", measure=measure, group=group)
 
     active = [name for name, (_, _, predicted) in SWAPS.items() if predicted]
@@ -153,11 +161,11 @@ def claim(table: pd.DataFrame) -> Verdict:
     return all_of(*agree, *beyond, *idle, *towers)
 
 
-def _shared(table: pd.DataFrame, measure: str) -> np.ndarray:
+def _shared(table: pd.DataFrame, measure: str) -> Float[np.ndarray, " prompt"]:
     """Falls of a swap in located heads, on the prompts that the exchange of texts leaves."""
     part = where(table, measure=measure, group="located")
-    kept = set(where(table, measure="K, texts exchanged", group="located")["prompt"])
-    return by_prompt(part[part["prompt"].isin(kept)], "value")
+    kept = array(where(table, measure="K, texts exchanged", group="located"), "prompt")
+    return by_prompt(part.loc[np.isin(array(part, "prompt"), kept)], "value")
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -201,8 +209,8 @@ EXPERIMENT = Experiment(
         "over both orders, is more often larger for true labels than for false ones, also than in random heads."
     ),
     paper=None,
-    config=TwoTower(),
-    needs=needs,
+    config=TwoTowerConfig(),
+    needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
     verdict=claim,
     figure=figure,

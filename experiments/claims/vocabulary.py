@@ -1,22 +1,27 @@
 """Tables 1, 3: top words of label values, label keys and the last query in a located head, and how often they fit."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import shorten
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import BLUE, GREEN, ORANGE, PAGE, WHISKERS, whiskers
+from experiments.lab.drawing import WHISKERS, whiskers
+from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, long, stack, where
 from experiments.lab.reductions import head_increases
-from experiments.lab.registry import Experiment
-from experiments.lab.study import Need, Settings, Study, Variant
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge
+from icl_lens.report.palette import BLUE, GREEN, ORANGE
+from icl_lens.report.plots import PAGE
+
+KeySource = Literal["resid", "attn"]
 
 KINDS = {"value": BLUE, "key": ORANGE, "query": GREEN}
 NAMES = {
@@ -27,18 +32,18 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class VocabularyConfig:
     """The example prompt and its answer, how many words are listed, and which inputs of the keys are read out."""
 
     example: str = "love : bar like : bar eight : foo two : foo one :"
     answer: str = "foo"
     words: int = 8
-    key_source: str = "resid"
+    key_source: KeySource = "resid"
 
 
 @dataclass(frozen=True)
 class OwnWordWins:
-    """[prompt 3] how often the own word beats another one in the projection of a value, a key and the query (0–1).
+    """How often the own word beats another one in the projection of a value, a key and the query (0–1).
 
     Value: its own label against the prompt's other labels. Key: the words of its own demonstration's text against
     those of the others. Query: the words of the input against those of the demonstrations. Of a text of several tokens
@@ -46,12 +51,12 @@ class OwnWordWins:
     """
 
     head: il.Head
-    key_source: str
+    key_source: KeySource
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt 3"]:
         score = acts.readout.vocabulary_scores
         values = score(il.label_values(acts, self.head)).cpu()
-        keys = score(il.label_keys(acts, self.head, source=self.key_source)).cpu()  # type: ignore[arg-type]
+        keys = score(il.label_keys(acts, self.head, source=self.key_source)).cpu()
         query = score(il.last_query(acts, self.head)).cpu()
         batch = acts.batch.to("cpu")
         rows = []
@@ -72,15 +77,11 @@ class OwnWordWins:
         return torch.tensor(rows, dtype=torch.float)
 
 
-def _win(own: Tensor, other: Tensor) -> float:
+def _win(own: Float[Tensor, ""], other: Float[Tensor, ""]) -> float:
     return float(own > other) + 0.5 * float(own == other)
 
 
-def needs(config: Vocabulary, settings: Settings) -> Iterable[Need]:
-    return [Need(Variant(), head_increases)]
-
-
-def table(study: Study, config: Vocabulary) -> pd.DataFrame:
+def table(study: Study, config: VocabularyConfig) -> pd.DataFrame:
     """Two tables under one another: the example's words, and how often the own word wins on the task's prompts.
 
     prompts ("example" | "task"), name, prompt, kind ("value" | "key" | "query"), position, token, words, wins (0–1).
@@ -98,15 +99,15 @@ def table(study: Study, config: Vocabulary) -> pd.DataFrame:
     return stack(words, task)
 
 
-def _example(acts: il.Activations, head: il.Head, config: Vocabulary) -> pd.DataFrame:
+def _example(acts: il.Activations, head: il.Head, config: VocabularyConfig) -> pd.DataFrame:
     strings = acts.batch.token_strings[0]
     positions = acts.batch.label_positions[0].tolist()
     last = int(acts.batch.last[0])
 
-    def top(vectors: Tensor) -> list[list[str]]:
+    def top(vectors: Float[Tensor, "1 pos d_model"]) -> list[list[str]]:
         return acts.readout.top_tokens(vectors, config.words, keep=il.is_content_word)[0]
 
-    keys = il.label_keys(acts, head, source=config.key_source)  # type: ignore[arg-type]
+    keys = il.label_keys(acts, head, source=config.key_source)
     parts = [
         *(("value", at, words) for at, words in zip(positions, top(il.label_values(acts, head)), strict=True)),
         *(("key", at, words) for at, words in zip(positions, top(keys), strict=True)),
@@ -169,8 +170,8 @@ EXPERIMENT = Experiment(
         "its own demonstration before those of another, and the query the words of the input before a demonstration's."
     ),
     paper="GPT-2 large, L22H0, one prompt: values all; keys three of four; the query names related words",
-    config=Vocabulary(),
-    needs=needs,
+    config=VocabularyConfig(),
+    needs=(Need(Variant(), head_increases),),
     table=table,
     verdict=claim,
     figure=figure,

@@ -1,4 +1,4 @@
-"""A bundled model's card, every figure measured: `python -m experiments.train_icl_mini --card-only`."""
+"""A bundled model's card, every figure measured: `python -m experiments.icl_mini --card-only`."""
 
 import json
 import random
@@ -75,10 +75,10 @@ def answers(model: Any, episodes: Sequence[Episode]) -> Answers:
     result = Answers([], [], [])
     ids = model.tokenizer.convert_tokens_to_ids
     for start in range(0, len(episodes), CHUNK):
-        part = episodes[start : start + CHUNK]
-        log_probs = last_log_probs(model, encode(model, part))
-        labels = torch.tensor([ids(list(episode.labels)) for episode in part])
-        side = torch.tensor([episode.items[-1].side for episode in part])
+        chunk = episodes[start : start + CHUNK]
+        log_probs = last_log_probs(model, encode(model, chunk))
+        labels = torch.tensor([ids(list(episode.labels)) for episode in chunk])
+        side = torch.tensor([episode.items[-1].side for episode in chunk])
         chosen = log_probs.gather(1, labels).argmax(-1)
         result.label.extend((chosen == side).tolist())
         result.word.extend((log_probs.argmax(-1) == labels.gather(1, side[:, None])[:, 0]).tolist())
@@ -131,7 +131,7 @@ def mixed_episodes(
 
 
 @dataclass(frozen=True)
-class Ablation:
+class ZeroedHeads:
     """What zeroing the located heads does to accuracies (per cent), against random others."""
 
     located: list[tuple[tuple[int, int], float]]
@@ -152,7 +152,7 @@ class Ablation:
         return label - self.zeroed[N_LOCATED][0], vocabulary - self.zeroed[N_LOCATED][1]
 
 
-def ablation(model: Any, episodes: Sequence[Episode], n_draws: int, *, seed: int = 0) -> Ablation:
+def ablation(model: Any, episodes: Sequence[Episode], n_draws: int, *, seed: int = 0) -> ZeroedHeads:
     """Locate the heads with the largest mean increase over `episodes`, zero them, and zero random others."""
     increases = head_increases(model, episodes)
     n_heads = increases.shape[1]
@@ -165,7 +165,7 @@ def ablation(model: Any, episodes: Sequence[Episode], n_draws: int, *, seed: int
 
     rng = random.Random(seed)
     draws = [accuracy(rng.sample(ranked[N_LOCATED:], N_LOCATED)) for _ in range(n_draws)]
-    return Ablation(
+    return ZeroedHeads(
         located=[(head, float(increases[head])) for head in ranked[:12]],
         intact=accuracy([]),
         zeroed={n: accuracy(ranked[:n]) for n in (1, 2, N_LOCATED, 6, 8)},
@@ -197,11 +197,11 @@ def measured_sections(model: Any, words: Words, *, n: int, n_draws: int) -> str:
     text = ["## Accuracy on the word tasks", table(f"input | {head}", rows)]
 
     rows = []
-    for longest, what in ((1, "single words"), (6, "texts of 1 to 6 words")):
-        for name, some in pairs.items():
+    for longest, texts in ((1, "single words"), (6, "texts of 1 to 6 words")):
+        for name, of_kind in pairs.items():
             for layout, sides in {**layouts, "as in training": None}.items():
-                result = answers(model, mixed_episodes(words, some, sides, n, longest=longest))
-                rows.append(f"{what}, categories {name}, {layout} | {result.row()}")
+                result = answers(model, mixed_episodes(words, of_kind, sides, n, longest=longest))
+                rows.append(f"{texts}, categories {name}, {layout} | {result.row()}")
     for task in word_tasks()[::2]:
         result = answers(model, task.episodes(words, ORDER, n, longest=6))
         rows.append(f"texts, {task.pair[1]} against {task.pair[0]}, order | {result.row()}")
@@ -238,7 +238,7 @@ def measured_sections(model: Any, words: Words, *, n: int, n_draws: int) -> str:
 def bias_section(model: Any, words: Words, pairs: Sequence[tuple[str, str]], n: int) -> str:
     """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
     rows = []
-    for longest, what in ((1, "single words"), (6, "texts")):
+    for longest, texts in ((1, "single words"), (6, "texts")):
         for name, shown in (
             ("majority: 3 of 4 are of class 1", (1, 0, 1, 1)),
             ("recency: class 1 last", (0, 0, 1, 1)),
@@ -247,7 +247,7 @@ def bias_section(model: Any, words: Words, pairs: Sequence[tuple[str, str]], n: 
                 answers(model, mixed_episodes(words, pairs, (*shown, query), n, longest=longest)) for query in (1, 0)
             )
             share = percent([*for_1.class_1, *against.class_1])
-            rows.append(f"{name}, {what} | {percent(for_1.label)} | {percent(against.label)} | {share}")
+            rows.append(f"{name}, {texts} | {percent(for_1.label)} | {percent(against.label)} | {share}")
     intro = (
         "Categories never seen together, 4 demonstrations; an unbiased model has equal accuracies and"
         " answers class 1 in 50 % of the cases."
@@ -257,7 +257,7 @@ def bias_section(model: Any, words: Words, pairs: Sequence[tuple[str, str]], n: 
 
 
 def write_card(folder: Path, *, n_prompts: int = 1000, n_draws: int = 20) -> None:
-    """Measure the model in `folder` on `n_prompts` prompts a figure and write its README.md there.
+    """Measure the model in `folder` on `n_prompts` prompts for each figure and write its README.md there.
 
     Raises OSError if the folder holds no model and its training record.
     """
@@ -322,10 +322,10 @@ this model's division of labour as evidence about models trained otherwise.
 {run["done"]:,} steps of up to {run["batch"]} episodes, AdamW, peak learning rate {run["learning_rate"]},
 cosine decay, seed {run["seed"]}; {minutes:.0f} minutes on one CPU core. Again:
 
-    python -m experiments.train_icl_mini --arch {run["arch"]} --steps {run["steps"]} --seed {run["seed"]}
-    python -m experiments.train_icl_mini --arch {run["arch"]} --card-only
+    python -m experiments.icl_mini --arch {run["arch"]} --steps {run["steps"]} --seed {run["seed"]}
+    python -m experiments.icl_mini --arch {run["arch"]} --card-only
 
-The second line measures everything below: {n_prompts:,} prompts a row, per cent correct, once by the more
+The second line measures everything below: {n_prompts:,} prompts per row, per cent correct, once by the more
 probable of the two labels and once by the most probable word of the vocabulary. Chance is 50 and 0. The two
 demonstrations of the query's class come last in "order" and first in "reorder"; "imbalanced" is "order"
 without its last demonstration.

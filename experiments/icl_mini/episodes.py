@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-BUNDLED = Path(__file__).resolve().parent.parent / "icl_lens" / "bundled"
+BUNDLED = Path(__file__).resolve().parents[2] / "icl_lens" / "bundled"
 SPECIAL = ("<unk>", "<pad>", ":")
 ALWAYS_HELD_OUT = (("sentiment", "number"), ("animal", "country"))
 

@@ -1,4 +1,4 @@
-"""Train a bundled model from nothing: `python -m experiments.train_icl_mini --arch gpt2|llama|gptj`.
+"""Train a bundled model from nothing: `python -m experiments.icl_mini --arch gpt2|llama|gptj`.
 
 A step's data, dropped heads and learning rate are functions of (seed, step), so a run that was broken off
 and resumed is the run it would have been.
@@ -10,12 +10,11 @@ import os
 import random
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-import typer
 from jaxtyping import Float, Int
 from rich.progress import (
     BarColumn,
@@ -43,9 +42,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from experiments.icl_mini.card import write_card
 from experiments.icl_mini.episodes import (
-    BUNDLED,
     Words,
     draw_categories,
     draw_sides,
@@ -67,7 +64,7 @@ LISTS_UNTIL, EASY_UNTIL = 0.08, 0.6
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """All that shapes a run; a checkpoint is resumed only by a run of the same settings."""
 
     arch: Arch
@@ -81,10 +78,10 @@ class Settings:
     head_dropout: float = 0.1
 
 
-RECIPES: dict[Arch, Settings] = {
-    "gpt2": Settings("gpt2"),
-    "llama": Settings("llama", concentrate=800, head_cost=0.04),
-    "gptj": Settings("gptj", steps=2000, concentrate=1600, head_cost=0.1),
+RECIPES: dict[Arch, TrainingSettings] = {
+    "gpt2": TrainingSettings("gpt2"),
+    "llama": TrainingSettings("llama", concentrate=800, head_cost=0.04),
+    "gptj": TrainingSettings("gptj", steps=2000, concentrate=1600, head_cost=0.1),
 }
 """How the bundled models were trained: the rotary ones share the job among more heads and need the cost longer."""
 
@@ -226,7 +223,7 @@ class HeadCost:
 class Data:
     """Training batches, each a function of (seed, step)."""
 
-    def __init__(self, words: Words, settings: Settings):
+    def __init__(self, words: Words, settings: TrainingSettings):
         self.words = words
         self.settings = settings
         self.ids = {word: index for index, word in enumerate(words.vocabulary)}
@@ -266,7 +263,7 @@ class Data:
 
 
 def weighted_loss(
-    model: PreTrainedModel, tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
+    model: torch.nn.Module, tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
 ) -> Float[Tensor, ""]:
     """Weighted mean cross-entropy (nats) of each token given those before it; the first is not predicted.
 
@@ -278,7 +275,7 @@ def weighted_loss(
     return (losses * weight.flatten()).sum() / weight.sum()
 
 
-def learning_rate(settings: Settings, step: int) -> float:
+def learning_rate(settings: TrainingSettings, step: int) -> float:
     """Twice a linear warm-up and half a cosine: from the peak to 2 % of it, then from half the peak to 0."""
     if step >= settings.steps:
         rest = step - settings.steps
@@ -294,7 +291,7 @@ def learning_rate(settings: Settings, step: int) -> float:
     return settings.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-def dropout_rate(settings: Settings, step: int) -> float:
+def dropout_rate(settings: TrainingSettings, step: int) -> float:
     """None while episodes are easy (the model must leave chance first) and while heads cost something."""
     if step >= settings.steps:
         return 0.0
@@ -304,7 +301,7 @@ def dropout_rate(settings: Settings, step: int) -> float:
 class Trainer:
     """A model, its optimiser and the step they have reached."""
 
-    def __init__(self, settings: Settings, words: Words):
+    def __init__(self, settings: TrainingSettings, words: Words):
         self.settings = settings
         self.data = Data(words, settings)
         torch.manual_seed(settings.seed)
@@ -392,7 +389,7 @@ class Trainer:
         shutil.rmtree(beside)
 
 
-def train(settings: Settings, out: Path, checkpoints: Path, *, resume: bool, save_every: int = 250) -> None:
+def train(settings: TrainingSettings, out: Path, checkpoints: Path, *, resume: bool, save_every: int = 250) -> None:
     """Train to the end (from the last checkpoint if there is one and `resume`) and export to `out`."""
     words = load_words()
     trainer = Trainer(settings, words)
@@ -413,23 +410,3 @@ def train(settings: Settings, out: Path, checkpoints: Path, *, resume: bool, sav
                 progress.console.print(f"step {trainer.done} loss {mean:.3f} {trainer.seconds:.0f} s")
     trainer.save(checkpoints)
     trainer.export(out, words)
-
-
-def main(
-    arch: Annotated[Arch, typer.Option(help="Architecture of the model.")] = "gpt2",
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of learning; the recipe's if not given.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, data and dropped heads.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the model; the bundled one if not given.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint, if there is one.")] = True,
-    card_only: Annotated[bool, typer.Option("--card-only", help="Train nothing, only measure.")] = False,
-) -> None:
-    """Train a bundled model, write its Hugging Face folder, and measure its model card."""
-    folder = out or BUNDLED / NAMES[arch]
-    if not card_only:
-        recipe = replace(RECIPES[arch], seed=seed, steps=steps or RECIPES[arch].steps)
-        train(recipe, folder, Path("checkpoints") / folder.name, resume=resume)
-    write_card(folder)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,6 +1,5 @@
 """Whether a model does the task at all: without that, no verdict on how it does it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,15 +31,16 @@ class Competence:
         return self.low > self.chance + MARGIN
 
 
-def needs() -> Iterable[Need]:
-    return [Need(variant, correct) for variant in VARIANTS]
+NEEDS = tuple(Need(variant, correct) for variant in VARIANTS)
+"""What `measure` reads."""
 
 
 def measure(study: Study) -> Competence:
-    """The model's competence on the study's task: one number a prompt, its mean over the four variants."""
+    """The model's competence on the study's task: one number per prompt, its mean over the four variants."""
     per_prompt = torch.stack([study.get(correct, variant) for variant in VARIANTS]).mean(0)
     chance = float((1 / study.batch().label_mask.sum(-1).float()).mean())
-    return Competence(*bootstrap_interval(per_prompt.numpy()), chance)
+    accuracy, low, high = bootstrap_interval(per_prompt.numpy())
+    return Competence(accuracy, low, high, chance)
 
 
 def gated(verdict: Verdict, competence: Competence) -> Verdict:

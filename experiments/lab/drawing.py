@@ -4,25 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from icl_lens.metrics import bootstrap_interval
-from icl_lens.report.plots import BLUE, COLUMN, GREEN, GREY, ORANGE, PAGE
-
-__all__ = [
-    "BLUE",
-    "COLUMN",
-    "GREEN",
-    "GREY",
-    "ORANGE",
-    "PAGE",
-    "STYLE",
-    "WHISKERS",
-    "legend_below",
-    "name_heads",
-    "whiskers",
-]
 
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -46,19 +32,19 @@ WHISKERS: dict[str, Any] = {"fmt": "none", "ecolor": "0.2", "elinewidth": 0.8, "
 """For `Axes.errorbar(x, mean, yerr=whiskers(…), **WHISKERS)`."""
 
 
-def whiskers(samples: Iterable[np.ndarray]) -> np.ndarray:
-    """[2 item] how far the 95 % bootstrap interval of each item's mean over prompts reaches below and above it."""
+def whiskers(samples: Iterable[np.ndarray]) -> Float[np.ndarray, "2 item"]:
+    """How far the 95 % bootstrap interval of each item's mean over prompts reaches below and above it."""
     reach = [(0.0, 0.0) if len(sample) < 2 else _reach(sample) for sample in samples]
     return np.array(reach).reshape(-1, 2).T
 
 
 def legend_below(drawn: Figure, *axes: Axes, columns: int = 4) -> None:
     """One legend for all axes, under them, where it covers nothing."""
-    found: dict[str, Any] = {}
+    handle_of: dict[str, Any] = {}
     for ax in axes:
         handles, labels = ax.get_legend_handles_labels()
-        found.update(zip(labels, handles, strict=True))
-    drawn.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+        handle_of.update(zip(labels, handles, strict=True))
+    drawn.legend(list(handle_of.values()), list(handle_of), loc="outside lower center", ncols=columns)
 
 
 def name_heads(ax: Axes, names: Sequence[str]) -> None:
@@ -67,6 +53,6 @@ def name_heads(ax: Axes, names: Sequence[str]) -> None:
     ax.set_xlim(-0.6, max(len(names), 4) - 0.4)
 
 
-def _reach(sample: np.ndarray) -> tuple[float, float]:
+def _reach(sample: Shaped[np.ndarray, " prompt"]) -> tuple[float, float]:
     mean, low, high = bootstrap_interval(sample)
     return max(mean - low, 0.0), max(high - mean, 0.0)

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 import icl_lens as il
@@ -19,16 +20,20 @@ FOO, BAR = Variant(), Variant(swapped=True)
 """The true label is "foo", or "bar"."""
 
 
-def scores(study: Study, variant: Variant, rows: Tensor, edit: EditOf | None = None, *, what: str = "") -> Tensor:
-    """[row label] log-probability of each label with an edit at work, nats."""
-    found = []
+def scores(
+    study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
+) -> Float[Tensor, "row label"]:
+    """Log-probability of each label with an edit at work, nats."""
+    pieces = []
     for batch in study.batches(variant, rows, what=what):
         with edit(batch) if edit is not None else nullcontext():
-            found.append(il.label_log_probs(study.model, batch).float().cpu())
-    return torch.cat(found)
+            pieces.append(il.label_log_probs(study.model, batch).float().cpu())
+    return torch.cat(pieces)
 
 
-def says(study: Study, variant: Variant, rows: Tensor, edit: EditOf | None = None, *, what: str = "") -> pd.DataFrame:
+def says(
+    study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
+) -> pd.DataFrame:
     """Of each row, with an edit at work, 0–1: correct (the answer is the likeliest label), vocabulary (… token)."""
     label, top = [], []
     for batch in study.batches(variant, rows, what=what):
@@ -40,19 +45,24 @@ def says(study: Study, variant: Variant, rows: Tensor, edit: EditOf | None = Non
     return pd.DataFrame({"correct": correct, "vocabulary": torch.cat(top).double().numpy()})
 
 
-def right(study: Study, variant: Variant, rows: Tensor, found: Tensor) -> np.ndarray:
-    """[row] 1 where the answer scores highest, else 0."""
+def right(
+    study: Study, variant: Variant, rows: Int[Tensor, " row"], label_scores: Float[Tensor, "row label"]
+) -> Float[np.ndarray, " row"]:
+    """1 where the answer scores highest, else 0."""
     batch = study.batch(variant)
-    return is_correct(found, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
+    return is_correct(label_scores, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
 
 
-def odds(study: Study, variant: Variant, rows: Tensor, found: Tensor) -> np.ndarray:
-    """[row] the answer's log-odds against the prompt's other labels, nats."""
+def odds(
+    study: Study, variant: Variant, rows: Int[Tensor, " row"], label_scores: Float[Tensor, "row label"]
+) -> Float[np.ndarray, " row"]:
+    """The answer's log-odds against the prompt's other labels, nats."""
     batch = study.batch(variant)
-    return label_log_odds(found, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
+    return label_log_odds(label_scores, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
 
 
 def zeroed(study: Study, heads: list[il.Head]) -> EditOf:
+    """The edit that sets these heads to zero at every position."""
     return lambda batch: il.ablate_heads(study.model, heads)
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 
 def long(values: Tensor | np.ndarray, value: str, **axes: Iterable[Any]) -> pd.DataFrame:
-    """An array as a table with one row a value: a column for each axis, in order, holding that axis' names."""
+    """An array as a table with one row for each value: a column for each axis, in order, holding that axis' names."""
     array = np.asarray(values)
     names = [list(axis) for axis in axes.values()]
     assert array.shape == tuple(map(len, names)), f"{array.shape} values for axes of {[*map(len, names)]}"
@@ -30,7 +31,7 @@ def where(table: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
     return table.loc[keep]
 
 
-def array(table: pd.DataFrame, value: str) -> np.ndarray:
+def array(table: pd.DataFrame, value: str) -> Shaped[np.ndarray, " row"]:
     """A column as an array."""
     return np.asarray(table[value])
 
@@ -40,11 +41,11 @@ def wide(table: pd.DataFrame, value: str, *, index: str, columns: str) -> pd.Dat
     return table.pivot_table(value, index=index, columns=columns, aggfunc="mean", sort=False)
 
 
-def by_prompt(table: pd.DataFrame, value: str, **wanted: Any) -> np.ndarray:
+def by_prompt(table: pd.DataFrame, value: str, **wanted: Any) -> Float[np.ndarray, " prompt"]:
     """The mean of a column over each prompt's rows, among those in which columns have these values; by prompt."""
     return mean_by(where(table, **wanted), value, "prompt")
 
 
-def mean_by(table: pd.DataFrame, value: str, name: str) -> np.ndarray:
+def mean_by(table: pd.DataFrame, value: str, name: str) -> Float[np.ndarray, " name"]:
     """The mean of a column for each value of another column, in the order of these values."""
     return np.asarray(table.groupby(name)[value].mean())

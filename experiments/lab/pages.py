@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
 
-from experiments.lab.report import MARKS
+from experiments.lab.report import MARKS, in_order
 from experiments.lab.results import Result, read_all
 from experiments.lab.verdict import Verdict
 from icl_lens.files import replacing, write_text
@@ -17,33 +18,28 @@ COLOURS = 64
 """Of a figure in the documentation, which makes it a quarter of its size."""
 
 
-def write_pages(out: Path, folder: Path, *, task: str) -> None:
-    """Writes index.md (verdicts on `task` by model), a page an experiment, its figures, and results.json to `folder`.
+def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> None:
+    """Writes index.md (verdicts on `task` by model), a page for each experiment, its figures, and results.json.
 
-    What `folder` held before is removed. Raises InputError if there are no results under `out`.
+    Experiments come in this order of their ids. What `folder` held before is removed. Raises InputError if there are
+    no results under `out`.
     """
-    found = read_all(out)
+    results = read_all(out)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "figures").mkdir(parents=True)
     by_id: dict[str, list[Result]] = {}
-    for path, result in found:
+    for path, result in results:
         by_id.setdefault(result.id, []).append(result)
         with replacing(folder / "figures" / _figure(result)) as beside:
             beside.write_bytes(_small((path / "figure.png").read_bytes()))
-    order = _order(by_id)
-    write_text(folder / "index.md", _index([by_id[one] for one in order], task))
-    for one in order:
-        write_text(folder / f"{one}.md", _page(by_id[one]))
+    ids = in_order(by_id, order)
+    write_text(folder / "index.md", _index([by_id[name] for name in ids], task))
+    for name in ids:
+        write_text(folder / f"{name}.md", _page(by_id[name]))
     rows = [
-        {**asdict(result.verdict), "id": result.id, "model": result.model, "task": result.task} for _, result in found
+        {**asdict(result.verdict), "id": result.id, "model": result.model, "task": result.task} for _, result in results
     ]
     write_text(folder / "results.json", json.dumps(_rounded(rows), indent=1, ensure_ascii=False) + "\n")
-
-
-def _order(by_id: dict[str, list[Result]]) -> list[str]:
-    from experiments.lab.registry import IDS
-
-    return sorted(by_id, key=lambda one: (IDS.index(one) if one in IDS else len(IDS), one))
 
 
 def _figure(result: Result) -> str:
@@ -75,7 +71,7 @@ def _number(verdict: Verdict) -> str:
 
 
 def _index(experiments: list[list[Result]], task: str) -> str:
-    results = [result for some in experiments for result in some if result.task == task]
+    results = [result for same_id in experiments for result in same_id if result.task == task]
     models = list(dict.fromkeys(result.model for result in results))
     first = results[0]
     able = [next(result.competence for result in results if result.model == model) for model in models]
@@ -90,14 +86,14 @@ def _index(experiments: list[list[Result]], task: str) -> str:
         "",
         "| experiment | in the paper | " + " | ".join(models) + " |",
         "|---|---|" + "---|" * len(models),
-        "| accuracy, both labels and orders | | " + " | ".join(f"{one.accuracy:.1%}" for one in able) + " |",
+        "| accuracy, both labels and orders | | " + " | ".join(f"{measured.accuracy:.1%}" for measured in able) + " |",
     ]
-    for some in experiments:
+    for same_id in experiments:
         cells = []
         for model in models:
-            verdict = next((one.verdict for one in some if (one.model, one.task) == (model, task)), None)
+            verdict = next((result.verdict for result in same_id if (result.model, result.task) == (model, task)), None)
             cells.append("–" if verdict is None else f"{_said(verdict)}<br>{_number(verdict)}")
-        lines.append(f"| [{some[0].id}]({some[0].id}.md) | {some[0].source} | " + " | ".join(cells) + " |")
+        lines.append(f"| [{same_id[0].id}]({same_id[0].id}.md) | {same_id[0].source} | " + " | ".join(cells) + " |")
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     seconds = sum(result.seconds for result in results)
     return "\n".join(
@@ -110,7 +106,7 @@ def _index(experiments: list[list[Result]], task: str) -> str:
             "```{toctree}",
             ":hidden:",
             "",
-            *(some[0].id for some in experiments),
+            *(same_id[0].id for same_id in experiments),
             "```",
             "",
         ]
@@ -118,19 +114,19 @@ def _index(experiments: list[list[Result]], task: str) -> str:
 
 
 def _page(results: list[Result]) -> str:
-    one = results[0]
+    caption = results[0]
     lines = [
-        f"# {one.id}: {one.title[0].lower()}{one.title[1:]}",
+        f"# {caption.id}: {caption.title[0].lower()}{caption.title[1:]}",
         "",
-        f"*{one.source}*",
+        f"*{caption.source}*",
         "",
-        f"Claim\n: {one.claim}",
+        f"Claim\n: {caption.claim}",
         "",
-        f"Supported if\n: {one.criterion}",
+        f"Supported if\n: {caption.criterion}",
         "",
-        f"In the paper\n: {one.paper or 'no number'}",
+        f"In the paper\n: {caption.paper or 'no number'}",
         "",
-        "Again\n: `" + f"python -m experiments run {one.id}`",
+        "Again\n: `" + f"python -m experiments run {caption.id}`",
         "",
     ]
     for result in results:
@@ -140,7 +136,7 @@ def _page(results: list[Result]) -> str:
             f"**{_said(result.verdict)}**: {_number(result.verdict)}. {_sentence(result.verdict.reason)}",
             "",
             f"```{{image}} figures/{_figure(result)}",
-            f":alt: {one.title}: {result.model} on {result.task}",
+            f":alt: {caption.title}: {result.model} on {result.task}",
             ":class: figure",
             "```",
             "",

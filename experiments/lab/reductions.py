@@ -1,40 +1,36 @@
-"""What passes keep of the activations: small tensors, one row a prompt. Experiments share them."""
+"""What passes keep of the activations: small tensors, one row for each prompt. Experiments share them."""
 
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 import icl_lens as il
 
 
-def correct(acts: il.Activations) -> Tensor:
-    """[prompt] 1 where the more probable of the prompt's labels is the answer, else 0."""
+def correct(acts: il.Activations) -> Float[Tensor, " prompt"]:
+    """1 where the more probable of the prompt's labels is the answer, else 0."""
     return (acts.predicted == acts.batch.answer.to(acts.predicted.device)).float()
 
 
-def label_scores(acts: il.Activations) -> Tensor:
-    """[prompt label] log-probability of each label, nats."""
-    return acts.label_log_probs
-
-
-def layer_increases(acts: il.Activations) -> Tensor:
-    """[prompt layer 2] log-probability increase of the answer by attention and by FFN, nats."""
+def layer_increases(acts: il.Activations) -> Float[Tensor, "prompt layer 2"]:
+    """Log-probability increase of the answer by attention and by FFN, nats."""
     return torch.stack(tuple(il.layer_log_prob_increase(acts, acts.batch.answer_tokens)), dim=-1)
 
 
-def head_increases(acts: il.Activations) -> Tensor:
-    """[prompt layer head] log-probability increase of the answer, nats."""
+def head_increases(acts: il.Activations) -> Float[Tensor, "prompt layer head"]:
+    """Log-probability increase of the answer, nats."""
     return il.head_log_prob_increase(acts, acts.batch.answer_tokens)
 
 
-def is_true_label(batch: il.PromptBatch) -> Tensor:
-    """[prompt demo] whether the demonstration bears the answer's label; False where a prompt has fewer."""
+def is_true_label(batch: il.PromptBatch) -> Bool[Tensor, "prompt demo"]:
+    """Whether the demonstration bears the answer's label; False where a prompt has fewer."""
     return (batch.label_index == batch.answer[:, None]) & (batch.label_index >= 0)
 
 
-def class_attention(acts: il.Activations) -> Tensor:
-    """[prompt layer head 2] attention from the last position, summed over true and over false labels."""
+def class_attention(acts: il.Activations) -> Float[Tensor, "prompt layer head 2"]:
+    """Attention from the last position, summed over true and over false labels."""
     attention = il.attention_to_labels(acts).float()
     true = is_true_label(acts.batch).to(attention.device)[:, None, None]
     return torch.stack([(attention * true).sum(-1), (attention * ~true).sum(-1)], dim=-1)
@@ -42,11 +38,11 @@ def class_attention(acts: il.Activations) -> Tensor:
 
 @dataclass(frozen=True)
 class LabelReciprocalRanks:
-    """[prompt head 2] mean reciprocal rank of true and of false labels' own tokens among a head's label values."""
+    """Mean reciprocal rank of true and of false labels' own tokens among a head's label values."""
 
     heads: tuple[il.Head, ...]
 
-    def __call__(self, acts: il.Activations) -> Tensor:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head 2"]:
         true = is_true_label(acts.batch).to(acts.readout.W_U.device)
         false = ~true & (acts.batch.label_index >= 0).to(true.device)
         columns = []

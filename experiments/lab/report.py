@@ -1,10 +1,10 @@
 """One self-contained page of all results: verdicts first, then every figure with its claim and numbers."""
 
 import base64
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from experiments.lab.registry import IDS
 from experiments.lab.results import Result, read_all
 from experiments.lab.verdict import Outcome, Verdict
 from icl_lens.errors import InputError
@@ -39,23 +39,29 @@ details { font-size: .85rem; color: var(--quiet); } code { overflow-wrap: anywhe
 """
 
 
-def write_report(out: Path, page: Path) -> Path:
-    """Writes the page of all results under `out`; raises InputError if there are none or the page cannot be written."""
+def write_report(out: Path, page: Path, *, order: Sequence[str]) -> Path:
+    """Writes the page of all results under `out`, experiments in this order of their ids.
+
+    Raises InputError if there are none or the page cannot be written.
+    """
     try:
         results = [(result, (folder / "figure.png").read_bytes()) for folder, result in read_all(out)]
     except OSError as error:
         raise InputError(f"a result has lost its figure ({error}); remove its folder and run it again") from error
-    write_text(page, report_page(results))
+    write_text(page, report_page(results, order=order))
     return page
 
 
-def report_page(results: list[tuple[Result, bytes]]) -> str:
+def in_order(ids: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Each id once, in the order given; those that it does not name come last, by the alphabet."""
+    return sorted(set(ids), key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def report_page(results: list[tuple[Result, bytes]], *, order: Sequence[str] = ()) -> str:
     """The page, from results and their figures (PNG). Needs no network; everything written by others is escaped."""
-    ids = sorted(
-        {result.id for result, _ in results}, key=lambda one: (IDS.index(one) if one in IDS else len(IDS), one)
-    )
-    models = list(dict.fromkeys((result.model, result.task) for result, _ in results))
-    sections = "".join(_section([(r, image) for r, image in results if r.id == one]) for one in ids)
+    ids = in_order((result.id for result, _ in results), order)
+    models = list(dict.fromkeys(_place(result) for result, _ in results))
+    sections = "".join(_section([(result, image) for result, image in results if result.id == name]) for name in ids)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -70,25 +76,30 @@ def report_page(results: list[tuple[Result, bytes]]) -> str:
 
 
 def _verdicts(ids: list[str], models: list[tuple[str, str]], results: list[Result]) -> str:
-    found = {(result.id, result.model, result.task): result for result in results}
+    by_place = {(result.id, result.model, result.task): result for result in results}
     head = "".join(
         f'<th scope="col">{escape(model)}<br><span class="quiet">{escape(task)}</span></th>' for model, task in models
     )
     able = "".join(
-        f'<td class="number">{next(_accuracy(r) for r in results if (r.model, r.task) == pair)}</td>' for pair in models
+        f'<td class="number">{next(_accuracy(result) for result in results if _place(result) == place)}</td>'
+        for place in models
     )
     rows = f'<tr><th scope="row">accuracy, both labels and orders</th>{able}</tr>'
-    for one in ids:
+    for name in ids:
         cells = ""
         for model, task in models:
-            result = found.get((one, model, task))
+            result = by_place.get((name, model, task))
             shown = "–" if result is None else f"{_outcome(result.verdict)}<br>{_number(result.verdict)}"
             cells += f'<td class="number">{shown}</td>'
-        rows += f'<tr><th scope="row"><a href="#{escape(one)}">{escape(one)}</a></th>{cells}</tr>'
+        rows += f'<tr><th scope="row"><a href="#{escape(name)}">{escape(name)}</a></th>{cells}</tr>'
     return (
         f'<div class="scroll"><table><thead><tr><th scope="col">experiment</th>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
+
+
+def _place(result: Result) -> tuple[str, str]:
+    return result.model, result.task
 
 
 def _section(results: list[tuple[Result, bytes]]) -> str:

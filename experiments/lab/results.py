@@ -12,24 +12,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.lab.competence import Competence
+from experiments.lab.experiment import Caption
 from experiments.lab.verdict import Verdict
 from icl_lens.errors import InputError
-from icl_lens.files import replacing, write_text
+from icl_lens.files import other_configuration, replacing, write_text
 
 RESULT = "result.json"
 """Written last: a folder with it is complete."""
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Caption):
     """result.json: everything about one experiment on one model and task but its table and figure."""
 
-    id: str
-    title: str
-    source: str
-    claim: str
-    criterion: str
-    paper: str | None
     model: str
     task: str
     configuration: dict[str, Any]
@@ -65,18 +60,11 @@ def is_done(folder: Path, configuration: dict[str, Any], *, overwrite: bool) -> 
     """
     if not (folder / RESULT).exists():
         return False
-    found = Result.read(folder).configuration
-    wanted = json.loads(json.dumps(configuration))
-    if found == wanted:
-        return True
-    if overwrite:
-        return False
-    keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-    differences = ", ".join(f"{key} {found.get(key)!r} there, {wanted.get(key)!r} now" for key in keys)
-    raise InputError(
-        f"{str(folder)!r} holds a result of another configuration ({differences}); "
-        "choose another --out, or allow it with --overwrite"
-    )
+    remedy = "choose another --out, or allow it with --overwrite"
+    other = other_configuration(folder, Result.read(folder).configuration, configuration, remedy=remedy)
+    if other is not None and not overwrite:
+        raise other
+    return other is None
 
 
 def check_folder(out: Path) -> None:
@@ -107,12 +95,12 @@ def save(folder: Path, result: Result, table: pd.DataFrame, figure: Figure) -> N
 
 def read_all(out: Path) -> list[tuple[Path, Result]]:
     """Every complete result under a folder, <model>/<task>/<id>; raises InputError if there is none."""
-    found = sorted(out.glob(f"*/*/*/{RESULT}"))
-    if not found:
+    paths = sorted(out.glob(f"*/*/*/{RESULT}"))
+    if not paths:
         raise InputError(
             f"there are no results under {str(out)!r}; run experiments first: python -m experiments run --all"
         )
-    return [(path.parent, Result.read(path.parent)) for path in found]
+    return [(path.parent, Result.read(path.parent)) for path in paths]
 
 
 def _finite(value: Any) -> Any:

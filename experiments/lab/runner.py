@@ -10,14 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from matplotlib import rc_context
 
 from experiments.lab import competence
 from experiments.lab.drawing import STYLE
-from experiments.lab.registry import Experiment
+from experiments.lab.experiment import Experiment
 from experiments.lab.results import Result, check_folder, is_done, save
-from experiments.lab.study import Settings, Study, Track
+from experiments.lab.study import Study, StudySettings, Track
 from icl_lens.errors import InputError
 
 LEAST_PROMPTS = 20
@@ -35,7 +36,7 @@ class Run:
 
 def run(
     experiments: Sequence[Experiment],
-    settings: Settings,
+    settings: StudySettings,
     *,
     load: Callable[[str], Any],
     out: Path,
@@ -55,16 +56,16 @@ def run(
     model = load(settings.model)
     study = Study(model, settings, track=track)
     study.batch()  # a bad task shows here
-    folders = {experiment.id: out / study.folder() / experiment.id for experiment in experiments}
+    folder = out / study.folder()
     configurations = {experiment.id: configuration(experiment, study) for experiment in experiments}
-    done = [e.id for e in experiments if is_done(folders[e.id], configurations[e.id], overwrite=overwrite)]
+    done = [name for name, wanted in configurations.items() if is_done(folder / name, wanted, overwrite=overwrite)]
     for name in done:
-        say(f"{name}: done before, {folders[name]}")
+        say(f"{name}: done before, {folder / name}")
     todo = [experiment for experiment in experiments if experiment.id not in done]
     if not todo:
         return Run([], done, {})
 
-    study.collect([*competence.needs(), *(need for e in todo for need in e.needs(e.config, settings))])
+    study.collect([*competence.NEEDS, *(need for experiment in todo for need in experiment.all_needs(settings))])
     able = competence.measure(study)
     say(
         f"{settings.model} on {settings.task}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "
@@ -79,30 +80,38 @@ def run(
             failed[experiment.id] = str(error)
             say(f"{experiment.id}: cannot be run: {error}")
             continue
-        verdict = experiment.verdict(table)
-        if experiment.mechanism:
-            verdict = competence.gated(verdict, able)
-        result = Result(
-            id=experiment.id,
-            title=experiment.title,
-            source=experiment.source,
-            claim=experiment.claim,
-            criterion=experiment.criterion,
-            paper=experiment.paper,
-            model=study.folder().parts[0],
-            task=settings.task,
-            configuration=configurations[experiment.id],
-            verdict=verdict,
-            competence=able,
-            versions=versions(),
-            seconds=round(time.perf_counter() - start, 2),
-            finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        result = _result(experiment, study, table, able, configurations[experiment.id], since=start)
         with rc_context(STYLE):
-            save(folders[experiment.id], result, table, experiment.figure(table))
+            save(folder / experiment.id, result, table, experiment.figure(table))
         results.append(result)
-        say(f"{experiment.id}: {verdict.outcome}: {verdict.reason} ({result.seconds:.1f} s)")
+        say(f"{experiment.id}: {result.verdict.outcome}: {result.verdict.reason} ({result.seconds:.1f} s)")
     return Run(results, done, failed)
+
+
+def _result(
+    experiment: Experiment,
+    study: Study,
+    table: pd.DataFrame,
+    able: competence.Competence,
+    made_with: dict[str, Any],
+    *,
+    since: float,
+) -> Result:
+    """The verdict on a table, and everything else that result.json holds."""
+    verdict = experiment.verdict(table)
+    if experiment.mechanism:
+        verdict = competence.gated(verdict, able)
+    return Result(
+        **experiment.caption(),
+        model=study.folder().parts[0],
+        task=study.settings.task,
+        configuration=made_with,
+        verdict=verdict,
+        competence=able,
+        versions=versions(),
+        seconds=round(time.perf_counter() - since, 2),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 import icl_lens as il
@@ -30,7 +31,7 @@ Track = Callable[[Iterable[T], int, str], Iterable[T]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """What the command line says: which model, which task, how many prompts, drawn with which seed."""
 
     model: str = "icl-mini"
@@ -75,7 +76,7 @@ class Study:
     same texts in every variant of a task.
     """
 
-    def __init__(self, model: Any, settings: Settings, *, track: Track[Any] | None = None):
+    def __init__(self, model: Any, settings: StudySettings, *, track: Track[Any] | None = None):
         self.model = model
         self.settings = settings
         self.view = ModelView.of(model)
@@ -84,7 +85,7 @@ class Study:
         self._kept: dict[Need, Tensor] = {}
 
     @cached_property
-    def halves(self) -> tuple[Tensor, Tensor]:
+    def halves(self) -> tuple[Int[Tensor, " chosen_on"], Int[Tensor, " tested_on"]]:
         """Rows to choose heads on, and rows to test them on, which ask about other texts."""
         rows: dict[str, list[int]] = {}
         for row, prompt in enumerate(self.prompts()):
@@ -102,7 +103,7 @@ class Study:
         return torch.tensor(sorted(choosing)), torch.tensor(sorted(row for query in queries for row in rows[query]))
 
     @property
-    def test(self) -> Tensor:
+    def test(self) -> Int[Tensor, " row"]:
         """The half that heads are tested on."""
         return self.halves[1]
 
@@ -111,6 +112,7 @@ class Study:
         return replace(variant, task=None) if variant.task == self.settings.task else variant
 
     def prompts(self, variant: Variant = Variant()) -> tuple[il.Prompt, ...]:
+        """All prompts of a variant."""
         return self.batch(variant).prompts
 
     def batch(self, variant: Variant = Variant()) -> il.PromptBatch:
@@ -135,7 +137,7 @@ class Study:
     def batches(
         self,
         variant: Variant = Variant(),
-        rows: Tensor | None = None,
+        rows: Int[Tensor, " row"] | None = None,
         *,
         what: str = "",
     ) -> Iterator[il.PromptBatch]:
@@ -162,14 +164,16 @@ class Study:
             for kept, reduction in zip(pieces, reductions, strict=True):
                 self._kept[Need(variant, reduction)] = torch.cat(kept)
 
-    def get(self, reduction: Reduction, variant: Variant = Variant()) -> Tensor:
-        """A reduction of all prompts of a variant, [prompt …]; a pass of its own where nobody announced it."""
+    def get(self, reduction: Reduction, variant: Variant = Variant()) -> Shaped[Tensor, "prompt ..."]:
+        """A reduction of all prompts of a variant; a pass of its own where nobody announced it."""
         need = Need(self._own(variant), reduction)
         if need not in self._kept:
             self.collect([need])
         return self._kept[need]
 
-    def reduce(self, reduction: Reduction, variant: Variant, rows: Tensor, *, what: str = "") -> Tensor:
+    def reduce(
+        self, reduction: Reduction, variant: Variant, rows: Int[Tensor, " row"], *, what: str = ""
+    ) -> Shaped[Tensor, "row ..."]:
         """A reduction of some rows only; not kept."""
         return torch.cat(
             [reduction(il.capture(self.model, batch)).cpu() for batch in self.batches(variant, rows, what=what)]

@@ -25,7 +25,7 @@ class Verdict:
 
 
 def judge(per_prompt: Sequence[float] | np.ndarray, *, least: float, unit: str, what: str) -> Verdict:
-    """Whether the mean of one number a prompt exceeds `least`, the smallest effect worth the claim.
+    """Whether the mean of one number per prompt exceeds `least`, the smallest effect worth the claim.
 
     Supported if the whole 95 % bootstrap interval over prompts lies above `least`, not supported if it lies below,
     undecided if `least` is inside. `what` names the effect in the reason. Prompts without a value (NaN) are left
@@ -51,9 +51,9 @@ def verdict(effect: float, low: float, high: float, *, least: float, unit: str, 
 
 
 def all_of(first: Verdict, *others: Verdict) -> Verdict:
-    """A claim with several parts: supported if all are, not supported if one is not; the first part's effect."""
-    parts = (first, *others)
-    outcomes = [part.outcome for part in parts]
+    """A claim that needs several: supported if all are, not supported if one is not; the first one's effect."""
+    verdicts = (first, *others)
+    outcomes = [judged.outcome for judged in verdicts]
     outcome: Outcome = (
         "not supported"
         if "not supported" in outcomes
@@ -61,4 +61,4 @@ def all_of(first: Verdict, *others: Verdict) -> Verdict:
         if all(outcome == "supported" for outcome in outcomes)
         else "undecided"
     )
-    return replace(first, outcome=outcome, reason="; ".join(part.reason for part in parts))
+    return replace(first, outcome=outcome, reason="; ".join(judged.reason for judged in verdicts))

@@ -19,11 +19,11 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.increases import target_tokens
 from icl_lens.errors import InputError
-from icl_lens.interventions.ablation import Positions, check_choice
 from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once, swapped
+from icl_lens.interventions.choice import Positions, check_choice
 from icl_lens.interventions.gradients import first_order_falls
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
-from icl_lens.metrics import label_log_odds
+from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -200,17 +200,9 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     n = one.numel()
     if one.shape != other.shape or not 1 <= k <= n:
         raise InputError(f"cannot compare scores of shapes {tuple(one.shape)} and {tuple(other.shape)} at k={k}")
-    first, second = (_ranks(scores.flatten().double().cpu()) for scores in (one, other))
+    first, second = (scores.flatten().double().cpu() for scores in (one, other))
     best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
-    spearman = torch.corrcoef(torch.stack([first, second]))[0, 1]
-    return Agreement(float(spearman), k, len(best[0] & best[1]), k * k / n)
-
-
-def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Ranks from 0, ties at their mean."""
-    below = (values[None, :] < values[:, None]).sum(1)
-    equal = (values[None, :] == values[:, None]).sum(1)
-    return below + (equal - 1) / 2
+    return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
 class _Asked(NamedTuple):

@@ -16,10 +16,10 @@ from matplotlib.ticker import MaxNLocator
 
 from icl_lens.errors import InputError
 from icl_lens.report.findings import Findings
+from icl_lens.report.palette import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, SKY
 
 COLUMN, PAGE = 3.3, 6.8
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"
-DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, "#F7F5F2", BLUE])
+DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, PALE, BLUE])
 _INCREASE = "log-probability increase (nats)"
 
 
@@ -177,7 +177,7 @@ def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict
     }
 
 
-_CAPS: dict[str, Any] = {"error_kw": {"elinewidth": 0.8, "capsize": 1.5, "ecolor": "#1B1B1A"}}
+_CAPS: dict[str, Any] = {"error_kw": {"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK}}
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -203,7 +203,7 @@ def _by_sign(values: np.ndarray) -> list[str]:
 
 
 def _cycle(n: int) -> list[str]:
-    return _repeat([BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY], n)
+    return _repeat([BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GREY], n)
 
 
 def _repeat(some: Sequence[str], n: int) -> list[str]:

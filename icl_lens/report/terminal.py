@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.report.findings import Findings
+from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 
 BAR_WIDTH = 22
-# Okabe-Ito hues, which colour-blind readers can tell apart.
-LABEL_STYLES = ("bold #56b4e9", "bold #e69f00", "bold #009e73", "bold #cc79a7", "bold #f0e442", "bold #d55e00")
-GAIN, LOSS, QUIET = "#56b4e9", "#e69f00", "dim"
+LABEL_STYLES = tuple(f"bold {colour}" for colour in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
+GAIN, LOSS, QUIET = SKY, AMBER, "dim"
 
 
 def render(explanation: Findings) -> Group:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from icl_lens.report.html.element import mount
 from icl_lens.report.html.text import for_circuitsvis, label_class, safe, signed
+from icl_lens.report.palette import BLUE, GREY, ORANGE
 
-# Okabe-Ito blue and vermilion: told apart with any colour vision, also printed in grey.
-POSITIVE, NEGATIVE, NEUTRAL = "#0072B2", "#D55E00", "#6B6B6B"
+POSITIVE, NEGATIVE, NEUTRAL = BLUE, ORANGE, GREY
 
 
 def attention_strip(

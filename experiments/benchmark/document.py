@@ -1,37 +1,16 @@
-"""The benchmark's page: machine, times, memory."""
+"""The benchmark's page, docs/benchmark.md: machine, times, memory."""
 
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from experiments.benchmark.memory import Peak
+from experiments.benchmark.rows import Peak, Row
 
 PACKAGES = ("torch", "transformers", "transformer-lens", "icl-lens")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table; `parts` are those evaluated exactly, of all."""
-
-    model: str
-    prompts: str
-    variant: str
-    seconds: float | None = None
-    ratio: float | None = None
-    runs: int = 0
-    parts: str = ""
-    note: str = ""
-
-    def cells(self) -> tuple[str, ...]:
-        """The line as text."""
-        seconds = "" if self.seconds is None else f"{self.seconds:.3g}"
-        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
-        return (self.model, self.prompts, self.variant, seconds, ratio, str(self.runs or "–"), self.parts, self.note)
 
 
 def machine() -> list[str]:
@@ -45,9 +24,7 @@ def machine() -> list[str]:
     lines = [f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {ram:.0f} GiB of memory"]
     if torch.cuda.is_available():
         lines.append(torch.cuda.get_device_name())
-    packages = ", ".join(
-        f"{name} {version(name)}" for name in ("torch", "transformers", "transformer-lens", "icl-lens")
-    )
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return [*lines, f"Python {platform.python_version()}, {packages}"]
 
 
