@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.editor import Edit, Stage, asleep, editing
 from icl_lens.interventions.probe import check_moves
 from icl_lens.models.head import Head
@@ -89,7 +89,7 @@ def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -
 
     def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         if len(z) != n:
-            raise InputError(f"heads are given for {n} rows, and the forward pass has {len(z)}; give one set a row")
+            raise InputError(f"heads are given for {n} rows, and the forward pass has {len(z)}; give one set per row")
         row, index = (torch.tensor(part, device=z.device) for part in zip(*rows[layer], strict=True))
         z[row, :, index] = 0
 
@@ -135,11 +135,5 @@ def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int,
 
 
 def heads_of(by_layer: dict[int, list[int]]) -> list[Head]:
-    """The other way round."""
+    """The heads that `group` put into layers, as a list."""
     return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises InputError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise InputError(f"{name}={value!r} is not known; use {' or '.join(map(repr, choices))}")

@@ -78,7 +78,7 @@ def head_effects(
     """The effect of zeroing each head, at all positions, on every prompt.
 
     `targets` [batch] are token ids, left out: the answers'. Exact: the same numbers as `ablate_heads`, one head at a
-    time, within rounding. Cost: about half a forward pass a head and prompt. Memory: three tensors of the size of
+    time, within rounding. Cost: about half a forward pass per head and prompt. Memory: three tensors of the size of
     the residual stream for each layer and prompt; split large datasets. Raises InputError for bad targets.
 
     Example:
