@@ -8,6 +8,7 @@ Source: docs/howto/numbers.md.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from einops import einsum
@@ -20,6 +21,9 @@ from icl_lens.attribution.increases import check_targets, head_log_prob_increase
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.
 SLACK = 1e-4
@@ -83,6 +87,20 @@ class TopHeads:
     @property
     def heads(self) -> list[Head]:
         return [Head(layer, head) for layer, head in zip(self.layer.tolist(), self.head.tolist(), strict=True)]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per head: rank, layer, head, name, increase (mean over prompts, nats)."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "rank": range(1, len(self.value) + 1),
+                "layer": self.layer.cpu().numpy(),
+                "head": self.head.cpu().numpy(),
+                "name": [str(head) for head in self.heads],
+                "increase": self.value.cpu().numpy(),
+            }
+        )
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def load_model(
     from transformer_lens.model_bridge import TransformerBridge
 
     if isinstance(dtype, str):
-        found = getattr(torch, dtype.removeprefix("torch."), None)
+        found: Any = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(found, torch.dtype):
             check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
         dtype = found

@@ -51,15 +51,7 @@ def head_table(increases: Tensor) -> pd.DataFrame:
 
 def top_heads_table(top: TopHeads) -> pd.DataFrame:
     """The located heads: rank, layer, head, name, increase (mean over prompts, nats)."""
-    return pd.DataFrame(
-        {
-            "rank": range(1, len(top.value) + 1),
-            "layer": top.layer.cpu().numpy(),
-            "head": top.head.cpu().numpy(),
-            "name": [str(head) for head in top.heads],
-            "increase": top.value.cpu().numpy(),
-        }
-    )
+    return top.to_frame()
 
 
 def top_subheads_table(acts: Activations, top: TopSubheads) -> pd.DataFrame:
