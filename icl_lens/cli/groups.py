@@ -18,7 +18,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     parameters. Raises TypeError if two groups have an option of the same name.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     others = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
     options = [option for group in groups.values() for option in _options(group)]
     parameters = [*(p.replace(annotation=hints[p.name]) for p in others), *options]
