@@ -122,13 +122,8 @@ def locate(
     processes, out = Processes.launched(), output.out
     console = Console(quiet=not processes.first)
     warnings = Console(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
-    options = LocateOptions(
-        k=k,
-        final_norm=reading.final_norm.value,
-        bias=reading.bias,
-        batch_size=batch_size,
-        byte_budget=budget * 2**20,
-    )
+    norm, bias = reading.final_norm.value, reading.bias
+    options = LocateOptions(k=k, final_norm=norm, bias=bias, batch_size=batch_size, byte_budget=budget * 2**20)
     keeping = out if processes.first else None
     with (
         _interruptible(out, warnings),
