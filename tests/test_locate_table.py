@@ -10,6 +10,7 @@ import torch
 
 import icl_lens as il
 from icl_lens.locate import locate as dataset
+from icl_lens.locate.chunk import HeadChunk, columns_of
 from icl_lens.locate.configuration import Asked, LocateOptions, configuration, run_folder
 from icl_lens.locate.folder import DamagedChunk, RunFolder
 from icl_lens.locate.locate import plan_batches
@@ -99,6 +100,22 @@ def test_the_sentence():
     )
     assert "left out" not in summary(replace(TOP, n_exact=12))
     assert summary(replace(TOP, certified=False)).startswith("All 12 heads were evaluated exactly on all 2,000 prompts")
+
+
+def test_values_of_both_passes(tmp_path):
+    """A located head that led in some batches only: its other values come from the second pass."""
+    folder = RunFolder(tmp_path, {"batches": 2})
+    bound = np.ones((2, 12), np.float32)
+    chunks = {
+        ("part", 0): HeadChunk(np.array([2, 0]), bound, np.array([3, 6]), np.array([[1, 2], [3, 4]], np.float32)),
+        ("part", 1): HeadChunk(np.array([1, 3]), bound, np.array([5, 6]), np.array([[0, 5], [0, 6]], np.float32)),
+        ("again", 1): HeadChunk(np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
+    }
+    for (kind, number), chunk in chunks.items():
+        folder.write(f"{kind}-{number:05d}.parquet", columns_of(chunk, 4))
+    # L1H2 is head 6, L0H3 is head 3.
+    found = per_prompt(replace(TOP, n_prompts=4), folder)
+    np.testing.assert_array_equal(found, [[4, 3], [5, 7], [2, 1], [6, 8]])
 
 
 def test_result_files(tmp_path):
