@@ -219,7 +219,7 @@ def _head_reports(
     ablated: Float[Tensor, "set label"],
     options: ExplainOptions,
 ) -> Iterator[HeadReport]:
-    """What is told of each located head; what all heads of a layer share is computed once a layer."""
+    """What is told of each located head; what all heads of a layer share is computed once per layer."""
     n_tokens = int(acts.batch.last[0]) + 1
     words: dict[str, Any] = {"k": options.n_words, "keep": is_content_word}
     convention: dict[str, Any] = {"final_norm": options.final_norm, "bias": options.bias}

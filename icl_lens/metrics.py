@@ -1,6 +1,6 @@
 """Accuracy, reciprocal ranks, label biases, and bootstrap intervals over prompts.
 
-Everything takes plain tensors, one row a prompt, so that it does not matter where they came from.
+Everything takes plain tensors, one row per prompt, so that it does not matter where they came from.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +172,7 @@ def bootstrap_interval(
 ) -> Interval:
     """A statistic over prompts and its percentile bootstrap interval.
 
-    `per_prompt` has one row a prompt: a number, or several that belong together and are drawn together (scores before
+    `per_prompt` has one row per prompt: a number, or several that belong together and are drawn together (scores before
     and after). `statistic` takes such rows, in any number, and gives one number; left out, the mean. Draws for which
     it is not finite (a ratio whose denominator happens to be zero) are left out; the interval is NaN if more than
     one draw in twenty is. The same seed gives the same interval.
@@ -189,7 +189,7 @@ def bootstrap_interval(
         raise InputError(f"level={level} must lie between 0 and 1, and draws={draws} be at least 1")
     if statistic is None and rows.ndim != 1:
         raise InputError(
-            f"the values have shape {rows.shape}; give one number a prompt, or a statistic= that makes one number of "
+            f"the values have shape {rows.shape}; give one number per prompt, or a statistic= that makes one number of "
             "the rows"
         )
     rng = np.random.default_rng(seed)

@@ -10,8 +10,9 @@ import icl_lens as il
 from icl_lens.attribution.increases import every_head_increase, fold_from
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
-from icl_lens.locate.folder import PartFolder
-from icl_lens.locate.locate import columns_of, mean_head_increases, part_from, plan_batches
+from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
+from icl_lens.locate.folder import RunFolder
+from icl_lens.locate.locate import mean_head_increases, plan_batches
 from icl_lens.models.view import ModelView
 
 
@@ -185,26 +186,26 @@ def test_sizes_are_checked(gpt2, many, wrong):
 def test_k_and_targets_are_checked(gpt2, many):
     with pytest.raises(il.InputError, match="1 to 12 heads"):
         il.locate_heads(gpt2, many, k=13)
-    with pytest.raises(il.InputError, match="one token id a prompt"):
+    with pytest.raises(il.InputError, match="one token id per prompt"):
         il.locate_heads(gpt2, many, k=3, targets=torch.tensor([1, 2]))
     with pytest.raises(il.InputError, match="a prompt without an answer"):
         il.locate_heads(gpt2, [il.Prompt.parse("love : bar two : foo one :")], k=3)
 
 
-def test_parts_survive_the_table(gpt2, many, tmp_path):
-    folder = PartFolder(tmp_path, {"x": 1})
-    first = dataset.HeadPart(
+def test_chunks_survive_the_table(gpt2, many, tmp_path):
+    folder = RunFolder(tmp_path, {"x": 1})
+    first = HeadChunk(
         np.array([3, 1, 7]),
         np.arange(36, dtype=np.float32).reshape(3, 12),
         np.array([2, 5]),
         np.ones((3, 2), np.float32),
     )
-    again = dataset.HeadPart(np.array([4, 2]), None, np.array([0, 11]), np.full((2, 2), np.nan, np.float32))
-    for part in (first, again):
-        folder.write("one.parquet", columns_of(part, 4))
-        back = part_from(folder.read("one.parquet"), 4)
+    again = HeadChunk(np.array([4, 2]), None, np.array([0, 11]), np.full((2, 2), np.nan, np.float32))
+    for chunk in (first, again):
+        folder.write("one.parquet", columns_of(chunk, 4))
+        back = chunk_from(folder.read("one.parquet"), 4)
         for name in ("rows", "bound", "heads", "increase"):
-            np.testing.assert_array_equal(getattr(part, name), getattr(back, name))
+            np.testing.assert_array_equal(getattr(chunk, name), getattr(back, name))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])

@@ -152,7 +152,7 @@ def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
     monkeypatch.setattr("icl_lens.locate.locate.locate_heads", interrupted)
     code, _, stderr = run(*inputs, "--out", tmp_path / "out")
     assert code == 130
-    assert "the same command goes on from the parts in" in stderr
+    assert "the same command goes on from the chunks in" in stderr
     assert stderr.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""Loading, head names, norms as probed, and what is said when a model cannot be had."""
+"""Loading, head names, norms as probed, and what is said when a model cannot be loaded."""
 
 import families
 import pytest

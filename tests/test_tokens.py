@@ -231,7 +231,7 @@ def test_appending_is_nothing_where_labels_differ_at_once():
         (("fooda", "foodb", "foot"), "'fooda' and 'foodb' share their 2th token 'd'.* since not all of"),
     ],
 )
-def test_what_appending_cannot_mend(labels, complaint):
+def test_what_appending_cannot_solve(labels, complaint):
     prompt = prompt_of(*[("love", label) for label in labels])
     with pytest.raises(InputError, match=complaint):
         tokenize(model_of("byte"), prompt, shared_prefix="append")

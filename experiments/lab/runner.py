@@ -1,6 +1,5 @@
 """Running experiments on one model and task: what is open, one pass for all, then one after the other."""
 
-import hashlib
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.results import Result, check_folder, is_done, save
 from experiments.lab.study import Study, StudySettings, Track
+from icl_lens.digest import weights_digest
 from icl_lens.errors import InputError
 
 LEAST_PROMPTS = 20
@@ -121,13 +121,7 @@ def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
 
 def fingerprint(model: Any) -> str:
     """Twelve digits that change with a model's weights: a digest of up to 64 numbers from every parameter."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.state_dict().items()):
-        flat = parameter.detach().flatten()
-        sample = flat[:: max(1, len(flat) // 64)][:64].to("cpu", torch.float64)
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(sample.numpy().tobytes())
-    return digest.hexdigest()[:12]
+    return weights_digest(model.state_dict(), sample=64, most=64, dtype=torch.float64, digits=12)
 
 
 def versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs
-from icl_lens.errors import InputError
+from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 
 
@@ -47,11 +47,10 @@ def label_keys(
     """
     layer, _ = acts.view.check_head(head)
     acts.batch.check_labels("label position to read", "last_query and top_tokens work without labels")
+    check_choice("source", source, ("resid", "attn"))
     if source == "resid":
         return acts.label_resid_pre[:, layer].to(acts.readout.dtype)
-    if source == "attn":
-        return acts.label_attn_out[:, :layer].to(acts.readout.dtype).sum(1)
-    raise InputError(f"source={source!r} is not known; use 'resid' or 'attn'")
+    return acts.label_attn_out[:, :layer].to(acts.readout.dtype).sum(1)
 
 
 def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch d_model"]:

@@ -89,7 +89,7 @@ def target_tokens(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> In
     d_vocab = view.model.W_U.shape[1]
     if targets.shape != (n,) or targets.is_floating_point():
         raise InputError(
-            f"targets must be one token id a prompt, shape ({n},); got {tuple(targets.shape)} {targets.dtype}"
+            f"targets must be one token id per prompt, shape ({n},); got {tuple(targets.shape)} {targets.dtype}"
         )
     if bool(((targets < 0) | (targets >= d_vocab)).any()):
         raise InputError(

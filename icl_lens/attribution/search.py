@@ -14,7 +14,7 @@ Source: docs/howto/numbers.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -38,6 +38,9 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.results import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.
 SLACK = 1e-4

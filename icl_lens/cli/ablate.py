@@ -1,163 +1,154 @@
 """`icl-lens ablate`: what is left of the answer, or of a task's accuracy, when heads are removed."""
 
-import random
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from icl_lens.cli.options import (
-    BosOption,
-    ColumnsOption,
-    DemonstrationsOption,
-    DeviceOption,
-    DtypeChoice,
-    DtypeOption,
-    LabelsOption,
-    LayoutChoice,
-    LayoutOption,
-    MaxWordsOption,
-    ModelOption,
-    PathOption,
-    RevisionOption,
-    SplitOption,
-    load,
-    task_prompts,
-)
+from icl_lens.cli.groups import grouped
+from icl_lens.cli.options import LayoutChoice, ModelOptions, TaskOptions, TokenOptions
+
+if TYPE_CHECKING:
+    from icl_lens.interventions.removal import Answers, Removal
+    from icl_lens.models.head import Head
+    from icl_lens.models.view import ModelView
+    from icl_lens.prompts.batch import PromptBatch
+    from icl_lens.prompts.prompt import Prompt
 
 
-def ablate(
-    prompt: Annotated[str | None, typer.Argument(help='Like "happy : bar sad : bar three : foo nine :".')] = None,
-    task: Annotated[str | None, typer.Option("--task", "-t", help="A task instead of one prompt.")] = None,
-    n: Annotated[int, typer.Option(help="Prompts of the task; heads are located on as many others.")] = 200,
+@dataclass(frozen=True, kw_only=True)
+class AblateTask(TaskOptions):
+    """The task that is answered instead of one prompt."""
+
+    task: Annotated[str | None, typer.Option("--task", "-t", help="A task instead of one prompt.")] = None
+    n: Annotated[int, typer.Option(help="Prompts of the task; heads are located on as many others.")] = 200
+
+    def halves(self, task: str, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
+        """Prompts to locate heads on, and `n` others to remove them on."""
+        half = self.n + self.n % 2  # in pairs, so that both halves have both labels as often
+        prompts = self.prompts(task, n=2 * half, seed=seed, balanced=True)
+        return prompts[:half], prompts[half:][: self.n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsOptions:
+    """The heads that are removed, and the random ones beside them."""
+
+    panel: ClassVar[str] = "Heads"
+
     heads: Annotated[
         str | None, typer.Option(help="Heads to remove, like L1H2,L3H0; default: those of largest mean increase.")
-    ] = None,
-    k: Annotated[int | None, typer.Option("--top", "-k", help="How many heads to locate.", show_default="6")] = None,
-    draws: Annotated[int, typer.Option(help="Sets of as many random heads to compare with.")] = 20,
+    ] = None
+    k: Annotated[int | None, typer.Option("--top", "-k", help="How many heads to locate.", show_default="6")] = None
+    draws: Annotated[int, typer.Option(help="Sets of as many random heads to compare with.")] = 20
+
+    @property
+    def top(self) -> int:
+        return 6 if self.k is None else self.k
+
+
+@grouped
+def ablate(
+    heads: HeadsOptions,
+    task: AblateTask,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    prompt: Annotated[str | None, typer.Argument(help='Like "happy : bar sad : bar three : foo nine :".')] = None,
     answer: Annotated[str | None, typer.Option("--answer", "-a", help="The prompt's right label.")] = None,
-    layout: LayoutOption = LayoutChoice.order,
-    demonstrations: DemonstrationsOption = 2,
-    path: PathOption = None,
-    columns: ColumnsOption = "text,label",
-    split: SplitOption = "test",
-    max_words: MaxWordsOption = None,
-    labels: LabelsOption = None,
-    model: ModelOption = "icl-mini",
-    bos: BosOption = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts and random heads.")] = 0,
-    device: DeviceOption = None,
-    dtype: DtypeOption = DtypeChoice.float32,
-    revision: RevisionOption = None,
 ) -> None:
     """Remove heads and see what is left, against as many random heads.
 
     In every second prompt of a task the two labels are exchanged, so that always saying one of them is right half the
     time. Accuracy is given between the labels, and over the whole vocabulary.
     """
-    import torch
-
     import icl_lens as il
-    from icl_lens.metrics import accuracy
+    from icl_lens.interventions.removal import remove_heads
     from icl_lens.models.view import ModelView
 
-    if (prompt is None) == (task is None):
-        raise il.InputError("give either a prompt or --task, for instance --task sentiment-number")
-    if task is not None and answer is not None:
-        raise il.InputError("--answer is a prompt's; a task's prompts have their own answers: leave it out")
-    if heads is not None and k is not None:
-        raise il.InputError("--top locates heads, and --heads names them: give one of the two")
-    if prompt is not None and (path is not None or labels is not None or layout is not LayoutChoice.order):
-        raise il.InputError(
-            "--path, --labels and --layout are a task's; a prompt says all of it itself: leave them out"
-        )
-    k = 6 if k is None else k
-    if n < 1 or draws < 1 or k < 1:
-        raise il.InputError(f"--n {n}, --draws {draws} and --top {k} must be at least 1")
-    loaded = load(model, device=device, dtype=dtype, revision=revision)
-    if task is not None:
-        half = n + n % 2  # in pairs, so that both halves have both labels as often
-        prompts = task_prompts(
-            task,
-            n=2 * half,
-            seed=seed,
-            layout=layout.value,
-            demonstrations=demonstrations,
-            path=path,
-            columns=columns,
-            split=split,
-            max_words=max_words,
-            labels=labels,
-            balanced=True,
-        )
-        choosing, testing = prompts[:half], prompts[half:][:n]
+    _check(prompt, answer, task, heads)
+    loaded = model.load()
+    if task.task is not None:
+        choosing, testing = task.halves(task.task, seed)
     else:
         assert prompt is not None
         choosing = testing = [il.Prompt.parse(prompt, answer=answer)]
-    batches = list(il.tokenize(loaded, testing, prepend_bos=bos).split(64))
+    batch = il.tokenize(loaded, testing, prepend_bos=tokens.bos)
     view = ModelView.of(loaded)
-    everything = [il.Head(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads)]
-    if heads is not None:
-        names = dict.fromkeys(heads.replace(",", " ").split())
-        if not names:
-            raise il.InputError("--heads names no head; give heads like L1H2,L3H0, or leave it out to locate some")
-        removed = [view.check_head(il.Head.parse(name)) for name in names]
-    else:
-        if k > len(everything):
-            raise il.InputError(f"--top {k} is more than the {len(everything)} heads of {view.name}")
-        found = []
-        for batch in il.tokenize(loaded, choosing, prepend_bos=bos).split(64):
-            acts = il.capture(loaded, batch)
-            answers = torch.where(batch.answer < 0, acts.predicted.to(batch.answer.device), batch.answer)
-            found.append(il.head_log_prob_increase(acts, batch.label_tokens[answers]))
-        order = torch.cat(found).mean(0).flatten().argsort(descending=True)[:k]
-        removed = [everything[i] for i in order.tolist()]
-    rest = [head for head in everything if head not in removed]
-    if len(rest) < len(removed):
-        raise il.InputError(f"{len(removed)} of {len(everything)} heads leave too few random ones; remove fewer")
-    rng = random.Random(seed)
-    sets = [rng.sample(rest, len(removed)) for _ in range(draws)]
-
-    def scores(some: list[il.Head]) -> tuple[torch.Tensor, torch.Tensor]:
-        """[prompt label] log-probabilities, and [prompt] whether the answer is the most probable token."""
-        found = []
-        with il.ablate_heads(loaded, some):
-            for batch in batches:
-                log_probs = il.last_log_probs(loaded, batch)
-                said = log_probs.argmax(-1) == batch.answer_tokens.to(log_probs.device)
-                found.append((log_probs[:, batch.label_tokens.to(log_probs.device)].float().cpu(), said.cpu()))
-        label, said = zip(*found, strict=True)
-        return torch.cat(label), torch.cat(said).float()
-
-    rows = {"nothing removed": scores([]), f"{len(removed)} heads removed": scores(removed)}
-    controls = [scores(some) for some in sets]
+    removed = _chosen(view, heads, lambda: il.tokenize(loaded, choosing, prepend_bos=tokens.bos))
+    removal = remove_heads(loaded, batch, removed, draws=heads.draws, seed=seed)
     console = Console()
-    console.print(f"{view.name}: {'located' if heads is None else 'chosen'} {', '.join(map(str, removed))}")
+    console.print(f"{view.name}: {'located' if heads.heads is None else 'chosen'} {', '.join(map(str, removed))}")
+    console.print(_of_prompt(removal, batch.labels) if task.task is None else _of_task(removal))
+
+
+def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: HeadsOptions) -> None:
+    """Raises InputError for options that contradict each other, or would be ignored."""
+    from icl_lens.errors import InputError
+
+    if (prompt is None) == (task.task is None):
+        raise InputError("give either a prompt or --task, for instance --task sentiment-number")
+    if task.task is not None and answer is not None:
+        raise InputError("--answer is a prompt's; a task's prompts have their own answers: leave it out")
+    if heads.heads is not None and heads.k is not None:
+        raise InputError("--top locates heads, and --heads names them: give one of the two")
+    if prompt is not None and (
+        task.path is not None or task.labels is not None or task.layout is not LayoutChoice.order
+    ):
+        raise InputError("--path, --labels and --layout are a task's; a prompt says all of it itself: leave them out")
+    if task.n < 1 or heads.draws < 1 or heads.top < 1:
+        raise InputError(f"--n {task.n}, --draws {heads.draws} and --top {heads.top} must be at least 1")
+
+
+def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":
+    """The heads that the options name, or those of largest mean increase over the prompts."""
+    from icl_lens.errors import InputError
+    from icl_lens.interventions.removal import most_increasing
+
+    if options.heads is not None:
+        names = dict.fromkeys(options.heads.replace(",", " ").split())
+        if not names:
+            raise InputError("--heads names no head; give heads like L1H2,L3H0, or leave it out to locate some")
+        return [view.check_head(name) for name in names]
+    if options.top > len(view.heads()):
+        raise InputError(f"--top {options.top} is more than the {len(view.heads())} heads of {view.name}")
+    return most_increasing(view.model, prompts(), options.top)
+
+
+def _of_task(removal: "Removal") -> Table:
+    def shares(answers: "Answers") -> tuple[float, float]:
+        return answers.accuracy_between_labels, answers.accuracy_over_vocabulary
+
+    return _table(removal, ["accuracy between labels", "over the vocabulary"], shares)
+
+
+def _of_prompt(removal: "Removal", labels: Sequence[str]) -> Table:
+    def shares(answers: "Answers") -> list[float]:
+        return answers.label_log_probs[0].exp().tolist()
+
+    return _table(removal, [f"p({label})" for label in labels], shares)
+
+
+def _table(removal: "Removal", columns: list[str], shares: Callable[["Answers"], Sequence[float]]) -> Table:
+    """A row of shares with nothing removed, one without the heads, one of random sets: mean, least, most."""
     table = Table()
     table.add_column("")
-    if task is not None:
-        index = torch.cat([batch.answer.cpu() for batch in batches])
-        mask = torch.cat([batch.label_mask.cpu() for batch in batches])
-        table.add_column("accuracy between labels", justify="right")
-        table.add_column("over the vocabulary", justify="right")
-        for name, (value, said) in rows.items():
-            table.add_row(name, f"{accuracy(value, index, choices=mask):.1%}", f"{float(said.mean()):.1%}")
-        between = torch.tensor([accuracy(value, index, choices=mask) for value, _ in controls])
-        whole = torch.stack([said.mean() for _, said in controls])
-        table.add_row(f"{len(removed)} random heads, {draws} draws", _spread(between), _spread(whole))
-    else:
-        shown = batches[0].labels
-        for label in shown:
-            table.add_column(f"p({label})", justify="right")
-        for name, (value, _) in rows.items():
-            table.add_row(name, *[f"{p:.1%}" for p in value[0].exp().tolist()])
-        every = torch.stack([value[0] for value, _ in controls]).exp()
-        spreads = [_spread(every[:, i]) for i in range(len(shown))]
-        table.add_row(f"{len(removed)} random heads, {draws} draws", *spreads)
-    console.print(table)
+    for column in columns:
+        table.add_column(column, justify="right")
+    count = len(removal.heads)
+    table.add_row("nothing removed", *[f"{share:.1%}" for share in shares(removal.nothing)])
+    table.add_row(f"{count} heads removed", *[f"{share:.1%}" for share in shares(removal.removed)])
+    spreads = [_spread(values) for values in zip(*map(shares, removal.random), strict=True)]
+    table.add_row(f"{count} random heads, {len(removal.random)} draws", *spreads)
+    return table
 
 
-def _spread(values: Any) -> str:
-    """Mean, least and most of a tensor of shares."""
-    return f"{float(values.mean()):.1%} ({float(values.min()):.1%} to {float(values.max()):.1%})"
+def _spread(values: Sequence[float]) -> str:
+    """Mean, least and most of some shares."""
+    import torch
+
+    shares = torch.tensor(values)
+    return f"{float(shares.mean()):.1%} ({float(shares.min()):.1%} to {float(shares.max()):.1%})"

@@ -1,8 +1,9 @@
 """`icl-lens compare`: two prompts, or two models, side by side."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich import box
@@ -10,16 +11,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from icl_lens.cli.groups import grouped
 from icl_lens.cli.options import (
-    BiasOption,
-    BosOption,
     DeviceOption,
     DtypeChoice,
     DtypeOption,
-    FinalNormChoice,
-    FinalNormOption,
     ModelOption,
-    OpenOption,
+    PageOptions,
+    ReadingOptions,
     load,
 )
 from icl_lens.cli.page import present
@@ -28,40 +27,63 @@ if TYPE_CHECKING:
     from icl_lens.explanation import Explanation
 
 
+@dataclass(frozen=True, kw_only=True)
+class TwoModels:
+    """The models of A and B, and how their weights are held."""
+
+    panel: ClassVar[str] = "Model"
+
+    model: ModelOption = "icl-mini"
+    model_b: Annotated[str | None, typer.Option(help="Another model for B. Default: the same.")] = None
+    device: DeviceOption = None
+    dtype: DtypeOption = DtypeChoice.float32
+
+    def load(self) -> tuple[Any, Any]:
+        """Both models; one and the same object where there is no other for B."""
+        first = load(self.model, device=self.device, dtype=self.dtype, revision=None)
+        if self.model_b is None:
+            return first, first
+        return first, load(self.model_b, device=self.device, dtype=self.dtype, revision=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparePage(PageOptions):
+    """One page for both."""
+
+    html: Annotated[Path | None, typer.Option(help="Write both side by side as a self-contained page.")] = None
+
+
+@grouped
 def compare(
+    output: ComparePage,
+    reading: ReadingOptions,
+    models: TwoModels,
     a: Annotated[str, typer.Argument(help="The first prompt.", show_default=False)],
     b: Annotated[str | None, typer.Argument(help="The second prompt; default: the first.", show_default=False)] = None,
-    model: ModelOption = "icl-mini",
-    model_b: Annotated[str | None, typer.Option(help="Another model for B. Default: the same.")] = None,
     answer: Annotated[str | None, typer.Option("--answer", "-a", help="The right label of A.")] = None,
     answer_b: Annotated[str | None, typer.Option(help="The right label of B. Default: what the model says.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write both side by side as a self-contained page.")] = None,
-    open_page: OpenOption = False,
-    final_norm: FinalNormOption = FinalNormChoice.frozen,
-    bias: BiasOption = True,
-    bos: BosOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = DtypeChoice.float32,
 ) -> None:
     """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it."""
     from icl_lens import InputError, explain
     from icl_lens.report.html import compare_page
 
-    if b is None and model_b is None:
+    if b is None and models.model_b is None:
         raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
-    first = load(model, device=device, dtype=dtype, revision=None)
-    second = first if model_b is None else load(model_b, device=device, dtype=dtype, revision=None)
+    first, second = models.load()
     if b is None:
         answer_b = answer_b or answer
-    before, after = (
-        explain(loaded, prompt, answer=right, prepend_bos=bos, final_norm=final_norm.value, bias=bias)
-        for loaded, prompt, right in ((first, a, answer), (second, b or a, answer_b))
-    )
+    settings: dict[str, Any] = {
+        "prepend_bos": reading.bos,
+        "final_norm": reading.final_norm.value,
+        "bias": reading.bias,
+    }
+    before = explain(first, a, answer=answer, **settings)
+    after = explain(second, b or a, answer=answer_b, **settings)
     console = Console()
     console.print(_answers(before, after))
     console.print(_heads(before, after))
-    if html is not None or open_page:
-        present(compare_page(before, after), html, open_page=open_page, console=console)
+    if output.wanted:
+        present(compare_page(before, after), output, console)
 
 
 def _answers(before: "Explanation", after: "Explanation") -> Group:

@@ -1,12 +1,10 @@
 """`icl-lens locate`: the heads of largest mean increase over a task, exact and certified."""
 
-import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import version
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich import box
@@ -24,175 +22,147 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.cli.options import (
-    BiasOption,
-    BosOption,
-    ClassesChoice,
-    ClassesOption,
-    ColumnsOption,
-    DemonstrationsOption,
-    DeviceOption,
-    DtypeChoice,
-    DtypeOption,
-    FinalNormChoice,
-    FinalNormOption,
-    LabelsOption,
-    LayoutChoice,
-    LayoutOption,
-    MaxWordsOption,
-    ModelOption,
-    PathOption,
-    RevisionOption,
-    SplitOption,
-    load,
-    task_prompts,
-)
+from icl_lens.cli.groups import grouped
+from icl_lens.cli.options import ClassesChoice, ModelOptions, ReadingOptions, TaskOptions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from icl_lens.attribution.search import TopHeads
-    from icl_lens.locate.folder import PartFolder
+    from icl_lens.locate.configuration import Asked
     from icl_lens.locate.processes import Processes
-    from icl_lens.prompts.batch import PromptBatch
+    from icl_lens.prompts.prompt import Prompt, Template
 
 PASSES = {"part": "locating", "again": "second pass over open heads"}
 
 
-def locate(
-    task: Annotated[str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories) or sentence dataset.")],
-    n: Annotated[int, typer.Option("--n", "-n", help="Prompts.")] = 1000,
-    model: ModelOption = "icl-mini",
-    k: Annotated[int, typer.Option("--top", "-k", help="How many heads to find.")] = 20,
-    seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
-    layout: LayoutOption = LayoutChoice.order,
-    demonstrations: DemonstrationsOption = 2,
-    path: PathOption = None,
-    columns: ColumnsOption = "text,label",
-    split: SplitOption = "test",
-    max_words: MaxWordsOption = None,
-    classes: ClassesOption = ClassesChoice.binary,
-    labels: LabelsOption = None,
-    template: Annotated[str, typer.Option(help="How a demonstration is written.")] = "{text} : {label}",
-    separator: Annotated[str, typer.Option(help="What stands between demonstrations.")] = " ",
-    prefix: Annotated[str, typer.Option(help="What stands before the first demonstration.")] = "",
+@dataclass(frozen=True, kw_only=True)
+class LocateTask(TaskOptions):
+    """The task that heads are located on, and how its prompts are written."""
+
+    task: Annotated[str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories) or sentence dataset.")]
+    n: Annotated[int, typer.Option("--n", "-n", help="Prompts.")] = 1000
+    seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0
+    classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a sentence dataset's.")] = (
+        ClassesChoice.binary
+    )
+    template: Annotated[str, typer.Option(help="How a demonstration is written.")] = "{text} : {label}"
+    separator: Annotated[str, typer.Option(help="What stands between demonstrations.")] = " "
+    prefix: Annotated[str, typer.Option(help="What stands before the first demonstration.")] = ""
+
+    def draw(self) -> "list[Prompt]":
+        """The task's prompts."""
+        return self.prompts(self.task, n=self.n, seed=self.seed, classes=self.classes.value)
+
+    def written(self) -> "Template":
+        """The template that prompts are written by; the query is written as far as its label."""
+        from icl_lens.prompts.prompt import Template
+
+        query = self.template.partition("{label}")[0].rstrip(" ")
+        return Template(self.template, query, self.separator, self.prefix)
+
+    def asked(self, model: ModelOptions, reading: ReadingOptions) -> "Asked":
+        """What the run's folder remembers of these options."""
+        from icl_lens.locate.configuration import Asked
+
+        return Asked(
+            model=model.model,
+            revision=model.revision,
+            dtype=model.dtype.value,
+            task=self.task,
+            n=self.n,
+            seed=self.seed,
+            layout=self.layout.value,
+            demonstrations=self.demonstrations,
+            path=None if self.path is None else str(self.path),
+            columns=self.columns.replace(" ", ""),
+            split=self.split,
+            max_words=self.max_words,
+            classes=self.classes.value,
+            template=self.template,
+            separator=self.separator,
+            prefix=self.prefix,
+            bos=reading.bos,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocateOutput:
+    """Where a run is kept."""
+
+    panel: ClassVar[str] = "Output"
+
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for parts and result; a killed run goes on from there.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Prompts a batch, instead of as many as fit.")] = None,
+        Path | None, typer.Option("--out", "-o", help="Folder for chunks and result; a killed run goes on from there.")
+    ] = None
+
+
+@grouped
+def locate(
+    task: LocateTask,
+    output: LocateOutput,
+    reading: ReadingOptions,
+    model: ModelOptions,
+    k: Annotated[int, typer.Option("--top", "-k", help="How many heads to find.")] = 20,
+    batch_size: Annotated[int | None, typer.Option(help="Prompts per batch, instead of as many as fit.")] = None,
     budget: Annotated[int, typer.Option(help="MiB that a batch's activations may take up.")] = 64,
-    final_norm: FinalNormOption = FinalNormChoice.frozen,
-    bias: BiasOption = True,
-    bos: BosOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = DtypeChoice.float32,
-    revision: RevisionOption = None,
 ) -> None:
     """Locate the heads of largest mean log-probability increase over a task's prompts: exact, certified.
 
-    With --out, parts are kept: killed at any moment and started again with the same settings, the run goes on where
-    it was and ends with the same files. A damaged part is named and computed again. Other settings need another
+    With --out, chunks are kept: killed at any moment and started again with the same settings, the run goes on where
+    it was and ends with the same files. A damaged chunk is named and computed again. Other settings need another
     folder. `accelerate launch --cpu --num_processes 2 -m icl_lens locate …` shares the prompts out among processes.
     """
-    from icl_lens.locate.folder import PartFolder, opened
-    from icl_lens.locate.locate import locate_heads, plan_batches
+    from icl_lens.locate.configuration import LocateOptions, run_folder
+    from icl_lens.locate.folder import opened
+    from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.processes import Processes
-    from icl_lens.models.view import ModelView
+    from icl_lens.locate.table import heads_table, summary, write_result
     from icl_lens.prompts.batch import tokenize
 
-    processes = Processes.launched()
+    processes, out = Processes.launched(), output.out
     console = Console(quiet=not processes.first)
     warnings = Console(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
+    norm, bias = reading.final_norm.value, reading.bias
+    options = LocateOptions(k=k, final_norm=norm, bias=bias, batch_size=batch_size, byte_budget=budget * 2**20)
+    keeping = out if processes.first else None
     with (
         _interruptible(out, warnings),
         _together(processes),
-        opened(out) if out is not None and processes.first else nullcontext(),
+        opened(keeping) if keeping is not None else nullcontext(),
     ):
-        prompts = task_prompts(
-            task,
-            n=n,
-            seed=seed,
-            layout=layout.value,
-            demonstrations=demonstrations,
-            path=path,
-            columns=columns,
-            split=split,
-            max_words=max_words,
-            classes=classes.value,
-            labels=labels,
-        )
-        own_device = None if processes.device is None else str(processes.device)
-        loaded = load(model, device=device or own_device, dtype=dtype, revision=revision)
-        batch = tokenize(loaded, prompts, template=_template(template, separator, prefix), prepend_bos=bos)
-        view = ModelView.of(loaded)
-        plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=budget * 2**20)
+        prompts = task.draw()
+        loaded = model.load(default_device=None if processes.device is None else str(processes.device))
+        batch = tokenize(loaded, prompts, template=task.written(), prepend_bos=reading.bos)
         folder = None
-        if out is not None:
-            configuration = {
-                "model": model,
-                "revision": revision,
-                "weights": weights_digest(loaded),
-                "task": task,
-                "n": n,
-                "seed": seed,
-                "layout": layout.value,
-                "demonstrations": demonstrations,
-                "path": None if path is None else str(path),
-                "columns": columns.replace(" ", ""),
-                "split": split,
-                "max_words": max_words,
-                "classes": classes.value,
-                "labels": list(batch.labels),
-                "template": template,
-                "separator": separator,
-                "prefix": prefix,
-                "bos": bos,
-                "prompts": prompts_digest(batch),
-                "k": k,
-                "final_norm": final_norm.value,
-                "bias": bias,
-                "dtype": dtype.value,
-                "device": view.home.type,
-                "batches": len(plan),
-                "plan": _digest(plan),
-                "versions": {
-                    name: version(name) for name in ("icl-lens", "transformer-lens", "transformers", "torch", "pyarrow")
-                },
-            }
-            folder = PartFolder(out, configuration)
-            if processes.first:
-                folder.take()
+        if keeping is not None:
+            folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading))
         with _bar(console, processes) as progress:
             top = locate_heads(
                 loaded,
                 batch,
-                k=k,
-                final_norm=final_norm.value,
-                bias=bias,
-                batch_size=batch_size,
-                byte_budget=budget * 2**20,
-                folder=folder if processes.first else None,
+                **asdict(options),
+                folder=folder,
                 processes=processes,
                 progress=progress,
                 warn=lambda line: warnings.print(f"icl-lens: {line}", markup=False),
             )
         if not processes.first:
             return
-        table = heads_table(top, folder, len(plan))
+        table = heads_table(top, folder)
         console.print(_shown(table))
         console.print(summary(top))
         if folder is not None:
-            _write(folder, table, top)
+            write_result(folder, table, top)
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
 
 
 @contextmanager
 def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
-    """Ctrl-C ends the run with a word on how it goes on."""
+    """Ctrl-C ends the run with a line that says how to continue it."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = "" if out is None else f"; the same command goes on from the parts in {str(out)!r}"
+        kept = "" if out is None else f"; the same command goes on from the chunks in {str(out)!r}"
         console.print(f"icl-lens: interrupted{kept}", markup=False)
         raise SystemExit(130) from None
 
@@ -210,89 +180,6 @@ def _together(processes: "Processes") -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def _template(demonstration: str, separator: str, prefix: str) -> Any:
-    from icl_lens.prompts.prompt import Template
-
-    query = demonstration.partition("{label}")[0].rstrip(" ")
-    return Template(demonstration, query, separator, prefix)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
-def prompts_digest(batch: "PromptBatch") -> str:
-    """Tells prompts apart by what the model reads and is asked."""
-    tokens = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
-    return _digest([tokens, batch.answer_tokens.tolist()])
-
-
-def weights_digest(model: Any) -> str:
-    """Tells models apart by a sample of every parameter: enough for other weights, not against forgery."""
-    found = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(1, len(flat) // 512)].float().cpu().numpy()
-        found.update(f"{name}{tuple(parameter.shape)}".encode() + sample.tobytes())
-    return found.hexdigest()[:16]
-
-
-def heads_table(top: "TopHeads", folder: "PartFolder | None", n_batches: int) -> "pd.DataFrame":
-    """Rank, layer, head, name, increase (mean, nats), low, high (95 % bootstrap over prompts), share evaluated.
-
-    Without a folder no prompt's own value is kept, and there is no interval.
-    """
-    from icl_lens.metrics import bootstrap_interval
-    from icl_lens.report.tables import top_heads_table
-
-    table = top_heads_table(top)
-    if folder is not None and top.n_prompts > 1:
-        values = per_prompt(top, folder, n_batches)
-        intervals = [bootstrap_interval(values[:, i]) for i in range(values.shape[1])]
-        table["low"] = [interval.low for interval in intervals]
-        table["high"] = [interval.high for interval in intervals]
-    table["share_evaluated"] = 1.0
-    return table
-
-
-def per_prompt(top: "TopHeads", folder: "PartFolder", n_batches: int) -> Any:
-    """The located heads' increase on every prompt, [prompt, head], nats, from the parts."""
-    import numpy as np
-
-    values = np.full((top.n_prompts, len(top.value)), np.nan)
-    column = {head: i for i, head in enumerate(zip(top.layer.tolist(), top.head.tolist(), strict=True))}
-    for kind in ("part", "again"):
-        for number in range(n_batches):
-            part = folder.read(f"{kind}-{number:05d}.parquet")
-            if part is None:
-                continue
-            frame = part.to_pandas().dropna(subset="increase")
-            at = [column.get(head, -1) for head in zip(frame["layer"], frame["head"], strict=True)]
-            frame = frame.assign(column=at)
-            frame = frame[frame["column"] >= 0]
-            values[frame["prompt"], frame["column"]] = frame["increase"]
-    return values
-
-
-def summary(top: "TopHeads") -> str:
-    """How much was evaluated exactly, and what was left out by its bound."""
-    if not top.certified:
-        return (
-            f"All {top.n_parts} heads were evaluated exactly on all {top.n_prompts:,} prompts: this readout (own norm "
-            "or soft-cap) has no bounds."
-        )
-    text = (
-        f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {top.n_prompts:,} prompts, "
-        f"{100 * top.share:.1f} % of all evaluations."
-    )
-    if top.n_exact < top.n_parts:
-        text += (
-            f" Largest bound left out: {top.left_out:.4f} nats, against {float(top.value[-1]):.4f} of the last head "
-            "in the table."
-        )
-    return text
-
-
 def _shown(table: "pd.DataFrame") -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     intervals = "low" in table
@@ -303,20 +190,6 @@ def _shown(table: "pd.DataFrame") -> Table:
         cells = [str(row["rank"]), row["name"], f"{row['increase']:.4f}", *interval, f"{row['share_evaluated']:.0%}"]
         shown.add_row(*[Text(cell) for cell in cells])
     return shown
-
-
-def _write(folder: "PartFolder", table: "pd.DataFrame", top: "TopHeads") -> None:
-    folder.write("heads.parquet", {name: table[name].to_numpy() for name in table.columns})
-    folder.write_bytes("heads.csv", table.to_csv(index=False, lineterminator="\n").encode())
-    found = {
-        "certified": top.certified,
-        "n_prompts": top.n_prompts,
-        "heads": top.n_parts,
-        "heads_evaluated_on_all_prompts": top.n_exact,
-        "share_evaluated": top.share,
-        "largest_bound_left_out": top.left_out if top.n_exact < top.n_parts else None,
-    }
-    folder.write_bytes("result.json", (json.dumps(found, indent=1) + "\n").encode())
 
 
 class _Rate(ProgressColumn):

@@ -1,8 +1,9 @@
-"""Options that several commands share, and the loading they describe."""
+"""Options that several commands share, in groups, and what each group loads: help shows a panel for each."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -34,42 +35,125 @@ class DtypeChoice(StrEnum):
 
 
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="Bundled model, local folder or Hub name.")]
-OpenOption = Annotated[
-    bool, typer.Option("--open", help="Open the page in the browser; without --html, from a temporary file.")
-]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1. Default: a GPU if there is one.")
 ]
 DtypeOption = Annotated[DtypeChoice, typer.Option(help="The weights' precision; the readout is float32 at least.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Hub revision: branch, tag or commit.")]
-FinalNormOption = Annotated[
-    FinalNormChoice, typer.Option(help="Scale of the final norm: frozen at the final residual, or own.")
-]
-BiasOption = Annotated[
-    bool, typer.Option("--bias/--no-bias", help="Read out with or without the final norm's shift and b_U.")
-]
-BosOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--bos/--no-bos",
-        help="Force or forbid a beginning-of-sequence token.",
-        show_default="the tokenizer's own habit",
-    ),
+AnswerOption = Annotated[
+    str | None, typer.Option("--answer", "-a", help="The right label; default: what the model says.")
 ]
 
-LayoutOption = Annotated[LayoutChoice, typer.Option(help="Where the true demonstrations stand.")]
-DemonstrationsOption = Annotated[int, typer.Option(help="Demonstrations of each class.")]
-PathOption = Annotated[
-    Path | None, typer.Option(help="Word list (.json), or file or folder of sentences (.jsonl, .csv, .parquet).")
-]
-ColumnsOption = Annotated[str, typer.Option(help="The columns of texts and labels in your own sentences.")]
-SplitOption = Annotated[str, typer.Option(help="The split that queries are from.")]
-MaxWordsOption = Annotated[int | None, typer.Option(help="Leave out longer texts.")]
-ClassesOption = Annotated[ClassesChoice, typer.Option(help="Two classes a prompt, or all of a sentence dataset's.")]
-LabelsOption = Annotated[
-    str | None,
-    typer.Option(help="Label words, the true class's first; with --classes all in order of the classes' names."),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, and how its weights are held."""
+
+    panel: ClassVar[str] = "Model"
+
+    model: ModelOption = "icl-mini"
+    device: DeviceOption = None
+    dtype: DtypeOption = DtypeChoice.float32
+    revision: RevisionOption = None
+
+    def load(self, *, default_device: str | None = None) -> Any:
+        """The model, on `default_device` unless the user names one."""
+        return load(self.model, device=self.device or default_device, dtype=self.dtype, revision=self.revision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions:
+    """How prompts become tokens."""
+
+    panel: ClassVar[str] = "Reading"
+
+    bos: Annotated[
+        bool | None,
+        typer.Option(
+            "--bos/--no-bos",
+            help="Force or forbid a beginning-of-sequence token.",
+            show_default="the tokenizer's own habit",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions(TokenOptions):
+    """The conventions of the readout, and how prompts become tokens."""
+
+    final_norm: Annotated[
+        FinalNormChoice, typer.Option(help="Scale of the final norm: frozen at the final residual, or own.")
+    ] = FinalNormChoice.frozen
+    bias: Annotated[
+        bool, typer.Option("--bias/--no-bias", help="Read out with or without the final norm's shift and b_U.")
+    ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """The page that shows what was found: where it is written, and whether it is opened."""
+
+    panel: ClassVar[str] = "Output"
+
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser; without --html, from a temporary file.")
+    ] = False
+
+    @property
+    def wanted(self) -> bool:
+        return self.html is not None or self.open_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """How a task's prompts are drawn and arranged."""
+
+    panel: ClassVar[str] = "Task"
+
+    layout: Annotated[LayoutChoice, typer.Option(help="Where the true demonstrations stand.")] = LayoutChoice.order
+    demonstrations: Annotated[int, typer.Option(help="Demonstrations of each class.")] = 2
+    path: Annotated[
+        Path | None, typer.Option(help="Word list (.json), or file or folder of sentences (.jsonl, .csv, .parquet).")
+    ] = None
+    columns: Annotated[str, typer.Option(help="The columns of texts and labels in your own sentences.")] = "text,label"
+    split: Annotated[str, typer.Option(help="The split that queries are from.")] = "test"
+    max_words: Annotated[int | None, typer.Option(help="Leave out longer texts.")] = None
+    labels: Annotated[
+        str | None,
+        typer.Option(help="Label words, the true class's first; with --classes all in order of the classes' names."),
+    ] = None
+
+    def prompts(self, name: str, *, n: int, seed: int, **more: Any) -> "list[Prompt]":
+        """The prompts of `load_task`, which `more` goes to; raises InputError that speaks of options."""
+        from icl_lens.errors import InputError
+        from icl_lens.prompts.tasks import load_task
+
+        text, _, label = self.columns.partition(",")
+        if not (text and label) or "," in label:
+            raise InputError(
+                f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
+            )
+        try:
+            return load_task(
+                name,
+                n=n,
+                seed=seed,
+                layout=self.layout.value,
+                demonstrations=self.demonstrations,
+                path=self.path,
+                columns=(text.strip(), label.strip()),
+                split=self.split,
+                max_words=self.max_words,
+                labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
+                **more,
+            )
+        except InputError as error:
+            message = str(error)
+            for argument, option in COMMAND_LINE.items():
+                message = message.replace(argument, option)
+            raise InputError(message) from error
+
 
 COMMAND_LINE = {
     "columns=(text, label)": "--columns TEXT,LABEL",
@@ -80,24 +164,6 @@ COMMAND_LINE = {
     "demonstrations=": "--demonstrations ",
 }
 """What messages about tasks call arguments, and what they are called in the shell."""
-
-
-def task_prompts(name: str, *, columns: str, labels: str | None, **more: Any) -> "list[Prompt]":
-    """The prompts that the options name; raises InputError that speaks of options."""
-    from icl_lens.errors import InputError
-    from icl_lens.prompts.tasks import load_task
-
-    text, _, label = columns.partition(",")
-    if not (text and label) or "," in label:
-        raise InputError(f"--columns {columns!r} must name two columns, texts and labels, such as review,stars")
-    try:
-        words = None if labels is None else [word.strip() for word in labels.split(",")]
-        return load_task(name, columns=(text.strip(), label.strip()), labels=words, **more)
-    except InputError as error:
-        message = str(error)
-        for argument, option in COMMAND_LINE.items():
-            message = message.replace(argument, option)
-        raise InputError(message) from error
 
 
 def load(name: str, *, device: str | None, dtype: DtypeChoice, revision: str | None) -> Any:

@@ -6,17 +6,20 @@ from pathlib import Path
 
 from rich.console import Console
 
+from icl_lens.cli.options import PageOptions
 
-def present(page: str, path: Path | None, *, open_page: bool, console: Console) -> None:
-    """Writes a page to `path`, or to a temporary file that stays, and opens it if asked.
+
+def present(page: str, options: PageOptions, console: Console) -> None:
+    """Writes a page where the options say, or to a temporary file that stays, and opens it if asked.
 
     Raises InputError where the folder does not allow it.
     """
     from icl_lens.report.html import write_page
 
+    path = options.html
     if path is None:
         path = Path(tempfile.mkdtemp(prefix="icl-lens-")) / "page.html"
     write_page(page, path)
     console.print(f"Page: {path}", soft_wrap=True)
-    if open_page and not webbrowser.open(path.resolve().as_uri()):
+    if options.open_page and not webbrowser.open(path.resolve().as_uri()):
         console.print("No browser could be started; open the page by hand.")

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from icl_lens.errors import InputError
-from icl_lens.interventions.choice import Positions, check_choice, group, heads_of
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.choice import Positions, group, heads_of
 from icl_lens.interventions.editor import Edit, Stage, asleep, editing
 from icl_lens.interventions.probe import check_moves
 from icl_lens.models.head import Head
@@ -88,7 +88,7 @@ def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -
 
     def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         if len(z) != n:
-            raise InputError(f"heads are given for {n} rows, and the forward pass has {len(z)}; give one set a row")
+            raise InputError(f"heads are given for {n} rows, and the forward pass has {len(z)}; give one set per row")
         row, index = (torch.tensor(part, device=z.device) for part in zip(*rows[layer], strict=True))
         z[row, :, index] = 0
 

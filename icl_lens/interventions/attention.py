@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from icl_lens.errors import InputError
-from icl_lens.interventions.choice import Positions, check_choice, group, heads_of
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.choice import Positions, group, heads_of
 from icl_lens.interventions.editor import Attention, Edit, Stage, editing
 from icl_lens.interventions.probe import check_moves, check_understood
 from icl_lens.models.head import Head
@@ -48,7 +48,7 @@ def scale_label_attention(
     weights = torch.as_tensor(weights, dtype=torch.float32)
     shape = tuple(batch.label_positions.shape)
     if tuple(weights.shape) != shape:
-        raise InputError(f"weights have shape {tuple(weights.shape)}; give one a prompt and demonstration, {shape}")
+        raise InputError(f"weights have shape {tuple(weights.shape)}; give one per prompt and demonstration, {shape}")
     if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
         raise InputError("weights must be finite and not negative; 1 leaves a label alone, 0 hides it")
     check_understood(view, by_layer)

@@ -1,9 +1,8 @@
 """Which heads and positions a block edits: the arguments all blocks share, checked and grouped by layer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
-from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 
@@ -21,9 +20,3 @@ def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int,
 def heads_of(by_layer: dict[int, list[int]]) -> list[Head]:
     """The heads of a grouping by layer, as made by `group`."""
     return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises InputError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise InputError(f"{name}={value!r} is not known; use {' or '.join(map(repr, choices))}")

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.increases import target_tokens
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once, swapped
-from icl_lens.interventions.choice import Positions, check_choice
+from icl_lens.interventions.choice import Positions
 from icl_lens.interventions.gradients import first_order_falls
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
 from icl_lens.metrics import label_log_odds, spearman

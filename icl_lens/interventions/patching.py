@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from icl_lens.errors import InputError
-from icl_lens.interventions.choice import Positions, check_choice, group, heads_of
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.choice import Positions, group, heads_of
 from icl_lens.interventions.editor import Attention, Edit, Stage, asleep, editing
 from icl_lens.interventions.pattern import Inputs, LayerValues, layer_hooks, score_inputs
 from icl_lens.interventions.probe import check_moves, check_understood

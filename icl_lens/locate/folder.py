@@ -1,4 +1,4 @@
-"""A folder of part files that a run can be killed over and taken up from: lock, configuration, parts, results."""
+"""The folder of a run that can be killed and continued: lock, configuration, chunks, results."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ from icl_lens.files import replacing
 MANIFEST = "manifest.json"
 
 
-class PartFolder:
-    """Part files and results of one run with one configuration, each written whole or not at all.
+class RunFolder:
+    """Chunks and results of one run with one configuration, each written whole or not at all.
 
     The bytes depend on the configuration and the numbers only: no times, hosts or counters. Use inside `opened`.
     """
@@ -35,7 +35,7 @@ class PartFolder:
     def take(self) -> None:
         """Makes the folder this configuration's: writes the manifest, or compares it with the one that is there.
 
-        What an earlier run was writing when it was killed is removed. Raises InputError if the folder holds another
+        Half-written files of an earlier run that was killed are removed. Raises InputError if the folder holds another
         configuration, or files without a manifest.
         """
         manifest = self.path / MANIFEST
@@ -76,11 +76,11 @@ class PartFolder:
             if error.errno in (ENOSPC, EDQUOT):
                 raise InputError(
                     f"the disk is full: {name!r} could not be written to {str(self.path)!r}; make room and start "
-                    "again with the same settings, which goes on from the parts that are there"
+                    "again with the same settings, which goes on from the chunks that are there"
                 ) from error
             raise InputError(
-                f"{name!r} could not be written to {str(self.path)!r}: {error.strerror or error}; mend that and start "
-                "again with the same settings, which goes on from the parts that are there"
+                f"{name!r} could not be written to {str(self.path)!r}: {error.strerror or error}; fix that and start "
+                "again with the same settings, which goes on from the chunks that are there"
             ) from error
 
     def write(self, name: str, columns: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class PartFolder:
         self.write_bytes(name, buffer.getvalue())
 
     def read(self, name: str) -> pa.Table | None:
-        """The columns of a part; None where it is not there yet. Raises `DamagedPart` if it cannot be trusted."""
+        """The columns of a chunk; None where it is not there yet. Raises `DamagedChunk` if it cannot be trusted."""
         path = self.path / name
         if not path.is_file():
             return None
@@ -99,15 +99,15 @@ class PartFolder:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 table = file.read()
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise DamagedPart(name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+            raise DamagedChunk(name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         if any(metadata.get(key) != value for key, value in self._metadata.items()):
-            raise DamagedPart(name, "it says that it belongs to another configuration")
+            raise DamagedChunk(name, "it says that it belongs to another configuration")
         return table
 
 
-class DamagedPart(ValueError):
-    """A part file that cannot be read, or fails its checksums."""
+class DamagedChunk(ValueError):
+    """A chunk that cannot be read, or fails its checksums."""
 
     def __init__(self, name: str, reason: str):
         super().__init__(f"{name} is damaged ({reason})")

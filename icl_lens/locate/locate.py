@@ -10,12 +10,11 @@ of the batches: a run that was killed and taken up again, and one on several pro
 Source: docs/howto/numbers.md.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -32,8 +31,10 @@ from icl_lens.attribution.increases import (
 )
 from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_heads, head_bounds, layer_gradients
 from icl_lens.errors import InputError
-from icl_lens.locate.folder import DamagedPart, PartFolder
+from icl_lens.locate.chunk import HeadChunk
+from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.processes import Processes
+from icl_lens.locate.runner import Progress, Runner
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, tokenize
@@ -41,26 +42,10 @@ from icl_lens.prompts.prompt import Prompt
 
 # What a batch's activations may take up, by the estimate of `prompt_bytes`.
 BYTE_BUDGET = 64 * 2**20
-# More rows than these make no product faster, and a part that is lost costs more.
+# More rows than these make no product faster, and a chunk that is lost costs more.
 MOST_ROWS = 64
 # Candidates beyond k: more of them cost a little on every batch, fewer a second pass.
 MARGIN = 20
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the pass, the prompts done and all prompts of that pass."""
-
-
-@dataclass(frozen=True)
-class HeadPart:
-    """Bounds and exact increases on one batch, nats. Heads are numbered `layer · n_heads + head`."""
-
-    rows: Int[np.ndarray, " batch"]
-    """The prompts, as indices into all of them."""
-    bound: Float[np.ndarray, "batch all_heads"] | None
-    """None where there are no bounds, or they are known from another part."""
-    heads: Int[np.ndarray, " head"]
-    """Those evaluated exactly, in ascending order."""
-    increase: Float[np.ndarray, "batch head"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +103,7 @@ def locate_heads(
     batch_size: int | None = None,
     byte_budget: int = BYTE_BUDGET,
     slack: float = SLACK,
-    folder: PartFolder | None = None,
+    folder: RunFolder | None = None,
     processes: Processes | None = None,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
@@ -127,8 +112,8 @@ def locate_heads(
 
     `targets` are the answers unless given. Memory does not grow with the number of prompts beyond their tokens.
     `slack` (nats) allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap there is no
-    bound; every head is then evaluated on every prompt, and the result says so. With a `folder`, parts are kept there
-    and what is there already is not computed again; a damaged part is, after `warn` has named it. With several
+    bound; every head is then evaluated on every prompt, and the result says so. With a `folder`, chunks are kept there
+    and what is there already is not computed again; a damaged chunk is, after `warn` has named it. With several
     `processes`, each takes its share of the batches, and all return the same.
 
     With `against`, the heads that contribute most to log p(target) − log Σ p(against), for instance
@@ -157,28 +142,28 @@ def locate_heads(
     convention = _Convention(final_norm, bias, slack)
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     n_candidates = min(n_parts, k + MARGIN)
-    runner = _Runner(view, folder, processes, progress or (lambda *_: None), warn or (lambda _: None), plan, len(batch))
+    runner = Runner(view, folder, processes, progress or (lambda *_: None), warn or (lambda _: None), plan, len(batch))
 
-    def first_pass(number: int, candidates: np.ndarray | None) -> HeadPart:
+    def first_pass(number: int, candidates: np.ndarray | None) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
         return _first_look(acts, *its, convention, plan[number], candidates, n_candidates, k)
 
     sums = _Sums(n_parts)
     # The first batch chooses, so all processes need it before they go on.
-    pilot = runner.part("part", 0, lambda: first_pass(0, None))
+    pilot = runner.chunk("part", 0, lambda: first_pass(0, None))
     candidates = pilot.heads
-    for part in runner.parts("part", range(1, len(plan)), lambda number: first_pass(number, candidates), [pilot]):
-        sums.add(part)
+    for chunk in runner.chunks("part", range(1, len(plan)), lambda number: first_pass(number, candidates), [pilot]):
+        sums.add(chunk)
 
     again = processes.share(sums.again(k, slack) if processes.first else None)
     wanted, numbers = again
 
-    def second_pass(number: int) -> HeadPart:
+    def second_pass(number: int) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
         return _second_look(acts, *its, convention, plan[number], numbers[number])
 
-    for part in runner.parts("again", sorted(numbers), second_pass, []):
-        sums.add_again(part)
+    for chunk in runner.chunks("again", sorted(numbers), second_pass, []):
+        sums.add_again(chunk)
     return processes.share(sums.top(k, view.n_heads, wanted) if processes.first else None)
 
 
@@ -277,7 +262,7 @@ def _first_look(
     candidates: np.ndarray | None,
     n_candidates: int,
     k: int,
-) -> HeadPart:
+) -> HeadChunk:
     """Bounds of all heads; exact increases of the candidates and of the heads that lead here.
 
     All heads where bounds are exact (a linear contrast) or there are none.
@@ -287,7 +272,7 @@ def _first_look(
     if linear or not readout.is_affine:
         found = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, against)
         every = found.flatten(1).cpu().numpy()
-        return HeadPart(np.array(rows), every if linear else None, np.arange(every.shape[1]), every)
+        return HeadChunk(np.array(rows), every if linear else None, np.arange(every.shape[1]), every)
     gradients = layer_gradients(acts, targets, readout, against=against)
     bound = head_bounds(acts, gradients).flatten(1)
     # Where candidates are set, a few that lead here only: heads of few prompts are not left to the second pass.
@@ -296,7 +281,7 @@ def _first_look(
     heads = np.sort(heads)
     index = torch.as_tensor(heads, device=bound.device)
     increase = exact_heads(acts, targets, readout, gradients.base, index, against=against)
-    return HeadPart(np.array(rows), bound.cpu().numpy(), heads, increase.cpu().numpy())
+    return HeadChunk(np.array(rows), bound.cpu().numpy(), heads, increase.cpu().numpy())
 
 
 def _second_look(
@@ -306,7 +291,7 @@ def _second_look(
     convention: _Convention,
     rows: list[int],
     heads: np.ndarray,
-) -> HeadPart:
+) -> HeadChunk:
     """Exact increases of heads that were not evaluated on this batch."""
     readout = acts.readout.using(final_norm=convention.final_norm, bias=convention.bias)
     index = torch.as_tensor(heads, device=readout.W_U.device)
@@ -315,11 +300,11 @@ def _second_look(
     x = acts.resid_pre[:, layers].to(readout.dtype)
     base[:, layers] = readout.token_log_probs(x, targets, against=against)
     increase = exact_heads(acts, targets, readout, base, index, against=against)
-    return HeadPart(np.array(rows), None, heads, increase.cpu().numpy())
+    return HeadChunk(np.array(rows), None, heads, increase.cpu().numpy())
 
 
 class _Sums:
-    """Sums over batches in float64, in the order they come in: a few numbers a head, whatever the prompts."""
+    """Sums over batches in float64, in the order they come in: a few numbers per head, however many the prompts."""
 
     def __init__(self, n_heads: int):
         self.n = 0
@@ -329,22 +314,22 @@ class _Sums:
         self.evaluated: list[np.ndarray] = []
         self.bounded = True
 
-    def add(self, part: HeadPart) -> None:
-        known = part.increase.astype(np.float64).sum(0)
-        self.n += len(part.rows)
-        if part.bound is None:
+    def add(self, chunk: HeadChunk) -> None:
+        known = chunk.increase.astype(np.float64).sum(0)
+        self.n += len(chunk.rows)
+        if chunk.bound is None:
             self.bounded = False
         else:
-            upper = part.bound.astype(np.float64).sum(0)
-            upper[part.heads] = known
+            upper = chunk.bound.astype(np.float64).sum(0)
+            upper[chunk.heads] = known
             self.upper += upper
-        self.exact[part.heads] += known
-        self.n_exact[part.heads] += len(part.rows)
-        self.evaluated.append(part.heads)
+        self.exact[chunk.heads] += known
+        self.n_exact[chunk.heads] += len(chunk.rows)
+        self.evaluated.append(chunk.heads)
 
-    def add_again(self, part: HeadPart) -> None:
-        self.exact[part.heads] += part.increase.astype(np.float64).sum(0)
-        self.n_exact[part.heads] += len(part.rows)
+    def add_again(self, chunk: HeadChunk) -> None:
+        self.exact[chunk.heads] += chunk.increase.astype(np.float64).sum(0)
+        self.n_exact[chunk.heads] += len(chunk.rows)
 
     def again(self, k: int, slack: float) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """The heads that may still be among the top k, and which of them each batch lacks."""
@@ -373,120 +358,3 @@ class _Sums:
             n_pairs=int(self.n_exact.sum()),
             n_prompts=self.n,
         )
-
-
-@dataclass
-class _Runner:
-    """Computes parts in this and the other processes, or takes them from the folder, in the order of the batches."""
-
-    view: ModelView
-    folder: PartFolder | None
-    processes: Processes
-    progress: Progress
-    warn: Callable[[str], None]
-    plan: list[list[int]]
-    n_prompts: int
-
-    def part(self, kind: str, number: int, compute: Callable[[], HeadPart]) -> HeadPart:
-        """One part, computed by the first process, known to all."""
-        found = None
-        if self.processes.first:
-            self.progress(kind, 0, self.n_prompts)
-            found = self._stored(kind, number)
-            if found is None:
-                found = compute()
-                self._store(kind, number, found)
-            self.progress(kind, len(found.rows), self.n_prompts)
-        return self.processes.share(found)
-
-    def parts(
-        self, kind: str, numbers: Sequence[int], compute: Callable[[int], HeadPart], before: list[HeadPart]
-    ) -> Iterator[HeadPart]:
-        """The parts in order in the first process, none in the others, which compute their share of them.
-
-        `before` come first. Every process takes one of as many batches as there are processes; the first gathers them.
-        """
-        processes = self.processes
-        total = sum(len(self.plan[number]) for number in numbers) + sum(len(part.rows) for part in before)
-        done = sum(len(part.rows) for part in before)
-        missing = [number for number in numbers if self._stored(kind, number) is None] if processes.first else None
-        missing = processes.share(missing)
-        fresh = self._computed(missing, compute)
-        if processes.first:
-            yield from before
-        for number in numbers:
-            if number in missing:
-                _, part = next(fresh)
-                if processes.first:
-                    self._store(kind, number, part)
-            elif processes.first:
-                part = self._stored(kind, number)
-                assert part is not None
-            if processes.first:
-                done += len(part.rows)
-                self.progress(kind, done, total)
-                yield part
-
-    def _computed(self, numbers: list[int], compute: Callable[[int], HeadPart]) -> Iterator[tuple[int, HeadPart]]:
-        size, rank = self.processes.size, self.processes.rank
-        for start in range(0, len(numbers), size):
-            mine = numbers[start : start + size]
-            found = self.processes.gather(compute(mine[rank]) if rank < len(mine) else None)
-            yield from zip(mine, found, strict=False)
-
-    def _name(self, kind: str, number: int) -> str:
-        return f"{kind}-{number:05d}.parquet"
-
-    def _store(self, kind: str, number: int, part: HeadPart) -> None:
-        if self.folder is not None:
-            self.folder.write(self._name(kind, number), columns_of(part, self.view.n_heads))
-
-    def _stored(self, kind: str, number: int) -> HeadPart | None:
-        if self.folder is None:
-            return None
-        name = self._name(kind, number)
-        try:
-            table = self.folder.read(name)
-        except DamagedPart as damage:
-            self.warn(f"{damage}: computed again")
-            return None
-        return None if table is None else part_from(table, self.view.n_heads)
-
-
-def columns_of(part: HeadPart, n_heads: int) -> dict[str, Any]:
-    """A part as table columns: prompt, layer, head, bound, increase (nats), one row a prompt and head.
-
-    With bounds, all heads are rows, and `increase` is missing where it was not evaluated; without, `bound` is missing.
-    """
-    n = len(part.rows)
-    if part.bound is None:
-        heads, increase, known = part.heads, part.increase, None
-        bound = pa.nulls(increase.size, pa.from_numpy_dtype(increase.dtype))
-    else:
-        heads = np.arange(part.bound.shape[1])
-        increase = np.zeros_like(part.bound)
-        increase[:, part.heads] = part.increase
-        known = np.zeros(increase.shape, dtype=bool)
-        known[:, part.heads] = True
-        bound = pa.array(part.bound.ravel())
-    return {
-        "prompt": np.repeat(part.rows, len(heads)).astype(np.int32),
-        "layer": np.tile(heads // n_heads, n).astype(np.int16),
-        "head": np.tile(heads % n_heads, n).astype(np.int16),
-        "bound": bound,
-        "increase": pa.array(increase.ravel(), mask=None if known is None else ~known.ravel()),
-    }
-
-
-def part_from(table: pa.Table, n_heads: int) -> HeadPart:
-    """The part that `columns_of` made a table of."""
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
-    rows = columns["prompt"]
-    n = int((np.diff(rows, prepend=-1) != 0).sum())
-    heads = (columns["layer"].astype(np.int64) * n_heads + columns["head"])[: len(rows) // n]
-    increase = columns["increase"].reshape(n, -1)
-    prompts = rows.reshape(n, -1)[:, 0].astype(np.int64)
-    if table.column("bound").null_count:
-        return HeadPart(prompts, None, heads, increase)
-    known = table.column("increase").is_valid().to_numpy()[: len(heads)]
-    return HeadPart(prompts, columns["bound"].reshape(n, -1), heads[known], increase[:, known])

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many processes this is; the first is the one that reads, writes and prints."""
+    """This process's rank and the number of processes; rank 0 alone reads, writes and prints."""
 
     rank: int = 0
     size: int = 1

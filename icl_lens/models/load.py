@@ -1,4 +1,4 @@
-"""Loading models: bundled ones, folders, the Hub; and saying why one cannot be had."""
+"""Loading models: bundled ones, folders, the Hub; and saying why one cannot be loaded."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 
 
 def bundled_models() -> list[str]:
@@ -38,7 +38,7 @@ def load_model(
     `name` is a bundled model (`bundled_models()`), a local Hugging Face folder, or a Hub name such as
     "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. Other keywords go to
     `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
-    Raises InputError, with the reason and the remedy, if the model cannot be had.
+    Raises InputError, with the reason and the remedy, if the model cannot be loaded.
 
     Example:
         >>> model = il.load_model("icl-mini")
@@ -48,9 +48,9 @@ def load_model(
     from transformer_lens.model_bridge import TransformerBridge
 
     if isinstance(dtype, str):
-        found = getattr(torch, dtype.removeprefix("torch."), None)
+        found: Any = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(found, torch.dtype):
-            raise InputError(f"dtype={dtype!r} is not known; use 'float32', 'bfloat16', 'float16' or 'float64'")
+            check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
         dtype = found
     if kwargs.get("hf_model") is not None and kwargs.get("tokenizer") is None:
         raise InputError(

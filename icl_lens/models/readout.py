@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 
 FinalNorm = Literal["frozen", "own"]
 
@@ -52,8 +52,7 @@ class Readout:
 
     def using(self, *, final_norm: FinalNorm, bias: bool) -> "Readout":
         """The same readout under another convention; raises InputError for an unknown `final_norm`."""
-        if final_norm not in ("frozen", "own"):
-            raise InputError(f"final_norm={final_norm!r} is not known; use 'frozen' or 'own'")
+        check_choice("final_norm", final_norm, ("frozen", "own"))
         return replace(self, final_norm=final_norm, bias=bias)
 
     def rows(self, index: Any) -> "Readout":
@@ -112,7 +111,7 @@ class Readout:
         *,
         against: Int[Tensor, "batch other"] | None = None,
     ) -> Float[Tensor, "batch n"]:
-        """Natural-log probability of each prompt's token, for `n` vectors a prompt, nats.
+        """Natural-log probability of each prompt's token, for `n` vectors per prompt, nats.
 
         With `against` (-1: no token), log p(token) − log Σ p(against): the softmax's normaliser cancels, so only the
         named columns of W_U are read. Works through the vectors in bounded pieces, never holding

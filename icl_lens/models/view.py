@@ -343,7 +343,7 @@ class ModelView:
         """Arguments for forward passes in the block that keep nothing but what hooks keep.
 
         Otherwise Hugging Face models gather every layer's attention weights and a key-value cache, and bridges hold on
-        to the weights: heads · pos² numbers a layer.
+        to the weights: heads · pos² numbers per layer.
         """
         if getattr(self.model, "original_model", None) is None:
             yield {}

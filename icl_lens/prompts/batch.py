@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Span, Template, listed
 from icl_lens.token_ids import (
@@ -310,6 +311,12 @@ class PromptBatch:
             one.name: value.to(device) for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)
         }
         return replace(self, **tensors)
+
+
+def prompts_digest(batch: PromptBatch) -> str:
+    """Sixteen hexadecimal digits that tell prompts apart by what the model reads, padding left out, and is asked."""
+    tokens = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
+    return json_digest([tokens, batch.answer_tokens.tolist()])
 
 
 _BY_ROW = (

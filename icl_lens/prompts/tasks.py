@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import check_fast, read_texts, tokenize
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
 
@@ -134,12 +134,9 @@ def load_task(
         >>> len(prompts), len(prompts[0].demonstrations), prompts[0].answer
         (3, 4, 'foo')
     """
-    if layout not in get_args(Layout):
-        raise InputError(f"there is no layout {layout!r}; choose one of {listed(get_args(Layout))}")
-    if asked not in get_args(Asked):
-        raise InputError(f"there is no asked={asked!r}; choose 'true' or 'false'")
-    if classes not in ("binary", "all"):
-        raise InputError(f"there is no classes={classes!r}; choose 'binary' or 'all'")
+    check_choice("layout", layout, get_args(Layout))
+    check_choice("asked", asked, get_args(Asked))
+    check_choice("classes", classes, ("binary", "all"))
     if n < 1 or demonstrations < 1:
         raise InputError(f"n={n} and demonstrations={demonstrations} must both be at least 1")
     if layout == "imbalanced" and demonstrations < 2:
@@ -412,7 +409,7 @@ def _from_files(paths: list[Path]) -> tuple[Any, list[dict[str, Any]]]:
         return table.features, list(table)
     except Exception as error:  # whatever the readers raise, it is the file that is wrong
         raise InputError(
-            f"{str(paths[0])!r} cannot be read as {paths[0].suffix}: {_reason(error)}; mend the file, or give another"
+            f"{str(paths[0])!r} cannot be read as {paths[0].suffix}: {_reason(error)}; correct it, or give another"
         ) from error
 
 
@@ -428,7 +425,7 @@ def _from_hub(source: _Source, split: str) -> tuple[Any, list[dict[str, Any]]]:
         return table.features, list(table)
     except Exception as error:  # from the network, the Hub's client or the readers: there is no closed list
         raise InputError(
-            f"the split {split!r} of {source.repository!r} cannot be had from the Hugging Face Hub: "
+            f"the split {split!r} of {source.repository!r} cannot be loaded from the Hugging Face Hub: "
             f"{_reason(error)}; go online, choose a split it has, or give a local file or folder with path="
         ) from error
 

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
-from icl_lens.errors import InputError
+from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
+
+Table = Literal["heads", "layers", "subheads", "labels", "words"]
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,9 @@ class Findings:
         """Probability of each label's token, among the whole vocabulary."""
         return {name: math.exp(value) for name, value in zip(self.labels, self.label_log_probs, strict=True)}
 
-    def to_frame(self, table: Literal["heads", "layers", "subheads", "labels", "words"] = "heads") -> pd.DataFrame:
+    def to_frame(self, table: Table = "heads") -> pd.DataFrame:
         """One of the explanation's tables, tidy: "heads" (all heads), "layers", "subheads", "labels" or "words"."""
+        check_choice("table", table, get_args(Table))
         if table == "heads":
             rows = [
                 {"layer": layer, "head": head, "name": str(Head(layer, head)), "increase": value}
@@ -145,10 +148,8 @@ class Findings:
                 }
                 for i, label in enumerate(self.labels)
             ]
-        elif table == "words":
-            rows = list(self._word_rows())
         else:
-            raise InputError(f"table={table!r} is not known; use 'heads', 'layers', 'subheads', 'labels' or 'words'")
+            rows = list(self._word_rows())
         return pd.DataFrame(rows)
 
     def _word_rows(self) -> Any:

@@ -106,10 +106,10 @@ def label_attention_bars(
     names: Mapping[Any, str] | None = None,
     width: float = COLUMN,
 ) -> Figure:
-    """Attention probability on true and false labels, a pair of bars a head, with intervals where given.
+    """Attention probability on true and false labels, one pair of bars per head, with intervals where given.
 
     Columns: name, attention and `group` (default: is_answer, as `tables.label_attention_table` makes it), optionally
-    low and high for one row a head and group; several rows of one are averaged. Heads keep the table's order.
+    low and high for one row per head and group; several rows of one are averaged. Heads keep the table's order.
     `names` says what the groups are called. Raises InputError for a table without these columns or rows.
     """
     _require(attention, "name", "attention", group)
@@ -137,7 +137,7 @@ def label_attention_bars(
 def attention_scatter(
     parts: pd.DataFrame, *, hue: str | None = None, names: Mapping[Any, str] | None = None, width: float = COLUMN
 ) -> Figure:
-    """Attention probability against log-probability increase (nats), one point a row.
+    """Attention probability against log-probability increase (nats), one point per row.
 
     Columns: attention, increase, and `hue` (if given) for colour and marker. Raises InputError for a table without
     these columns or rows.

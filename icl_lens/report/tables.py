@@ -1,4 +1,4 @@
-"""Tensors to tidy tables: one row a value, named columns, heads as `L22H0`."""
+"""Tensors to tidy tables: one row per value, named columns, heads as `L22H0`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from icl_lens.results import long_frame
 
 
 def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
-    """A tensor as a long table: one integer column an axis, one column of values.
+    """A tensor as a long table: one integer column per axis, one column of values.
 
     With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raises InputError if the number of axis
     names does not fit.

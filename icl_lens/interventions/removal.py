@@ -1,0 +1,118 @@
+"""What is left when located heads are removed: their choice, the removal, and as many random heads beside it.
+
+1. The heads of largest mean increase over some prompts are located (`most_increasing`).
+2. Sets of as many other heads are drawn (`random_sets`).
+3. Other prompts are answered with nothing, the located heads, and each random set zeroed (`remove_heads`).
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import capture, last_log_probs
+from icl_lens.attribution.increases import head_log_prob_increase
+from icl_lens.attribution.search import check_k
+from icl_lens.errors import InputError
+from icl_lens.interventions.ablation import ablate_heads
+from icl_lens.metrics import accuracy
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+# Prompts in one forward pass.
+ROWS = 64
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answers: label log-probabilities (nats), and whether the right label leads the whole vocabulary."""
+
+    label_log_probs: Float[Tensor, "prompt label"]
+    right: Bool[Tensor, " prompt"]
+    answer: Int[Tensor, " prompt"]
+    """The right label's index; -1 where a prompt has no answer."""
+    label_mask: Bool[Tensor, "prompt label"]
+    """The labels that each prompt has."""
+
+    @property
+    def accuracy_between_labels(self) -> float:
+        """Share of prompts whose right label is the most probable of their labels, 0 to 1."""
+        return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
+
+    @property
+    def accuracy_over_vocabulary(self) -> float:
+        """Share of prompts whose right label's token is the most probable of all tokens, 0 to 1."""
+        return float(self.right.float().mean())
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Answers with nothing removed, with chosen heads zeroed together, and with as many random ones, set by set."""
+
+    heads: tuple[Head, ...]
+    nothing: Answers
+    removed: Answers
+    random: tuple[Answers, ...]
+
+
+def most_increasing(model: Any, batch: PromptBatch, k: int) -> list[Head]:
+    """The k heads of largest mean log-probability increase of the answer, largest first.
+
+    For a prompt without an answer the label that the model finds most probable takes its place. Exhaustive; for many
+    prompts see `locate_heads`. Raises InputError unless the model has k heads.
+    """
+    view = ModelView.of(model)
+    check_k(k, view.n_layers * view.n_heads, "heads")
+    increases = []
+    for rows in batch.split(ROWS):
+        acts = capture(model, rows)
+        answer = torch.where(rows.answer < 0, acts.predicted.to(rows.answer.device), rows.answer)
+        increases.append(head_log_prob_increase(acts, rows.label_tokens[answer]))
+    order = torch.cat(increases).mean(0).flatten().argsort(descending=True)[:k]
+    return [Head.at(index, view.n_heads) for index in order.tolist()]
+
+
+def random_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed: int) -> list[list[Head]]:
+    """`draws` sets of as many heads, none of them among `heads`, each set without repetition.
+
+    Raises InputError if fewer heads are left than there are in `heads`.
+    """
+    every = view.heads()
+    rest = [head for head in every if head not in heads]
+    if len(rest) < len(heads):
+        raise InputError(f"{len(heads)} of {len(every)} heads leave too few random ones; remove fewer")
+    rng = random.Random(seed)
+    return [rng.sample(rest, len(heads)) for _ in range(draws)]
+
+
+def remove_heads(
+    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], *, draws: int = 20, seed: int = 0
+) -> Removal:
+    """Answers a batch with nothing, with `heads`, and with `draws` sets of as many random other heads zeroed.
+
+    Raises InputError for a head that the model lacks, and if too few other heads are left to draw from.
+    """
+    view = ModelView.of(model)
+    chosen = [view.check_head(head) for head in heads]
+    sets = random_sets(view, chosen, draws=draws, seed=seed)
+    return Removal(
+        heads=tuple(chosen),
+        nothing=_answers(model, batch, []),
+        removed=_answers(model, batch, chosen),
+        random=tuple(_answers(model, batch, drawn) for drawn in sets),
+    )
+
+
+def _answers(model: Any, batch: PromptBatch, removed: list[Head]) -> Answers:
+    label, right = [], []
+    with ablate_heads(model, removed):
+        for rows in batch.split(ROWS):
+            log_probs = last_log_probs(model, rows)
+            right.append((log_probs.argmax(-1) == rows.answer_tokens.to(log_probs.device)).cpu())
+            label.append(log_probs[:, rows.label_tokens.to(log_probs.device)].float().cpu())
+    return Answers(torch.cat(label), torch.cat(right), batch.answer.cpu(), batch.label_mask.cpu())

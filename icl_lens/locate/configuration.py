@@ -1,0 +1,99 @@
+"""A located run in a folder: what it was asked, and everything else that its numbers depend on."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from icl_lens.digest import json_digest, weights_digest
+from icl_lens.locate.folder import RunFolder
+from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
+from icl_lens.models.readout import FinalNorm
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, prompts_digest
+
+PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch", "pyarrow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocateOptions:
+    """The options of `locate_heads` that decide its numbers, by its names."""
+
+    k: int = 20
+    final_norm: FinalNorm = "frozen"
+    bias: bool = True
+    batch_size: int | None = None
+    byte_budget: int = BYTE_BUDGET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a run's model and prompts were asked for by: names, not contents. Kept in the manifest word by word."""
+
+    model: str
+    revision: str | None = None
+    dtype: str = "float32"
+    task: str
+    n: int
+    seed: int = 0
+    layout: str = "order"
+    demonstrations: int = 2
+    path: str | None = None
+    columns: str = "text,label"
+    split: str = "test"
+    max_words: int | None = None
+    classes: str = "binary"
+    template: str = "{text} : {label}"
+    separator: str = " "
+    prefix: str = ""
+    bos: bool | None = None
+
+
+def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked: Asked) -> dict[str, Any]:
+    """Everything a run's chunks and results depend on, in the order of the manifest.
+
+    Beside what was asked for: digests of the weights, of the prompts' tokens and answers, and of the plan of batches;
+    the labels, the kind of device, and the versions of the packages that compute and write. Raises InputError for
+    bad batch sizes.
+    """
+    view = ModelView.of(model)
+    plan = plan_batches(view, batch, batch_size=options.batch_size, byte_budget=options.byte_budget)
+    return {
+        "model": asked.model,
+        "revision": asked.revision,
+        "weights": weights_digest(dict(model.named_parameters())),
+        "task": asked.task,
+        "n": asked.n,
+        "seed": asked.seed,
+        "layout": asked.layout,
+        "demonstrations": asked.demonstrations,
+        "path": asked.path,
+        "columns": asked.columns,
+        "split": asked.split,
+        "max_words": asked.max_words,
+        "classes": asked.classes,
+        "labels": list(batch.labels),
+        "template": asked.template,
+        "separator": asked.separator,
+        "prefix": asked.prefix,
+        "bos": asked.bos,
+        "prompts": prompts_digest(batch),
+        "k": options.k,
+        "final_norm": options.final_norm,
+        "bias": options.bias,
+        "dtype": asked.dtype,
+        "device": view.home.type,
+        "batches": len(plan),
+        "plan": json_digest(plan),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+
+
+def run_folder(path: Path, model: Any, batch: PromptBatch, options: LocateOptions, asked: Asked) -> RunFolder:
+    """The folder of this run, taken: give it to `locate_heads` inside `folder.opened(path)`.
+
+    Raises InputError if the folder holds another configuration, or files without a manifest.
+    """
+    folder = RunFolder(path, configuration(model, batch, options, asked))
+    folder.take()
+    return folder

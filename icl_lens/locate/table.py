@@ -1,0 +1,85 @@
+"""What a located run found, as a table with intervals, one sentence, and result files."""
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from icl_lens.attribution.search import TopHeads
+from icl_lens.locate.chunk import chunk_name
+from icl_lens.locate.folder import RunFolder
+from icl_lens.metrics import bootstrap_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame":
+    """Rank, layer, head, name, increase (mean, nats), low, high (95 % bootstrap over prompts), share evaluated.
+
+    Without a folder no prompt's own value is kept, and there is no interval; nor is there with a single prompt.
+    """
+    table = top.to_frame().rename(columns={"value": "increase"})
+    if folder is not None and top.n_prompts > 1:
+        values = per_prompt(top, folder)
+        intervals = [bootstrap_interval(values[:, i]) for i in range(values.shape[1])]
+        table["low"] = [interval.low for interval in intervals]
+        table["high"] = [interval.high for interval in intervals]
+    table["share_evaluated"] = 1.0
+    return table
+
+
+def per_prompt(top: TopHeads, folder: RunFolder) -> Float[np.ndarray, "prompt k"]:
+    """The located heads' increase on every prompt, nats, from the run's chunks; NaN where a chunk is missing.
+
+    How many batches there are is read from the configuration ("batches"). Raises `DamagedChunk` for a chunk that
+    cannot be read.
+    """
+    values = np.full((top.n_prompts, len(top.value)), np.nan)
+    column = {head: i for i, head in enumerate(zip(top.layer.tolist(), top.head.tolist(), strict=True))}
+    for kind in ("part", "again"):
+        for number in range(folder.configuration["batches"]):
+            chunk = folder.read(chunk_name(kind, number))
+            if chunk is None:
+                continue
+            frame = chunk.to_pandas().dropna(subset="increase")
+            at = [column.get(head, -1) for head in zip(frame["layer"], frame["head"], strict=True)]
+            frame = frame.assign(column=at)
+            frame = frame[frame["column"] >= 0]
+            values[frame["prompt"], frame["column"]] = frame["increase"]
+    return values
+
+
+def summary(top: TopHeads) -> str:
+    """How much was evaluated exactly, and what was left out by its bound."""
+    if not top.certified:
+        return (
+            f"All {top.n_parts} heads were evaluated exactly on all {top.n_prompts:,} prompts: this readout (own norm "
+            "or soft-cap) has no bounds."
+        )
+    text = (
+        f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {top.n_prompts:,} prompts, "
+        f"{100 * top.share:.1f} % of all evaluations."
+    )
+    if top.n_exact < top.n_parts:
+        text += (
+            f" Largest bound left out: {top.left_out:.4f} nats, against {float(top.value[-1]):.4f} of the last head "
+            "in the table."
+        )
+    return text
+
+
+def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> None:
+    """Writes heads.parquet, heads.csv and result.json; raises InputError if the folder does not allow it."""
+    folder.write("heads.parquet", {name: table[name].to_numpy() for name in table.columns})
+    folder.write_bytes("heads.csv", table.to_csv(index=False, lineterminator="\n").encode())
+    found = {
+        "certified": top.certified,
+        "n_prompts": top.n_prompts,
+        "heads": top.n_parts,
+        "heads_evaluated_on_all_prompts": top.n_exact,
+        "share_evaluated": top.share,
+        "largest_bound_left_out": top.left_out if top.n_exact < top.n_parts else None,
+    }
+    folder.write_bytes("result.json", (json.dumps(found, indent=1) + "\n").encode())

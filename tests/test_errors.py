@@ -1,0 +1,35 @@
+"""One form of sentence for a choice that does not exist, wherever it is asked for."""
+
+import families
+import pytest
+
+import icl_lens as il
+from icl_lens.errors import check_choice
+
+
+def test_the_sentence():
+    check_choice("mode", "zero", ("zero", "mean"))
+    with pytest.raises(il.InputError, match=r"^mode='half' is not known; use 'zero' or 'mean'$"):
+        check_choice("mode", "half", ("zero", "mean"))
+    with pytest.raises(il.InputError, match=r"^kind='x' is not known; use 'a', 'b' or 'c'$"):
+        check_choice("kind", "x", ("a", "b", "c"))
+
+
+ASKED = {
+    "layout": lambda model, acts: il.load_task("sentiment-number", layout="x"),
+    "asked": lambda model, acts: il.load_task("sentiment-number", asked="x"),
+    "classes": lambda model, acts: il.load_task("sentiment-number", classes="x"),
+    "dtype": lambda model, acts: il.load_model("icl-mini", dtype="x"),
+    "final_norm": lambda model, acts: acts.readout.using(final_norm="x", bias=True),
+    "source": lambda model, acts: il.label_keys(acts, (0, 0), source="x"),
+    "mode": lambda model, acts: il.ablate_heads(model, [(0, 0)], mode="x").__enter__(),
+    "positions": lambda model, acts: il.remove_position(model, [(0, 0)], positions="x").__enter__(),
+    "what": lambda model, acts: il.patch_heads(model, [(0, 0)], acts.batch, what="x").__enter__(),
+    "table": lambda model, acts: il.explain(model, families.PROMPT, k=1, n_ablated=1).to_frame("x"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_every_choice_is_refused_in_the_same_words(no_type_checks, gpt2, gpt2_acts, name):
+    with pytest.raises(il.InputError, match=rf"^{name}='x' is not known; use '.*' or '\w+'$"):
+        ASKED[name](gpt2, gpt2_acts)

@@ -1,0 +1,162 @@
+"""A located run as a table: per-prompt values from its chunks, intervals, sentence, files, configuration."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens.locate import locate as dataset
+from icl_lens.locate.chunk import HeadChunk, columns_of
+from icl_lens.locate.configuration import Asked, LocateOptions, configuration, run_folder
+from icl_lens.locate.folder import DamagedChunk, RunFolder
+from icl_lens.locate.locate import plan_batches
+from icl_lens.locate.table import heads_table, per_prompt, summary, write_result
+from icl_lens.metrics import bootstrap_interval
+from icl_lens.models.view import ModelView
+
+PROMPTS = [
+    il.Prompt.parse(text, answer="foo")
+    for text in (
+        "love : bar like : bar eight : foo two : foo one :",
+        "happy : bar sad : bar three : foo nine :",
+        "cat : foo the red : bar a blue :",
+        "one : foo two :",
+        "love : foo a : bar the :",
+        "sad : bar eight : foo dog :",
+        "like : bar one two : foo three :",
+    )
+]
+ASKED = Asked(model="tiny", task="sentiment-number", n=7)
+OPTIONS = LocateOptions(k=2, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def batch(gpt2):
+    return il.tokenize(gpt2, PROMPTS)
+
+
+@pytest.fixture
+def ran(gpt2, batch, tmp_path, monkeypatch):
+    """A run in a folder, with a second pass."""
+    monkeypatch.setattr(dataset, "MARGIN", 0)
+    folder = run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
+    top = il.locate_heads(gpt2, batch, k=2, batch_size=2, slack=1e6, folder=folder)
+    assert list(tmp_path.glob("again-*.parquet"))
+    return top, folder
+
+
+def test_every_prompts_own_values(gpt2, batch, ran):
+    top, folder = ran
+    every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens)
+    expected = every[:, top.layer, top.head]
+    np.testing.assert_allclose(per_prompt(top, folder), expected, atol=1e-5)
+    table = heads_table(top, folder)
+    assert list(table.columns) == ["rank", "layer", "head", "name", "increase", "low", "high", "share_evaluated"]
+    assert table["name"].tolist() == [str(head) for head in top.heads]
+    np.testing.assert_allclose(table["increase"], expected.double().mean(0), atol=1e-5)
+    interval = bootstrap_interval(expected[:, 1].double().numpy())
+    assert (table["low"][1], table["high"][1]) == pytest.approx((interval.low, interval.high), abs=1e-5)
+
+
+def test_no_interval_without_values(ran):
+    top, folder = ran
+    assert "low" not in heads_table(top)
+    assert "low" not in heads_table(replace(top, n_prompts=1), folder)
+
+
+def test_a_missing_chunk_and_a_damaged_one(ran):
+    top, folder = ran
+    path = folder.path / "part-00001.parquet"
+    whole = path.read_bytes()
+    path.unlink()
+    (folder.path / "again-00001.parquet").unlink()
+    assert np.isnan(per_prompt(top, folder)).all(1).sum() == 2
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DamagedChunk, match="part-00001"):
+        per_prompt(top, folder)
+
+
+TOP = il.TopHeads(
+    value=torch.tensor([0.5, 0.25], dtype=torch.float64),
+    layer=torch.tensor([1, 0]),
+    head=torch.tensor([2, 3]),
+    n_exact=3,
+    n_parts=12,
+    left_out=0.125,
+    certified=True,
+    n_pairs=6000,
+    n_prompts=2000,
+)
+
+
+def test_the_sentence():
+    assert summary(TOP) == (
+        "Exact, certified: 3 of 12 heads evaluated on all 2,000 prompts, 25.0 % of all evaluations. Largest bound left "
+        "out: 0.1250 nats, against 0.2500 of the last head in the table."
+    )
+    assert "left out" not in summary(replace(TOP, n_exact=12))
+    assert summary(replace(TOP, certified=False)).startswith("All 12 heads were evaluated exactly on all 2,000 prompts")
+
+
+def test_values_of_both_passes(tmp_path):
+    """A located head that led in some batches only: its other values come from the second pass."""
+    folder = RunFolder(tmp_path, {"batches": 2})
+    bound = np.ones((2, 12), np.float32)
+    chunks = {
+        ("part", 0): HeadChunk(np.array([2, 0]), bound, np.array([3, 6]), np.array([[1, 2], [3, 4]], np.float32)),
+        ("part", 1): HeadChunk(np.array([1, 3]), bound, np.array([5, 6]), np.array([[0, 5], [0, 6]], np.float32)),
+        ("again", 1): HeadChunk(np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
+    }
+    for (kind, number), chunk in chunks.items():
+        folder.write(f"{kind}-{number:05d}.parquet", columns_of(chunk, 4))
+    # L1H2 is head 6, L0H3 is head 3.
+    found = per_prompt(replace(TOP, n_prompts=4), folder)
+    np.testing.assert_array_equal(found, [[4, 3], [5, 7], [2, 1], [6, 8]])
+
+
+def test_result_files(tmp_path):
+    folder = RunFolder(tmp_path, {"batches": 0})
+    table = heads_table(TOP)
+    write_result(folder, table, TOP)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "heads.csv"), table)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "heads.parquet"), table)
+    assert json.loads((tmp_path / "result.json").read_text()) == {
+        "certified": True,
+        "n_prompts": 2000,
+        "heads": 12,
+        "heads_evaluated_on_all_prompts": 3,
+        "share_evaluated": 0.25,
+        "largest_bound_left_out": 0.125,
+    }
+    write_result(folder, table, replace(TOP, n_exact=12))
+    assert json.loads((tmp_path / "result.json").read_text())["largest_bound_left_out"] is None
+
+
+def test_configuration(gpt2, batch):
+    found = configuration(gpt2, batch, OPTIONS, ASKED)
+    assert list(found)[:4] == ["model", "revision", "weights", "task"]
+    assert list(found)[-4:] == ["device", "batches", "plan", "versions"]
+    assert found["batches"] == len(plan_batches(ModelView.of(gpt2), batch, batch_size=2)) == 4
+    assert found["labels"] == list(batch.labels)
+    json.dumps(found)
+    for options, asked, rows, changed in (
+        (replace(OPTIONS, k=3), ASKED, batch, {"k"}),
+        (replace(OPTIONS, batch_size=3), ASKED, batch, {"batches", "plan"}),
+        (OPTIONS, replace(ASKED, seed=1), batch, {"seed"}),
+        (OPTIONS, ASKED, batch[[1, 0, 2, 3, 4, 5, 6]], {"prompts", "plan"}),
+    ):
+        other = configuration(gpt2, rows, options, asked)
+        assert {name for name in found if found[name] != other[name]} == changed
+    with pytest.raises(il.InputError, match="at least 1"):
+        configuration(gpt2, batch, replace(OPTIONS, batch_size=0), ASKED)
+
+
+def test_another_configurations_folder_is_refused(gpt2, batch, tmp_path):
+    run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
+    run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
+    with pytest.raises(il.InputError, match="holds a run with seed=0"):
+        run_folder(tmp_path, gpt2, batch, OPTIONS, replace(ASKED, seed=2))

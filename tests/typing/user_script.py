@@ -1,0 +1,32 @@
+"""What a user writes, for the type checker: every name comes from `import icl_lens as il`."""
+
+from pathlib import Path
+
+import pandas as pd
+from torch import Tensor
+
+import icl_lens as il
+
+model = il.load_model("icl-mini", dtype="float32")
+prompt = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
+batch: il.PromptBatch = il.tokenize(model, [prompt])
+acts: il.Activations = il.capture(model, batch)
+increases: Tensor = il.head_log_prob_increase(acts, batch.answer_tokens)
+
+top: il.TopHeads = il.top_heads(acts, batch.answer_tokens, k=3)
+heads: list[il.Head] = top.heads
+table: pd.DataFrame = top.to_frame()
+words: list[list[str]] = acts.readout.top_tokens(il.label_values(acts, heads[0])[0], k=5)
+
+with il.ablate_heads(model, heads, mode="zero"):
+    without: Tensor = il.label_log_probs(model, batch)
+
+explanation: il.Explanation = il.explain(model, prompt, k=5)
+layers: pd.DataFrame = explanation.to_frame("layers")
+page: str = explanation.to_html()
+
+located = il.locate_heads(model, il.load_task("sentiment-number", n=20, layout="reorder"), k=4, final_norm="frozen")
+names: list[str] = [str(head) for head in located.heads]
+frame: pd.DataFrame = il.tables.head_table(increases)
+accuracy: float = il.metrics.accuracy(without, batch.answer)
+il.html.write_page(page, Path("page.html"))
