@@ -286,7 +286,7 @@ def test_contrast_heads_left_open_are_passed_again(gpt2, many, monkeypatch):
 def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candidates, which):
     """Parts that are there are not computed again, and give the same numbers to the last bit."""
     against = contrasts(many)[which]
-    folder = PartFolder(tmp_path, {"against": against.tolist()})
+    folder = RunFolder(tmp_path, {"against": against.tolist()})
     whole = il.locate_heads(gpt2, many, k=2, against=against, batch_size=8, folder=folder)
     parts = sorted(path.name for path in tmp_path.glob("part-*"))
     assert len(parts) == 5
@@ -308,11 +308,11 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
 
 def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
     against = many.other_label_tokens
-    silent = PartFolder(tmp_path, {"x": 1, "against": None})
+    silent = RunFolder(tmp_path, {"x": 1, "against": None})
     with pytest.raises(il.InputError, match="says nothing of against, and the run has it"):
         il.locate_heads(gpt2, many, k=2, against=against, folder=silent)
     with pytest.raises(il.InputError, match="says against, and the run has none"):
-        il.locate_heads(gpt2, many, k=2, folder=PartFolder(tmp_path, {"against": "other labels"}))
+        il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"against": "other labels"}))
     assert not list(tmp_path.iterdir())
 
 

@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.decompose import grouped_to_heads, head_outputs
+from icl_lens.activations.stored import read_about, read_tensors, write_tensors
 from icl_lens.errors import InputError
 from icl_lens.models.norms import NormView
 from icl_lens.models.readout import Readout, norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.stored import read_about, read_tensors, write_tensors
-from icl_lens.token_ids import TokenPositions
+from icl_lens.prompts.token_ids import TokenPositions
 
 # Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}

@@ -242,7 +242,7 @@ def _captured(
     return capture(model, batch[rows]), (targets[rows], rows_of(against, rows))
 
 
-def _check_folder(folder: PartFolder | None, against: CheckedAgainst) -> None:
+def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
     """Raises InputError where a folder could mix parts about log p(target) with parts about a contrast."""
     if folder is None or (folder.configuration.get("against") is None) == (against is None):
         return

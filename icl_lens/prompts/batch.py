@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Span, Template, listed
-from icl_lens.token_ids import (
+from icl_lens.prompts.token_ids import (
     TokenPositions,
     check_ids,
     chosen_positions,

@@ -25,7 +25,7 @@ from icl_lens.prompts.batch import (
     without_demonstrations,
 )
 from icl_lens.prompts.prompt import Prompt, Rendered
-from icl_lens.token_ids import TokenPositions, check_ids, named, padded_ids
+from icl_lens.prompts.token_ids import TokenPositions, check_ids, named, padded_ids
 
 Scored = str | int
 """A token by its text, in its place ("␣Mary" with its blank), or by its id."""

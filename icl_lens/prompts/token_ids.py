@@ -69,19 +69,20 @@ def chosen_positions(positions: TokenPositions, lengths: list[int]) -> list[list
         return [list(range(length)) for length in lengths]
     if isinstance(positions, int):
         positions = [positions]
-    listed_by_row = [list(one) if isinstance(one, Sequence) else one for one in positions]
-    if all(isinstance(one, int) for one in listed_by_row):
-        listed_by_row = [listed_by_row for _ in lengths]
-    if len(listed_by_row) != len(lengths) or not all(isinstance(one, list) and one for one in listed_by_row):
+    for_all = [place for place in positions if isinstance(place, int)]
+    by_row = [list(places) for places in positions if isinstance(places, Sequence)]
+    if for_all and not by_row:
+        by_row = [for_all for _ in lengths]
+    if len(by_row) != len(lengths) or not all(by_row) or (for_all and by_row[0] is not for_all):
         raise InputError(
             f"positions={positions!r} do not fit {len(lengths)} prompts; give one position, a list for all prompts, or "
             "a list for each, none of them empty"
         )
-    for row, (places, length) in enumerate(zip(listed_by_row, lengths, strict=True)):
+    for row, (places, length) in enumerate(zip(by_row, lengths, strict=True)):
         wrong = [place for place in places if not -length <= place < length]
         if wrong:
             raise InputError(f"prompt {row} has no position {wrong[0]}: it has {length} tokens, 0–{length - 1}")
-    return [[place % length for place in places] for places, length in zip(listed_by_row, lengths, strict=True)]
+    return [[place % length for place in places] for places, length in zip(by_row, lengths, strict=True)]
 
 
 def one_a_row(ids: int | Sequence[int] | Tensor | None, n: int, what: str) -> list[int] | None:
