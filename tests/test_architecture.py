@@ -10,9 +10,9 @@ PACKAGE = Path(__file__).parent.parent / "icl_lens"
 # Low to high: a room may import rooms of lower levels only.
 LEVELS = [
     {"errors"},
-    {"files", "prompts", "readout", "decompose", "metrics"},
-    {"models", "tokens", "tasks", "parts", "processes"},
-    {"activations"},
+    {"files", "prompts", "readout", "decompose", "metrics", "hub"},
+    {"models", "tokens", "rows", "parts", "processes"},
+    {"activations", "tasks"},
     {"attribution", "attention", "circuits", "interventions"},
     {"location", "causal", "debias"},
     {"tables", "dataset"},
