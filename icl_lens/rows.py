@@ -75,25 +75,31 @@ DATASETS = {
 }
 """The sentence datasets that have a name of their own."""
 
+_REPOSITORIES = tuple(source.repository for source in DATASETS.values())
 
-def from_hub(name: str, split: str) -> tuple[Table, tuple[str, str]]:
-    """The rows of a split of one of `DATASETS`, and its columns of text and label.
+
+def from_hub(name: str, splits: Sequence[str]) -> tuple[dict[str, Table], tuple[str, str]]:
+    """The rows of splits of one of `DATASETS`, and the columns of text and label.
 
     Its files are fetched once, into the cache of huggingface_hub, and are read from there ever after, also offline.
     Of a dataset that is large, the first rows are fetched alone, by their place in the file.
     Raises InputError, with what is kept and how to go on, if they cannot be had.
     """
     source = DATASETS[name]
-    table = _first_rows(name, source, split) if source.at_most is not None else _whole(name, source, split)
-    there = tuple(table.rows[0]) if table.rows else ()
+    try:
+        tables = (_whole if source.at_most is None else _first_rows)(name, source, splits)
+    except InputError as error:
+        if "path=" in str(error) or "choose one of" in str(error):
+            raise
+        raise InputError(f"{error}; or give a copy of your own with path=") from error.__cause__
+    there = {column for table in tables.values() for row in table.rows[:1] for column in row}
     label = next((column for column in source.labels if column in there), None)
     if source.text not in there or label is None:
         raise InputError(
-            f"the split {split!r} of {source.repository!r} has the columns {listed(there) or 'none'}, and needed are "
-            f"{source.text!r} and {' or '.join(map(repr, source.labels))}: it has changed; give your copy with --path "
-            "(path= in Python)"
+            f"{source.repository!r} has the columns {listed(sorted(there)) or 'none'}, and needed are {source.text!r} "
+            f"and {' or '.join(map(repr, source.labels))}: it has changed; give a copy of your own with path="
         )
-    return table, (source.text, label)
+    return tables, (source.text, label)
 
 
 def from_files(paths: Sequence[Path]) -> Table:
@@ -120,84 +126,99 @@ def from_files(paths: Sequence[Path]) -> Table:
     return Table(rows, {column: kind.names for column, kind in features.items() if hasattr(kind, "int2str")})
 
 
-def _whole(name: str, source: HubDataset, split: str) -> Table:
+def _whole(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Table]:
     repository = open_repository(
         source.repository,
         kind="dataset",
-        whole=lambda here: bool(_files(here, source, split)),
-        known=[one.repository for one in DATASETS.values()],
+        whole=lambda here: all(_files(here, source, split) for split in splits),
+        known=_REPOSITORIES,
     )
-    files = _files(repository, source, split)
-    if not files:
-        raise InputError(_no_split(name, repository, source, split))
-    folder = repository.fetch(files)
+    files = {split: _of_split(name, repository, source, split) for split in splits}
+    folder = repository.fetch([file for split in splits for file in files[split]])
     repository.finished()
-    tables = [_read(folder / file, source) for file in files]
+    return {split: _joined([_read(folder / file, source) for file in files[split]]) for split in splits}
+
+
+def _joined(tables: Sequence[Table]) -> Table:
     return Table([row for table in tables for row in table.rows], tables[0].class_names)
 
 
-def _first_rows(name: str, source: HubDataset, split: str) -> Table:
-    """The first rows of a split, from a file of our own in the cache once they have been fetched."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _first_rows(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Table]:
+    """The first rows of splits, from files of our own in the cache once they have been fetched."""
     from huggingface_hub import cached_assets_path
 
-    at_most = source.at_most or 0
     try:
         folder = cached_assets_path("icl_lens", namespace=source.repository, subfolder="main")
     except OSError as error:
         raise InputError(
             f"the cache cannot be written ({error.strerror}); set HF_HOME to a folder you may write to"
         ) from error
-    kept = folder / f"{split.replace(os.sep, '-')}-first-{at_most}.parquet"
-    if kept.is_file():
-        return _read(kept, source)
-    if offline():
+    kept = {split: folder / f"{re.sub(r'[^A-Za-z0-9]', '-', split)}-first-{source.at_most}.parquet" for split in splits}
+    missing = [split for split in splits if not kept[split].is_file()]
+    if missing and offline():
         raise InputError(
-            f"the first rows of {source.repository!r}, split {split!r}, are not in the cache, and HF_HUB_OFFLINE "
-            f"forbids the network: unset it once, or give your copy of {name} with --path (path= in Python)"
+            f"the first rows of {source.repository!r} ({listed(missing)}) are not in the cache, and HF_HUB_OFFLINE "
+            f"forbids the network: unset it once, or give a copy of your own with path="
         )
-    repository = open_repository(source.repository, kind="dataset", whole=lambda _: False)
-    files = _files(repository, source, split)
-    if not files:
-        raise InputError(_no_split(name, repository, source, split))
-    tables, count = [], 0
+    if missing:
+        repository = open_repository(source.repository, kind="dataset", whole=lambda _: False, known=_REPOSITORIES)
+        for split in missing:
+            files = _of_split(name, repository, source, split)
+            _keep(_fetched(repository, source, files), kept[split])
+    return {split: _read(kept[split], source) for split in splits}
+
+
+def _fetched(repository: Repository, source: HubDataset, files: Sequence[str]) -> Any:
+    """The first rows of some files, as an arrow table."""
+    import pyarrow as pa
+
+    columns, tables, left = (source.text, *source.labels), [], source.at_most or 0
     for file in files:
         try:
-            tables.append(_prefix(RemoteFile(repository, file), (source.text, *source.labels), at_most - count))
+            tables.append(_prefix(RemoteFile(repository, file), columns, left))
         except RangesNotServed:  # a mirror that knows whole files only
-            whole = repository.fetch([file]) / file
-            tables.append(_prefix(str(whole), (source.text, *source.labels), at_most - count))
+            tables.append(_prefix(str(repository.fetch([file]) / file), columns, left))
         except Exception as error:  # from the network, its libraries or the reader
             raise InputError(
                 f"{repository.why(error)} (the first rows of {file} were being fetched; nothing of them is kept)"
             ) from error
-        count += tables[-1].num_rows
-        if count >= at_most:
+        left -= tables[-1].num_rows
+        if left <= 0:
             break
-    table = pa.concat_tables(tables)
-    handle, beside = tempfile.mkstemp(dir=folder, prefix=".icl_lens.", suffix=".parquet")
+    return pa.concat_tables(tables)
+
+
+def _keep(table: Any, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".icl_lens.", suffix=".parquet")
     os.close(handle)
     try:
         pq.write_table(table, beside, compression="zstd")
-        os.replace(beside, kept)
+        os.replace(beside, path)
     except OSError as error:
-        raise InputError(f"the rows cannot be kept ({error.strerror}); make room in {str(folder)!r}") from error
+        raise InputError(f"the rows cannot be kept ({error.strerror}); make room in {str(path.parent)!r}") from error
     finally:
         Path(beside).unlink(missing_ok=True)
-    return _read(kept, source)
 
 
 def _prefix(file: Any, columns: Sequence[str], count: int) -> Any:
     """At most `count` rows of a parquet file, of which no more is read than the row groups they lie in."""
     import pyarrow.parquet as pq
 
-    parquet = pq.ParquetFile(file, pre_buffer=True)
-    groups, rows = [], 0
-    while rows < count and len(groups) < parquet.num_row_groups:
-        rows += parquet.metadata.row_group(len(groups)).num_rows
-        groups.append(len(groups))
+    parquet = pq.ParquetFile(file)
     wanted = [column for column in columns if column in parquet.schema_arrow.names]
+    groups, rows, spans = [], 0, []
+    while rows < count and len(groups) < parquet.num_row_groups:
+        group = parquet.metadata.row_group(len(groups))
+        rows += group.num_rows
+        groups.append(len(groups))
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in wanted:
+                start = column.dictionary_page_offset or column.data_page_offset
+                spans += [start, start + column.total_compressed_size]
+    if isinstance(file, RemoteFile) and spans:
+        file.read_ahead(min(spans), max(spans))  # one request instead of one for each column of each group
     return parquet.read_row_groups(groups, columns=wanted).slice(0, count)
 
 
@@ -206,12 +227,19 @@ def _files(repository: Repository, source: HubDataset, split: str) -> list[str]:
     return sorted(file for file in repository.files if pattern.fullmatch(file))
 
 
+def _of_split(name: str, repository: Repository, source: HubDataset, split: str) -> list[str]:
+    """The files of a split; raises InputError, naming those there are, if it has none."""
+    if not (files := _files(repository, source, split)):
+        raise InputError(_no_split(name, repository, source, split))
+    return files
+
+
 def _no_split(name: str, repository: Repository, source: HubDataset, split: str) -> str:
     pattern = re.compile(source.files.replace("{split}", r"(\w+)"))
     there = sorted({found[1] for file in repository.files if (found := pattern.fullmatch(file))})
     if repository.from_cache:
-        return f"{name} has no split {split!r} in the cache, where {listed(there) or 'none'} is; fetch it once with a network"
-    return f"{name} has no split {split!r} but {listed(there) or 'none'}; choose with --split (split= in Python)"
+        return f"{name} has no split {split!r} in the cache but {listed(there) or 'none'}; fetch it once with a network"
+    return f"{name} has no split {split!r} but {listed(there) or 'none'}; choose one of them"
 
 
 def _read(path: Path, source: HubDataset) -> Table:

@@ -73,8 +73,8 @@ def load_task(
     of both categories are left out. Prompts are all different as long as the words allow it. `path` may name
     another word list, a .json file with {"categories": {name: [words]}}.
 
-    Sentence datasets are `SENTENCE_TASKS`, fetched once from the Hub, or any name with `path`: a .jsonl, .csv or .parquet
-    file with the two `columns`, text and label, or a folder with a file for each split ("train.jsonl",
+    Sentence datasets are `SENTENCE_TASKS`, fetched once from the Hub, or any name with `path`: a .jsonl, .csv or
+    .parquet file with the two `columns`, text and label, or a folder with a file for each split ("train.jsonl",
     "sst2-test.csv"). Demonstrations come from the train split, queries from `split`; where these are the
     same, as with a single file, half of each class goes to either. No text is used for both. When all queries
     have been used, they are used again with other demonstrations. In texts, white space is collapsed; those
@@ -262,9 +262,8 @@ def _rows(name: str, path: Path | None, split: str, columns: tuple[str, str], ma
     """Text and class of the usable rows of the train split and of `split`."""
     splits = tuple(dict.fromkeys(("train", split)))
     if path is None:
-        fetched = {one: from_hub(name, one) for one in splits}
-        return {one: list(_usable(table, where, max_words)) for one, (table, where) in fetched.items()}
-    if path.is_dir():
+        tables, columns = from_hub(name, splits)
+    elif path.is_dir():
         tables = {one: from_files(_files_of(path, name, one)) for one in splits}
     else:
         tables = {one: from_files([path]) for one in splits}

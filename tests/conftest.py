@@ -1,8 +1,11 @@
 """Shared fixtures: tiny models of every family, loaded through the package's own loader."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import families
 import jaxtyping

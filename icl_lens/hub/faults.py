@@ -74,7 +74,7 @@ def reason_of(
     revisions: Sequence[str] = (),
     known: Sequence[str] = KNOWN_MODELS,
     token: bool = False,
-    limit: float = 10,
+    limit: float = 10.0,
 ) -> str:
     """One sentence without its full stop: what is wrong, and what to do about it.
 
@@ -90,12 +90,13 @@ def reason_of(
     if any(type(one).__name__ == "HFValidationError" for one in chain(error)):
         return (
             f"{name!r} is no name of a {kind}: names on the Hugging Face Hub look like 'gpt2-large' or "
-            f"'EleutherAI/gpt-j-6b'{_meant(name, known)}"
+            f"'EleutherAI/gpt-j-6b'{meant(name, known)}"
         )
     return f"the Hugging Face Hub could not be asked about {kind} {name!r}: {text_of(error)}; try again"
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def meant(name: str, known: Sequence[str]) -> str:
+    """A remark about names close to `name`; empty where there are none."""
     found = close_to(name, known)
     return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
 
@@ -144,11 +145,11 @@ def _answered(
     if code == "RepoNotFound" or "RepositoryNotFoundError" in types or status == 401:
         if token:
             return (
-                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{_meant(name, known)}; check "
+                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{meant(name, known)}; check "
                 "the spelling, or, if it is private, use a token of an account that may read it"
             )
         return (
-            f"the Hugging Face Hub has no public {kind} {name!r}{_meant(name, known)}; check the spelling, or, if "
+            f"the Hugging Face Hub has no public {kind} {name!r}{meant(name, known)}; check the spelling, or, if "
             "it is private, log in with `hf auth login` or set HF_TOKEN"
         )
     if "disabled" in said.lower():

@@ -25,6 +25,7 @@ class RemoteFile(io.RawIOBase):
         if found.size is None:
             raise RangesNotServed(file)
         self._size, self._at, self.fetched = int(found.size), 0, 0
+        self._ahead, self._ahead_at = b"", 0
 
     def readable(self) -> bool:
         return True
@@ -39,24 +40,31 @@ class RemoteFile(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
+    def read_ahead(self, start: int, stop: int) -> None:
+        """Fetches bytes `start` to `stop` in one request, for the reads to come."""
+        self._ahead, self._ahead_at = self._range(start, min(stop, self._size)), start
+
     def readinto(self, buffer: Any) -> int:
-        data = self._bytes(len(buffer))
+        stop = min(self._at + len(buffer), self._size)
+        if stop <= self._at:
+            return 0
+        if self._ahead_at <= self._at and stop <= self._ahead_at + len(self._ahead):
+            data = self._ahead[self._at - self._ahead_at : stop - self._ahead_at]
+        else:
+            data = self._range(self._at, stop)
         buffer[: len(data)] = data
+        self._at += len(data)
         return len(data)
 
-    def _bytes(self, count: int) -> bytes:
+    def _range(self, start: int, stop: int) -> bytes:
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        stop = min(self._at + count, self._size)
-        if stop <= self._at:
-            return b""
-        headers = {**self._headers, "Range": f"bytes={self._at}-{stop - 1}", "Accept-Encoding": "identity"}
+        headers = {**self._headers, "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         client: Any = get_session()
         with patience(limit()), client.stream("GET", self._url, headers=headers, follow_redirects=True) as response:
             hf_raise_for_status(response)
             if response.status_code != 206:
                 raise RangesNotServed(self._url)
             data = response.read()
-        self._at += len(data)
         self.fetched += len(data)
         return data

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from icl_lens.errors import InputError
-from icl_lens.hub.faults import KNOWN_MODELS, Kind, chain, reason_of, size, text_of
+from icl_lens.hub.faults import KNOWN_MODELS, Kind, chain, meant, reason_of, size, text_of
 from icl_lens.hub.limits import limit, patience, within
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -105,21 +105,21 @@ def open_repository(
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise InputError(reason_of(_no_name(), name, kind, known=known))
     here = _in_cache(name, kind, revision)
-    if here is not None and (offline() or here.commit == revision) and whole(here):
+    kept = here is not None and whole(here)
+    if here is not None and kept and (offline() or here.commit == revision):
         return here
     if offline():
         switch = next((s for s in _SWITCHES if os.environ.get(s)), _SWITCHES[0])
         at = f" at revision {revision!r}" if revision else ""
-        what = "is not in the cache" if here is None else "is not whole in the cache"
+        what = "is not whole in the cache" if here is not None else f"is not in the cache{meant(name, known)}"
         raise InputError(
-            f"{kind} {name!r}{at} {what}, and {switch} forbids the network: unset {switch}, or fetch it "
-            f"elsewhere with `hf download {name}{' --repo-type dataset' if kind == 'dataset' else ''}`"
+            f"{kind} {name!r}{at} {what}, and {switch} forbids the network: unset {switch} once to fetch it"
         )
     try:
-        return _asked(name, kind, revision)
+        return _asked(name, kind, revision, patient=not kept)
     except Exception as error:
         why = _why(error, name, kind, revision, known)
-        if here is not None and whole(here):
+        if here is not None and kept:
             logging.getLogger("icl_lens").warning(
                 "%s %r is taken from the cache (commit %s), unchecked: %s", kind, name, here.commit[:7], why
             )
@@ -127,7 +127,8 @@ def open_repository(
         raise InputError(why) from error
 
 
-def _asked(name: str, kind: Kind, revision: str | None) -> Repository:
+def _asked(name: str, kind: Kind, revision: str | None, *, patient: bool) -> Repository:
+    """What the Hub says now; a Hub that is busy or out of order is asked three times where we are `patient`."""
     from huggingface_hub import HfApi
 
     seconds = limit()
@@ -143,7 +144,7 @@ def _asked(name: str, kind: Kind, revision: str | None) -> Repository:
         except Exception as error:
             response = getattr(error, "response", None)
             status = getattr(response, "status_code", 0)
-            if wait is None or not (status == 429 or status >= 500):
+            if wait is None or not patient or not (status == 429 or status >= 500):
                 raise
             asked = response.headers.get("Retry-After", "") if response is not None else ""
             if asked and (not asked.isdigit() or int(asked) > seconds):

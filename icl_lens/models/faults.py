@@ -12,6 +12,7 @@ from icl_lens.errors import InputError
 from icl_lens.hub import text_of
 from icl_lens.models.source import ModelSource, has_tokenizer, no_tokenizer, weight_files
 
+_LFS = "run `git lfs pull` beside it, or fetch it with `hf download`"
 _KINDS = {
     "seq2seq": "is an encoder-decoder",
     "masked_lm": "is a masked language model, which reads both ways",
@@ -73,7 +74,10 @@ def why_not(source: ModelSource, error: BaseException, *, own_tokenizer: bool, w
     if weights:
         found = weight_files(folder)
         if not found:
-            return f"the folder {str(folder)!r} holds no weights (model.safetensors or pytorch_model.bin); {_again(source)}"
+            return (
+                f"the folder {str(folder)!r} holds no weights (model.safetensors or pytorch_model.bin); "
+                f"{_again(source)}"
+            )
         for path in found:
             if sentence := _weight_fault(path, source):
                 return sentence
@@ -178,7 +182,7 @@ def _weight_fault(path: Path, source: ModelSource) -> str | None:
     length = path.stat().st_size
     file = _file(path, source)
     if start.startswith(b"version https://git-lfs"):
-        return f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` beside it, or fetch it with `hf download`"
+        return f"{file} is a pointer of Git LFS, not the weights; {_LFS}"
     if not start:
         return f"{file} is empty; {_again(source)}"
     if start.lstrip()[:1] == b"<":
@@ -212,8 +216,7 @@ def _json(path: Path, source: ModelSource) -> Any:
         raise InputError(f"{_file(path, source)} cannot be read ({error.strerror}); {_again(source)}") from error
     except (ValueError, RecursionError) as error:
         if path.open("rb").read(24).startswith(b"version https://git-lfs"):
-            how = "run `git lfs pull` beside it, or fetch it with `hf download`"
-            raise InputError(f"{_file(path, source)} is a pointer of Git LFS, not the file; {how}") from error
+            raise InputError(f"{_file(path, source)} is a pointer of Git LFS, not the file; {_LFS}") from error
         raise InputError(f"{_file(path, source)} is no JSON ({text_of(error)}); {_again(source)}") from error
 
 
