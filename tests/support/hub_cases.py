@@ -160,8 +160,11 @@ OFFLINE = [
 ]
 
 REFUSED = [
-    Case("nobody listens", "gpt2", ("cannot be reached", "HTTPS_PROXY"), seconds=5),
-    Case("nobody listens, data", "sst2", ("cannot be reached", "path="), task=True, seconds=5),
+    Case("nobody listens", "some/bin", ("cannot be reached", "HTTPS_PROXY"), keep=True),
+    Case(
+        "nobody listens, data", "sst2", ("cannot be reached", "path="), keep=True, task=True, options={"split": "dev"}
+    ),
+    Case("nobody listens, all in the cache", "gpt2", ("ok gpt2 main", "taken from the cache"), keep=True),
 ]
 
 PARTS = {"online": ONLINE, "offline": OFFLINE}
