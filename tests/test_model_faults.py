@@ -123,7 +123,8 @@ FAULTS = [
         (NOT_FIT, "left over are", "self_attn", "bias"),
     ),
     ("llama", "biases asked for", config(attention_bias=True), (NOT_FIT, "missing are", "self_attn.k_proj.bias")),
-    ("gpt2", "of another model", config(model_type="llama", architectures=["LlamaForCausalLM"]), (NOT_FIT,)),
+    # asks for seven billion
+    ("gpt2", "of another model", config(model_type="llama", architectures=["LlamaForCausalLM"]), (NOT_FIT, "asks for")),
     # numbers that are none
     ("gpt2", "NaN", number(C_FC, float("nan")), ("hold NaN in", "c_fc.weight", "use another")),
     ("llama", "infinity", number("lm_head.weight", float("-inf")), ("hold infinity in", "use another")),
@@ -280,9 +281,9 @@ def test_weights_of_every_family_fit(family, family_folder):
     try:
         model = il.load_model(str(family_folder(family)), device="cpu", tokenizer=families.tokenizer())
     except il.InputError as error:
-        assert "do not fit" not in str(error)
-        assert "hold" not in str(error)
-        return
+        if "do not fit" in str(error) or "hold" in str(error):
+            raise
+        pytest.skip(str(error))
     saved = load_file(family_folder(family) / WEIGHTS)
     mine = dict(model.original_model.named_parameters())
     assert {*saved} & {*mine}

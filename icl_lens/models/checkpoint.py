@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Iterable
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from icl_lens.errors import InputError
+from icl_lens.models.source import weight_files
 
 _BUFFERS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask|cos_cached|sin_cached|embed_positions|alibi|rope\.freqs)$"
@@ -19,7 +23,7 @@ class Checked:
     """A model class for `boot_transformers(model_class=)` that refuses weights which do not fit the configuration.
 
     transformers would give random numbers to weights that the checkpoint lacks, and drop those it has too many of.
-    `missing` may be given to see what was found; `inner` is the class to load with, None to let TransformerLens choose.
+    `inner` is the class to load with, None to let TransformerLens choose.
     """
 
     def __init__(self, name: str, inner: Any = None) -> None:
@@ -28,6 +32,7 @@ class Checked:
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
         """What `inner` gives; raises InputError, naming the weights that are missing, left over or of another shape."""
         inner = self._inner or _class_for(kwargs["config"])
+        check_count(self._name, Path(folder), kwargs["config"], inner)
         model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         check_keys(self._name, model, info)
         return model
@@ -35,6 +40,31 @@ class Checked:
     def from_config(self, config: Any, **kwargs: Any) -> Any:
         """A model with random weights, as `inner` makes it."""
         return (self._inner or _class_for(config)).from_config(config, **kwargs)
+
+
+def check_count(name: str, folder: Path, config: Any, inner: Any) -> None:
+    """Raises InputError if the configuration asks for more than twice the numbers that the weights hold.
+
+    It is then of another model, and room for billions of random numbers would be made before that is seen. Only the
+    headers of safetensors are read; packed weights, and classes that cannot be made without memory, pass.
+    """
+    files = weight_files(folder)
+    if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
+        return
+    try:
+        held = 0
+        for file in files:
+            with safe_open(file, framework="pt") as stored:
+                held += sum(prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118
+        with torch.device("meta"):
+            wanted = sum(parameter.numel() for parameter in inner.from_config(config).parameters())
+    except Exception:  # whatever it is, loading will say it of the file or the configuration itself
+        return
+    if wanted > 2 * held:
+        raise InputError(
+            f"the weights of {name!r} do not fit its config.json: they hold {held:,} numbers, and it asks for "
+            f"{wanted:,}; use the config.json these weights were saved with"
+        )
 
 
 def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
