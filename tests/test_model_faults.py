@@ -7,9 +7,10 @@ import families
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 import icl_lens as il
-from icl_lens.models.checkpoint import check_finite
+from icl_lens.models.checkpoint import Checked, check_finite
 
 WEIGHTS = "model.safetensors"
 
@@ -109,7 +110,7 @@ FAULTS = [
         config(intermediate_size=20),
         (NOT_FIT, "of another shape are", "by the configuration 20×"),
     ),
-    ("llama", "another vocabulary", config(vocab_size=97), (NOT_FIT, "embed_tokens.weight", "97×")),
+    ("llama", "another vocabulary", config(vocab_size=11), (NOT_FIT, "embed_tokens.weight", "11×")),
     (
         "llama",
         "a bias the model lacks",
@@ -218,7 +219,6 @@ FAULTS = [
         ("reads images or sound beside text", DECODER),
     ),
     ("gpt2", "sound", config(model_type="hubert", architectures=["HubertForCTC"]), ("reads sound", DECODER)),
-    ("gpt2", "an unknown class", config(architectures=["GPT9Model"]), ("gpt2",)),
     ("gpt2", "code of its own", config(model_type="mine", auto_map={"AutoConfig": "a.B"}), ("trust_remote_code=True",)),
     ("gpt2", "an adapter", lambda f: (f / "config.json").rename(f / "adapter_config.json"), ("it is an adapter",)),
 ]
@@ -278,17 +278,12 @@ def test_buffers_and_heads_beside_the_model_are_no_fault(family, label, change, 
 @pytest.mark.parametrize("family", sorted(families.FAMILIES))
 def test_weights_of_every_family_fit(family, family_folder):
     """What save_pretrained writes is never refused, and is what is loaded."""
-    try:
-        model = il.load_model(str(family_folder(family)), device="cpu", tokenizer=families.tokenizer())
-    except il.InputError as error:
-        if "do not fit" in str(error) or "hold" in str(error):
-            raise
-        pytest.skip(str(error))
-    saved = load_file(family_folder(family) / WEIGHTS)
-    mine = dict(model.original_model.named_parameters())
-    assert {*saved} & {*mine}
-    for key in {*saved} & {*mine}:
-        assert torch.equal(saved[key], mine[key]), key
+    folder = family_folder(family)
+    model = Checked(family).from_pretrained(str(folder), config=AutoConfig.from_pretrained(folder))
+    wanted = families.build(family).state_dict()
+    assert {*wanted} == {*model.state_dict()}
+    for key, found in model.state_dict().items():
+        assert torch.equal(found, wanted[key]), key
 
 
 def test_weights_too_large_for_float16(spoilt):

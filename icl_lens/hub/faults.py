@@ -31,7 +31,7 @@ def text_of(error: BaseException) -> str:
     for line in str(error).splitlines():
         line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
         if line:
-            return line
+            return line if len(line) <= 160 else f"{line[:159]}…"
     return type(error).__name__
 
 

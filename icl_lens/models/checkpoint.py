@@ -30,11 +30,12 @@ class Checked:
         self._name, self._inner = name, inner
 
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
-        """What `inner` gives; raises InputError, naming the weights that are missing, left over or of another shape."""
+        """What `inner` gives; raises InputError, naming weights that are missing, left over, misshapen or not finite."""
         inner = self._inner or _class_for(kwargs["config"])
         check_count(self._name, Path(folder), kwargs["config"], inner)
         model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         check_keys(self._name, model, info)
+        check_finite(self._name, model, kwargs.get("torch_dtype"))
         return model
 
     def from_config(self, config: Any, **kwargs: Any) -> Any:
@@ -49,7 +50,8 @@ def check_count(name: str, folder: Path, config: Any, inner: Any) -> None:
     headers of safetensors are read; packed weights, and classes that cannot be made without memory, pass.
     """
     files = weight_files(folder)
-    if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
+    plain = files and all(file.suffix == ".safetensors" for file in files)
+    if not plain or getattr(config, "quantization_config", None) is not None:
         return
     try:
         held = 0
@@ -91,7 +93,7 @@ def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
         )
 
 
-def check_finite(name: str, model: nn.Module, dtype: torch.dtype) -> None:
+def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None:
     """Raises InputError if a parameter holds NaN or infinity: one pass over the weights, no copy of them."""
     bad: list[str] = []
     kinds: set[str] = set()

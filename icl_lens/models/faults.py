@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import traceback
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from icl_lens.errors import InputError
 from icl_lens.hub import text_of
-from icl_lens.models.source import ModelSource, has_tokenizer, no_tokenizer, weight_files
+from icl_lens.models.source import ModelSource, weight_files
 
 _LFS = "run `git lfs pull` beside it, or fetch it with `hf download`"
 _KINDS = {
@@ -61,11 +62,9 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> Any:
     return config
 
 
-def why_not(source: ModelSource, error: BaseException, *, own_tokenizer: bool, weights: bool) -> str:
+def why_not(source: ModelSource, error: BaseException, *, weights: bool) -> str:
     """One sentence about a folder that could not be loaded: its files are looked at for the cause."""
     folder, name = source.folder, source.name
-    if not own_tokenizer and not has_tokenizer([path.name for path in folder.iterdir()]):
-        return no_tokenizer(name)
     for path in sorted(folder.glob("*.json")):
         try:
             _json(path, source)
@@ -88,14 +87,14 @@ def why_not(source: ModelSource, error: BaseException, *, own_tokenizer: bool, w
         )
     text = text_of(error)
     lower = text.lower()
-    if "tokenizer" in lower or "sentencepiece" in lower or "tiktoken" in lower:
+    if isinstance(error, KeyError | AttributeError | TypeError):
+        text = f"{type(error).__name__} {text}"
+    if any("tokenization_" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
         return f"the tokenizer of model {name!r} cannot be read: {text}; {_again(source)}"
     if "unsupported architecture" in lower or "not supported" in lower:
         return f"model {name!r} is of a family that TransformerLens does not know: {text}; choose another model"
     if isinstance(error, ImportError):
         return f"model {name!r} needs a package that is not installed: {text}; install it and try again"
-    if isinstance(error, KeyError | AttributeError | TypeError):
-        text = f"{type(error).__name__} {text}"
     return f"model {name!r} could not be loaded: {text}; check its config.json against its weights, or {_again(source)}"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.models.checkpoint import Checked, check_finite
+from icl_lens.models.checkpoint import Checked
 from icl_lens.models.faults import check_config, why_not
-from icl_lens.models.source import bundled_models, find_model, weight_files
+from icl_lens.models.source import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
 
 __all__ = ["bundled_models", "load_model"]
 
@@ -82,6 +82,8 @@ def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) 
     code = kwargs["trust_remote_code"]
     source = find_model(name, revision=revision, weights=weights, tokenizer=not own_tokenizer, code=code)
     check_config(source, trust_remote_code=code)
+    if not own_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
+        raise InputError(no_tokenizer(name))  # transformers makes one without words
     if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
         logging.getLogger("icl_lens").warning(
             "model %r has no safetensors: its weights are read from %s without running code in it (weights_only)",
@@ -95,9 +97,7 @@ def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) 
     except InputError:
         raise
     except Exception as error:  # from many libraries: there is no closed list, and the files tell what is wrong
-        raise InputError(why_not(source, error, own_tokenizer=own_tokenizer, weights=weights)) from error
-    if weights:
-        check_finite(name, model, kwargs["dtype"])
+        raise InputError(why_not(source, error, weights=weights)) from error
     if source.fetched:
         model.cfg.model_name = name  # the folder is called by the commit
     return model
