@@ -30,7 +30,7 @@ class Checked:
         self._name, self._inner = name, inner
 
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
-        """What `inner` gives; raises InputError, naming weights that are missing, left over, misshapen or not finite."""
+        """What `inner` gives; raises InputError for weights missing, left over, misshapen or not finite."""
         inner = self._inner or _class_for(kwargs["config"])
         check_count(self._name, Path(folder), kwargs["config"], inner)
         model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
