@@ -148,6 +148,8 @@ def test_nothing_but_the_hub_is_asked(told):
     """No conversion of weights is looked for or asked for, and the token goes nowhere else."""
     for label, found in told.items():
         for path in found["asked"]:
+            if path == "/api/agent-harnesses":  # huggingface_hub's own, once a process
+                continue
             assert path.startswith(("/api/models/", "/api/datasets/")) or "/resolve/" in path, f"{label}: {path}"
             assert "discussions" not in path
 
