@@ -17,6 +17,7 @@ from icl_lens.errors import InputError
 from icl_lens.prompts import tasks
 from icl_lens.prompts.batch import tokenize
 from icl_lens.prompts.prompt import Template
+from icl_lens.prompts.rows import Table
 from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
 
 CATEGORIES = {
@@ -400,54 +401,27 @@ def test_files_that_cannot_be_used(folder, tmp_path):
     refused("0 of class 'LOC'")
 
 
-# The Hub, as far as it can be tried without one
+# The Hub; tests/test_hub.py has more
 
 
 @pytest.mark.parametrize("name", SENTENCE_TASKS)
-def test_where_datasets_come_from(name, monkeypatch):
-    source = tasks._SOURCES[name]
+def test_datasets_of_the_hub_are_read_like_files(name, monkeypatch):
+    """Of both splits at once; numbers of classes get their names, and -1 stands for a label kept secret."""
     asked = []
 
-    def load_dataset(repository, *, split, data_files=None, streaming=False):
-        asked.append((repository, split, data_files, streaming))
-        rows = [{source.text: row["text"], source.label: row["label"], "idx": 1} for row in rows_of(split, each=10)]
-        table = datasets.Dataset.from_list(rows)
-        return table.to_iterable_dataset() if streaming else table
+    def from_hub(dataset, splits):
+        asked.append((dataset, tuple(splits)))
+        rows = {split: [{"t": f"{split} {i}", "l": i % 3 - 1, "idx": 1} for i in range(30)] for split in splits}
+        return {split: Table(rows[split], {"l": ("bad", "good")}) for split in splits}, ("t", "l")
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    for prompt in load_task(name, n=10, columns=("ignored", "ignored")):
+    monkeypatch.setattr(tasks, "from_hub", from_hub)
+    prompts = load_task(name, n=10, columns=("ignored", "ignored"), classes="all", labels=("bad", "good"))
+    for prompt in prompts:
         assert prompt.query.startswith("test ")
         assert all(d.text.startswith("train ") for d in prompt.demonstrations)
-    named = {split: source.files and {split: f"{split}.jsonl"} for split in ("train", "test")}
-    assert asked == [
-        (source.repository, split, named[split], source.streamed is not None) for split in ("train", "test")
-    ]
-
-
-def test_only_the_first_rows_of_a_big_dataset_are_read(monkeypatch):
-    def rows():
-        for i in range(20_000):
-            yield {"content": f"text {i}", "label": i % 2}
-        yield from ({"content": "a row too many", "label": 2} for _ in range(1000))
-        raise RuntimeError("all of it is read")
-
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *_, split, streaming: datasets.IterableDataset.from_generator(rows)
-    )
-    assert len(load_task("amazon", n=5, split="train")) == 5  # of two classes: the third has but one text
-
-
-def test_a_hub_that_cannot_be_reached(monkeypatch):
-    def load_dataset(*_, **__):
-        raise ConnectionError("Couldn't reach 'SetFit/sst2' on the Hub\nsecond line")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(InputError) as error:
-        load_task("sst2")
-    message = str(error.value)
-    assert "Couldn't reach 'SetFit/sst2' on the Hub; go online" in message
-    assert "path=" in message
-    assert "\n" not in message
+        for demonstration in prompt.demonstrations:
+            assert int(demonstration.text.split()[1]) % 3 == {"bad": 1, "good": 2}[demonstration.label]
+    assert asked == [(name, ("train", "test"))]
 
 
 # Prompts of real size, through a tokenizer

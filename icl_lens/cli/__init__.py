@@ -25,16 +25,19 @@ for command in (explain, ablate, compare, locate, models):
 
 
 def hush() -> None:
-    """Keeps the loaders' progress bars and remarks out of the output; errors still come through."""
+    """Keeps the loaders' remarks and bars out of the output; not errors, nor, in a terminal, bars of downloads."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1" if not sys.stderr.isatty() else "0")
     warnings.simplefilter("ignore")
     for name in (None, "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("icl_lens").setLevel(logging.WARNING)
     import transformers
 
+    from icl_lens.hub import download_bars
+
     transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # switches the bars of downloads off as well
+    download_bars(sys.stderr.isatty())
 
 
 def main() -> None:

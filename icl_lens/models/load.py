@@ -1,26 +1,18 @@
 """Loading models: bundled ones, folders, the Hub; and saying why one cannot be loaded."""
 
-import os
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from icl_lens.errors import InputError, check_choice
+from icl_lens.models.checkpoint import Checked
+from icl_lens.models.faults import check_config, why_not
+from icl_lens.models.source import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
 
-
-def bundled_models() -> list[str]:
-    """Names of the models that come with the package and load without a network.
-
-    Example:
-        >>> "icl-mini" in il.bundled_models()
-        True
-    """
-    folder = files("icl_lens") / "bundled"
-    return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
+__all__ = ["bundled_models", "load_model"]
 
 
 def load_model(
@@ -39,6 +31,12 @@ def load_model(
     "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. Other keywords go to
     `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
     Raises InputError, with the reason and the remedy, if the model cannot be loaded.
+    "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. `revision` is a
+    branch, tag or commit on the Hub: configuration, tokenizer and weights are all read from that one commit. Other
+    keywords go to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
+    Files of the Hub are fetched once into the cache of huggingface_hub; what is there is not fetched again.
+    Raises InputError, with the reason and the remedy, if the model cannot be had, is no decoder-only model, or if
+    its weights do not fit its configuration or are not finite.
 
     Example:
         >>> model = il.load_model("icl-mini")
@@ -52,24 +50,59 @@ def load_model(
         if not isinstance(found, torch.dtype):
             check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
         dtype = found
-    if kwargs.get("hf_model") is not None and kwargs.get("tokenizer") is None:
+    tokenizer = kwargs.get("tokenizer")
+    if kwargs.get("hf_model") is not None and tokenizer is None:
         raise InputError(
             "hf_model= needs its tokenizer beside it: load_model(name, hf_model=model, tokenizer=tokenizer)"
         )
-    if isinstance(init := getattr(kwargs.get("tokenizer"), "init_kwargs", None), dict):
+    for early in ("checkpoint_index", "checkpoint_value"):
+        if kwargs.get(early) is not None:
+            raise InputError(f"{early}= is not read here; name the revision, such as revision='step3000' for Pythia")
+    if isinstance(init := getattr(tokenizer, "init_kwargs", None), dict):
         init.setdefault("name_or_path", "")  # TransformerLens reads it, and tokenizers built in memory have none
-    source = _source(name, local_only="hf_model" not in kwargs)
     where: dict[str, Any] = {"device_map": device_map} if device_map is not None else {"device": device or _device()}
-    try:
-        with _without_bars() if name in bundled_models() else nullcontext():
-            model = TransformerBridge.boot_transformers(
-                source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, **where, **kwargs
-            )
-    except (OSError, ValueError, ImportError, RuntimeError, NotImplementedError) as error:
-        raise InputError(_why_not(name, error)) from error
+    kwargs |= {"dtype": dtype, "trust_remote_code": trust_remote_code, **where}
+    if kwargs.get("hf_model") is not None:
+        try:
+            model = TransformerBridge.boot_transformers(name, **kwargs)
+        except Exception as error:
+            raise InputError(
+                f"the model given as hf_model={type(kwargs['hf_model']).__name__} cannot be used: "
+                f"{type(error).__name__} {next(iter(str(error).strip().splitlines()), '')}; give a decoder-only "
+                "language model of transformers"
+            ) from error
+    else:
+        model = _booted(TransformerBridge.boot_transformers, name, revision, kwargs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.eval()
+    return model
+
+
+def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
+    weights = kwargs.get("load_weights", True)
+    own_tokenizer = kwargs.get("tokenizer") is not None
+    code = kwargs["trust_remote_code"]
+    source = find_model(name, revision=revision, weights=weights, tokenizer=not own_tokenizer, code=code)
+    check_config(source, trust_remote_code=code)
+    if not own_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
+        raise InputError(no_tokenizer(name))  # transformers makes one without words
+    if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
+        logging.getLogger("icl_lens").warning(
+            "model %r has no safetensors: its weights are read from %s without running code in it (weights_only)",
+            name,
+            files[0].name,
+        )
+    checked = Checked(name, kwargs.pop("model_class", None))
+    try:
+        with _without_bars() if name in bundled_models() else nullcontext(), _silenced():
+            model = boot(str(source.folder), model_class=checked, **kwargs)
+    except InputError:
+        raise
+    except Exception as error:  # from many libraries: there is no closed list, and the files tell what is wrong
+        raise InputError(why_not(source, error, weights=weights)) from error
+    if source.fetched:
+        model.cfg.model_name = name  # the folder is called by the commit
     return model
 
 
@@ -87,62 +120,17 @@ def _without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Without transformers' table of missing weights: they are refused in one sentence."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _source(name: str, *, local_only: bool) -> str:
-    """The folder of a bundled or local model, else the name itself for the Hub."""
-    if name in bundled_models():
-        return str(files("icl_lens") / "bundled" / name)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"the folder {name!r} holds no Hugging Face model: there is no config.json in it")
-        return str(path)
-    if local_only and (path.is_absolute() or name.startswith((".", "~"))):
-        raise InputError(f"there is no folder {name!r}; give an existing Hugging Face folder or a Hub name")
-    return name
-
-
-def _why_not(name: str, error: BaseException) -> str:
-    chain, text = error, ""
-    while chain is not None:
-        text += f" {type(chain).__name__} {chain}"
-        chain = chain.__cause__ or chain.__context__
-    lower = text.lower()
-    names = ", ".join(bundled_models())
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "gated" in lower or "401 client" in lower or "403 client" in lower or "awaiting a review" in lower:
-        return (
-            f"model {name!r} is gated on the Hugging Face Hub; accept its licence on its page, then log in with "
-            f"`hf auth login` or set HF_TOKEN (bundled models need neither: {names})"
-        )
-    if "repositorynotfound" in lower or "404 client" in lower or "is not a valid model identifier" in lower:
-        return (
-            f"the Hugging Face Hub knows no model {name!r}; check the name (bundled: {names}), "
-            "or log in if it is private"
-        )
-    offline = any(
-        os.environ.get(v, "").lower() in ("1", "true", "yes", "on") for v in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    )
-    if any(
-        sign in lower
-        for sign in (
-            "connect",
-            "resolve",
-            "offline",
-            "proxy",
-            "timed out",
-            "network",
-            "localentrynotfound",
-            "couldn't reach",
-            "outgoing traffic",
-        )
-    ):
-        how = "unset HF_HUB_OFFLINE to go online" if offline else "check the network to the Hugging Face Hub"
-        return (
-            f"model {name!r} is neither bundled ({names}) nor a local folder, and it could not be fetched; "
-            f"{how}, or pass the folder of a downloaded model"
-        )
-    return f"model {name!r} could not be loaded: {reason} (bundled models: {names})"

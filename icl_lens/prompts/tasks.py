@@ -9,18 +9,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from glob import escape
 from importlib.resources import files
 from itertools import islice
 from math import perm
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import check_fast, read_texts, tokenize
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
+from icl_lens.prompts.rows import DATASETS, SUFFIXES, Table, from_files, from_hub
 
 Layout = Literal["order", "reorder", "imbalanced"]
 Asked = Literal["true", "false"]
@@ -37,32 +37,8 @@ WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country
 _LABELS = ("foo", "bar", "baz", "qux", "dax", "wug", "mib", "zib", "toma", "gorp", "nerf", "lorp", "vint", "kiki")
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where on the Hub a dataset lies: in plain data files, which need no code from the repository."""
-
-    repository: str
-    text: str
-    label: str
-    files: str | None = None
-    streamed: int | None = None
-
-
-_SOURCES = {
-    # The copy in GLUE has no labels in its test split; this one does.
-    "sst2": _Source("SetFit/sst2", "text", "label_text", files="{split}.jsonl"),
-    # The first repository of TREC needs a script. Coarse classes: ABBR, DESC, ENTY, HUM, LOC, NUM.
-    "trec": _Source("SetFit/TREC-QC", "text", "label_coarse_original", files="{split}.jsonl"),
-    "agnews": _Source("fancyzhx/ag_news", "text", "label"),
-    "ethos": _Source("SetFit/ethos_binary", "text", "label_text", files="{split}.jsonl"),
-    # 1.1 GB, of which no more is fetched than is used.
-    "amazon": _Source("fancyzhx/amazon_polarity", "content", "label", streamed=20_000),
-}
-
-SENTENCE_TASKS = tuple(_SOURCES)
+SENTENCE_TASKS = tuple(DATASETS)
 """The paper's sentence datasets, and Amazon polarity."""
-
-_SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -108,8 +84,8 @@ def load_task(
     of both categories are left out. Prompts are all different as long as the words allow it. `path` may name
     another word list, a .json file with {"categories": {name: [words]}}.
 
-    Sentence datasets are `SENTENCE_TASKS`, from the Hub, or any name with `path`: a .jsonl, .csv or .parquet
-    file with the two `columns`, text and label, or a folder with a file for each split ("train.jsonl",
+    Sentence datasets are `SENTENCE_TASKS`, fetched once from the Hub, or any name with `path`: a .jsonl, .csv or
+    .parquet file with the two `columns`, text and label, or a folder with a file for each split ("train.jsonl",
     "sst2-test.csv"). Demonstrations come from the train split, queries from `split`; where these are the
     same, as with a single file, half of each class goes to either. No text is used for both. When all queries
     have been used, they are used again with other demonstrations. In texts, white space is collapsed; those
@@ -127,6 +103,7 @@ def load_task(
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
     reached (after half a minute of trying), for a class with too few texts, and for too few labels; with
     `same_length` also for labels of different numbers of tokens.
+    reached, for a class with too few texts, and for too few labels.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -151,6 +128,8 @@ def load_task(
         if same_length is not None:
             false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
         draws = _word_draws(false, false_words, true, true_words, demonstrations, rng)
+    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
+        draws = _word_draws(*_words(name, path), demonstrations, rng)
         fixed = None
     else:
         local = None if path is None else Path(path)
@@ -254,7 +233,7 @@ def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, lis
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f'{str(source)!r} is not a word list; write {{"categories": {{name: [words]}}}} into it, '
-            f"or give sentences as one of {listed(_SUFFIXES)}"
+            f"or give sentences as one of {listed(SUFFIXES)}"
         ) from error
     false, _, true = name.partition("-")
     if false not in categories or true not in categories or false == true:
@@ -343,22 +322,18 @@ def _rows(name: str, path: Path | None, split: str, columns: tuple[str, str], ma
     """Text and class of the usable rows of the train split and of `split`."""
     splits = tuple(dict.fromkeys(("train", split)))
     if path is None:
-        source = _SOURCES[name]
-        tables = {one: _from_hub(source, one) for one in splits}
-        columns = (source.text, source.label)
+        tables, columns = from_hub(name, splits)
     elif path.is_dir():
-        tables = {one: _from_files(_files_of(path, name, one)) for one in splits}
+        tables = {one: from_files(_files_of(path, name, one)) for one in splits}
     else:
-        tables = {one: _from_files([path]) for one in splits}
-    return {one: list(_usable(*table, columns, max_words)) for one, table in tables.items()}
+        tables = {one: from_files([path]) for one in splits}
+    return {one: list(_usable(table, columns, max_words)) for one, table in tables.items()}
 
 
-def _usable(
-    features: Any, rows: list[dict[str, Any]], columns: tuple[str, str], max_words: int | None
-) -> Iterator[tuple[str, str]]:
-    class_names = getattr((features or {}).get(columns[1]), "int2str", None)
+def _usable(table: Table, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
+    class_names = table.class_names.get(columns[1], ())
     seen = set()
-    for row in rows:
+    for row in table.rows:
         missing = [column for column in columns if column not in row]
         if missing:
             raise InputError(
@@ -369,8 +344,8 @@ def _usable(
         words = str(text or "").split()
         if isinstance(label, float) and label.is_integer():
             label = int(label)  # integers in a column with gaps are read as floats
-        if class_names is not None and isinstance(label, int):
-            label = class_names(label) if label >= 0 else None  # -1 stands for a label kept secret
+        if class_names and isinstance(label, int):
+            label = class_names[label] if 0 <= label < len(class_names) else None  # -1: a label kept secret
         text = " ".join(words)
         if not words or label is None or text in seen or (max_words is not None and len(words) > max_words):
             continue
@@ -380,7 +355,7 @@ def _usable(
 
 def _files_of(folder: Path, name: str, split: str) -> list[Path]:
     """The file of a split, or its shards; of several datasets in a folder, those of `name`."""
-    here = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    here = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
     found = [file for file in here if split in re.split(r"[\W_]+", file.stem)]
     found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
     if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
@@ -390,45 +365,3 @@ def _files_of(folder: Path, name: str, split: str) -> list[Path]:
             f"'{split}.jsonl', but has {names}; rename it, choose another split, or give the path of one file"
         )
     return found
-
-
-def _from_files(paths: list[Path]) -> tuple[Any, list[dict[str, Any]]]:
-    # Not load_dataset, which reports to the Hub that it was called, and waits for it, for local files too.
-    from datasets.io.csv import CsvDatasetReader
-    from datasets.io.json import JsonDatasetReader
-    from datasets.io.parquet import ParquetDatasetReader
-
-    readers = dict(zip(_SUFFIXES, (JsonDatasetReader, CsvDatasetReader, ParquetDatasetReader), strict=True))
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"there is no file {str(path)!r}; give the path of an existing file or folder")
-        if path.suffix not in _SUFFIXES:
-            raise InputError(f"{str(path)!r} cannot be read; give a {listed(_SUFFIXES)} file")
-    try:
-        table: Any = readers[paths[0].suffix]([escape(str(path)) for path in paths], streaming=True).read()
-        return table.features, list(table)
-    except Exception as error:  # whatever the readers raise, it is the file that is wrong
-        raise InputError(
-            f"{str(paths[0])!r} cannot be read as {paths[0].suffix}: {_reason(error)}; correct it, or give another"
-        ) from error
-
-
-def _from_hub(source: _Source, split: str) -> tuple[Any, list[dict[str, Any]]]:
-    from datasets import load_dataset
-
-    data_files = None if source.files is None else {split: source.files.format(split=split)}
-    try:
-        if source.streamed is None:
-            table = load_dataset(source.repository, data_files=data_files, split=split)
-        else:
-            table = load_dataset(source.repository, split=split, streaming=True).take(source.streamed)
-        return table.features, list(table)
-    except Exception as error:  # from the network, the Hub's client or the readers: there is no closed list
-        raise InputError(
-            f"the split {split!r} of {source.repository!r} cannot be loaded from the Hugging Face Hub: "
-            f"{_reason(error)}; go online, choose a split it has, or give a local file or folder with path="
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

@@ -1,0 +1,226 @@
+"""Why something cannot be had from the Hub: each fault told apart, with its remedy, in one sentence."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+Kind = Literal["model", "dataset"]
+
+KNOWN_MODELS = (
+    "gpt2 gpt2-medium gpt2-large gpt2-xl distilgpt2 openai-community/gpt2 openai-community/gpt2-medium "
+    "openai-community/gpt2-large openai-community/gpt2-xl EleutherAI/gpt-j-6b EleutherAI/gpt-neo-125m "
+    "EleutherAI/gpt-neo-1.3B EleutherAI/gpt-neo-2.7B EleutherAI/gpt-neox-20b EleutherAI/pythia-70m "
+    "EleutherAI/pythia-160m EleutherAI/pythia-410m EleutherAI/pythia-1b EleutherAI/pythia-1.4b EleutherAI/pythia-2.8b "
+    "EleutherAI/pythia-6.9b EleutherAI/pythia-12b huggyllama/llama-7b huggyllama/llama-13b "
+    "meta-llama/Llama-2-7b-hf meta-llama/Llama-2-13b-hf meta-llama/Meta-Llama-3-8B meta-llama/Llama-3.1-8B "
+    "meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B openlm-research/open_llama_3b openlm-research/open_llama_7b "
+    "mistralai/Mistral-7B-v0.1 Qwen/Qwen2-0.5B Qwen/Qwen2.5-0.5B Qwen/Qwen2.5-1.5B Qwen/Qwen2.5-7B Qwen/Qwen3-0.6B "
+    "Qwen/Qwen3-1.7B google/gemma-2b google/gemma-2-2b google/gemma-3-1b-pt microsoft/phi-1_5 microsoft/phi-2 "
+    "facebook/opt-125m facebook/opt-1.3b facebook/opt-6.7b bigscience/bloom-560m bigscience/bloom-7b1 "
+    "tiiuae/falcon-7b allenai/OLMo-1B-hf allenai/OLMo-2-0425-1B TinyLlama/TinyLlama_v1.1 stabilityai/stablelm-3b-4e1t"
+).split()
+"""Names that a mistyped one may have meant. Nothing else depends on them."""
+
+
+def text_of(error: BaseException) -> str:
+    """The first line of an error that says something, else its type; without request identifiers."""
+    for line in str(error).splitlines():
+        line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
+        if line:
+            return line if len(line) <= 160 else f"{line[:159]}…"
+    return type(error).__name__
+
+
+def size(count: float) -> str:
+    """Bytes as people write them: 1.2 GB."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def close_to(name: str, names: Sequence[str]) -> list[str]:
+    """At most two of `names` that look like `name`, also where its owner is left out."""
+    by_key: dict[str, str] = {}
+    for known in names:
+        by_key.setdefault(known.lower(), known)
+        by_key.setdefault(known.lower().rpartition("/")[2], known)
+    found = get_close_matches(name.lower(), by_key, n=3, cutoff=0.75)
+    if not found:
+        found = get_close_matches(name.lower().rpartition("/")[2], by_key, n=3, cutoff=0.8)
+    return list(dict.fromkeys(by_key[key] for key in found if by_key[key] != name))[:2]
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those it came from, the outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def reason_of(
+    error: BaseException,
+    name: str,
+    kind: Kind,
+    *,
+    revision: str | None = None,
+    revisions: Sequence[str] = (),
+    known: Sequence[str] = KNOWN_MODELS,
+    token: bool = False,
+    limit: float = 10.0,
+) -> str:
+    """One sentence without its full stop: what is wrong, and what to do about it.
+
+    `revisions` are those the repository has; `token` says whether one was sent; `limit` how long was waited.
+    """
+    for one in chain(error):
+        response = getattr(one, "response", None)
+        if response is not None and isinstance(getattr(response, "status_code", None), int):
+            return _answered(one, response, name, kind, revision, revisions, known, token)
+    for one in reversed(list(chain(error))):
+        if sentence := _unanswered(one, limit):
+            return sentence
+    if any(type(one).__name__ == "HFValidationError" for one in chain(error)):
+        return (
+            f"{name!r} is no name of a {kind}: names on the Hugging Face Hub look like 'gpt2-large' or "
+            f"'EleutherAI/gpt-j-6b'{meant(name, known)}"
+        )
+    return f"the Hugging Face Hub could not be asked about {kind} {name!r}: {text_of(error)}; try again"
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """A remark about names close to `name`; empty where there are none."""
+    found = close_to(name, known)
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
+
+
+def _page(name: str, kind: Kind) -> str:
+    return f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+
+
+def _answered(
+    error: BaseException,
+    response: Any,
+    name: str,
+    kind: Kind,
+    revision: str | None,
+    revisions: Sequence[str],
+    known: Sequence[str],
+    token: bool,
+) -> str:
+    """The Hub answered, and what."""
+    status = response.status_code
+    code = response.headers.get("X-Error-Code") or ""
+    said = response.headers.get("X-Error-Message") or ""
+    types = {kind_.__name__ for kind_ in type(error).__mro__}
+    if code == "GatedRepo" or "GatedRepoError" in types:
+        if token:
+            return (
+                f"{kind} {name!r} is gated, and the account of your token is not among its readers: accept the "
+                f"licence at {_page(name, kind)} with that account and wait for the answer"
+            )
+        return (
+            f"{kind} {name!r} is gated: accept its licence at {_page(name, kind)}, then log in with "
+            "`hf auth login` or set HF_TOKEN"
+        )
+    if code == "RevisionNotFound" or "RevisionNotFoundError" in types:
+        there = f"; it has {', '.join(map(repr, revisions))}" if revisions else ""
+        return (
+            f"{kind} {name!r} has no revision {revision or 'main'!r}{there}: give a branch, tag or commit of its page "
+            "with --revision (revision= in Python)"
+        )
+    if status == 401 and "invalid credentials" in said.lower():
+        return (
+            f"the Hugging Face Hub refuses your token ({said}): it has expired or is mistyped; make a new one at "
+            "https://huggingface.co/settings/tokens for HF_TOKEN or `hf auth login`, or go without one (unset "
+            "HF_TOKEN, `hf auth logout`)"
+        )
+    if code == "RepoNotFound" or "RepositoryNotFoundError" in types or status == 401:
+        if token:
+            return (
+                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{meant(name, known)}; check "
+                "the spelling, or, if it is private, use a token of an account that may read it"
+            )
+        return (
+            f"the Hugging Face Hub has no public {kind} {name!r}{meant(name, known)}; check the spelling, or, if "
+            "it is private, log in with `hf auth login` or set HF_TOKEN"
+        )
+    if "disabled" in said.lower():
+        return f"the Hugging Face Hub has disabled {kind} {name!r} ({said.rstrip('.')}); choose another"
+    if status == 403:
+        return (
+            f"the Hugging Face Hub forbids {kind} {name!r} (403 Forbidden{f': {said}' if said else ''}); use a token "
+            "that may read it, and ask whether a proxy or firewall of your network stands between"
+        )
+    if status == 404:
+        return f"{kind} {name!r} lacks a file it should have ({text_of(error)}); choose another revision"
+    if status == 429:
+        wait = response.headers.get("Retry-After")
+        return (
+            f"the Hugging Face Hub answers 429 Too Many Requests for {kind} {name!r}; wait "
+            f"{f'{wait} seconds' if wait else 'some minutes'} and try again, or log in with `hf auth login`, which "
+            "allows more"
+        )
+    if status >= 500:
+        return (
+            f"the Hugging Face Hub is out of order ({status} {getattr(response, 'reason_phrase', '')}".rstrip()
+            + f") and did not give {kind} {name!r}; try again in some minutes"
+        )
+    return f"the Hugging Face Hub answers {status} for {kind} {name!r} ({said or text_of(error)}); try again"
+
+
+def _unanswered(error: BaseException, limit: float) -> str | None:
+    """Nothing came back, or nothing the Hub would say; None where this error does not tell why."""
+    types = {kind.__name__ for kind in type(error).__mro__}
+    text = text_of(error)
+    lower = f"{text} {error}".lower()
+    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
+    if "certificate" in lower:
+        return (
+            f"the certificate shown for {host} is not trusted ({text}); where a proxy of your network signs anew, set "
+            "SSL_CERT_FILE to the file of its certificate"
+        )
+    if "[ssl" in lower or "SSLError" in types:
+        return f"no secure connection to {host} could be made ({text}); check HTTPS_PROXY and HF_ENDPOINT"
+    if "ProxyError" in types:
+        return f"the proxy refuses the way to {host} ({text}); check HTTPS_PROXY and HTTP_PROXY, or unset them"
+    if "Silent" in types or "TimeoutException" in types or "TimeoutError" in types or "timed out" in lower:
+        return (
+            f"{host} did not answer within {limit:g} seconds; try again later, or give it longer with "
+            "HF_HUB_ETAG_TIMEOUT=60"
+        )
+    if "gaierror" in types or any(
+        sign in lower
+        for sign in (
+            "name or service not known",
+            "name resolution",
+            "nodename nor servname",
+            "getaddrinfo",
+            "no address",
+        )
+    ):
+        return f"the name {host} cannot be looked up ({text}): there is no network or no name server; connect first"
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT) or "no space left" in lower or "not enough free disk" in lower:
+        return f"the disk is full ({text}); make room, or set HF_HOME to a folder on another disk"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"the cache cannot be written ({text}); set HF_HOME to a folder you may write to"
+    if "ConnectError" in types or "ConnectionRefusedError" in types or "NetworkError" in types:
+        return f"{host} cannot be reached ({text}); check the network, HTTPS_PROXY and HF_ENDPOINT"
+    if "RemoteProtocolError" in types or "consistency check failed" in lower:
+        return f"the connection to {host} broke off ({text}); try again"
+    if "UnsupportedProtocol" in types or "InvalidURL" in types:
+        return f"HF_ENDPOINT is no address of a Hub ({text}); write it like https://huggingface.co, or unset it"
+    if "JSONDecodeError" in types or "FileMetadataError" in types:
+        return (
+            f"what answers at {host} is not the Hugging Face Hub ({text}); check for a login page of your network, "
+            "HTTPS_PROXY and HF_ENDPOINT"
+        )
+    return None

@@ -1,0 +1,273 @@
+"""Rows of labelled texts: from files of your own, or from plain data files of the Hub, fetched once and kept."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from icl_lens.errors import InputError
+from icl_lens.hub import RangesNotServed, RemoteFile, Repository, offline, open_repository
+from icl_lens.prompts.prompt import listed
+
+Row = Mapping[str, Any]
+
+SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
+"""What can be read."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows as read. `class_names[column]` are the names that the numbers in a column stand for."""
+
+    rows: list[dict[str, Any]]
+    class_names: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """Where on the Hub a dataset lies: in plain data files, which need no code from the repository.
+
+    `files` is a pattern of the names of a split's files. The first of `labels` that is there is read; `class_names`
+    are those of its numbers where the file does not name them. Of large datasets the first `at_most` rows are read.
+    """
+
+    repository: str
+    text: str
+    labels: tuple[str, ...]
+    files: str
+    class_names: tuple[str, ...] = ()
+    at_most: int | None = None
+
+
+DATASETS = {
+    # The copy in GLUE has no labels in its test split; this one does.
+    "sst2": HubDataset("SetFit/sst2", "text", ("label_text", "label"), r"{split}\.jsonl", ("negative", "positive")),
+    # The first repository of TREC needs a script. Coarse classes: ABBR, DESC, ENTY, HUM, LOC, NUM.
+    "trec": HubDataset("SetFit/TREC-QC", "text", ("label_coarse_original",), r"{split}\.jsonl"),
+    "agnews": HubDataset(
+        "fancyzhx/ag_news",
+        "text",
+        ("label",),
+        r"data/{split}-[\d]+-of-[\d]+\.parquet",
+        ("World", "Sports", "Business", "Sci/Tech"),
+    ),
+    "ethos": HubDataset(
+        "SetFit/ethos_binary",
+        "text",
+        ("label_text", "label"),
+        r"{split}\.jsonl",
+        ("no hate speech", "hate speech"),
+    ),
+    # 1.1 GB, of which no more is fetched than is used.
+    "amazon": HubDataset(
+        "fancyzhx/amazon_polarity",
+        "content",
+        ("label",),
+        r"amazon_polarity/{split}-[\d]+-of-[\d]+\.parquet",
+        ("negative", "positive"),
+        at_most=20_000,
+    ),
+}
+"""The sentence datasets that have a name of their own."""
+
+_REPOSITORIES = tuple(source.repository for source in DATASETS.values())
+
+
+def from_hub(name: str, splits: Sequence[str]) -> tuple[dict[str, Table], tuple[str, str]]:
+    """The rows of splits of one of `DATASETS`, and the columns of text and label.
+
+    Its files are fetched once, into the cache of huggingface_hub, and are read from there ever after, also offline.
+    Of a dataset that is large, the first rows are fetched alone, by their place in the file.
+    Raises InputError, with what is kept and how to go on, if they cannot be had.
+    """
+    source = DATASETS[name]
+    try:
+        tables = (_whole if source.at_most is None else _first_rows)(name, source, splits)
+    except InputError as error:
+        if "path=" in str(error) or "choose one of" in str(error):
+            raise
+        raise InputError(f"{error}; or give a copy of your own with path=") from error.__cause__
+    there = {column for table in tables.values() for row in table.rows[:1] for column in row}
+    label = next((column for column in source.labels if column in there), None)
+    if source.text not in there or label is None:
+        raise InputError(
+            f"{source.repository!r} has the columns {listed(sorted(there)) or 'none'}, and needed are {source.text!r} "
+            f"and {' or '.join(map(repr, source.labels))}: it has changed; give a copy of your own with path="
+        )
+    return tables, (source.text, label)
+
+
+def from_files(paths: Sequence[Path]) -> Table:
+    """The rows of one file, or of the shards of one; raises InputError where they cannot be read."""
+    # Not load_dataset, which reports to the Hub that it was called, and waits for it, for local files too.
+    from datasets.io.csv import CsvDatasetReader
+    from datasets.io.json import JsonDatasetReader
+    from datasets.io.parquet import ParquetDatasetReader
+
+    readers = dict(zip(SUFFIXES, (JsonDatasetReader, CsvDatasetReader, ParquetDatasetReader), strict=True))
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"there is no file {str(path)!r}; give the path of an existing file or folder")
+        if path.suffix not in SUFFIXES:
+            raise InputError(f"{str(path)!r} cannot be read; give a {listed(SUFFIXES)} file")
+    try:
+        table: Any = readers[paths[0].suffix]([escape(str(path)) for path in paths], streaming=True).read()
+        rows = list(table)
+    except Exception as error:  # whatever the readers raise, it is the file that is wrong
+        raise InputError(
+            f"{str(paths[0])!r} cannot be read as {paths[0].suffix}: {_reason(error)}; mend the file, or give another"
+        ) from error
+    features = table.features or {}
+    return Table(rows, {column: kind.names for column, kind in features.items() if hasattr(kind, "int2str")})
+
+
+def _whole(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Table]:
+    repository = open_repository(
+        source.repository,
+        kind="dataset",
+        whole=lambda here: all(_files(here, source, split) for split in splits),
+        known=_REPOSITORIES,
+    )
+    files = {split: _of_split(name, repository, source, split) for split in splits}
+    folder = repository.fetch([file for split in splits for file in files[split]])
+    repository.finished()
+    return {split: _joined([_read(folder / file, source) for file in files[split]]) for split in splits}
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    return Table([row for table in tables for row in table.rows], tables[0].class_names)
+
+
+def _first_rows(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Table]:
+    """The first rows of splits, from files of our own in the cache once they have been fetched."""
+    from huggingface_hub import cached_assets_path
+
+    try:
+        folder = cached_assets_path("icl_lens", namespace=source.repository, subfolder="main")
+    except OSError as error:
+        raise InputError(
+            f"the cache cannot be written ({error.strerror}); set HF_HOME to a folder you may write to"
+        ) from error
+    kept = {split: folder / f"{re.sub(r'[^A-Za-z0-9]', '-', split)}-first-{source.at_most}.parquet" for split in splits}
+    missing = [split for split in splits if not kept[split].is_file()]
+    if missing and offline():
+        raise InputError(
+            f"the first rows of {source.repository!r} ({listed(missing)}) are not in the cache, and HF_HUB_OFFLINE "
+            f"forbids the network: unset it once, or give a copy of your own with path="
+        )
+    if missing:
+        repository = open_repository(source.repository, kind="dataset", whole=lambda _: False, known=_REPOSITORIES)
+        for split in missing:
+            files = _of_split(name, repository, source, split)
+            _keep(_fetched(repository, source, files), kept[split])
+    return {split: _read(kept[split], source) for split in splits}
+
+
+def _fetched(repository: Repository, source: HubDataset, files: Sequence[str]) -> Any:
+    """The first rows of some files, as an arrow table."""
+    import pyarrow as pa
+
+    columns, tables, left = (source.text, *source.labels), [], source.at_most or 0
+    for file in files:
+        try:
+            tables.append(_prefix(RemoteFile(repository, file), columns, left))
+        except RangesNotServed:  # a mirror that knows whole files only
+            tables.append(_prefix(str(repository.fetch([file]) / file), columns, left))
+        except Exception as error:  # from the network, its libraries or the reader
+            raise InputError(
+                f"{repository.why(error)} (the first rows of {file} were being fetched; nothing of them is kept)"
+            ) from error
+        left -= tables[-1].num_rows
+        if left <= 0:
+            break
+    return pa.concat_tables(tables)
+
+
+def _keep(table: Any, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".icl_lens.", suffix=".parquet")
+    os.close(handle)
+    try:
+        pq.write_table(table, beside, compression="zstd")
+        os.replace(beside, path)
+    except OSError as error:
+        raise InputError(f"the rows cannot be kept ({error.strerror}); make room in {str(path.parent)!r}") from error
+    finally:
+        Path(beside).unlink(missing_ok=True)
+
+
+def _prefix(file: Any, columns: Sequence[str], count: int) -> Any:
+    """At most `count` rows of a parquet file, of which no more is read than the row groups they lie in."""
+    import pyarrow.parquet as pq
+
+    parquet = pq.ParquetFile(file)
+    wanted = [column for column in columns if column in parquet.schema_arrow.names]
+    groups, rows, spans = [], 0, []
+    while rows < count and len(groups) < parquet.num_row_groups:
+        group = parquet.metadata.row_group(len(groups))
+        rows += group.num_rows
+        groups.append(len(groups))
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in wanted:
+                start = column.dictionary_page_offset or column.data_page_offset
+                spans += [start, start + column.total_compressed_size]
+    if isinstance(file, RemoteFile) and spans:
+        file.read_ahead(min(spans), max(spans))  # one request instead of one for each column of each group
+    return parquet.read_row_groups(groups, columns=wanted).slice(0, count)
+
+
+def _files(repository: Repository, source: HubDataset, split: str) -> list[str]:
+    pattern = re.compile(source.files.replace("{split}", re.escape(split)))
+    return sorted(file for file in repository.files if pattern.fullmatch(file))
+
+
+def _of_split(name: str, repository: Repository, source: HubDataset, split: str) -> list[str]:
+    """The files of a split; raises InputError, naming those there are, if it has none."""
+    if not (files := _files(repository, source, split)):
+        raise InputError(_no_split(name, repository, source, split))
+    return files
+
+
+def _no_split(name: str, repository: Repository, source: HubDataset, split: str) -> str:
+    pattern = re.compile(source.files.replace("{split}", r"(\w+)"))
+    there = sorted({found[1] for file in repository.files if (found := pattern.fullmatch(file))})
+    if repository.from_cache:
+        return f"{name} has no split {split!r} in the cache but {listed(there) or 'none'}; fetch it once with a network"
+    return f"{name} has no split {split!r} but {listed(there) or 'none'}; choose one of them"
+
+
+def _read(path: Path, source: HubDataset) -> Table:
+    """The rows of a fetched file: JSON lines, or parquet with the names of its classes."""
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(path)
+            rows, names = table.to_pylist(), _named(table.schema.metadata or {})
+        else:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            names = {}
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("a line is no object")
+    except (OSError, ValueError, ArithmeticError, TypeError) as error:  # pyarrow's errors are ValueErrors and OSErrors
+        raise InputError(
+            f"{path.name!r} of {source.repository!r} is damaged ({_reason(error)}); delete {str(path)!r} and try "
+            "again: it is fetched anew"
+        ) from error
+    return Table(rows, {**dict.fromkeys(source.labels, source.class_names), **names} if source.class_names else names)
+
+
+def _named(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
+    """Names of classes as `datasets` writes them beside the columns."""
+    features = json.loads(metadata.get(b"huggingface") or b"{}").get("info", {}).get("features", {})
+    return {column: kind["names"] for column, kind in features.items() if isinstance(kind, dict) and kind.get("names")}
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
