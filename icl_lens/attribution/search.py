@@ -14,7 +14,7 @@ Source: docs/howto/numbers.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -38,9 +38,6 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.results import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.
 SLACK = 1e-4
@@ -225,20 +222,6 @@ def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor
     """Upper bound of every (layer, head, position)'s increase, nats; -inf at padding."""
     columns = [subheads_along(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
     return _without_padding(acts, torch.stack(columns, dim=1))
-    keys = torch.arange(acts.pattern.shape[-1], device=acts.pattern.device)
-    padding = keys > acts.batch.last.to(keys.device)[:, None]
-    columns = []
-    for layer in range(acts.view.n_layers):
-        in_head = _gradient_in_head(acts, gradients, layer)
-        group = acts.view.n_heads // acts.view.n_kv_heads
-        by_group = in_head.unflatten(1, (acts.view.n_kv_heads, group))
-        along = einsum(
-            acts.values(layer).to(in_head.dtype),
-            by_group,
-            "batch key kv d_head, batch kv group d_head -> batch kv group key",
-        ).flatten(1, 2)
-        columns.append(acts.head_pattern(layer) * along)
-    return torch.stack(columns, dim=1).masked_fill(padding[:, None, None], -torch.inf)
 
 
 def _without_padding(
@@ -353,14 +336,6 @@ def _largest_subheads(
     layer, head, position = _unravel(best.indices, *values.shape[2:])
     left_out = best.values.new_full((len(values),), -torch.inf)
     return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified)
-    increase = subhead_log_prob_increase(acts, targets, final_norm=final_norm, bias=bias)
-    keys = torch.arange(increase.shape[-1], device=increase.device)
-    padding: Bool[Tensor, "batch 1 1 pos"] = (keys > acts.batch.last.to(keys.device)[:, None])[:, None, None]
-    best = increase.masked_fill(padding, -torch.inf).flatten(1).topk(k, dim=-1)
-    layer, head, position = _unravel(best.indices, acts.view.n_heads, increase.shape[-1])
-    left_out = best.values.new_full((len(increase),), -torch.inf)
-    tokens = acts.batch.token_names
-    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified=False, tokens=tokens)
 
 
 def top_heads(

@@ -25,12 +25,6 @@ def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd
 
 def layer_table(increases: LayerIncreases) -> pd.DataFrame:
     """Layer increases: prompt, layer, component ("attn" | "ffn"), increase (nats)."""
-    frames = []
-    for component, values in (("attn", increases.attn), ("ffn", increases.ffn)):
-        frame = to_frame(values, ("prompt", "layer"), value="increase")
-        frame.insert(2, "component", component)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True).sort_values(["prompt", "layer", "component"], ignore_index=True)
     return increases.to_frame().rename(columns={"value": "increase"})
 
 
