@@ -266,7 +266,7 @@ def top_subheads(
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
         increase = subhead_log_prob_increase(acts, targets, against=against, final_norm=final_norm, bias=bias)
-        return _largest_subheads(_without_padding(acts, increase), k, n_parts, certified=linear)
+        return _largest_subheads(acts, _without_padding(acts, increase), k, n_parts, certified=linear)
 
     gradients = layer_gradients(acts, targets, readout, against=others)
     bounds = subhead_bounds(acts, gradients).flatten(1)
@@ -329,13 +329,19 @@ def _exact_subheads(
 
 
 def _largest_subheads(
-    values: Float[Tensor, "batch layer head pos"], k: int, n_parts: Int[Tensor, " batch"], *, certified: bool
+    acts: Activations,
+    values: Float[Tensor, "batch layer head pos"],
+    k: int,
+    n_parts: Int[Tensor, " batch"],
+    *,
+    certified: bool,
 ) -> TopSubheads:
     """The largest of exact values, all of them known; -inf at padding."""
     best = values.flatten(1).topk(k, dim=-1)
     layer, head, position = _unravel(best.indices, *values.shape[2:])
     left_out = best.values.new_full((len(values),), -torch.inf)
-    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified)
+    tokens = acts.batch.token_names
+    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified, tokens=tokens)
 
 
 def top_heads(
