@@ -169,15 +169,19 @@ def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
 
 @contextmanager
 def _together(processes: "Processes") -> Iterator[None]:
-    """What is wrong with the input is said once: all processes meet the same error, or the launcher ends them."""
+    """What is wrong is said once: by the first process, or by the one that alone meets the error."""
     from icl_lens.errors import InputError
 
     try:
         yield
-    except InputError:
-        if processes.first:
-            raise
-        raise SystemExit(2) from None
+    except InputError as error:
+        if processes.first_also_fails():
+            raise SystemExit(2) from None
+        processes.explained()
+        raise InputError(f"process {processes.rank} of {processes.size}: {error}" if processes.rank else str(error)) from error
+    except Exception:
+        processes.explained()
+        raise
 
 
 def _shown(table: "pd.DataFrame") -> Table:
