@@ -110,7 +110,7 @@ def locate(
 
     With --out, chunks are kept: killed at any moment and started again with the same settings, the run goes on where
     it was and ends with the same files. A damaged chunk is named and computed again. Other settings need another
-    folder. `accelerate launch --cpu --num_processes 2 -m icl_lens locate …` shares the prompts out among processes.
+    folder. `torchrun --nproc_per_node 2 -m icl_lens locate …` shares the prompts out among processes.
     """
     from icl_lens.locate.configuration import LocateOptions, run_folder
     from icl_lens.locate.folder import opened
@@ -178,7 +178,9 @@ def _together(processes: "Processes") -> Iterator[None]:
         if processes.first_also_fails():
             raise SystemExit(2) from None
         processes.explained()
-        raise InputError(f"process {processes.rank} of {processes.size}: {error}" if processes.rank else str(error)) from error
+        if processes.first:
+            raise
+        raise InputError(f"process {processes.rank} of {processes.size}: {error}") from None
     except Exception:
         processes.explained()
         raise

@@ -12,13 +12,14 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any, NoReturn
 
 # A sign of life goes out this often; a process that is silent for so long is taken for dead. Seconds.
 BEAT = 3.0
-LIMIT = 40.0
+LIMIT = 30.0
 # So long a process outlives the notice of a death: its launcher then names the dead one and not this one as the cause.
 GRACE = 1.5
 
@@ -42,7 +43,7 @@ class Watch:
             return None
         key = secrets.token_bytes(32)
         self._listener = Listener((host, 0), "AF_INET", backlog=self.size, authkey=key)
-        return self._listener.address[1], key
+        return int(self._listener.address[1]), key
 
     def begin(self, host: str, port: int, key: bytes) -> None:
         """Connects to the first process, or the first one to all others. Raises OSError if it cannot be reached."""
@@ -114,10 +115,8 @@ class Watch:
 
     def _tell(self, message: bytes) -> None:
         for connection in list(self._others.values()):
-            try:
+            with suppress(OSError):  # it is gone: the next look at it says so
                 connection.send_bytes(message)
-            except OSError:
-                pass  # it is gone: the next look at it says so
 
     def _lost(self, rank: int, what: str) -> NoReturn:
         """Says that a process is lost, to the others and once a machine to the user, and ends this one."""
