@@ -33,11 +33,11 @@ WORDS = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Arguments of a run on a tiny model and a word list its tokenizer knows."""
+    """Arguments of a run on a tiny model and a word list its tokenizer knows (-n: torchrun takes --n for its own)."""
     folder = tmp_path_factory.mktemp("inputs")
     save("gpt2", folder / "tiny")
     (folder / "words.json").write_text(json.dumps({"categories": WORDS}))
-    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "--n", str(N)]
+    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "-n", str(N)]
     return [*task, "--model", str(folder / "tiny"), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
 
 
@@ -411,6 +411,33 @@ def test_accelerate_starts_one_on_the_cpu(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(il.InputError, match="torchrun --nproc_per_node 2"):
         Processes.launched()
+
+
+def test_processes_of_mpi(tmp_path, monkeypatch):
+    """mpirun names ranks in its own way; what the processes hand each other arrives."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    mine = (
+        "from icl_lens.locate.processes import Processes; p = Processes.launched(); "
+        "print(p.rank, p.size, p.share(('first', p.rank)), p.gather(p.rank))"
+    )
+    running = []
+    for rank in "01":
+        place = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": "2", "LOCAL_SIZE": "2"}
+        environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-c", mine],
+                env=os.environ | environment | {"PYTHONPATH": str(Path(il.__file__).parent.parent)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in running]
+    assert said == ["0 2 ('first', 0) [0, 1]", "1 2 ('first', 0) [None, None]"]
 
 
 def watching(watch, address, errors, alive):

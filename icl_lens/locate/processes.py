@@ -139,5 +139,5 @@ def _check_accelerate() -> None:
         raise InputError(
             "`accelerate launch --cpu` starts one process, however many --num_processes asks for; start them with "
             "`torchrun --nproc_per_node 2 -m icl_lens …` or `accelerate launch --multi_gpu --num_processes 2 -m "
-            "icl_lens …`, which also work without a GPU"
+            "icl_lens …`, which also work without a GPU; a single one needs no launcher"
         )
