@@ -1,10 +1,12 @@
 """`icl-lens locate`: killed and taken up again, shared among processes, disturbed: same bytes, or one clear line."""
 
 import errno
+import io
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +20,8 @@ from families import save
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.locate.folder import opened
+from icl_lens.locate.processes import Processes
+from icl_lens.locate.watch import Watch
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 60, 4
@@ -29,11 +33,11 @@ WORDS = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Arguments of a run on a tiny model and a word list its tokenizer knows."""
+    """Arguments of a run on a tiny model and a word list its tokenizer knows (-n: torchrun takes --n for its own)."""
     folder = tmp_path_factory.mktemp("inputs")
     save("gpt2", folder / "tiny")
     (folder / "words.json").write_text(json.dumps({"categories": WORDS}))
-    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "--n", str(N)]
+    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "-n", str(N)]
     return [*task, "--model", str(folder / "tiny"), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
 
 
@@ -276,29 +280,196 @@ def test_a_file_for_a_folder(inputs, run, tmp_path):
     one_line(code, stderr, "cannot be written to", "choose another folder")
 
 
-@pytest.mark.slow
-def test_two_processes(inputs, unbroken, tmp_path):
-    """accelerate with two CPU processes (gloo) gives the files of one; the interval and every part too."""
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
+# Two processes on one machine, each way of starting them, and on two "machines", both of them this one.
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "PORT"]
+ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "PORT"]
+NODES = ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "NODE", "--nproc_per_node", "1"]
+NODES += ["--master_addr", "127.0.0.1", "--master_port", "PORT"]
+LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES}
+
+
+def launched(launch, arguments, log, **environment):
+    """Exit code, stdout and stderr of every node, and the batches of every (rank, process id), from their logs."""
+    log.mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    package = Path(il.__file__).parent.parent
+    environment = os.environ | environment | {"OMP_NUM_THREADS": "1", "LOCATE_LOG": str(log)}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(package), str(package / "tests" / "support")])}
+    command = ["-m", "logged_locate", "locate", *map(str, arguments)]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, *[{"PORT": port, "NODE": node}.get(word, word) for word in launch], *command],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in (["0", "1"] if "NODE" in launch else ["0"])
     ]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(il.__file__).parent.parent)}
-    done = subprocess.run(
-        [*launch, "-m", "icl_lens", "locate", *inputs, "--out", str(tmp_path / "out")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+    try:
+        said = [node.communicate(timeout=240) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    batches = {
+        tuple(map(int, path.name.split("-"))): [tuple(json.loads(line)) for line in path.read_text().splitlines()]
+        for path in log.iterdir()
+    }
+    return [(node.returncode, *texts) for node, texts in zip(nodes, said, strict=True)], batches
+
+
+@pytest.fixture(scope="module")
+def by_two(inputs, tmp_path_factory):
+    """What two processes left, said and computed, by the way they were started; run once each."""
+    done = {}
+
+    def by_two(way):
+        if way not in done:
+            folder = tmp_path_factory.mktemp("two")
+            done[way] = folder / "out", *launched(LAUNCHES[way], [*inputs, "--out", folder / "out"], folder / "log")
+        return done[way]
+
+    return by_two
+
+
+def same_numbers(out, expected):
+    """The tables of a run are those of another: equal heads and prompts, values within 1e-5 nats."""
+    found = contents(out)
+    assert found.keys() == expected.keys()
+    for name in found:
+        if name.endswith(".parquet"):
+            ours, theirs = (pd.read_parquet(io.BytesIO(data)) for data in (found[name], expected[name]))
+            pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", LAUNCHES)
+def test_two_processes(by_two, unbroken, way):
+    """Two processes compute different batches, each about half of them, and together what one computes."""
+    out, nodes, batches = by_two(way)
+    assert [node[0] for node in nodes] == [0] * len(nodes), nodes
+    assert "".join(node[1] for node in nodes).count("Exact, certified") == 1
+    assert sorted(rank for rank, _ in batches) == [0, 1]
+    assert len({pid for _, pid in batches}) == 2
+    first, second = (set(batches[key]) for key in sorted(batches))
+    assert not first & second
+    assert sorted(row for rows in first | second for row in rows) == list(range(N))
+    assert abs(len(first) - 1 - len(second)) <= 1, "beside the first batch, which chooses, each takes half"
+    same_numbers(out, unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["accelerate", "two nodes"])
+def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
+    assert contents(by_two(way)[0]) == contents(by_two("torchrun")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dead", "way"), [(0, "torchrun"), (1, "torchrun"), (1, "two nodes")])
+def test_one_of_two_dies(inputs, unbroken, tmp_path, dead, way):
+    """The other ends within a minute with one line that says which; three processes, then one, go on from there."""
+    out, log = tmp_path / "out", tmp_path / "log"
+    started = time.monotonic()
+    nodes, batches = launched(LAUNCHES[way], [*inputs, "--out", out], log, LOCATE_DEATH=f"{dead} 3")
+    assert time.monotonic() - started < 120  # starting included
+    assert all(node[0] != 0 for node in nodes)
+    lines = [line for node in nodes for line in node[2].splitlines() if line.startswith("icl-lens: ")]
+    (pid,) = (pid for rank, pid in batches if rank == dead)
+    assert len(lines) == 1
+    assert f"process {dead} of 2 (pid {pid} on {socket.gethostname()}) died" in lines[0]
+    assert "goes on from the chunks" in lines[0]
+    # No traceback of ours: the launcher's own is all there is.
+    assert not any("icl_lens/" in line for node in nodes for line in node[2].splitlines())
+    there = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
+    assert 0 < len(there) < N // BATCH
+    if way == "torchrun" and dead:
+        more = [{"2": "3"}.get(word, word) for word in TORCHRUN]
+        nodes, batches = launched(more, [*inputs, "--out", out], tmp_path / "log3")
+        assert sorted(rank for rank, _ in batches) == [0, 1, 2]
+        assert sum(map(len, batches.values())) == N // BATCH - len(there)
+    else:
+        assert os.waitstatus_to_exitcode(os.waitpid(forked(inputs, out), 0)[1]) == 0
+    assert there.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
+    same_numbers(out, unbroken)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_said_once(inputs, tmp_path):
+    nodes, _ = launched(TORCHRUN, [*inputs, "--labels", "one"], tmp_path / "log")
+    assert nodes[0][0] != 0
+    assert nodes[0][2].count("icl-lens: ") == 1, nodes[0][2]
+
+
+def test_accelerate_starts_one_on_the_cpu(monkeypatch):
+    """`accelerate launch --cpu --num_processes 2` starts one process: refused, with what to do instead."""
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    assert Processes.launched() == Processes()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(il.InputError, match="torchrun --nproc_per_node 2"):
+        Processes.launched()
+
+
+def test_processes_of_mpi(tmp_path, monkeypatch):
+    """mpirun names ranks in its own way; what the processes hand each other arrives."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    mine = (
+        "from icl_lens.locate.processes import Processes; p = Processes.launched(); "
+        "print(p.rank, p.size, p.share(('first', p.rank)), p.gather(p.rank))"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Exact, certified") == 1
-    assert contents(tmp_path / "out") == unbroken
+    running = []
+    for rank in "01":
+        place = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": "2", "LOCAL_SIZE": "2"}
+        environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-c", mine],
+                env=os.environ | environment | {"PYTHONPATH": str(Path(il.__file__).parent.parent)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in running]
+    assert said == ["0 2 ('first', 0) [0, 1]", "1 2 ('first', 0) [None, None]"]
+
+
+def watching(watch, address, errors, alive):
+    """A process that does nothing but watch; its id. It ends by itself after 20 s, with 0."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.dup2(errors, 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    try:
+        watch._names = {watch.rank: f"pid {os.getpid()}"}
+        watch.begin("127.0.0.1", *address)
+        if not alive:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(20)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_silent_process_is_taken_for_dead(monkeypatch, tmp_path, silent):
+    """A machine that is gone closes no connection: its silence ends the others."""
+    monkeypatch.setattr("icl_lens.locate.watch.BEAT", 0.2)
+    monkeypatch.setattr("icl_lens.locate.watch.LIMIT", 2.0)
+    watches = [Watch(rank, 3, 0) for rank in range(3)]
+    address = watches[0].listen("127.0.0.1")
+    with (tmp_path / "said").open("w") as errors:
+        pids = [watching(watch, address, errors.fileno(), watch.rank != silent) for watch in watches]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids if pid != pids[silent]]
+    os.kill(pids[silent], signal.SIGKILL)
+    os.waitpid(pids[silent], 0)
+    assert codes == [1, 1]
+    said = (tmp_path / "said").read_text()
+    assert said.count("\n") == 1
+    assert f"process {silent} of 3 (pid {pids[silent]}) has given no sign of life for 2 s" in said

@@ -110,7 +110,7 @@ def locate(
 
     With --out, chunks are kept: killed at any moment and started again with the same settings, the run goes on where
     it was and ends with the same files. A damaged chunk is named and computed again. Other settings need another
-    folder. `accelerate launch --cpu --num_processes 2 -m icl_lens locate …` shares the prompts out among processes.
+    folder. `torchrun --nproc_per_node 2 -m icl_lens locate …` shares the prompts out among processes.
     """
     from icl_lens.locate.configuration import LocateOptions, run_folder
     from icl_lens.locate.folder import opened
@@ -169,15 +169,21 @@ def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
 
 @contextmanager
 def _together(processes: "Processes") -> Iterator[None]:
-    """What is wrong with the input is said once: all processes meet the same error, or the launcher ends them."""
+    """What is wrong is said once: by the first process, or by the one that alone meets the error."""
     from icl_lens.errors import InputError
 
     try:
         yield
-    except InputError:
+    except InputError as error:
+        if processes.first_also_fails():
+            raise SystemExit(2) from None
+        processes.explained()
         if processes.first:
             raise
-        raise SystemExit(2) from None
+        raise InputError(f"process {processes.rank} of {processes.size}: {error}") from None
+    except Exception:
+        processes.explained()
+        raise
 
 
 def _shown(table: "pd.DataFrame") -> Table:

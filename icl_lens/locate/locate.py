@@ -6,7 +6,8 @@ exact values where they are known and bounds elsewhere bounds a head's mean. Hea
 by it are evaluated on the batches where they were not, in a second pass over those batches.
 
 Which batches there are and what each evaluates follows from the prompts alone, and sums run in float64 in the order
-of the batches: a run that was killed and taken up again, and one on several processes, gives the same numbers.
+of the batches: a run that was killed and taken up again gives the same numbers, one on several processes the same
+within rounding.
 Source: docs/howto/numbers.md.
 """
 
