@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import islice
 from math import perm
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -101,9 +101,8 @@ def load_task(
     between prompts needs. `template` matters for that only.
 
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
-    reached (after half a minute of trying), for a class with too few texts, and for too few labels; with
-    `same_length` also for labels of different numbers of tokens.
-    reached, for a class with too few texts, and for too few labels.
+    reached, for a class with too few texts, and for too few labels; with `same_length` also for labels of different
+    numbers of tokens.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -123,13 +122,11 @@ def load_task(
         )
     rng = random.Random(seed)
     label = labels[0] if labels else _LABELS[0]
-    if (path is None and name not in _SOURCES) or (path is not None and Path(path).suffix == ".json"):
+    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
         false, false_words, true, true_words = _words(name, path)
         if same_length is not None:
             false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
         draws = _word_draws(false, false_words, true, true_words, demonstrations, rng)
-    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
-        draws = _word_draws(*_words(name, path), demonstrations, rng)
         fixed = None
     else:
         local = None if path is None else Path(path)
