@@ -13,7 +13,6 @@ from typing import Any
 
 from icl_lens.errors import InputError
 
-
 OWN = re.compile(r"\.icl_lens-[^.]+(\.[A-Za-z0-9]+)?")
 """The names of temporary files that `replacing` makes, and nobody else."""
 

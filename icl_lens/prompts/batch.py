@@ -288,7 +288,8 @@ class PromptBatch:
             [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
             for prompt in self.prompts
         ]
-        plain = {name: getattr(self, name) for name in ("labels", "token_strings", "token_names", "texts", "vocabulary")}
+        names = ("labels", "token_strings", "token_names", "texts", "vocabulary")
+        plain = {name: getattr(self, name) for name in names}
         return tensors, {**plain, "prompts": prompts, "template": asdict(self.template)}
 
     @classmethod
@@ -661,7 +662,7 @@ def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
     tokenizer = getattr(model, "tokenizer", None)
     if batch.vocabulary and tokenizer is not None and vocabulary_digest(tokenizer) != batch.vocabulary:
         raise InputError(
-            f"the {what} was tokenized with another vocabulary than the model's, in which the same ids are other words; "
+            f"the {what} was tokenized with another vocabulary than the model's, where the same ids are other words; "
             "tokenize the prompts for this model"
         )
 
