@@ -90,7 +90,7 @@ TEXT = [
 ]
 MODEL = [
     (lambda m, b, o: il.tokenize(m, []), "there is no prompt"),
-    (lambda m, b, o: il.tokenize(m, "xyzzy : foo two :"), "does not know"),
+    (lambda m, b, o: il.tokenize(m, "qqzz : foo two :"), "does not know"),
     (lambda m, b, o: il.tokenize(m, ["love : foo one :"], labels=["bar"]), "must name every label"),
     (lambda m, b, o: il.tokenize_text(m, ""), "is empty"),
     (lambda m, b, o: il.tokenize_text(m, []), "there is no text"),

@@ -10,7 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import icl_lens as il
+from experiments import catalogue
 from experiments.lab.results import Result
+from experiments.lab.runner import configuration
+from experiments.lab.study import Study, StudySettings
+from icl_lens.files import other_configuration
 from icl_lens.locate.folder import DamagedChunk, RunFolder
 from icl_lens.prompts.rows import from_files
 from icl_lens.prompts.tasks import data_digest, load_task
@@ -155,6 +159,32 @@ def test_the_digest_follows_the_content(tmp_path):
     assert data_digest("mine", path=path) == before
     path.write_text(GOOD.replace("a text 3", "another text"))
     assert data_digest("mine", path=path) != before
+
+
+def test_changed_data_is_another_configuration(gpt2, tmp_path):
+    """Also where no prompt under study changes: other tasks of the word list may be read as well."""
+    path = tmp_path / "words.json"
+    words = {
+        "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
+        "number": ["eight", "two", "one", "nine", "three", "w40", "w41"],
+        "animal": ["cat", "dog", "w50", "w51"],
+    }
+
+    def made_with():
+        path.write_text(json.dumps({"categories": words}))
+        study = Study(gpt2, StudySettings(model="tiny", n=24, path=str(path)))
+        return configuration(catalogue.find("layers"), study)
+
+    before = made_with()
+    assert made_with() == before
+    words["animal"][0] = "w60"
+    other = made_with()
+    assert (other["prompts"] == before["prompts"], other["data"] == before["data"]) == (True, False)
+    words["number"] = [*words["number"][1:], "w42"]
+    assert made_with()["prompts"] != before["prompts"]
+    refused = other_configuration("out", before, other, remedy="choose another --out")
+    faults.assert_sentence(str(refused), "data ")
+    faults.assert_sentence(str(other_configuration("out", {"n": 24}, other, remedy="x")), "prompts None there")
 
 
 # What a run left behind

@@ -59,7 +59,12 @@ class ModelOptions:
 
     def load(self, *, default_device: str | None = None) -> Any:
         """The model, on `default_device` unless the user names one."""
-        return load(self.model, device=self.device or default_device, dtype=self.dtype, revision=self.revision)
+        return load(
+            self.model,
+            device=default_device if self.device is None else self.device,
+            dtype=self.dtype,
+            revision=self.revision,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
