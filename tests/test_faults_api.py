@@ -243,7 +243,7 @@ def test_passes_of_many_threads_wait_for_one_another(icl_mini):
 def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
     plain = il.last_log_probs(gpt2, gpt2_batch)
     noisy = copy.deepcopy(gpt2)
-    dropout = [module for module in noisy.modules() if isinstance(module, torch.nn.Dropout)]
+    dropout = [module for module in noisy.original_model.modules() if isinstance(module, torch.nn.Dropout)]
     for module in dropout:
         module.p = 0.5
     noisy.train()
@@ -251,7 +251,7 @@ def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
     with il.ablate_heads(noisy, HEADS, mode="mean", reference=gpt2_batch), il.ablate_heads(gpt2, HEADS):
         pass
     assert dropout
-    assert all(module.training for module in noisy.modules())
+    assert all(module.training for module in (*noisy.modules(), *noisy.original_model.modules()))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

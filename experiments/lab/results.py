@@ -44,8 +44,11 @@ class Result(Caption):
         path = folder / RESULT
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(raw["configuration"], dict):
-                raise TypeError("its configuration is no object")
+            if not isinstance(raw, dict):
+                raise TypeError("it is no object")
+            for name in ("configuration", "verdict", "competence"):
+                if not isinstance(raw[name], dict):
+                    raise TypeError(f"its {name} is no object")
             raw["verdict"] = Verdict(**_numbers(raw["verdict"]))
             raw["competence"] = Competence(**_numbers(raw["competence"]))
             return cls(**{field.name: raw[field.name] for field in fields(cls)})

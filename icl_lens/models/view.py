@@ -370,7 +370,9 @@ class ModelView:
     def own_pass(self) -> Iterator[None]:
         """A pass of our own: of this thread alone, without dropout; modules in training mode are put back after it."""
         with taking_turn(self.model):
-            training = [module for module in self.model.modules() if module.training]
+            # A bridge does not count all modules of the model that it stands for among its own.
+            roots = {id(root): root for root in (self.model, getattr(self.model, "original_model", self.model))}
+            training = [module for root in roots.values() for module in root.modules() if module.training]
             for module in training:
                 module.training = False
             try:
