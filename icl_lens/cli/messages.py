@@ -1,8 +1,9 @@
 """Messages of the library in the words of the command line: options instead of Python's arguments."""
 
 import re
+from collections.abc import Callable
 
-_SPOKEN: tuple[tuple[str, str], ...] = (
+_SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\bcolumns=\(text, label\)", "--columns TEXT,LABEL"),
     (r"\bcolumns=\('([^']*)', '([^']*)'\)", r"--columns \1,\2"),
     (r"\(revision= in Python\) ", ""),
@@ -13,7 +14,7 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
     (r", or pass load_model\(\.\.\., tokenizer=\) in Python", ""),
     (r"\bdtype=(?:torch\.)?(\w+)", r"--dtype \1"),
     (r"\bdevice='(\w+)'", r"--device \1"),
-    (r"\bbyte_budget=(\d+)", lambda found: f"--budget {int(found[1]) // 2**20}"),  # type: ignore[arg-type]
+    (r"\bbyte_budget=(-?\d+)", lambda found: f"--budget {int(found[1]) // 2**20}"),
     (r"\bn_ablated=(\S+?)(?=[ ;,:)]|$)", r"--ablate \1"),
     (r"\bmax_words=(\S+?)(?=[ ;,:)]|$)", r"--max-words \1"),
     (r"\b(a larger|a smaller) max_words\b", r"\1 --max-words"),
