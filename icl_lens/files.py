@@ -13,7 +13,7 @@ from typing import Any
 
 from icl_lens.errors import InputError
 
-OWN = re.compile(r"\.icl_lens-[^.]+(\.[A-Za-z0-9]+)?")
+OWN = re.compile(r"\.icl_lens-.*-[a-z0-9_]{8}(\.[A-Za-z0-9]+)?")
 """The names of temporary files that `replacing` makes, and nobody else."""
 
 
@@ -29,7 +29,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         target = _target(path)
         folder = tempfile.gettempdir() if target is None else target.parent
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".icl_lens-", suffix=path.suffix[:20])
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".icl_lens-{path.stem[:30]}-", suffix=path.suffix[:20])
         os.close(handle)
     except (OSError, ValueError, RuntimeError) as error:  # a name with a null byte, a loop of links
         raise _not_written(path, error) from error

@@ -264,11 +264,11 @@ def test_files_of_others_stay(run, tmp_path):
     mine = {".notes.csv", ".secret.json", ".x.parquet", ".icl_lens.csv", ".manifest.json.abc.json"}
     for name in mine:
         (out / name).write_text("mine")
-    (out / ".icl_lens-abc123.json").write_text("half")
+    (out / ".icl_lens-part-00001-abcd_123.parquet").write_text("half")
     code, _, err = run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "3")
     assert code == 0, err
     assert mine <= faults.left_in(out)
-    assert ".icl_lens-abc123.json" not in faults.left_in(out)
+    assert ".icl_lens-part-00001-abcd_123.parquet" not in faults.left_in(out)
     assert (out / "result.json").is_file()
 
 

@@ -102,6 +102,8 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
     if prompt is not None:
         own = ("path", "labels", "layout", "n", "demonstrations", "columns", "split", "max_words")
         check_unused(*own, because="it is a task's, and a prompt says all of it itself")
+        if task.path is not None or task.labels is not None:
+            raise InputError("--path and --labels are a task's; a prompt says all of it itself: leave them out")
     if task.n < 1 or heads.draws < 1 or heads.top < 1:
         raise InputError(f"--n {task.n}, --draws {heads.draws} and --top {heads.top} must be at least 1")
     if heads.draws > MOST_DRAWS:

@@ -132,6 +132,7 @@ class TaskOptions:
 
     def prompts(self, name: str, *, n: int, seed: int, **more: Any) -> "list[Prompt]":
         """The prompts of `load_task`, which `more` goes to; raises InputError, also for options that do nothing."""
+        from icl_lens.cli.messages import spoken
         from icl_lens.errors import InputError
         from icl_lens.prompts.tasks import load_task
 
@@ -141,19 +142,22 @@ class TaskOptions:
                 f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
             )
         self._check_used(name)
-        return load_task(
-            name,
-            n=n,
-            seed=seed,
-            layout=self.layout.value,
-            demonstrations=self.demonstrations,
-            path=self.path,
-            columns=(text.strip(), label.strip()),
-            split=self.split,
-            max_words=self.max_words,
-            labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
-            **more,
-        )
+        try:
+            return load_task(
+                name,
+                n=n,
+                seed=seed,
+                layout=self.layout.value,
+                demonstrations=self.demonstrations,
+                path=self.path,
+                columns=(text.strip(), label.strip()),
+                split=self.split,
+                max_words=self.max_words,
+                labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
+                **more,
+            )
+        except InputError as error:
+            raise InputError(spoken(str(error))) from error
 
     def _check_used(self, name: str) -> None:
         """Raises InputError for options that would change nothing about this task."""
