@@ -7,12 +7,13 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from icl_lens.cli import hush
+from icl_lens.cli.console import PlainConsole, report_error, tolerant_output
+from icl_lens.cli.messages import spoken
 from icl_lens.cli.options import DeviceOption, DtypeChoice, DtypeOption, ModelOption, RevisionOption
 from icl_lens.cli.options import load as load_model
 from icl_lens.errors import InputError
@@ -43,7 +44,7 @@ def list_() -> None:
     for experiment_id in IDS:
         experiment = find(experiment_id)
         table.add_row(Text(experiment.id), Text(experiment.source), Text(experiment.claim))
-    Console().print(table)
+    PlainConsole().print(table)
 
 
 @app.command()
@@ -91,7 +92,7 @@ def _run(
     from experiments.lab.runner import run as run_all
 
     experiments = [find(name) for name in ids]
-    console = Console(soft_wrap=True, highlight=False)
+    console = PlainConsole(soft_wrap=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         ran = run_all(
@@ -140,7 +141,7 @@ def report(
     from experiments.lab.report import write_report
 
     written = write_report(out, page or out / "report.html", order=IDS)
-    Console(soft_wrap=True, highlight=False).print(str(written), markup=False)
+    PlainConsole(soft_wrap=True, highlight=False).print(str(written))
 
 
 class _Tracker:
@@ -151,7 +152,7 @@ class _Tracker:
 
     def __call__(self, things: Iterable[T], total: int, what: str) -> Iterator[T]:
         if not self.progress.console.is_terminal:
-            self.progress.console.print(f"  {what} …", markup=False)
+            self.progress.console.print(f"  {what} …")
         bar: Any = self.progress.add_task(what, total=total)
         for thing in things:
             yield thing
@@ -171,11 +172,12 @@ def _coloured(line: str) -> Text:
 def main() -> None:
     """InputError becomes one line on stderr and exit code 2."""
     try:
+        tolerant_output()
         if not {"-h", "--help"} & set(sys.argv[1:]):
             hush()
         app(prog_name="python -m experiments")
     except InputError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"experiments: {error}", markup=False)
+        report_error("experiments", spoken(str(error)))
         raise SystemExit(2) from None
 
 

@@ -21,6 +21,7 @@ from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_rows
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
+from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, tokenize
 from icl_lens.prompts.prompt import Prompt, Template
@@ -68,6 +69,7 @@ class Explanation(Findings):
         return explanation_inline(self)
 
 
+@in_turn
 def explain(
     model: Any,
     prompt: Prompt | str,

@@ -44,7 +44,8 @@ def is_correct(
     """Whether the answer scores highest among each prompt's labels.
 
     `choices` (`PromptBatch.label_mask`) leaves out labels that are none of a prompt's own; ties go to the label that
-    comes first. Raises InputError for prompts without an answer (-1) or an answer that is no choice.
+    comes first. Raises InputError for prompts without an answer (-1), an answer that is no choice, and scores that are
+    NaN or infinite, of which none is highest.
     """
     mask = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
     answer = answer.to(scores.device)
@@ -53,7 +54,19 @@ def is_correct(
             "some prompts have no answer among their labels, so they cannot be right or wrong; give every prompt an "
             "answer, or leave them out"
         )
-    return scores.masked_fill(~mask, -torch.inf).argmax(-1) == answer
+    best = scores.masked_fill(~mask, -torch.inf).max(-1)
+    if not bool(best.values.isfinite().all()):
+        row = int((~best.values.isfinite()).nonzero()[0])
+        raise InputError(
+            f"the scores of prompt {row} are {_shown(best.values[row])}, so that no label is highest; find out what "
+            "made them so (weights, an edit, float16), or leave such prompts out"
+        )
+    return best.indices == answer
+
+
+def _shown(value: Tensor) -> str:
+    """ "NaN", "infinite": what a number is that is not finite."""
+    return "NaN" if bool(value.isnan()) else "infinite"
 
 
 def accuracy(
@@ -78,11 +91,15 @@ def mean_reciprocal_rank(ranks: Int[Tensor, "*axes"]) -> float:
 def ranks_with_ties(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The rank of each value, 0 for the smallest; equal values share the mean of their ranks.
 
+    Raises InputError for NaN, which has no rank.
+
     Example:
         >>> from icl_lens.metrics import ranks_with_ties
         >>> ranks_with_ties(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist()
         [2.5, 0.0, 2.5, 1.0]
     """
+    if bool(values.isnan().any()):
+        raise InputError(f"{int(values.isnan().sum())} of the values are NaN and have no rank; leave them out")
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts.double() + 1) / 2)[place]
 

@@ -79,7 +79,7 @@ def test_html_is_written(run, tiny, tmp_path):
         (["love : bar one :", "--answer", "baz"], "baz"),
         (["love : bar zebra : foo one :"], "zebra"),
         (["love : bar " * 40 + "one :"], "64"),
-        ([families.PROMPT, "--top", "0"], "k=0"),
+        ([families.PROMPT, "--top", "0"], "--top 0"),
         ([families.PROMPT, "--json", "/nowhere/at/all.json"], "choose an existing, writable folder"),
     ],
 )

@@ -44,10 +44,15 @@ class Result(Caption):
         path = folder / RESULT
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(raw, dict):
+                raise TypeError("it is no object")
+            for name in ("configuration", "verdict", "competence"):
+                if not isinstance(raw[name], dict):
+                    raise TypeError(f"its {name} is no object")
             raw["verdict"] = Verdict(**_numbers(raw["verdict"]))
             raw["competence"] = Competence(**_numbers(raw["competence"]))
             return cls(**{field.name: raw[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"{str(path)!r} cannot be read as a result ({type(error).__name__}: {error}); remove its folder"
             ) from error
@@ -81,7 +86,7 @@ def check_folder(out: Path) -> None:
 
 def save(folder: Path, result: Result, table: pd.DataFrame, figure: Figure) -> None:
     """Writes table.parquet, table.csv, figure.png, figure.pdf and, last, result.json."""
-    folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
     (folder / RESULT).unlink(missing_ok=True)
     with replacing(folder / "table.parquet") as path:
         table.to_parquet(path, index=False)

@@ -18,8 +18,10 @@ from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.results import Result, check_folder, is_done, save
 from experiments.lab.study import Study, StudySettings, Track
-from icl_lens.digest import weights_digest
+from icl_lens.digest import json_digest, weights_digest
 from icl_lens.errors import InputError
+from icl_lens.prompts.batch import prompts_digest
+from icl_lens.prompts.tasks import data_digest
 
 LEAST_PROMPTS = 20
 """Fewer make halves in which an interval means nothing."""
@@ -115,8 +117,20 @@ def _result(
 
 
 def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
-    """Everything a result depends on: settings, the experiment's own configuration, and which weights these were."""
-    return {**asdict(study.settings), **asdict(experiment.config), "weights": fingerprint(study.model)}
+    """Everything a result depends on: settings, the experiment's own configuration, weights, prompts and data.
+
+    "prompts" is a digest of the prompts under study as tokens and answers; "data" one of all that prompts are drawn
+    from, in the task's other layouts and in other word tasks too.
+    """
+    settings = study.settings
+    read = [data_digest(settings.task, path=settings.path), data_digest(StudySettings.task)]
+    return {
+        **asdict(settings),
+        **asdict(experiment.config),
+        "weights": fingerprint(study.model),
+        "prompts": prompts_digest(study.batch()),
+        "data": json_digest(read),
+    }
 
 
 def fingerprint(model: Any) -> str:

@@ -16,8 +16,9 @@ from icl_lens.activations.stored import read_about, read_tensors, write_tensors
 from icl_lens.errors import InputError
 from icl_lens.models.norms import NormView
 from icl_lens.models.readout import Readout, norm_scale
+from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions
 
 # Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
@@ -252,6 +253,7 @@ class Activations:
         return replace(self, batch=batch, readout=self.readout.rows(index), **parts)
 
 
+@in_turn
 def capture(
     model: Any, batch: PromptBatch, *, positions: TokenPositions | None = None, check: bool = True
 ) -> Activations:
@@ -354,8 +356,26 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
         return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
 
     view = ModelView.of(model)
+    check_vocabulary(model, batch, "batch")
     with torch.no_grad(), view.lean_pass() as lean, model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]):
-        return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)[:, 0]
+        logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)[:, 0]
+    check_finite(logits)
+    return logits
+
+
+def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
+    """Raises InputError, naming the first prompt, where a model's answer is NaN or infinite."""
+    best = logits.amax(-1)
+    if bool(best.isfinite().all()):
+        return
+    row = int((~best.isfinite()).nonzero()[0])
+    what = "NaN" if bool(best[row].isnan()) else "infinite"
+    remedy = (
+        "float16 overflows beyond 65,504: load the model in bfloat16 or float32"
+        if logits.dtype == torch.float16
+        else "its weights are not finite, or something edits it: load it anew, or leave the edit out"
+    )
+    raise InputError(f"the model's output after prompt {row} is {what}, so that nothing can be read off it; {remedy}")
 
 
 def _reader(keep: Callable[[Tensor], None]) -> Callable[..., None]:

@@ -6,12 +6,13 @@ import sys
 import warnings
 
 import typer
-from rich.console import Console
 
 from icl_lens.cli.ablate import ablate
 from icl_lens.cli.compare import compare
+from icl_lens.cli.console import report_error, tolerant_output
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
+from icl_lens.cli.messages import spoken
 from icl_lens.cli.models import models
 
 app = typer.Typer(
@@ -45,9 +46,18 @@ def main() -> None:
     from icl_lens.errors import InputError
 
     try:
+        tolerant_output()
         if not {"-h", "--help"} & set(sys.argv[1:]):
             hush()
         app(args=sys.argv[1:] or ["explain"])
     except InputError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"icl-lens: {error}", markup=False)
+        report_error("icl-lens", spoken(str(error)))
         raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+            raise
+        report_error("icl-lens", "the memory is full; take fewer prompts, --dtype bfloat16, or another --device")
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # whoever read the output has gone; files are written by then
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import LayoutChoice, ModelOptions, TaskOptions, TokenOptions
+from icl_lens.cli.options import ModelOptions, TaskOptions, TokenOptions, check_unused
 
 if TYPE_CHECKING:
     from icl_lens.interventions.removal import Answers, Removal
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt
+
+
+MOST_DRAWS = 1000
+"""Sets of random heads, each of which costs as much as the answer that is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,7 @@ def ablate(
     view = ModelView.of(loaded)
     removed = _chosen(view, heads, lambda: il.tokenize(loaded, choosing, prepend_bos=tokens.bos))
     removal = remove_heads(loaded, batch, removed, draws=heads.draws, seed=seed)
-    console = Console()
+    console = PlainConsole()
     console.print(f"{view.name}: {'located' if heads.heads is None else 'chosen'} {', '.join(map(str, removed))}")
     console.print(_of_prompt(removal, batch.labels) if task.task is None else _of_task(removal))
 
@@ -95,12 +99,15 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
         raise InputError("--answer is a prompt's; a task's prompts have their own answers: leave it out")
     if heads.heads is not None and heads.k is not None:
         raise InputError("--top locates heads, and --heads names them: give one of the two")
-    if prompt is not None and (
-        task.path is not None or task.labels is not None or task.layout is not LayoutChoice.order
-    ):
-        raise InputError("--path, --labels and --layout are a task's; a prompt says all of it itself: leave them out")
+    if prompt is not None:
+        own = ("path", "labels", "layout", "n", "demonstrations", "columns", "split", "max_words")
+        check_unused(*own, because="it is a task's, and a prompt says all of it itself")
+        if task.path is not None or task.labels is not None:
+            raise InputError("--path and --labels are a task's; a prompt says all of it itself: leave them out")
     if task.n < 1 or heads.draws < 1 or heads.top < 1:
         raise InputError(f"--n {task.n}, --draws {heads.draws} and --top {heads.top} must be at least 1")
+    if heads.draws > MOST_DRAWS:
+        raise InputError(f"--draws {heads.draws} would take too long; at most {MOST_DRAWS} are drawn")
 
 
 def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":

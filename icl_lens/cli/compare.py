@@ -3,47 +3,42 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import (
-    DeviceOption,
-    DtypeChoice,
-    DtypeOption,
-    ModelOption,
-    PageOptions,
-    ReadingOptions,
-    load,
-)
-from icl_lens.cli.page import present
+from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, load
+from icl_lens.cli.page import present, written
 
 if TYPE_CHECKING:
     from icl_lens.explanation import Explanation
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoModels:
+class TwoModels(ModelOptions):
     """The models of A and B, and how their weights are held."""
 
-    panel: ClassVar[str] = "Model"
-
-    model: ModelOption = "icl-mini"
     model_b: Annotated[str | None, typer.Option(help="Another model for B. Default: the same.")] = None
-    device: DeviceOption = None
-    dtype: DtypeOption = DtypeChoice.float32
+    revision_b: Annotated[str | None, typer.Option(help="Hub revision of B's model. Default: its main branch.")] = None
 
-    def load(self) -> tuple[Any, Any]:
+    @property
+    def one(self) -> bool:
+        """Whether A and B are answered by one model."""
+        return self.model_b is None and self.revision_b is None
+
+    def both(self) -> tuple[Any, Any]:
         """Both models; one and the same object where there is no other for B."""
-        first = load(self.model, device=self.device, dtype=self.dtype, revision=None)
-        if self.model_b is None:
+        first = self.load()
+        if self.one:
             return first, first
-        return first, load(self.model_b, device=self.device, dtype=self.dtype, revision=None)
+        name = self.model if self.model_b is None else self.model_b
+        return first, load(name, device=self.device, dtype=self.dtype, revision=self.revision_b)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +60,13 @@ def compare(
 ) -> None:
     """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it."""
     from icl_lens import InputError, explain
+    from icl_lens.files import check_writable
     from icl_lens.report.html import compare_page
 
-    if b is None and models.model_b is None:
+    if b is None and models.one:
         raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
-    first, second = models.load()
+    check_writable(output.html)
+    first, second = models.both()
     if b is None:
         answer_b = answer_b or answer
     settings: dict[str, Any] = {
@@ -78,12 +75,13 @@ def compare(
         "bias": reading.bias,
     }
     before = explain(first, a, answer=answer, **settings)
-    after = explain(second, b or a, answer=answer_b, **settings)
-    console = Console()
+    after = explain(second, a if b is None else b, answer=answer_b, **settings)
+    page = written(compare_page(before, after), output) if output.wanted else None
+    console = PlainConsole()
     console.print(_answers(before, after))
     console.print(_heads(before, after))
-    if output.wanted:
-        present(compare_page(before, after), output, console)
+    if page is not None:
+        present(page, output, console)
 
 
 def _answers(before: "Explanation", after: "Explanation") -> Group:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
 from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadingOptions
-from icl_lens.cli.page import present
+from icl_lens.cli.page import present, written
 
 PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
@@ -38,9 +38,10 @@ def explain(
     Without arguments: the paper's example on the bundled model.
     """
     from icl_lens import explain as explain_prompt
-    from icl_lens.files import write_text
+    from icl_lens.files import check_writable, write_text
     from icl_lens.report.terminal import render
 
+    check_writable(output.json_file, output.html)
     explanation = explain_prompt(
         model.load(),
         prompt,
@@ -52,10 +53,13 @@ def explain(
         n_ablated=n_ablated,
         seed=seed,
     )
-    console = Console()
-    console.print(render(explanation))
+    # Written before they are printed: a pipe that closes loses nothing.
     if output.json_file is not None:
         write_text(output.json_file, json.dumps(explanation.to_dict(), indent=1, ensure_ascii=False) + "\n")
-        console.print(f"Numbers: {output.json_file}")
-    if output.wanted:
-        present(explanation.to_html(), output, console)
+    page = written(explanation.to_html(), output) if output.wanted else None
+    console = PlainConsole()
+    console.print(render(explanation))
+    if output.json_file is not None:
+        console.print(f"Numbers: {output.json_file}", soft_wrap=True)
+    if page is not None:
+        present(page, output, console)

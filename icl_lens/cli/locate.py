@@ -22,8 +22,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import ClassesChoice, ModelOptions, ReadingOptions, TaskOptions
+from icl_lens.cli.options import ClassesChoice, ModelOptions, ReadingOptions, TaskOptions, check_unused
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,9 +120,11 @@ def locate(
     from icl_lens.locate.table import heads_table, summary, write_result
     from icl_lens.prompts.batch import tokenize
 
+    if batch_size is not None:
+        check_unused("budget", because="--batch-size says how many prompts a batch has")
     processes, out = Processes.launched(), output.out
-    console = Console(quiet=not processes.first)
-    warnings = Console(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
+    console = PlainConsole(quiet=not processes.first)
+    warnings = PlainConsole(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
     norm, bias = reading.final_norm.value, reading.bias
     options = LocateOptions(k=k, final_norm=norm, bias=bias, batch_size=batch_size, byte_budget=budget * 2**20)
     keeping = out if processes.first else None
@@ -144,15 +147,16 @@ def locate(
                 folder=folder,
                 processes=processes,
                 progress=progress,
-                warn=lambda line: warnings.print(f"icl-lens: {line}", markup=False),
+                warn=lambda line: warnings.print(f"icl-lens: {line}"),
             )
         if not processes.first:
             return
         table = heads_table(top, folder)
+        if folder is not None:
+            write_result(folder, table, top)
         console.print(_shown(table))
         console.print(summary(top))
         if folder is not None:
-            write_result(folder, table, top)
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
 
 
@@ -163,7 +167,7 @@ def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = "" if out is None else f"; the same command goes on from the chunks in {str(out)!r}"
-        console.print(f"icl-lens: interrupted{kept}", markup=False)
+        console.print(f"icl-lens: interrupted{kept}")
         raise SystemExit(130) from None
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -58,7 +59,12 @@ class ModelOptions:
 
     def load(self, *, default_device: str | None = None) -> Any:
         """The model, on `default_device` unless the user names one."""
-        return load(self.model, device=self.device or default_device, dtype=self.dtype, revision=self.revision)
+        return load(
+            self.model,
+            device=default_device if self.device is None else self.device,
+            dtype=self.dtype,
+            revision=self.revision,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +131,8 @@ class TaskOptions:
     ] = None
 
     def prompts(self, name: str, *, n: int, seed: int, **more: Any) -> "list[Prompt]":
-        """The prompts of `load_task`, which `more` goes to; raises InputError that speaks of options."""
+        """The prompts of `load_task`, which `more` goes to; raises InputError, also for options that do nothing."""
+        from icl_lens.cli.messages import spoken
         from icl_lens.errors import InputError
         from icl_lens.prompts.tasks import load_task
 
@@ -134,6 +141,7 @@ class TaskOptions:
             raise InputError(
                 f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
             )
+        self._check_used(name)
         try:
             return load_task(
                 name,
@@ -149,21 +157,34 @@ class TaskOptions:
                 **more,
             )
         except InputError as error:
-            message = str(error)
-            for argument, option in COMMAND_LINE.items():
-                message = message.replace(argument, option)
-            raise InputError(message) from error
+            raise InputError(spoken(str(error))) from error
+
+    def _check_used(self, name: str) -> None:
+        """Raises InputError for options that would change nothing about this task."""
+        from icl_lens.prompts.tasks import SENTENCE_TASKS
+
+        if (self.path is None and name not in SENTENCE_TASKS) or (self.path and self.path.suffix == ".json"):
+            check_unused("columns", "split", "max_words", "classes", because="a word task has no such thing")
+        elif self.path is None:
+            check_unused("columns", because="the columns of a dataset of the Hub are known")
+        elif self.path.is_file():
+            check_unused("split", because="a single file has one split")
 
 
-COMMAND_LINE = {
-    "columns=(text, label)": "--columns TEXT,LABEL",
-    "path=": "--path",
-    "max_words": "--max-words",
-    "labels=": "--labels ",
-    "layout=": "--layout ",
-    "demonstrations=": "--demonstrations ",
-}
-"""What messages about tasks call arguments, and what they are called in the shell."""
+def check_unused(*names: str, because: str) -> None:
+    """Raises InputError if the user gave one of these parameters, which would be ignored."""
+    from icl_lens.errors import InputError
+
+    # Click itself, or the copy of it that newer versions of Typer bring along.
+    click = typer.Context.__mro__[1].__module__.rpartition(".")[0]
+    context = import_module(f"{click}.globals").get_current_context(silent=True)
+    if context is None:
+        return
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            option = max(parameter.opts, key=len)
+            raise InputError(f"{option} has nothing to do here: {because}; leave it out")
 
 
 def load(name: str, *, device: str | None, dtype: DtypeChoice, revision: str | None) -> Any:

@@ -9,8 +9,8 @@ from rich.console import Console
 from icl_lens.cli.options import PageOptions
 
 
-def present(page: str, options: PageOptions, console: Console) -> None:
-    """Writes a page where the options say, or to a temporary file that stays, and opens it if asked.
+def written(page: str, options: PageOptions) -> Path:
+    """Writes a page where the options say, or to a temporary file that stays.
 
     Raises InputError where the folder does not allow it.
     """
@@ -20,6 +20,11 @@ def present(page: str, options: PageOptions, console: Console) -> None:
     if path is None:
         path = Path(tempfile.mkdtemp(prefix="icl-lens-")) / "page.html"
     write_page(page, path)
+    return path
+
+
+def present(path: Path, options: PageOptions, console: Console) -> None:
+    """Says where the page is, and opens it if asked."""
     console.print(f"Page: {path}", soft_wrap=True)
     if options.open_page and not webbrowser.open(path.resolve().as_uri()):
         console.print("No browser could be started; open the page by hand.")

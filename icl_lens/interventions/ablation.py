@@ -13,7 +13,7 @@ from icl_lens.interventions.editor import Edit, Stage, asleep, editing
 from icl_lens.interventions.probe import check_moves
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
 
 @contextmanager
@@ -52,6 +52,8 @@ def ablate_heads(
     if reference is not None:
         batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
         means = _mean_z(view, by_layer, batches, positions)
+        if not all(bool(mean.isfinite().all()) for mean in means.values()):
+            raise InputError("the mean over the reference prompts is not finite (NaN or infinite); give other prompts")
 
     def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         value = 0.0 if means is None else means[layer].to(z)
@@ -118,8 +120,9 @@ def _mean_z(
         return hook_fn
 
     for batch in batches:
+        check_vocabulary(view.model, batch, "reference")
         count += len(batch) if positions == "last" else int(batch.attention_mask.sum())
         hooks = [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
-        with torch.no_grad(), asleep(view), view.model.hooks(fwd_hooks=hooks):
+        with torch.no_grad(), view.own_pass(), asleep(view), view.model.hooks(fwd_hooks=hooks):
             view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
     return {layer: total / count for layer, total in sums.items()}

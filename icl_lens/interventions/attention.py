@@ -75,7 +75,7 @@ def scale_label_attention(
         work.pattern[every, places, work.last[:, None]] = row
 
     check_moves(view, heads_of(by_layer))
-    with editing(view, Edit(Stage.pattern, by_layer, scale)):
+    with editing(view, Edit(Stage.pattern, by_layer, scale, only=batch)):
         yield
 
 

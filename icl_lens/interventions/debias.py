@@ -1,5 +1,6 @@
 """The published version's two fixes for label biases, as one block, with a strength chosen on held-out prompts."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.attention import remove_position, scale_label_attention
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.head import Head
+from icl_lens.models.turns import in_turn
 from icl_lens.prompts.batch import PromptBatch
 
 Fix = Literal["majority", "recency"]
@@ -102,6 +104,7 @@ class Strength:
         return pd.DataFrame({"strength": self.tried, "bias": self.bias, "accuracy": self.accuracy, "chosen": chosen})
 
 
+@in_turn
 def choose_strength(
     model: Any,
     heads: Sequence[Head | tuple[int, int]],
@@ -126,8 +129,17 @@ def choose_strength(
         >>> chosen.strength in chosen.tried
         True
     """
+    check_choice("fix", fix, ("majority", "recency"))
+    if not all(math.isfinite(one) and one >= 0 for one in tried):
+        raise InputError(f"tried={tuple(tried)} must be finite and not negative; 0 changes nothing")
     if len(favoured) != len(against):
         raise InputError(f"{len(favoured)} and {len(against)} prompts are not the same ones in two layouts")
+    for row, (one, other) in enumerate(zip(favoured.prompts, against.prompts, strict=True)):
+        if (one.query, one.answer) != (other.query, other.answer):
+            raise InputError(
+                f"prompt {row} asks about {one.query!r} (answer {one.answer!r}) in one layout and {other.query!r} "
+                f"(answer {other.answer!r}) in the other; give the same prompts in two layouts"
+            )
     strengths = tuple(dict.fromkeys([0.0, *tried]))
     bias, accuracy = [], []
     for strength in strengths:

@@ -1,7 +1,7 @@
 """The edits at work on a model, and the hooks that apply them together in one fixed order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
+from icl_lens.errors import InputError
 from icl_lens.interventions.pattern import (
     Inputs,
     LayerValues,
@@ -19,7 +20,9 @@ from icl_lens.interventions.pattern import (
     recompute_pattern,
     score_inputs,
 )
+from icl_lens.models.turns import check_thread, taking_turn
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
 
 
 class Stage(IntEnum):
@@ -58,6 +61,8 @@ class Edit:
     stage: Stage
     heads: dict[int, list[int]]
     apply: Callable[..., None]
+    only: PromptBatch | None = None
+    """The prompts that passes in the block must be over; passes may go on behind them."""
 
 
 @dataclass
@@ -66,15 +71,42 @@ class Editor:
 
     view: ModelView
     edits: list[Edit] = field(default_factory=list)
-    hooked: set[str] = field(default_factory=set)
+    hooked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Hook name -> hook point and handle: there as long as some edit needs it, whoever came first."""
     asleep: bool = False
     key_mask: Tensor | None = None
     values: dict[int, LayerValues] = field(default_factory=dict)
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> edited heads, their patterns, their values, once computed in this pass."""
+    started: Any = None
+    """The handle of the hook that calls `start`."""
 
-    def start(self, kwargs: dict[str, Any]) -> None:
+    def enter(self, edit: Edit) -> None:
+        """Puts an edit to work, with the hooks that it is the first to need."""
+        self.edits.append(edit)
+        for name, (layer, what) in _hook_names(self.view, edit).items():
+            if name not in self.hooked:
+                point = self.view.model.hook_dict[name]
+                point.add_hook(_hook_fn(self, layer, what))
+                self.hooked[name] = point, point.fwd_hooks[-1]
+
+    def leave(self, edit: Edit) -> None:
+        """Takes an edit away, in any order, and the hooks that no other one needs."""
+        self.edits = [one for one in self.edits if one is not edit]
+        needed = {name for one in self.edits for name in _hook_names(self.view, one)}
+        for name in [name for name in self.hooked if name not in needed]:
+            point, handle = self.hooked.pop(name)
+            handle.hook.remove()
+            point.fwd_hooks = [one for one in point.fwd_hooks if one is not handle]
+
+    def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass begins."""
+        if not self.asleep:
+            check_thread(self.view.model)
+            tokens = next((x for x in (*args, *kwargs.values()) if _is_tokens(x)), None)
+            for edit in self.edits:
+                if edit.only is not None and tokens is not None:
+                    _check_same_prompts(edit.only, tokens)
         mask = kwargs.get("attention_mask")
         self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.values.clear()
@@ -167,24 +199,45 @@ _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
 
 @contextmanager
 def editing(view: ModelView, edit: Edit) -> Iterator[None]:
-    """Puts an edit to work for the length of the block, beside those already at work."""
-    first = view.model not in _EDITORS
-    editor = _EDITORS.setdefault(view.model, Editor(view))
-    names = _hook_names(view, edit)
-    fresh = {hook: what for hook, what in names.items() if hook not in editor.hooked}
-    with ExitStack() as stack:
-        if first:
-            stack.callback(_EDITORS.pop, view.model, None)
+    """Puts an edit to work for the length of the block, beside those already at work; blocks may end in any order.
+
+    Raises InputError while another thread edits the model, and for passes from another thread.
+    """
+    with taking_turn(view.model, block=True):
+        editor = _EDITORS.get(view.model)
+        if editor is None:
+            editor = _EDITORS[view.model] = Editor(view)
             body = getattr(view.model, "original_model", view.model)
-            handle = body.register_forward_pre_hook(lambda _, __, kwargs: editor.start(kwargs), with_kwargs=True)
-            stack.callback(handle.remove)
-        editor.edits.append(edit)
-        stack.callback(editor.edits.remove, edit)
-        editor.hooked |= set(fresh)
-        stack.callback(editor.hooked.difference_update, fresh)
-        hooks = [(hook, _hook_fn(editor, layer, name)) for hook, (layer, name) in fresh.items()]
-        stack.enter_context(view.model.hooks(fwd_hooks=hooks))
-        yield
+            editor.started = body.register_forward_pre_hook(
+                lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
+            )
+        try:
+            editor.enter(edit)
+            yield
+        finally:
+            editor.leave(edit)
+            if not editor.edits and _EDITORS.get(view.model) is editor:
+                del _EDITORS[view.model]
+                editor.started.remove()
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def _check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
+    """Raises InputError where a row of a pass does not begin with the tokens of its prompt in the batch."""
+    rows, width = tokens.shape
+    if len(batch) not in (1, rows) or width < batch.tokens.shape[1]:
+        return  # of another shape: the edit itself says so
+    real = batch.attention_mask.bool().to(tokens.device).expand(rows, -1)
+    other = ((tokens[:, : real.shape[1]] != batch.tokens.to(tokens.device)) & real).any(-1)
+    if bool(other.any()):
+        row = int(other.nonzero()[0])
+        raise InputError(
+            f"row {row} of the forward pass is another prompt than that of the batch which the block was given; run "
+            "the same batch"
+        )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from icl_lens.interventions.gradients import first_order_falls
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
+from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.results import SHOWN_ROWS, html_table, long_frame, prompts, signed, text_table
@@ -126,6 +127,7 @@ class Agreement:
         return pd.DataFrame([asdict(self)])
 
 
+@in_turn
 def head_effects(
     model: Any,
     batch: PromptBatch,

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.activations.activations import check_finite
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -51,6 +52,7 @@ def first_order_falls(
         # Copies: what was made in inference mode cannot be part of a graph.
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]
+        check_finite(logits)
         log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
         totals = scores(log_probs).sum(0)
         falls = []

@@ -14,7 +14,7 @@ from icl_lens.interventions.pattern import Inputs, LayerValues, layer_hooks, sco
 from icl_lens.interventions.probe import check_moves, check_understood
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
 What = Literal["q", "k", "v", "pattern", "z"]
 Align = Literal["positions", "labels"]
@@ -147,7 +147,7 @@ def patch_heads(
 
     stage = {"pattern": Stage.pattern, "z": Stage.z}.get(what, Stage.inputs)
     check_moves(view, heads_of(by_layer))
-    with editing(view, Edit(stage, by_layer, patch_z if what == "z" else patch)):
+    with editing(view, Edit(stage, by_layer, patch_z if what == "z" else patch, only=into)):
         yield
 
 
@@ -191,7 +191,8 @@ def _record(
     for layer in by_layer:
         names = {"z": view.hook(layer, "attn.hook_z")} if what == "z" else layer_hooks(view, layer)
         hooks += [(hook, keeper(layer, name)) for name, hook in names.items()]
-    with torch.no_grad(), asleep(view), view.model.hooks(fwd_hooks=hooks):
+    check_vocabulary(view.model, source, "source")
+    with torch.no_grad(), view.own_pass(), asleep(view), view.model.hooks(fwd_hooks=hooks):
         view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
     found = {}
     for layer, chosen in by_layer.items():

@@ -109,6 +109,7 @@ def _tokens(view: ModelView, n: int) -> Tensor:
 def _run(view: ModelView, tokens: Tensor, hooks: list[tuple[str, Any]]) -> Tensor:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        stack.enter_context(view.own_pass())
         stack.enter_context(asleep(view))
         stack.enter_context(view.model.hooks(fwd_hooks=hooks))
         return view.model(tokens, return_type="logits")[:, -1]

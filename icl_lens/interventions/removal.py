@@ -21,6 +21,7 @@ from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_heads
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
+from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -90,6 +91,7 @@ def random_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed: int
     return [rng.sample(rest, len(heads)) for _ in range(draws)]
 
 
+@in_turn
 def remove_heads(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], *, draws: int = 20, seed: int = 0
 ) -> Removal:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from icl_lens.attribution.search import check_k
 from icl_lens.digest import json_digest, weights_digest
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
@@ -92,8 +93,11 @@ def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked:
 def run_folder(path: Path, model: Any, batch: PromptBatch, options: LocateOptions, asked: Asked) -> RunFolder:
     """The folder of this run, taken: give it to `locate_heads` inside `folder.opened(path)`.
 
-    Raises InputError if the folder holds another configuration, or files without a manifest.
+    Raises InputError if the folder holds another configuration, or files without a manifest, and for a `k` that the
+    model has not as many heads for.
     """
+    view = ModelView.of(model)
+    check_k(options.k, view.n_layers * view.n_heads, "heads")  # before the folder is this run's
     folder = RunFolder(path, configuration(model, batch, options, asked))
     folder.take()
     return folder

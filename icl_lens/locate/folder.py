@@ -1,9 +1,11 @@
 """The folder of a run that can be killed and continued: lock, configuration, chunks, results."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from icl_lens.errors import InputError
-from icl_lens.files import replacing
+from icl_lens.files import OWN, replacing
 
 MANIFEST = "manifest.json"
 
@@ -47,8 +49,8 @@ class RunFolder:
                 f"the folder {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no {MANIFEST}; "
                 "choose an empty or new folder"
             )
-        for half in self.path.glob(".*"):
-            if half.suffix in (".parquet", ".csv", ".json"):
+        for half in self.path.iterdir():
+            if OWN.fullmatch(half.name) and half.is_file() and not half.is_symlink():
                 half.unlink(missing_ok=True)
         if not manifest.is_file():
             self.write_bytes(MANIFEST, text.encode())
@@ -57,7 +59,7 @@ class RunFolder:
         try:
             theirs = json.loads(manifest.read_text(encoding="utf-8"))
             different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-        except (ValueError, TypeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{str(manifest)!r} is damaged: it is no JSON object; choose another folder") from None
         if different:
             name = different[0]
@@ -72,23 +74,28 @@ class RunFolder:
         try:
             with replacing(self.path / name) as beside:
                 beside.write_bytes(data)
-        except OSError as error:
-            if error.errno in (ENOSPC, EDQUOT):
+        except InputError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in (ENOSPC, EDQUOT):
                 raise InputError(
                     f"the disk is full: {name!r} could not be written to {str(self.path)!r}; make room and start "
                     "again with the same settings, which goes on from the chunks that are there"
-                ) from error
+                ) from cause
+            reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
             raise InputError(
-                f"{name!r} could not be written to {str(self.path)!r}: {error.strerror or error}; fix that and start "
+                f"{name!r} could not be written to {str(self.path)!r}: {reason}; fix that and start "
                 "again with the same settings, which goes on from the chunks that are there"
-            ) from error
+            ) from cause
 
     def write(self, name: str, columns: Mapping[str, Any]) -> None:
-        """Writes named columns as parquet, with the configuration as metadata and a checksum for every page."""
+        """Writes named columns as parquet, with the configuration as metadata and a digest of the whole file in it."""
         table = pa.table(dict(columns)).replace_schema_metadata(self._metadata)
         buffer = BytesIO()
-        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
-        self.write_bytes(name, buffer.getvalue())
+        with pq.ParquetWriter(buffer, table.schema, compression="zstd", write_page_checksum=True) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({DIGEST: NO_DIGEST})
+        data = buffer.getvalue()
+        self.write_bytes(name, data.replace(NO_DIGEST.encode(), sha256(data).hexdigest().encode()))
 
     def read(self, name: str) -> pa.Table | None:
         """The columns of a chunk; None where it is not there yet. Raises `DamagedChunk` if it cannot be trusted."""
@@ -96,14 +103,29 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            data = path.read_bytes()
+            _check_digest(data)
+            with pq.ParquetFile(BytesIO(data), page_checksum_verification=True) as file:
                 table = file.read()
-        except (pa.ArrowException, OSError, ValueError) as error:
+            metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        except Exception as error:  # whatever the reader makes of it
             raise DamagedChunk(name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
-        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         if any(metadata.get(key) != value for key, value in self._metadata.items()):
             raise DamagedChunk(name, "it says that it belongs to another configuration")
         return table
+
+
+DIGEST, NO_DIGEST = "icl_lens.sha256", "0" * 64
+"""Where a chunk keeps the SHA-256 of its own bytes, and what stands there while they are counted."""
+
+
+def _check_digest(data: bytes) -> None:
+    """Raises ValueError unless a file's bytes are those that were written: before anything else is read of them."""
+    if not (found := re.search(DIGEST.encode() + rb"[^0-9a-f]{1,8}([0-9a-f]{64})", data)):
+        raise ValueError("it has no checksum")
+    start, end = found.span(1)
+    if sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode() != found[1]:
+        raise ValueError("its bytes are not those that were written")
 
 
 class DamagedChunk(ValueError):

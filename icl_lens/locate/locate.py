@@ -343,6 +343,12 @@ class _Sums:
 
     def top(self, k: int, n_heads: int, wanted: np.ndarray) -> TopHeads:
         complete = np.flatnonzero(self.n_exact == self.n)
+        if not np.isfinite(self.exact[complete]).all():
+            some = int(complete[~np.isfinite(self.exact[complete])][0])
+            raise InputError(
+                f"the mean increase of L{some // n_heads}H{some % n_heads} is not finite (NaN or infinite), so that no "
+                "head is largest; load the model in bfloat16 or float32, or leave out what edits it"
+            )
         assert set(wanted) <= set(complete), "the second pass leaves no head open"
         mean = self.exact[complete] / self.n
         order = np.argsort(-mean, kind="stable")[:k]

@@ -28,9 +28,6 @@ def load_model(
     """A `TransformerBridge` with raw weights and eager attention, in eval mode, gradients off.
 
     `name` is a bundled model (`bundled_models()`), a local Hugging Face folder, or a Hub name such as
-    "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. Other keywords go to
-    `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
-    Raises InputError, with the reason and the remedy, if the model cannot be loaded.
     "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. `revision` is a
     branch, tag or commit on the Hub: configuration, tokenizer and weights are all read from that one commit. Other
     keywords go to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
@@ -50,6 +47,7 @@ def load_model(
         if not isinstance(found, torch.dtype):
             check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
         dtype = found
+    _check_device(device)
     tokenizer = kwargs.get("tokenizer")
     if kwargs.get("hf_model") is not None and tokenizer is None:
         raise InputError(
@@ -130,6 +128,19 @@ def _silenced() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    """Raises InputError for a device that is none, or not in this machine."""
+    try:
+        kind = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"{str(device)!r} is no device; choose cpu, cuda or cuda:1 (the second GPU)") from None
+    if kind is not None and kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"the device {str(device)!r} is not there ({torch.cuda.device_count()} GPUs can be used); choose cpu, or "
+            "leave the device out"
+        )
 
 
 def _device() -> str:

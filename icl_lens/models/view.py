@@ -22,6 +22,7 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.norms import NormView, probe_norm
 from icl_lens.models.readout import Readout, norm_scale
+from icl_lens.models.turns import taking_turn
 
 
 def tl_version() -> tuple[int, int]:
@@ -345,6 +346,10 @@ class ModelView:
         Otherwise Hugging Face models gather every layer's attention weights and a key-value cache, and bridges hold on
         to the weights: heads · pos² numbers per layer.
         """
+        with self.own_pass():
+            yield from self._lean()
+
+    def _lean(self) -> Iterator[dict[str, Any]]:
         if getattr(self.model, "original_model", None) is None:
             yield {}
             return
@@ -360,6 +365,21 @@ class ModelView:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def own_pass(self) -> Iterator[None]:
+        """A pass of our own: of this thread alone, without dropout; modules in training mode are put back after it."""
+        with taking_turn(self.model):
+            # A bridge does not count all modules of the model that it stands for among its own.
+            roots = {id(root): root for root in (self.model, getattr(self.model, "original_model", self.model))}
+            training = [module for root in roots.values() for module in root.modules() if module.training]
+            for module in training:
+                module.training = False
+            try:
+                yield
+            finally:
+                for module in training:
+                    module.training = True
 
     # Hook names ------------------------------------------------------------------------------------------
 

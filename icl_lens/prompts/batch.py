@@ -28,6 +28,7 @@ from icl_lens.prompts.token_ids import (
     one_a_row,
     padded_ids,
     several_a_row,
+    vocabulary_digest,
 )
 
 _DEFAULT_TEMPLATE = Template()
@@ -95,6 +96,8 @@ class PromptBatch:
     """Tokens to compare each row's with; -1 where a row has fewer. None: with none."""
     prompt_index: Int[Tensor, " batch"] | None = None
     """Where rows are positions of prompts: which prompt each is of. Rows of one prompt begin with the same tokens."""
+    vocabulary: str = ""
+    """A digest of the tokenizer's vocabulary, so that no other model is run on these ids; empty where none is known."""
 
     def __post_init__(self) -> None:
         if not self.token_names:
@@ -285,7 +288,8 @@ class PromptBatch:
             [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
             for prompt in self.prompts
         ]
-        plain = {name: getattr(self, name) for name in ("labels", "token_strings", "token_names", "texts")}
+        names = ("labels", "token_strings", "token_names", "texts", "vocabulary")
+        plain = {name: getattr(self, name) for name in names}
         return tensors, {**plain, "prompts": prompts, "template": asdict(self.template)}
 
     @classmethod
@@ -303,6 +307,7 @@ class PromptBatch:
             token_strings=about["token_strings"],
             token_names=about["token_names"],
             texts=tuple(about["texts"]),
+            vocabulary=about.get("vocabulary", ""),
         )
 
     def to(self, device: torch.device | str) -> "PromptBatch":
@@ -413,6 +418,7 @@ def tokenize(
         token_strings=decoded(tokenizer, rows),
         token_names=named(tokenizer, rows),
         texts=tuple(text.rendered.text for text in texts),
+        vocabulary=vocabulary_digest(tokenizer),
     )
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
@@ -644,6 +650,23 @@ def check_fit(model: Any, rows: list[list[int]]) -> None:
         )
 
 
+def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
+    """Raises InputError where a batch's ids are those of another tokenizer than the model's, or none of its own."""
+    size = getattr(model.cfg, "d_vocab", None)
+    largest = int(batch.tokens.max())
+    if size is not None and largest >= size:
+        raise InputError(
+            f"the {what} holds token id {largest}, and the model's vocabulary is {size}: it was tokenized for another "
+            "model; tokenize the prompts for this one"
+        )
+    tokenizer = getattr(model, "tokenizer", None)
+    if batch.vocabulary and tokenizer is not None and vocabulary_digest(tokenizer) != batch.vocabulary:
+        raise InputError(
+            f"the {what} was tokenized with another vocabulary than the model's, where the same ids are other words; "
+            "tokenize the prompts for this model"
+        )
+
+
 def check_not_against_itself(batch: PromptBatch) -> None:
     """Raises InputError where a row's target is also among what it is compared with."""
     if batch.targets is None or batch.against is None:
@@ -682,5 +705,6 @@ def without_demonstrations(tokenizer: Any, rows: list[list[int]], texts: Sequenc
         token_strings=strings,
         token_names=names,
         texts=tuple(" ".join(row) for row in names) if texts is None else tuple(texts),
+        vocabulary="" if tokenizer is None else vocabulary_digest(tokenizer),
         targets=torch.full((n,), -1),
     )

@@ -16,6 +16,20 @@ Span = tuple[int, int]
 _COLON = re.compile(r"(?<!\S):(?!\S)")
 
 
+def check_unicode(*texts: object) -> None:
+    """Raises InputError for what is no text, or holds half a surrogate pair, which no tokenizer reads."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"{text!r} is no text; give a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{text[:60]!r} is no valid Unicode text at character {error.start} (its bytes were not UTF-8, or a "
+                "surrogate stands alone); write it anew as UTF-8"
+            ) from None
+
+
 @dataclass(frozen=True)
 class Demonstration:
     """One example the prompt shows: a text and the label it has.
@@ -31,6 +45,7 @@ class Demonstration:
     label: str
 
     def __post_init__(self) -> None:
+        check_unicode(self.text, self.label)
         if not self.text.strip():
             raise InputError(f"the demonstration with label {self.label!r} has an empty text; give it a text")
         if not self.label.strip():
@@ -79,6 +94,7 @@ class Prompt:
         self._check(shown)
 
     def _check(self, shown: tuple[str, ...]) -> None:
+        check_unicode(self.query, *self.labels, *(() if self.answer is None else (self.answer,)))
         if not self.demonstrations:
             raise InputError(
                 f"the prompt with query {self.query!r} has no demonstration; "
@@ -113,6 +129,7 @@ class Prompt:
 
         Raises InputError when there is no demonstration or no query.
         """
+        check_unicode(text)
         pieces = [piece.strip() for piece in _COLON.split(text)]
         if len(pieces) == 1:
             raise InputError(

@@ -1,12 +1,12 @@
 """Rows of labelled texts: from files of your own, or from plain data files of the Hub, fetched once and kept."""
 
+import csv
 import json
 import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -103,27 +103,82 @@ def from_hub(name: str, splits: Sequence[str]) -> tuple[dict[str, Table], tuple[
 
 
 def from_files(paths: Sequence[Path]) -> Table:
-    """The rows of one file, or of the shards of one; raises InputError where they cannot be read."""
-    # Not load_dataset, which reports to the Hub that it was called, and waits for it, for local files too.
-    from datasets.io.csv import CsvDatasetReader
-    from datasets.io.json import JsonDatasetReader
-    from datasets.io.parquet import ParquetDatasetReader
+    """The rows of one file, or of the shards of one, as written; raises InputError where they cannot be read.
 
-    readers = dict(zip(SUFFIXES, (JsonDatasetReader, CsvDatasetReader, ParquetDatasetReader), strict=True))
+    Cells of a .csv are strings ("01" stays "01", "NA" stays "NA"), and an empty one is missing.
+    """
+    readers = dict(zip(SUFFIXES, (_json_lines, _csv, _parquet), strict=True))
+    tables = []
     for path in paths:
         if not path.is_file():
             raise InputError(f"there is no file {str(path)!r}; give the path of an existing file or folder")
         if path.suffix not in SUFFIXES:
             raise InputError(f"{str(path)!r} cannot be read; give a {listed(SUFFIXES)} file")
-    try:
-        table: Any = readers[paths[0].suffix]([escape(str(path)) for path in paths], streaming=True).read()
-        rows = list(table)
-    except Exception as error:  # whatever the readers raise, it is the file that is wrong
-        raise InputError(
-            f"{str(paths[0])!r} cannot be read as {paths[0].suffix}: {_reason(error)}; mend the file, or give another"
-        ) from error
-    features = table.features or {}
-    return Table(rows, {column: kind.names for column, kind in features.items() if hasattr(kind, "int2str")})
+        try:
+            tables.append(readers[path.suffix](path))
+        except Exception as error:  # whatever the readers raise, it is the file that is wrong
+            raise InputError(
+                f"{str(path)!r} cannot be read as {path.suffix}: {_reason(error)}; mend the file, or give another"
+            ) from error
+    return _joined(tables)
+
+
+def _json_lines(path: Path) -> Table:
+    rows = []
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line, object_pairs_hook=_once)
+            except RecursionError:
+                raise ValueError(f"line {number} is nested too deeply") from None
+            except ValueError as error:
+                raise ValueError(f"line {number} is no JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise ValueError(f'line {number} is no JSON object such as {{"text": "…", "label": "…"}}')
+            rows.append(row)
+    return Table(rows, {})
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; raises ValueError where a name is given twice, of which one would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found
+
+
+def _csv(path: Path) -> Table:
+    csv.field_size_limit(2**31 - 1)
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        header = next(reader, None)
+        if not header:
+            raise ValueError("it is empty")
+        if len(set(header)) < len(header):
+            raise ValueError(f"two columns have the same name, in {header}")
+        rows = []
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise ValueError(
+                    f"line {reader.line_num} has {len(cells)} cells and the header {len(header)}; cells with commas "
+                    "need quotes"
+                )
+            rows.append({name: cell or None for name, cell in zip(header, cells, strict=True)})
+    return Table(rows, {})
+
+
+def _parquet(path: Path) -> Table:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    if len(set(table.column_names)) < len(table.column_names):
+        raise ValueError(f"two columns have the same name, in {table.column_names}")
+    return Table(table.to_pylist(), _named(table.schema.metadata or {}))
 
 
 def _whole(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Table]:

@@ -4,6 +4,7 @@ Labels carry no meaning ("foo", "bar"), so what a model answers it has learnt fr
 """
 
 import json
+import math
 import random
 import re
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import check_fast, read_texts, tokenize
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
@@ -24,6 +26,9 @@ from icl_lens.prompts.rows import DATASETS, SUFFIXES, Table, from_files, from_hu
 
 Layout = Literal["order", "reorder", "imbalanced"]
 Asked = Literal["true", "false"]
+
+MOST_PROMPTS = 1_000_000
+"""Prompts of one call: more of them fill the memory before anything is computed."""
 
 Rows = list[tuple[str, str]]
 """Texts with their classes."""
@@ -101,9 +106,8 @@ def load_task(
     between prompts needs. `template` matters for that only.
 
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
-    reached (after half a minute of trying), for a class with too few texts, and for too few labels; with
-    `same_length` also for labels of different numbers of tokens.
-    reached, for a class with too few texts, and for too few labels.
+    reached, for a class with too few texts, and for too few labels; with `same_length` also for labels of different
+    numbers of tokens.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -116,6 +120,12 @@ def load_task(
     check_choice("classes", classes, ("binary", "all"))
     if n < 1 or demonstrations < 1:
         raise InputError(f"n={n} and demonstrations={demonstrations} must both be at least 1")
+    if n > MOST_PROMPTS:
+        raise InputError(f"n={n} prompts are more than the {MOST_PROMPTS:,} that can be drawn at once; ask for fewer")
+    if max_words is not None and max_words < 1:
+        raise InputError(f"max_words={max_words} leaves no text; it must be at least 1")
+    if isinstance(columns, str) or len(columns) != 2 or not all(isinstance(column, str) for column in columns):
+        raise InputError(f"columns={columns!r} must be two names, those of texts and labels")
     if layout == "imbalanced" and demonstrations < 2:
         raise InputError(
             "layout='imbalanced' leaves out one of the true demonstrations, and there is only one; "
@@ -128,8 +138,6 @@ def load_task(
         if same_length is not None:
             false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
         draws = _word_draws(false, false_words, true, true_words, demonstrations, rng)
-    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
-        draws = _word_draws(*_words(name, path), demonstrations, rng)
         fixed = None
     else:
         local = None if path is None else Path(path)
@@ -220,21 +228,48 @@ def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def data_digest(name: str, *, path: str | Path | None = None, split: str = "test") -> str:
+    """Sixteen hexadecimal digits that change with the data that `load_task` draws a task's prompts from.
+
+    Of a word task the whole word list; of sentences every row's text and class. Raises InputError as
+    `load_task` does.
+
+    Example:
+        >>> from icl_lens.prompts.tasks import data_digest
+        >>> len(data_digest("sentiment-number"))
+        16
+    """
+    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
+        return json_digest(_categories(path))
+    local = None if path is None else Path(path)
+    split = "train" if local is not None and not local.is_dir() else split
+    return json_digest(_rows(name, local, split, ("text", "label"), None))
+
+
 # Words
 
 
-def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, list[str]]:
-    """The false category and its words, then the true one and its words."""
+def _categories(path: str | Path | None) -> dict[str, list[str]]:
+    """The categories of a word list, the bundled one unless another is named, with their words."""
     source = files("icl_lens") / "bundled" / "words.json" if path is None else Path(path)
     if not source.is_file():
         raise InputError(f"there is no word list {str(source)!r}; give the path of an existing file")
     try:
-        categories: dict[str, list[str]] = json.loads(source.read_text(encoding="utf-8"))["categories"]
-    except (ValueError, TypeError, KeyError) as error:
+        categories = json.loads(source.read_text(encoding="utf-8-sig"))["categories"]
+        wrong = _not_words(categories)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        wrong, categories = f"it cannot be read as one: {type(error).__name__}", {}
+    if wrong:
         raise InputError(
             f'{str(source)!r} is not a word list; write {{"categories": {{name: [words]}}}} into it, '
-            f"or give sentences as one of {listed(SUFFIXES)}"
-        ) from error
+            f"or give sentences as one of {listed(SUFFIXES)} ({wrong})"
+        )
+    return categories
+
+
+def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, list[str]]:
+    """The false category and its words, then the true one and its words."""
+    categories = _categories(path)
     false, _, true = name.partition("-")
     if false not in categories or true not in categories or false == true:
         raise InputError(
@@ -245,6 +280,19 @@ def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, lis
     both = {*categories[false]} & {*categories[true]}
     only = [[word for word in dict.fromkeys(categories[c]) if word not in both] for c in (false, true)]
     return false, only[0], true, only[1]
+
+
+def _not_words(categories: Any) -> str | None:
+    """What is wrong with the categories of a word list; None where nothing is."""
+    if not isinstance(categories, dict):
+        return "its categories are no object"
+    for name, words in categories.items():
+        if not isinstance(words, list):
+            return f"the category {name!r} is no list"
+        for word in words:
+            if not isinstance(word, str) or not word.strip():
+                return f"the category {name!r} holds {word!r:.40}, which is no word"
+    return None
 
 
 def _word_draws(
@@ -331,26 +379,57 @@ def _rows(name: str, path: Path | None, split: str, columns: tuple[str, str], ma
 
 
 def _usable(table: Table, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
+    if columns[0] == columns[1]:
+        raise InputError(f"columns={columns!r} name one column for both text and label; name two")
     class_names = table.class_names.get(columns[1], ())
     seen = set()
-    for row in table.rows:
+    written: dict[str, bool] = {}
+    for number, row in enumerate(table.rows, 1):
         missing = [column for column in columns if column not in row]
         if missing:
             raise InputError(
-                f"the rows have no column {listed(missing)} but {listed(tuple(row))}; "
+                f"row {number} has no column {listed(missing)} but {listed(tuple(row)) or 'none'}; "
                 "name the two that hold text and label with columns=(text, label)"
             )
-        text, label = row[columns[0]], row[columns[1]]
-        words = str(text or "").split()
-        if isinstance(label, float) and label.is_integer():
-            label = int(label)  # integers in a column with gaps are read as floats
+        text, label = (_plain(row[column], number, column) for column in columns)
         if class_names and isinstance(label, int):
-            label = class_names[label] if 0 <= label < len(class_names) else None  # -1: a label kept secret
-        text = " ".join(words)
-        if not words or label is None or text in seen or (max_words is not None and len(words) > max_words):
+            if not -1 <= label < len(class_names):
+                raise InputError(
+                    f"row {number} has the label {label}, and there are {len(class_names)} classes, "
+                    f"{listed(class_names)}; mend the file"
+                )
+            label = class_names[label] if label >= 0 else None  # -1: a label kept secret
+        words = "" if text is None else str(text)
+        text = " ".join(words.split())
+        if not text or label is None or not str(label).strip():
+            continue
+        kind = str(label)
+        if written.setdefault(kind, isinstance(label, str)) != isinstance(label, str):
+            raise InputError(
+                f"the label {kind} is a number in some rows and the string {kind!r} in others (row {number}), which "
+                "would be one class; write it one way"
+            )
+        if text in seen or (max_words is not None and len(words.split()) > max_words):
             continue
         seen.add(text)
-        yield text, str(label)
+        yield text, kind
+
+
+def _plain(value: Any, number: int, column: str) -> str | int | float | None:
+    """A cell that is text or a number, as written; raises InputError for anything else."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InputError(f"row {number} has {value} in column {column!r}; write a text or a number, or nothing")
+        return int(value) if value.is_integer() else value  # integers in a column with gaps are read as floats
+    if value is not None and not isinstance(value, (str, int)):
+        raise InputError(
+            f"row {number} has {_article(type(value).__name__)} in column {column!r}; write a text or a number"
+        )
+    return value
+
+
+def _article(kind: str) -> str:
+    return {"list": "a list", "dict": "an object", "bytes": "bytes"}.get(kind, f"a value of type {kind}")
 
 
 def _files_of(folder: Path, name: str, split: str) -> list[Path]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 
 TokenPositions = int | Literal["last", "all"] | Sequence[int] | Sequence[Sequence[int]]
@@ -106,3 +108,21 @@ def several_a_row(ids: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | 
     if len(several) != n or not all(several):
         raise InputError(f"against={ids!r} must be one token id, or for each of the {n} rows one or a list of them")
     return several
+
+
+_DIGESTS: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """Hexadecimal digits that differ for other vocabularies: of their size and up to 256 words; empty if unknown.
+
+    Tokens added later, such as the padding that TransformerLens adds, do not count.
+    """
+    try:
+        if tokenizer not in _DIGESTS:
+            size = int(tokenizer.vocab_size)
+            some = list(range(0, size, max(1, size // 256)))
+            _DIGESTS[tokenizer] = json_digest([size, tokenizer.convert_ids_to_tokens(some)])
+        return _DIGESTS[tokenizer]
+    except (AttributeError, TypeError, NotImplementedError):  # something that tokenizes, but no Hugging Face tokenizer
+        return ""

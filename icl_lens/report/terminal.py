@@ -42,7 +42,7 @@ def _title(explanation: Findings) -> RenderableType:
     )
     settings = explanation.settings
     note = f"{settings.final_norm} final norm, {'with' if settings.bias else 'without'} bias"
-    title = f"[bold]{explanation.model}[/bold]"
+    title = Text(explanation.model, "bold")
     return Panel(text, title=title, subtitle=note, title_align="left", subtitle_align="right")
 
 

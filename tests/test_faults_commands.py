@@ -1,0 +1,327 @@
+"""Bad command lines: exit code 2 and one sentence, whatever is asked of which command."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+
+import faults
+import pytest
+
+import icl_lens as il
+
+PROMPT = "love : bar one : foo two :"
+LONG = " ".join(["love : bar one : foo"] * 400) + " two :"
+
+EXPLAIN = [
+    ([""], "no colon standing alone"),
+    (["   "], "no colon standing alone"),
+    (["love bar"], "no colon standing alone"),
+    (["love: bar one: foo two:"], "no colon standing alone"),
+    (["love : bar"], "has no query"),
+    ([" : bar one :"], "has an empty text"),
+    (["love : bar : foo two :"], "has an empty text"),
+    (["love : bar one : foo two: "], "part of a word"),
+    (["love : bar qqzz : foo two :"], "does not know 'qqzz'"),
+    (["a : [/red] b : [bold]x c :"], "'[/red]'"),
+    (["love : [link=x] one : foo two :"], "'[link=x]'"),
+    (["\x1b[2J : bar one : foo two :"], "\\x1b[2J"),
+    (["\x07\x08 : bar one : foo two :"], "\\x07\\x08"),
+    (["\u202e : bar one : foo two :"], "\\u202e"),
+    (["love\udcff : bar one : foo two :"], "no valid Unicode"),
+    (["\ud800 : bar one : foo two :"], "no valid Unicode"),
+    (["😀 : bar one : foo two :"], "does not know"),
+    ([LONG], "more than the"),
+    ([PROMPT, "--answer", "baz"], "'baz' is not one of the labels"),
+    ([PROMPT, "--answer", ""], "'' is not one of the labels"),
+    ([PROMPT, "--answer", "\udcff"], "no valid Unicode"),
+    ([PROMPT, "--answer", "[red]foo"], "'[red]foo' is not one of the labels"),
+    ([PROMPT, "--top", "0"], "--top 0 must be at least 1"),
+    ([PROMPT, "--top", "-1"], "--top -1 must be at least 1"),
+    ([PROMPT, "--ablate", "0"], "--ablate 0 leaves no random heads"),
+    ([PROMPT, "--ablate", "25"], "choose 1 to 24"),
+    ([PROMPT, "--ablate", "-3"], "--ablate -3"),
+    ([PROMPT, "--revision", "v1"], "no revision 'v1'"),
+    ([PROMPT, "--device", "nonsense"], "is no device"),
+    ([PROMPT, "--device", ""], "is no device"),
+    ([PROMPT, "--device", "cuda:99"], "is not there"),
+    ([PROMPT, "--model", ""], "''"),
+    ([PROMPT, "--model", "icl-minni"], "did you mean"),
+    ([PROMPT, "--model", "/no/such/folder"], "there is no folder"),
+    ([PROMPT, "--model", "./[red]"], "there is no folder './[red]'"),
+    ([PROMPT, "--model", "/tmp/\x1b[2J"], "\\x1b[2J"),
+    ([PROMPT, "--model", "gpt2 large"], "gpt2 large"),
+    ([PROMPT, "--model", "gpt2", "--revision", ""], "gpt2"),
+    ([PROMPT, "--json", "/"], "Is a directory"),
+    ([PROMPT, "--json", ""], "cannot write"),
+    ([PROMPT, "--html", "."], "Is a directory"),
+    ([PROMPT, "--html", "/no/such/page.html"], "choose an existing, writable folder"),
+    ([PROMPT, "--json", "/no/such/a.json"], "choose an existing, writable folder"),
+    ([PROMPT, "--json", "/dev/null/a.json"], "choose an existing, writable folder"),
+    ([PROMPT, "--json", "x" * 300], "shorter name"),
+    ([PROMPT, "--json", "a.json", "--html", "a.json"], "named twice"),
+    ([PROMPT, "--json", "a.json", "--html", "./b/../a.json"], "named twice"),
+]
+ABLATE = [
+    ([], "give either a prompt or --task"),
+    ([""], "no colon standing alone"),
+    ([PROMPT, "--task", "sentiment-number"], "give either a prompt or --task"),
+    ([PROMPT, "--n", "5"], "--n has nothing to do here"),
+    ([PROMPT, "--demonstrations", "2"], "--demonstrations has nothing to do here"),
+    ([PROMPT, "--columns", "a,b"], "--columns has nothing to do here"),
+    ([PROMPT, "--split", "test"], "--split has nothing to do here"),
+    ([PROMPT, "--max-words", "3"], "--max-words has nothing to do here"),
+    ([PROMPT, "--path", "x.json"], "--path has nothing to do here"),
+    ([PROMPT, "--labels", "a,b"], "--labels has nothing to do here"),
+    ([PROMPT, "--layout", "reorder"], "--layout has nothing to do here"),
+    ([PROMPT, "--heads", ""], "names no head"),
+    ([PROMPT, "--heads", ","], "names no head"),
+    ([PROMPT, "--heads", "L9H9"], "L9H9"),
+    ([PROMPT, "--heads", "[red]"], "[red]"),
+    ([PROMPT, "--heads", "L0H0,L0H0;L1"], "L0H0;L1"),
+    ([PROMPT, "--heads", "L-1H0"], "L-1H0"),
+    ([PROMPT, "--heads", "L0H0", "--top", "3"], "give one of the two"),
+    ([PROMPT, "--top", "0"], "must be at least 1"),
+    ([PROMPT, "--top", "25"], "leave too few random ones"),
+    ([PROMPT, "--top", "100"], "more than the 48 heads"),
+    ([PROMPT, "--draws", "0"], "must be at least 1"),
+    ([PROMPT, "--draws", "100000"], "at most 1000 are drawn"),
+    ([PROMPT, "--answer", "x"], "'x' is not one of the labels"),
+    (["--task", "sentiment-number", "--answer", "foo"], "--answer is a prompt's"),
+    (["--task", "sentiment-number", "--n", "0"], "must be at least 1"),
+    (["--task", "sentiment-number", "--n", "100000000"], "more than the 1,000,000"),
+    (["--task", "sentiment-number", "--split", "test"], "--split has nothing to do here"),
+    (["--task", "sentiment-number", "--columns", "a,b"], "--columns has nothing to do here"),
+    (["--task", "sentiment-number", "--max-words", "4"], "--max-words has nothing to do here"),
+    (["--task", "sst2", "--columns", "a,b"], "--columns has nothing to do here"),
+    (["--task", "nonsense"], "there is no task 'nonsense'"),
+    (["--task", ""], "there is no task ''"),
+    (["--task", "sentiment-sentiment"], "there is no task"),
+    (["--task", "sentiment-\x1b[0m"], "there is no task"),
+    (["--task", "sentiment-number", "--columns", "text"], "--columns"),
+    (["--task", "sentiment-number", "--labels", "foo"], "must be 2 different words"),
+    (["--task", "sentiment-number", "--labels", "foo,foo"], "must be 2 different words"),
+    (["--task", "sentiment-number", "--labels", ","], "must be 2 different words"),
+    (["--task", "sentiment-number", "--labels", "foo,qqzz"], "'qqzz'"),
+    (["--task", "sentiment-number", "--demonstrations", "0"], "must both be at least 1"),
+    (["--task", "sentiment-number", "--demonstrations", "100000"], "show fewer demonstrations"),
+    (["--task", "sentiment-number", "--layout", "imbalanced", "--demonstrations", "1"], "--demonstrations 2"),
+    (["--task", "sentiment-number", "--path", "none.json"], "there is no word list"),
+    (["--task", "mine", "--path", "none.jsonl"], "there is no file"),
+    (["--task", "mine", "--path", "/"], "must have one file for the split"),
+]
+COMPARE = [
+    ([PROMPT], "nothing to compare"),
+    ([PROMPT, ""], "no colon standing alone"),
+    (["", PROMPT], "no colon standing alone"),
+    ([PROMPT, PROMPT, "--revision", "x"], "no revision 'x'"),
+    ([PROMPT, "--model-b", "icl-mini-llama", "--revision-b", "x"], "no revision 'x'"),
+    ([PROMPT, "--model-b", ""], "''"),
+    ([PROMPT, "--model-b", "/no/such"], "there is no folder"),
+    ([PROMPT, PROMPT, "--answer", "z"], "'z' is not one of the labels"),
+    ([PROMPT, PROMPT, "--answer-b", "z"], "'z' is not one of the labels"),
+    ([PROMPT, PROMPT, "--html", "/no/such/x.html"], "choose an existing, writable folder"),
+    ([PROMPT, PROMPT, "--html", "/"], "Is a directory"),
+    ([PROMPT, PROMPT, "--device", "gpu"], "is no device"),
+]
+LOCATE = [
+    (["--task", "sentiment-number", "--n", "0"], "must both be at least 1"),
+    (["--task", "sentiment-number", "--n", "-5"], "--n -5"),
+    (["--task", "sentiment-number", "--n", "10000000000"], "more than the 1,000,000"),
+    (["--task", "sentiment-number", "--n", "8", "--top", "0"], "1 to 48 heads"),
+    (["--task", "sentiment-number", "--n", "8", "--top", "49"], "1 to 48 heads"),
+    (["--task", "sentiment-number", "--n", "8", "--batch-size", "0"], "--batch-size 0"),
+    (["--task", "sentiment-number", "--n", "8", "--batch-size", "-1"], "--batch-size -1"),
+    (["--task", "sentiment-number", "--n", "8", "--budget", "0"], "--budget 0"),
+    (["--task", "sentiment-number", "--n", "8", "--budget", "-1"], "--budget -1"),
+    (["--task", "sentiment-number", "--n", "8", "--batch-size", "2", "--budget", "9"], "--budget has nothing to do"),
+    (["--task", "sentiment-number", "--classes", "all"], "--classes has nothing to do here"),
+    (["--task", "sentiment-number", "--template", ""], "holds {text} 0 times"),
+    (["--task", "sentiment-number", "--template", "{label} {text}"], "before {text}"),
+    (["--task", "sentiment-number", "--template", "{text}"], "holds {label} 0 times"),
+    (["--task", "sentiment-number", "--template", "{text}{label}"], "does not know"),
+    (["--task", "sentiment-number", "--template", "{text} [red] {label}"], "'[red]'"),
+    (["--task", "sentiment-number", "--prefix", "\x1b"], "\\x1b"),
+    (["--task", "sentiment-number", "--separator", "qqzz"], "qqzz"),
+    (["--task", "sentiment-number", "--out", "/dev/null"], "cannot be written to"),
+    (["--task", "sentiment-number", "--out", "/dev/null/x"], "cannot be written to"),
+    (["--task", "sentiment-number", "--model", "none-such/\x1b"], "\\x1b"),
+    (["--task", "nonsense-number"], "there is no task"),
+    (["--task", "sentiment-number", "--seed", "1", "--revision", "x"], "no revision"),
+]
+ROWS = [
+    pytest.param(command, *row, id=f"{command} {i}")
+    for command, rows in {"explain": EXPLAIN, "ablate": ABLATE, "compare": COMPARE, "locate": LOCATE}.items()
+    for i, row in enumerate(rows)
+]
+USAGE = [
+    ["nonsense"],
+    ["explain", PROMPT, "--nonsense"],
+    ["explain", PROMPT, "--top", "many"],
+    ["explain", PROMPT, "--top", "[/red]"],
+    ["explain", PROMPT, "--top", "1e3"],
+    ["explain", PROMPT, "--dtype", "int8"],
+    ["explain", PROMPT, "--final-norm", "none"],
+    ["explain", PROMPT, PROMPT],
+    ["explain", PROMPT, "--json"],
+    ["compare"],
+    ["compare", PROMPT, PROMPT, PROMPT],
+    ["locate"],
+    ["locate", "--task"],
+    ["locate", "--task", "sentiment-number", "--layout", "none"],
+    ["locate", "--task", "sentiment-number", "--n", "ten"],
+    ["models", "x"],
+]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return {}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, loaded, tmp_path):
+    """Runs a command in an empty folder; models that load are loaded once."""
+    real = il.load_model
+
+    def load(name, **kwargs):
+        key = (name, *sorted(kwargs.items(), key=str))
+        if key not in loaded:
+            loaded[key] = real(name, **kwargs)
+        return loaded[key]
+
+    monkeypatch.setattr("icl_lens.load_model", load)
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: faults.call(monkeypatch, capsys, *arguments)
+
+
+@pytest.mark.parametrize(("command", "arguments", "words"), ROWS)
+def test_one_sentence(run, command, arguments, words, tmp_path):
+    code, out, err = run(command, *arguments)
+    assert code == 2, (code, out, err)
+    assert err.startswith("icl-lens: "), err
+    faults.assert_sentence(err.removesuffix("\n"), words)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", err), err
+    assert not re.search(r"\b(n_ablated|batch_size|max_words|byte_budget|prepend_bos|shared_prefix)\b", err), err
+    assert not faults.left_in(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
+def test_usage(run, arguments):
+    code, out, err = run(*arguments)
+    assert code == 2, (code, out, err)
+    assert "Usage" in err or "requires an argument" in err
+
+
+def test_markup_in_names_is_shown(run, tmp_path):
+    """Square brackets in paths are part of the name."""
+    for name in ("[red]a.json", "[bold]b.json", ":cat:.json", "\x1b[31mc.json"):
+        code, out, err = run("explain", PROMPT, "--json", name)
+        assert code == 0, err
+        assert f"Numbers: {name}".replace("\x1b", "\\x1b") in out
+        assert "\x1b[31m" not in out
+        assert json.loads((tmp_path / name).read_text())["target"] in ("foo", "bar")
+
+
+def test_an_ascii_terminal(tmp_path):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "icl_lens", "explain", PROMPT]
+    ran = subprocess.run(command, env=environment, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    assert b"Answer" in ran.stdout
+    assert ran.stdout.isascii()
+
+
+def test_a_closed_pipe_loses_nothing(tmp_path):
+    """Whoever reads goes away at once: the files are there, and nothing is said."""
+    file = tmp_path / "a.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "icl_lens", "explain", PROMPT, "--json", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate()
+    assert b"Traceback" not in err, err
+    assert b"Exception ignored" not in err, err
+    assert json.loads(file.read_text())["labels"] == ["bar", "foo"]
+
+
+def test_a_wrong_k_does_not_lock_the_folder(run, tmp_path):
+    out = tmp_path / "run"
+    assert run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "100")[0] == 2
+    code, _, err = run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "3")
+    assert code == 0, err
+
+
+def test_files_of_others_stay(run, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    mine = {".notes.csv", ".secret.json", ".x.parquet", ".icl_lens.csv", ".manifest.json.abc.json"}
+    for name in mine:
+        (out / name).write_text("mine")
+    (out / ".icl_lens-part-00001-abcd_123.parquet").write_text("half")
+    code, _, err = run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "3")
+    assert code == 0, err
+    assert mine <= faults.left_in(out)
+    assert ".icl_lens-part-00001-abcd_123.parquet" not in faults.left_in(out)
+    assert (out / "result.json").is_file()
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_outputs_keep_mode_and_link(run, tmp_path, option):
+    target, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    code, _, err = run("explain", PROMPT, option, link)
+    assert code == 0, err
+    assert link.is_symlink()
+    assert target.read_text() != "old"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert faults.left_in(tmp_path) == {"real.txt", "link.txt"}
+
+
+def test_a_pipe_is_written_to(run, tmp_path):
+    import threading
+
+    pipe, got = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
+    reader.start()
+    code, _, err = run("explain", PROMPT, "--json", pipe)
+    reader.join(timeout=30)
+    assert code == 0, err
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert json.loads(got[0])["labels"] == ["bar", "foo"]
+
+
+def test_a_full_disk_is_one_sentence(run):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    code, _, err = run("explain", PROMPT, "--json", "/dev/full")
+    assert code == 2
+    faults.assert_sentence(err.removesuffix("\n"), "make room")
+
+
+def test_nan_is_named(run, monkeypatch, loaded, icl_mini):
+    """Weights that became NaN give no accuracy of 50 %."""
+    import copy
+
+    broken = copy.deepcopy(icl_mini)
+    broken.blocks[5].mlp.out.weight.data.fill_(float("nan"))
+    monkeypatch.setattr("icl_lens.load_model", lambda name, **kwargs: broken)
+    for arguments in (
+        ["explain", PROMPT],
+        ["compare", PROMPT, PROMPT],
+        ["ablate", PROMPT],
+        ["ablate", "--task", "sentiment-number", "--n", "4"],
+        ["locate", "--task", "sentiment-number", "--n", "4"],
+    ):
+        code, out, err = run(*arguments)
+        assert code == 2, (arguments, out, err)
+        faults.assert_sentence(err.removesuffix("\n"), "NaN")

@@ -1,0 +1,264 @@
+"""Data, word lists, manifests, results and chunks that are wrong: one sentence, or read as written; never a guess."""
+
+import json
+
+import faults
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import icl_lens as il
+from experiments import catalogue
+from experiments.lab.results import Result
+from experiments.lab.runner import configuration
+from experiments.lab.study import Study, StudySettings
+from icl_lens.files import other_configuration
+from icl_lens.locate.folder import DamagedChunk, RunFolder
+from icl_lens.prompts.rows import from_files
+from icl_lens.prompts.tasks import data_digest, load_task
+
+GOOD = "".join(json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n" for kind in "ab" for i in range(8))
+CSV = "text,label\n" + "".join(f"{kind} text {i},{kind}\n" for kind in "ab" for i in range(8))
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def lines(*labels, text="text"):
+    """Eight rows of each label."""
+    rows = [{"text": f"{text} {i} of {label!r}", "label": label} for label in labels for i in range(8)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+BAD_FILES = [
+    (".jsonl", "null\nnull\n", "line 1 is no JSON object"),
+    (".jsonl", GOOD + "null\n", "line 17 is no JSON object"),
+    (".jsonl", "1\n", "is no JSON object"),
+    (".jsonl", '"x"\n', "is no JSON object"),
+    (".jsonl", "[]\n[]\n", "is no JSON object"),
+    (".jsonl", "{}\n", "has no column"),
+    (".jsonl", "{", "line 1 is no JSON"),
+    (".jsonl", GOOD + "{\n", "line 17 is no JSON"),
+    (".jsonl", DEEP, "nested too deeply"),
+    (".jsonl", '{"text": ' + DEEP + ', "label": "a"}', "nested too deeply"),
+    (".jsonl", '{"text": "x", "text": "y", "label": "a"}', "'text' is there twice"),
+    (".jsonl", "", "there are 0 texts"),
+    (".jsonl", "\n\n", "there are 0 texts"),
+    (".jsonl", b"\xff\xfe\x00", "cannot be read as .jsonl"),
+    (".jsonl", b'{"text": "\xff", "label": "a"}', "cannot be read as .jsonl"),
+    (".jsonl", '{"text": "x"}\n', "no column 'label'"),
+    (".jsonl", GOOD + '{"text": "x"}\n', "row 17 has no column 'label'"),
+    (".jsonl", GOOD + '{"text": ["x"], "label": "a"}\n', "row 17 has a list in column 'text'"),
+    (".jsonl", GOOD + '{"text": "x", "label": ["a"]}\n', "row 17 has a list in column 'label'"),
+    (".jsonl", GOOD + '{"text": "x", "label": {"a": 1}}\n', "row 17 has an object in column 'label'"),
+    (".jsonl", GOOD + '{"text": {"a": 1}, "label": "a"}\n', "row 17 has an object in column 'text'"),
+    (".jsonl", GOOD + '{"text": NaN, "label": "a"}\n', "row 17 has nan in column 'text'"),
+    (".jsonl", GOOD + '{"text": "x", "label": NaN}\n', "row 17 has nan in column 'label'"),
+    (".jsonl", GOOD + '{"text": "x", "label": Infinity}\n', "row 17 has inf in column 'label'"),
+    (".jsonl", GOOD + '{"text": "x", "label": -Infinity}\n', "row 17 has -inf"),
+    (".jsonl", lines(1, 2) + lines("1", text="other"), "is a number in some rows and the string '1' in others"),
+    (".jsonl", lines("1", "2") + lines(1, text="other"), "is a number in some rows"),
+    (".jsonl", lines("a"), "two classes or more"),
+    (".jsonl", lines(None), "there are 0 texts"),
+    (".jsonl", lines("", "a"), "two classes or more"),
+    (".csv", "", "it is empty"),
+    (".csv", "text\n", "there are 0 texts"),
+    (".csv", "text,label\n", "there are 0 texts"),
+    (".csv", "text,text,label\nx,y,a\n", "two columns have the same name"),
+    (".csv", CSV + "x,y,z\n", "line 18 has 3 cells and the header 2"),
+    (".csv", CSV + "x\n", "line 18 has 1 cells"),
+    (".csv", CSV + '"x,a\n', "cannot be read as .csv"),
+    (".csv", "txt,label\nx,a\n", "no column 'text'"),
+    (".csv", b"text,label\n\xff,a\n", "cannot be read as .csv"),
+    (".csv", "text;label\nx;a\n", "no column 'text', 'label' but 'text;label'"),
+    (".parquet", "", "cannot be read as .parquet"),
+    (".parquet", "PAR1", "cannot be read as .parquet"),
+    (".parquet", b"PAR1" + b"\xff" * 100 + b"PAR1", "cannot be read as .parquet"),
+    (".txt", "x", "give a '.jsonl'"),
+    ("", "x", "give a '.jsonl'"),
+    (".json", "", "is not a word list"),
+    (".json", "null", "is not a word list"),
+    (".json", "[]", "is not a word list"),
+    (".json", "3", "is not a word list"),
+    (".json", DEEP, "is not a word list"),
+    (".json", b"\xff\xfe", "is not a word list"),
+    (".json", "{}", "is not a word list"),
+    (".json", '{"categories": null}', "its categories are no object"),
+    (".json", '{"categories": []}', "its categories are no object"),
+    (".json", '{"categories": "x"}', "its categories are no object"),
+    (".json", '{"categories": {"mine": null}}', "'mine' is no list"),
+    (".json", '{"categories": {"mine": "abc"}}', "'mine' is no list"),
+    (".json", '{"categories": {"mine": {"a": 1}}}', "'mine' is no list"),
+    (".json", '{"categories": {"mine": [1, 2]}}', "holds 1, which is no word"),
+    (".json", '{"categories": {"mine": [null]}}', "holds None, which is no word"),
+    (".json", '{"categories": {"mine": [["a"]]}}', "which is no word"),
+    (".json", '{"categories": {"mine": [""]}}', "holds '', which is no word"),
+    (".json", '{"categories": {"mine": [" "]}}', "which is no word"),
+    (".json", '{"categories": {}}', "there is no task"),
+    (".json", '{"categories": {"mine": [], "yours": []}}', "has 0 words of its own"),
+    (".json", '{"categories": {"mine": ["a", "b"], "yours": ["a", "b"]}}', "has 0 words of its own"),
+    (".json", '{"categories": {"mine": ["a", "b"], "yours": ["c", "c", "c", "c"]}}', "has 1 words of its own"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "content", "words"), BAD_FILES, ids=range(len(BAD_FILES)))
+def test_bad_files(tmp_path, suffix, content, words):
+    path = tmp_path / f"data{suffix}"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(il.InputError) as caught:
+        load_task("mine-yours" if suffix == ".json" else "mine", path=path, n=2)
+    faults.assert_sentence(str(caught.value), words)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([b"a", b"b"] * 8), "has bytes in column 'label'"),
+        (pa.array([["a"], ["b"]] * 8), "has a list"),
+        (pa.array([float("nan"), 1.0] * 8), "has nan in column 'label'"),
+        (pa.array([{"x": 1}] * 16), "has an object"),
+        (pa.array([None] * 16, pa.string()), "there are 0 texts"),
+    ],
+)
+def test_bad_columns_of_parquet(tmp_path, column, words):
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"text": [f"text {i}" for i in range(16)], "label": column}), path)
+    with pytest.raises(il.InputError) as caught:
+        load_task("mine", path=path, n=2)
+    faults.assert_sentence(str(caught.value), words)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("None", "NA"), ("null", "nan"), ("01", "1"), ("0", "00"), ("True", "true"), ("", "x")]
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_classes_are_read_as_written(tmp_path, kinds, suffix):
+    """Nothing that looks like a missing value, or like the same number, is dropped or merged; only "" is missing."""
+    rows = [(f"{i}000", kind) for i, kind in enumerate(kinds * 8)]
+    path = tmp_path / f"data{suffix}"
+    if suffix == ".csv":
+        path.write_text("text,label\n" + "".join(f"{text},{kind}\n" for text, kind in rows))
+    else:
+        path.write_text("".join(json.dumps({"text": text, "label": kind}) + "\n" for text, kind in rows))
+    read = [(row["text"], row["label"] or "") for row in from_files([path]).rows]
+    assert read == rows
+    if "" in kinds:
+        with pytest.raises(il.InputError, match="two classes or more"):
+            load_task("mine", path=path, n=2)
+        return
+    shown = load_task("mine", path=path, n=8, labels=("foo", "bar"))
+    texts = {text for prompt in shown for text in (prompt.query, *(one.text for one in prompt.demonstrations))}
+    assert texts <= {text for text, _ in rows}
+    assert any(text.startswith("0") for text in texts)
+
+
+def test_the_digest_follows_the_content(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text(GOOD)
+    before = data_digest("mine", path=path)
+    assert data_digest("mine", path=path) == before
+    path.write_text(GOOD.replace("a text 3", "another text"))
+    assert data_digest("mine", path=path) != before
+
+
+def test_changed_data_is_another_configuration(gpt2, tmp_path):
+    """Also where no prompt under study changes: other tasks of the word list may be read as well."""
+    path = tmp_path / "words.json"
+    words = {
+        "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
+        "number": ["eight", "two", "one", "nine", "three", "w40", "w41"],
+        "animal": ["cat", "dog", "w50", "w51"],
+    }
+
+    def made_with():
+        path.write_text(json.dumps({"categories": words}))
+        study = Study(gpt2, StudySettings(model="tiny", n=24, path=str(path)))
+        return configuration(catalogue.find("layers"), study)
+
+    before = made_with()
+    assert made_with() == before
+    words["animal"][0] = "w60"
+    other = made_with()
+    assert (other["prompts"] == before["prompts"], other["data"] == before["data"]) == (True, False)
+    words["number"] = [*words["number"][1:], "w42"]
+    assert made_with()["prompts"] != before["prompts"]
+    refused = other_configuration("out", before, other, remedy="choose another --out")
+    faults.assert_sentence(str(refused), "data ")
+    faults.assert_sentence(str(other_configuration("out", {"n": 24}, other, remedy="x")), "prompts None there")
+
+
+# What a run left behind
+
+RESULTS = [
+    "",
+    "null",
+    "[]",
+    "3",
+    "{}",
+    DEEP,
+    '{"configuration": 3}',
+    '{"verdict": [], "configuration": {}}',
+    '{"verdict": 3}',
+]
+
+
+@pytest.mark.parametrize("text", RESULTS, ids=range(len(RESULTS)))
+def test_bad_results(tmp_path, text):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(il.InputError) as caught:
+        Result.read(tmp_path)
+    faults.assert_sentence(str(caught.value), "cannot be read as a result")
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "3", DEEP, '"x"', b"\xff\xfe"], ids=range(7))
+def test_bad_manifests(tmp_path, text):
+    (tmp_path / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(il.InputError) as caught:
+        RunFolder(tmp_path, {"a": 1}).take()
+    faults.assert_sentence(str(caught.value), "choose another folder")
+
+
+def chunk(folder):
+    run = RunFolder(folder, {"a": 1, "b": "x"})
+    run.write("part-00000.parquet", {"prompt": [0, 0, 1, 1], "increase": [0.5, -1.0, 2.0, 3.0]})
+    return run, folder / "part-00000.parquet"
+
+
+def test_a_chunk_is_the_same_bytes_every_time(tmp_path):
+    _, path = chunk(tmp_path)
+    first = path.read_bytes()
+    run, path = chunk(tmp_path)
+    assert path.read_bytes() == first
+    assert run.read(path.name).column("increase").to_pylist() == [0.5, -1.0, 2.0, 3.0]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_any_flipped_byte_is_damage(tmp_path, place, flip):
+    run, path = chunk(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= flip
+    path.write_bytes(data)
+    with pytest.raises(DamagedChunk, match="is damaged"):
+        run.read(path.name)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=300), cut=st.floats(0, 1))
+def test_any_bytes_are_damage(tmp_path, data, cut):
+    run, path = chunk(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(cut * len(whole))] + data)
+    if path.read_bytes() != whole:
+        with pytest.raises(DamagedChunk):
+            run.read(path.name)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200), suffix=st.sampled_from([".jsonl", ".csv", ".parquet", ".json"]))
+def test_any_file_is_read_or_refused(tmp_path, content, suffix):
+    path = tmp_path / f"data{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(il.InputError) as caught:
+        load_task("mine-yours", path=path, n=2)
+    assert "\n" not in str(caught.value)
