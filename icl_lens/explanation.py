@@ -286,7 +286,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
         label_log_probs=tuple(log_probs.tolist()),
         target=asked.names[asked.target],
         target_token=_decode(acts)(int(targets[0])),
-        next_tokens=_next_tokens(acts),
+        next_tokens=_next_tokens(acts, model.tokenizer if asked.free else None),
         layer_attn=tuple(layers.attn[0].tolist()),
         layer_ffn=tuple(layers.ffn[0].tolist()),
         head_increases=tuple(tuple(row) for row in increases.tolist()),
@@ -398,12 +398,12 @@ def _decode(acts: Activations) -> Callable[[int], str]:
     return acts.readout.decode
 
 
-def _next_tokens(acts: Activations, k: int = 5) -> tuple[tuple[str, float], ...]:
+def _next_tokens(acts: Activations, tokenizer: Any, k: int = 5) -> tuple[tuple[str, float], ...]:
+    """The most probable tokens, with a tokenizer by their names, else decoded."""
     best = acts.readout.log_probs(acts.resid_final)[0].exp().topk(k)
-    decode = _decode(acts)
-    return tuple(
-        (decode(token), value) for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    )
+    ids, decode = best.indices.tolist(), _decode(acts)
+    names = [decode(token) for token in ids] if tokenizer is None else named(tokenizer, [ids])[0]
+    return tuple(zip(names, best.values.tolist(), strict=True))
 
 
 def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOptions) -> list[list[Head]]:
