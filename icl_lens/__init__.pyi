@@ -53,3 +53,5 @@ from .prompts.tasks import load_task as load_task
 from .report import html as html
 from .report import plots as plots
 from .report import tables as tables
+from .report.comparison import Comparison as Comparison
+from .report.comparison import compare as compare

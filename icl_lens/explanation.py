@@ -33,6 +33,7 @@ from icl_lens.prompts.batch import PromptBatch, tokenize
 from icl_lens.prompts.free import tokenize_text
 from icl_lens.prompts.prompt import Prompt, Template, listed
 from icl_lens.prompts.token_ids import named
+from icl_lens.report import stored
 from icl_lens.report.findings import AblationReport, ExplainOptions, Findings, HeadReport, SubheadReport
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
 from icl_lens.results import signed
@@ -80,6 +81,28 @@ class Explanation(Findings):
         if path is not None:
             write_page(page, Path(path))
         return page
+
+    def save(self, path: str | Path) -> None:
+        """Writes every number as JSON, which `load` reads; raises InputError where the folder does not allow it.
+
+        Example:
+            >>> import tempfile
+            >>> explanation = il.explain(model, prompt, k=4)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     explanation.save(f"{folder}/explanation.json")
+            ...     again = il.Explanation.load(f"{folder}/explanation.json")
+            >>> again == explanation
+            True
+        """
+        stored.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Explanation":
+        """What `save` or `icl-lens explain --json` wrote: no model is needed, and its page is the same.
+
+        Raises InputError for a file that is missing, damaged, or of another kind or version.
+        """
+        return stored.load(cls, path)
 
     def _repr_html_(self) -> str:
         return explanation_inline(self)
@@ -142,20 +165,17 @@ def explain(
     if isinstance(prompt, PromptBatch):
         _check_alone(prompt, answer=answer, against=against, template=template, labels=labels, prepend_bos=prepend_bos)
         batch = prompt
+        if batch.targets is not None:
+            others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
+            target = int(batch.answer_tokens[0])
+            options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
     elif isinstance(prompt, str) and (answer is not None or against is not None) and ":" not in prompt.split():
         if template is not None or labels is not None or shared_prefix != "error":
             raise InputError(
                 f"{prompt!r} has no colon standing alone, so it is a text without labels: leave out template, labels "
                 "and shared_prefix, or write 'text : label' for each demonstration"
             )
-        options = replace(options, target=answer)
-        batch = tokenize_text(
-            model,
-            prompt,
-            targets=answer,
-            against=None if options.against is None else [list(options.against)],
-            prepend_bos=prepend_bos,
-        )
+        return explain_text(model, prompt, replace(options, target=answer))
     else:
         if isinstance(answer, int):
             raise InputError(f"answer={answer} is a token id; the answer of a prompt with labels is one of its labels")
@@ -171,11 +191,27 @@ def explain(
             prepend_bos=prepend_bos,
             shared_prefix=shared_prefix,
         )
-    acts = capture(model, batch)
-    explanation = _explain(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
+    explanation = _explained(model, batch, options)
     for remark in () if explanation.free else explanation.remarks[1:]:
         warnings.warn(remark, stacklevel=2)
     return explanation
+
+
+def explain_text(model: Any, text: str, options: ExplainOptions) -> Explanation:
+    """Explains what a text is continued with, whatever stands in it: no demonstrations are looked for.
+
+    Raises InputError as `tokenize_text` does.
+    """
+    others = None if options.against is None else [list(options.against)]
+    batch = tokenize_text(
+        model, text, targets=options.target, against=others, prepend_bos=options.prepend_bos
+    )
+    return _explained(model, batch, options)
+
+
+def _explained(model: Any, batch: PromptBatch, options: ExplainOptions) -> Explanation:
+    acts = capture(model, batch)
+    return _explain(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
 
 
 def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int, ...] | None:

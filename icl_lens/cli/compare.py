@@ -19,6 +19,7 @@ from icl_lens.cli.options import (
     ModelOption,
     PageOptions,
     ReadingOptions,
+    in_options,
     load,
 )
 from icl_lens.cli.page import present
@@ -65,7 +66,7 @@ def compare(
 ) -> None:
     """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it."""
     from icl_lens import InputError, explain
-    from icl_lens.report.html import compare_page
+    from icl_lens.report.comparison import compare as compared
 
     if b is None and models.model_b is None:
         raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
@@ -73,17 +74,19 @@ def compare(
     if b is None:
         answer_b = answer_b or answer
     settings: dict[str, Any] = {
+        **reading.of_prompt(),
         "prepend_bos": reading.bos,
         "final_norm": reading.final_norm.value,
         "bias": reading.bias,
     }
-    before = explain(first, a, answer=answer, **settings)
-    after = explain(second, b or a, answer=answer_b, **settings)
+    with in_options():
+        before = explain(first, a, answer=answer, **settings)
+        after = explain(second, b or a, answer=answer_b, **settings)
     console = Console()
     console.print(_answers(before, after))
     console.print(_heads(before, after))
     if output.wanted:
-        present(compare_page(before, after), output, console)
+        present(compared(before, after).to_html(), output, console)
 
 
 def _answers(before: "Explanation", after: "Explanation") -> Group:
