@@ -203,9 +203,7 @@ def explain_text(model: Any, text: str, options: ExplainOptions) -> Explanation:
     Raises InputError as `tokenize_text` does.
     """
     others = None if options.against is None else [list(options.against)]
-    batch = tokenize_text(
-        model, text, targets=options.target, against=others, prepend_bos=options.prepend_bos
-    )
+    batch = tokenize_text(model, text, targets=options.target, against=others, prepend_bos=options.prepend_bos)
     return _explained(model, batch, options)
 
 
@@ -419,9 +417,7 @@ def _check(options: ExplainOptions, view: ModelView) -> None:
         raise InputError(f"n_ablated={options.n_ablated} leaves no random heads to compare with: choose 1 to {most}")
 
 
-def _subhead_reports(
-    acts: Activations, parts: TopSubheads, contrasts: _Contrasts | None
-) -> Iterator[SubheadReport]:
+def _subhead_reports(acts: Activations, parts: TopSubheads, contrasts: _Contrasts | None) -> Iterator[SubheadReport]:
     """The one prompt's largest parts, with the token each is moved from."""
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):

@@ -107,7 +107,10 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
     if heads.heads is not None and heads.by is not None:
         raise InputError("--by locates heads, and --heads names them: give one of the two")
     if prompt is not None and (
-        task.task is not None or task.path is not None or task.labels is not None or task.layout is not LayoutChoice.order
+        task.task is not None
+        or task.path is not None
+        or task.labels is not None
+        or task.layout is not LayoutChoice.order
     ):
         raise InputError("--path, --labels and --layout are a task's; a prompt says all of it itself: leave them out")
     if task.n < 1 or heads.draws < 1 or heads.top < 1:

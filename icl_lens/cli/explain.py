@@ -27,16 +27,16 @@ class FreeOptions:
 
     panel: ClassVar[str] = "Text"
 
-    text: Annotated[
-        str | None, typer.Option(help="Any text instead of a prompt: what continues it is explained.")
-    ] = None
+    text: Annotated[str | None, typer.Option(help="Any text instead of a prompt: what continues it is explained.")] = (
+        None
+    )
     target: Annotated[
         str | None,
         typer.Option(help='With --text: the token explained, like " Mary"; default: the most probable one.'),
     ] = None
     against: Annotated[
         list[str] | None,
-        typer.Option(help="What to compare with: a token like \" John\", or a label (default: all others); repeatable."),
+        typer.Option(help='What to compare with: a token like " John", or a label (default: all others); repeatable.'),
     ] = None
 
     def check(self, prompt: str | None, answer: str | None, reading: ReadingOptions) -> None:
@@ -98,7 +98,12 @@ def explain(
         written = reading.of_prompt()
         with in_options():
             explanation = explain_prompt(
-                model.load(), prompt or PAPER_PROMPT, answer=answer, against=free.against or None, **written, **convention
+                model.load(),
+                prompt or PAPER_PROMPT,
+                answer=answer,
+                against=free.against or None,
+                **written,
+                **convention,
             )
     console = Console()
     console.print(render(explanation))

@@ -23,7 +23,15 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import ByChoice, ClassesChoice, ModelOptions, ReadingOptions, TaskOptions, decoded, first_prompt
+from icl_lens.cli.options import (
+    ByChoice,
+    ClassesChoice,
+    ModelOptions,
+    ReadingOptions,
+    TaskOptions,
+    decoded,
+    first_prompt,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

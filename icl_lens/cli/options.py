@@ -93,7 +93,7 @@ class TokenOptions:
     panel: ClassVar[str] = "Reading"
 
     template: Annotated[
-        str, typer.Option(help="How a demonstration is written; \\\\n and \\\\t are a line break and a tab.")
+        str, typer.Option(help="How a demonstration is written; \\n and \\t are a line break and a tab.")
     ] = DEFAULT_TEMPLATE
     separator: Annotated[
         str | None, typer.Option(help="What stands between demonstrations.", show_default="a blank")
@@ -111,7 +111,6 @@ class TokenOptions:
             show_default="the tokenizer's own habit",
         ),
     ] = None
-
 
     @property
     def demonstration(self) -> str:

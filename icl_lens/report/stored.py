@@ -24,7 +24,7 @@ def save(explanation: Findings, path: str | Path) -> None:
 
 
 def load(kind: type[Kind], path: str | Path) -> Kind:
-    """What `save` wrote; raises InputError for a file that is missing, damaged, none of these, or of a later version."""
+    """What `save` wrote; raises InputError for a file that is missing, damaged, or of another kind or version."""
     path = Path(path)
     remedy = "give a file that Explanation.save, or icl-lens explain --json, has written"
     try:
@@ -67,7 +67,8 @@ def _restored(kind: Any, value: Any) -> Any:
         return tuple(_restored(one, entry) for one, entry in zip(of_each, value, strict=True))
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        return kind(**{one.name: _restored(hints[one.name], value[one.name]) for one in fields(kind) if one.name in value})
+        names = [one.name for one in fields(kind) if one.name in value]
+        return kind(**{name: _restored(hints[name], value[name]) for name in names})
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind):

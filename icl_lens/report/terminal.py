@@ -171,7 +171,7 @@ def _words(explanation: Findings) -> RenderableType:
     if explanation.free:
         for position, words in zip(report.positions, report.value_words, strict=True):
             table.add_row(str(position), Text(explanation.shown_tokens[position]), "value", _listed(words))
-    for kind, rows in (() if explanation.free else (("value", report.value_words), ("key", report.key_words))):
+    for kind, rows in () if explanation.free else (("value", report.value_words), ("key", report.key_words)):
         for position, label, words in zip(
             explanation.label_positions, explanation.demonstration_labels, rows, strict=True
         ):
@@ -191,7 +191,9 @@ def _ablation(explanation: Findings) -> RenderableType:
     table = _table(
         f"Zeroing {names}",
         "token" if explanation.free else "label",
-        "as it is", "located heads zeroed", f"{len(ablation.heads)} random heads zeroed"
+        "as it is",
+        "located heads zeroed",
+        f"{len(ablation.heads)} random heads zeroed",
     )
     for i, label in enumerate(explanation.labels):
         draws = [math.exp(draw[i]) for draw in ablation.random]

@@ -74,7 +74,9 @@ def _headline(a: Findings, b: Findings) -> str:
     else:
         what = f"{safe(a.model)} and {safe(b.model)}, each on its own prompt"
     words = [x.next_tokens[0][0] if x.free else x.predicted for x in (a, b)]
-    said = [chip(word, x.labels.index(word) if word in x.labels else None) for word, x in zip(words, (a, b), strict=True)]
+    said = [
+        chip(word, x.labels.index(word) if word in x.labels else None) for word, x in zip(words, (a, b), strict=True)
+    ]
     change = f"Both say {said[0]}" if words[0] == words[1] else f"From {said[0]} to {said[1]}"
     note = "" if a.target == b.target else f" A explains {chip(a.target)}, B explains {chip(b.target)}."
     return (

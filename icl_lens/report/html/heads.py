@@ -80,7 +80,9 @@ def located_table(explanation: Findings) -> str:
         after = math.exp(report.ablated[target])
         contrast = []
         if report.contrast is not None:
-            contrast = [f"{bar(report.contrast / tallest, 'p' if report.contrast >= 0 else 'n')}{signed(report.contrast)}"]
+            contrast = [
+                f"{bar(report.contrast / tallest, 'p' if report.contrast >= 0 else 'n')}{signed(report.contrast)}"
+            ]
         rows.append(
             [
                 f'<button type="button" class="link" data-show="{report.head}">{report.head}</button>',
@@ -156,7 +158,9 @@ def _without(explanation: Findings, report: HeadReport) -> str:
             zip(explanation.labels, explanation.label_log_probs, report.ablated, strict=True)
         )
     ]
-    return table(["token" if explanation.free else "label", "#as it is", "#head zeroed", "#change of log p, nats"], rows)
+    return table(
+        ["token" if explanation.free else "label", "#as it is", "#head zeroed", "#change of log p, nats"], rows
+    )
 
 
 def _plain_contrast(explanation: Findings) -> str:

@@ -121,8 +121,8 @@ def body(explanation: Findings) -> str:
             section(
                 "removal",
                 "Removing the located heads",
-                f"{'Token' if free else 'Label'} probabilities with {removed} zeroed together: the located heads matter if the probability "
-                "moves further than with as many random heads.",
+                f"{'Token' if free else 'Label'} probabilities with {removed} zeroed together: the located heads "
+                "matter if the probability moves further than with as many random heads.",
                 sections.removal(explanation),
             ),
             section(

@@ -173,15 +173,18 @@ def parts(explanation: Findings) -> str:
     """The (head, position) parts of largest increase."""
     label_at = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
     reach = max((abs(part.increase) for part in explanation.subheads), default=0.0) or 1.0
+    shown = [
+        explanation.shown_tokens[part.position] if explanation.free else part.token for part in explanation.subheads
+    ]
     rows = [
         [
             str(part.head),
             str(part.position),
-            chip(explanation.shown_tokens[part.position] if explanation.free else part.token, label_at.get(part.position)),
+            chip(token, label_at.get(part.position)),
             f"{bar(part.increase / reach, 'p' if part.increase >= 0 else 'n')}{signed(part.increase)}",
             *([] if part.contrast is None else [signed(part.contrast)]),
         ]
-        for part in explanation.subheads
+        for part, token in zip(explanation.subheads, shown, strict=True)
     ]
     how = (
         f"Exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated."
