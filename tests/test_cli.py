@@ -170,11 +170,11 @@ def test_any_text(run, tiny, tmp_path):
         "--text",
         "love : like",
         "--target",
-        "foo",
+        " foo",
         "--against",
-        "bar",
+        " bar",
         "--against",
-        "no",
+        " no",
         "-m",
         tiny,
         "-k",
@@ -188,7 +188,7 @@ def test_any_text(run, tiny, tmp_path):
     assert "Tell foo from bar and no" in out
     explanation = il.Explanation.load(file)
     assert explanation.free
-    assert explanation.settings.against == ("bar", "no")
+    assert explanation.settings.against == (" bar", " no")
     assert f"{explanation.heads[0].contrast:+.3f}" in out
 
 

@@ -179,10 +179,10 @@ def test_what_is_free_and_what_is_not(gpt2):
     """A colon standing alone makes demonstrations; without one, answer or against make a free prompt."""
     with pytest.raises(il.InputError, match="no colon standing alone, so no demonstration"):
         il.explain(gpt2, "love like")
-    free = il.explain(gpt2, "love like", against="foo", k=2)
+    free = il.explain(gpt2, "love like", against=" foo", k=2)
     assert free.settings.target is None
     assert free.target == free.next_tokens[0][0], "the most probable token is explained"
-    batch = il.tokenize_text(gpt2, "love : bar one :", targets="foo")
+    batch = il.tokenize_text(gpt2, "love : bar one :", targets=" foo")
     with_colon = il.explain(gpt2, batch, k=2)
     assert (with_colon.free, with_colon.target, with_colon.compared_with) == (True, "foo", ())
     assert with_colon.head_contrasts == ()
@@ -192,7 +192,7 @@ def test_what_is_free_and_what_is_not(gpt2):
     for call, message in [
         (lambda: il.explain(gpt2, il.tokenize(gpt2, [families.PROMPT] * 2)), "the batch has 2 rows"),
         (lambda: il.explain(gpt2, batch, answer="bar"), "says its answer itself"),
-        (lambda: il.explain(gpt2, "love like", answer="foo", labels=["foo"]), "leave out template, labels"),
+        (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "leave out template, labels"),
         (lambda: il.explain(gpt2, families.PROMPT, answer=3), "answer=3 is a token id"),
         (lambda: il.explain(gpt2, families.PROMPT, against="baz"), "against='baz' is not one of the labels"),
         (lambda: il.explain(gpt2, families.PROMPT, answer="foo", against="foo"), "the explained label itself"),
@@ -257,7 +257,7 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
 
 
 def test_saved_and_loaded(gpt2, explanation, tmp_path):
-    free = il.explain(gpt2, "love like", answer="foo", against=["bar", 3], k=3)
+    free = il.explain(gpt2, "love like", answer=" foo", against=[" bar", 4], k=3)
     for number, one in enumerate((explanation, free)):
         path = tmp_path / f"{number}.json"
         one.save(path)

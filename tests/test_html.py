@@ -7,6 +7,7 @@ import shlex
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from types import SimpleNamespace
 
 import explanations as ex
@@ -471,10 +472,10 @@ def test_a_free_page_has_tokens_instead_of_labels():
     assert explanation.verdict in page.text
     position, weight = explanation.heads[0].top_attended(1)[0]
     assert f"{explanation.token_names[position]}\u00a0{weight:.2f}" in page.text
-    data = json.loads(next(script for script in page.scripts if '"demos"' in script))
+    data = json.loads(next(script for script in page.scripts if script.startswith('{"labels"')))
     assert [demo["position"] for demo in data["demos"]] == list(explanation.watched)
     assert data["attention"][0][0] == pytest.approx(explanation.watched_attention[0][0], abs=1e-4)
-    strips = [json.loads(s) for s in page.scripts if '"tokens"' in s and '"props"' in s]
+    strips = [json.loads(s) for s in page.scripts if s.startswith('{"props"')]
     assert {tuple(strip["props"]["tokens"]) for strip in strips} == {explanation.token_names}
     assert not any(strip["dim"] for strip in strips)
     for element in (
@@ -488,7 +489,7 @@ def test_a_free_page_has_tokens_instead_of_labels():
 
 @pytest.mark.parametrize("text", ex.HOSTILE)
 def test_markup_in_a_free_prompt_stays_text(text):
-    word = text.replace(" ", "\u00a0")
+    word = text.replace(" ", "_")
     plain = html.explanation_page(ex.free("a b word d", target="word", other="x"))
     hostile = html.explanation_page(ex.free(f"a b {word} d", target=word, other="x"))
     assert [tag for tag, _ in Page(hostile).elements] == [tag for tag, _ in Page(plain).elements]
@@ -519,6 +520,7 @@ def test_which_heads_tell_the_labels_apart(paper):
     explanation = replace(
         paper,
         heads=heads,
+        subheads=tuple(replace(part, contrast=0.1) for part in paper.subheads),
         compared_with=("bar",),
         layer_attn_contrast=paper.layer_attn,
         layer_ffn_contrast=paper.layer_ffn,
@@ -531,7 +533,7 @@ def test_which_heads_tell_the_labels_apart(paper):
     text = Page(html.explanation_page(explanation)).text
     assert line in text
     assert "tells labels apart, nats" in text
-    console = Console(width=400, record=True, file=open("/dev/null", "w"))
+    console = Console(width=400, record=True, file=StringIO())
     console.print(render(explanation))
     assert line in console.export_text()
     assert "tells labels apart" not in Page(html.explanation_page(paper)).text, "nothing to compare with"
