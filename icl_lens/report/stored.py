@@ -68,7 +68,8 @@ def _restored(kind: Any, value: Any) -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         names = [one.name for one in fields(kind) if one.name in value]
-        return kind(**{name: _restored(hints[name], value[name]) for name in names})
+        build: Any = kind
+        return build(**{name: _restored(hints[name], value[name]) for name in names})
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind):
