@@ -60,7 +60,7 @@ class Explanation(Findings):
         >>> explanation.label_positions
         (2, 5, 8, 11)
         >>> explanation.to_frame("heads").columns.tolist()
-        ['layer', 'head', 'name', 'increase']
+        ['layer', 'head', 'name', 'increase', 'contrast']
     """
 
     def __repr__(self) -> str:

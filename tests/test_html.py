@@ -484,7 +484,7 @@ def test_a_free_page_has_tokens_instead_of_labels():
         html.words_by_position(explanation),
         html.head_heatmap(explanation),
     ):
-        assert explanation.token_names[1] in str(element)
+        assert explanation.tokens[1] in str(element)
 
 
 @pytest.mark.parametrize("text", ex.HOSTILE)
