@@ -3,6 +3,7 @@ from .activations.activations import Activations as Activations
 from .activations.activations import capture as capture
 from .activations.activations import label_log_probs as label_log_probs
 from .activations.activations import last_log_probs as last_log_probs
+from .activations.whole_labels import whole_label_log_probs as whole_label_log_probs
 from .attribution.attention import attention_by_label as attention_by_label
 from .attribution.attention import attention_to_labels as attention_to_labels
 from .attribution.circuits import is_content_word as is_content_word
@@ -52,3 +53,5 @@ from .prompts.tasks import load_task as load_task
 from .report import html as html
 from .report import plots as plots
 from .report import tables as tables
+from .report.comparison import Comparison as Comparison
+from .report.comparison import compare as compare

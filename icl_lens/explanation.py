@@ -1,21 +1,28 @@
 """One prompt explained: what raises the answer, what those heads say, what removing them does."""
 
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture, last_log_probs
+from icl_lens.activations.whole_labels import continuation_log_probs, label_spellings, whole_label_log_probs
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
-from icl_lens.attribution.increases import head_log_prob_increase, layer_log_prob_increase, subhead_log_prob_increase
+from icl_lens.attribution.increases import (
+    LayerIncreases,
+    head_log_prob_increase,
+    layer_log_prob_increase,
+    subhead_log_prob_increase,
+)
 from icl_lens.attribution.search import TopSubheads, top_subheads
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_rows
@@ -24,15 +31,21 @@ from icl_lens.models.readout import FinalNorm
 from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, tokenize
-from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.prompts.free import tokenize_text
+from icl_lens.prompts.prompt import Prompt, Template, listed
+from icl_lens.prompts.token_ids import named
+from icl_lens.report import stored
 from icl_lens.report.findings import AblationReport, ExplainOptions, Findings, HeadReport, SubheadReport
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
+from icl_lens.results import signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Tokens in one pass of the ablations: enough rows at once for short prompts, one at a time for long ones.
 PASS_TOKENS = 2048
+# Of a free prompt: the positions whose attention is kept for every head, and those each located head is read at.
+WATCHED, DESCRIBED = 24, 5
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,13 @@ class Explanation(Findings):
         >>> explanation.label_positions
         (2, 5, 8, 11)
         >>> explanation.to_frame("heads").columns.tolist()
-        ['layer', 'head', 'name', 'increase']
+        ['layer', 'head', 'name', 'increase', 'contrast']
     """
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{report.head} {signed(report.increase)}" for report in self.heads[:5])
+        where = f"{self.model}, {len(self.tokens)} tokens"
+        return f"Explanation({where}: {self.headline}; heads that raise {self.target!r} most, nats: {best})"
 
     @cached_property
     def figures(self) -> "dict[str, Figure]":
@@ -65,6 +83,28 @@ class Explanation(Findings):
             write_page(page, Path(path))
         return page
 
+    def save(self, path: str | Path) -> None:
+        """Writes every number as JSON, which `load` reads; raises InputError where the folder does not allow it.
+
+        Example:
+            >>> import tempfile
+            >>> explanation = il.explain(model, prompt, k=4)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     explanation.save(f"{folder}/explanation.json")
+            ...     again = il.Explanation.load(f"{folder}/explanation.json")
+            >>> again == explanation
+            True
+        """
+        stored.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Explanation":
+        """What `save` or `icl-lens explain --json` wrote: no model is needed, and its page is the same.
+
+        Raises InputError for a file that is missing, damaged, or of another kind or version.
+        """
+        return stored.load(cls, path)
+
     def _repr_html_(self) -> str:
         return explanation_inline(self)
 
@@ -72,12 +112,14 @@ class Explanation(Findings):
 @in_turn
 def explain(
     model: Any,
-    prompt: Prompt | str,
+    prompt: Prompt | PromptBatch | str,
     *,
-    answer: str | None = None,
+    answer: str | int | None = None,
+    against: str | int | Sequence[str | int] | None = None,
     template: Template | None = None,
     labels: Sequence[str] | None = None,
     prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     k: int = 10,
@@ -85,26 +127,33 @@ def explain(
     n_random: int = 20,
     seed: int = 0,
 ) -> Explanation:
-    """Explains one prompt's answer.
+    """Explains one prompt's answer, or what any text is continued with.
 
     `prompt` may be text for `Prompt.parse`. Log-probability increases are for the answer's token, or for the model's
     own choice among the labels where the prompt has no answer. The `k` heads of largest increase are described; the
     first `n_ablated` of them are zeroed together, against `n_random` draws of as many other heads.
-    Increases do not add up: the parts' need not sum to the whole's. Raises InputError for bad prompts.
+    Increases do not add up: the parts' need not sum to the whole's.
+
+    Beside each increase stands the contrast, what the part adds to log p(answer) − log Σ p(`against`): labels, by
+    default all others of the prompt. It tells heads that find the answer from those that raise every label.
+
+    A string in which no colon stands alone is a free prompt if `answer` or `against` is given: a text without
+    demonstrations, whose target is any token, given with its white space (`answer=" Mary", against=" John"`) or as an
+    id; without `answer`, the model's most probable one. So is a `PromptBatch` of one row from `tokenize_text`, which
+    says all of this itself, or of a text with a colon in it. `shared_prefix` is that of `tokenize`.
+
+    Raises InputError for bad prompts, and warns where a label is scored by white space alone.
 
     Example:
         >>> explanation = il.explain(model, prompt, k=4)
         >>> explanation.target, len(explanation.heads)
         ('foo', 4)
+        >>> explanation.compared_with
+        ('bar',)
+        >>> il.explain(model, "love bar love", answer=" bar", k=3).free
+        True
     """
-    template = template or Template()
-    if isinstance(prompt, str):
-        prompt = Prompt.parse(prompt, answer=answer)
-    elif answer is not None:
-        prompt = replace(prompt, answer=answer)
-    batch = tokenize(model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos)
-    acts = capture(model, batch)
-    settings = ExplainOptions(
+    options = ExplainOptions(
         final_norm=final_norm,
         bias=bias,
         k=k,
@@ -112,17 +161,133 @@ def explain(
         n_random=n_random,
         seed=seed,
         prepend_bos=prepend_bos,
-        dtype=str(acts.z.dtype).removeprefix("torch."),
+        against=_listed(against),
+        shared_prefix=shared_prefix,
     )
-    return _explain(model, acts, settings)
+    if isinstance(prompt, PromptBatch):
+        _check_alone(prompt, answer=answer, against=against, template=template, labels=labels, prepend_bos=prepend_bos)
+        batch = prompt
+        if batch.targets is not None:
+            others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
+            target = int(batch.answer_tokens[0])
+            options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
+    elif isinstance(prompt, str) and (answer is not None or against is not None) and ":" not in prompt.split():
+        if template is not None or labels is not None or shared_prefix != "error":
+            raise InputError(
+                f"{prompt!r} has no colon standing alone, so it is a text without labels: leave out template, labels "
+                "and shared_prefix, or write 'text : label' for each demonstration"
+            )
+        return explain_text(model, prompt, replace(options, target=answer))
+    else:
+        if isinstance(answer, int):
+            raise InputError(f"answer={answer} is a token id; the answer of a prompt with labels is one of its labels")
+        if isinstance(prompt, str):
+            prompt = Prompt.parse(prompt, answer=answer)
+        elif answer is not None:
+            prompt = replace(prompt, answer=answer)
+        batch = tokenize(
+            model,
+            [prompt],
+            template=template or Template(),
+            labels=labels,
+            prepend_bos=prepend_bos,
+            shared_prefix=shared_prefix,
+        )
+    explanation = _explained(model, batch, options)
+    for remark in () if explanation.free else explanation.remarks[1:]:
+        warnings.warn(remark, stacklevel=2)
+    return explanation
+
+
+def explain_text(model: Any, text: str, options: ExplainOptions) -> Explanation:
+    """Explains what a text is continued with, whatever stands in it: no demonstrations are looked for.
+
+    Raises InputError as `tokenize_text` does.
+    """
+    others = None if options.against is None else [list(options.against)]
+    batch = tokenize_text(model, text, targets=options.target, against=others, prepend_bos=options.prepend_bos)
+    return _explained(model, batch, options)
+
+
+def _explained(model: Any, batch: PromptBatch, options: ExplainOptions) -> Explanation:
+    acts = capture(model, batch)
+    return _explain(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
+
+
+def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int, ...] | None:
+    if against is None or isinstance(against, (str, int)):
+        return None if against is None else (against,)
+    if not against:
+        raise InputError("against is empty; name what to compare the answer with, or leave it out")
+    return tuple(against)
+
+
+def _check_alone(batch: PromptBatch, **given: Any) -> None:
+    """Raises InputError unless the batch is one row, and nothing is given that it says itself."""
+    if len(batch) != 1:
+        raise InputError(f"explain reads one prompt, and the batch has {len(batch)} rows; give one, as in batch[0]")
+    said = [name for name, value in given.items() if value is not None]
+    if said:
+        raise InputError(f"a tokenized prompt says its {said[0]} itself; leave {said[0]} out")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is scored: token ids and their names, the target among them, and what it is compared with."""
+
+    tokens: Int[Tensor, " label"]
+    names: tuple[str, ...]
+    target: int
+    others: tuple[int, ...]
+    free: bool
+
+    @property
+    def targets(self) -> Int[Tensor, " 1"]:
+        return self.tokens[[self.target]]
+
+    @property
+    def against(self) -> Int[Tensor, "1 other"] | None:
+        return self.tokens[list(self.others)][None] if self.others else None
+
+
+def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _Asked:
+    """Of a prompt with labels: its labels. Of any other: the target and the tokens it is compared with."""
+    batch, device = acts.batch, acts.readout.W_U.device
+    if batch.labels and batch.targets is None:
+        target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
+        if options.against is None:
+            others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
+        else:
+            others = [_label(batch, one, batch.labels[target]) for one in dict.fromkeys(options.against)]
+        return _Asked(batch.label_tokens.to(device), batch.labels, target, tuple(others), free=False)
+    scored = int(batch.answer_tokens[0])
+    if scored < 0:
+        scored = int(acts.readout.using(final_norm="frozen", bias=True).logits(acts.resid_final)[0].argmax())
+    others = [] if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
+    if scored in others:
+        raise InputError(
+            f"the target, the model's most probable token {named(tokenizer, [[scored]])[0][0]!r}, is also what it is "
+            "compared with; give answer="
+        )
+    ids = list(dict.fromkeys([scored, *others]))
+    names = tuple(named(tokenizer, [ids])[0])
+    return _Asked(torch.tensor(ids, device=device), names, 0, tuple(range(1, len(ids))), free=True)
+
+
+def _label(batch: PromptBatch, name: str | int, target: str) -> int:
+    if name not in batch.labels:
+        raise InputError(f"against={name!r} is not one of the labels {listed(batch.labels)}; name other labels")
+    if name == target:
+        raise InputError(f"against={name!r} is the explained label itself; name other labels, or leave it out")
+    return batch.labels.index(name)
 
 
 def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanation:
     batch, view = acts.batch, acts.view
     _check(options, view)
+    asked = _asked(acts, options, model.tokenizer)
+    targets, against = asked.targets, asked.against
     convention: dict[str, Any] = {"final_norm": options.final_norm, "bias": options.bias}
-    target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
-    targets = batch.label_tokens[[target]].to(acts.readout.W_U.device)
     n_heads, n_tokens = view.n_layers * view.n_heads, int(batch.last[0]) + 1
 
     layers = layer_log_prob_increase(acts, targets, **convention)
@@ -130,30 +295,39 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
     order = increases.flatten().argsort(descending=True)[: min(options.k, n_heads)]
     located = [Head.at(index, view.n_heads) for index in order.tolist()]
     parts = top_subheads(acts, targets, k=min(2 * options.k, n_heads * n_tokens), **convention)
+    contrasts = None
+    if against is not None:
+        contrasts = _Contrasts(
+            layer_log_prob_increase(acts, targets, against=against, **convention),
+            head_log_prob_increase(acts, targets, against=against, **convention)[0],
+            {
+                layer: subhead_log_prob_increase(acts, targets, layers=[layer], against=against, **convention)[0, 0]
+                for layer in {*parts.layer[0].tolist(), *(head.layer for head in located)}
+            },
+        )
 
     removed = located[: options.n_ablated]
     draws = _random_sets(view.heads(), removed, options)
-    ablated = _ablated_label_scores(model, batch, [*[[head] for head in located], removed, *draws])
+    ablated = _ablated_scores(model, batch, [*[[head] for head in located], removed, *draws], asked.tokens)
     alone, together, random_draws = ablated.split([len(located), 1, len(draws)])
+    described = _in_free(model, acts, asked, options) if asked.free else _in_labels(model, acts)
+    log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, asked.tokens]
     return Explanation(
         model=view.name,
-        prompt=batch.prompts[0],
         template=batch.template,
         settings=options,
         tokens=tuple(batch.token_strings[0][:n_tokens]),
-        labels=tuple(batch.labels),
-        label_positions=tuple(batch.label_positions[0].tolist()),
-        demonstration_labels=tuple(batch.label_index[0].tolist()),
-        label_log_probs=tuple(acts.label_log_probs[0].tolist()),
-        target=batch.labels[target],
+        token_names=tuple(batch.token_names[0][:n_tokens]),
+        labels=asked.names,
+        label_log_probs=tuple(log_probs.tolist()),
+        target=asked.names[asked.target],
         target_token=_decode(acts)(int(targets[0])),
-        next_tokens=_next_tokens(acts),
+        next_tokens=_next_tokens(acts, model.tokenizer if asked.free else None),
         layer_attn=tuple(layers.attn[0].tolist()),
         layer_ffn=tuple(layers.ffn[0].tolist()),
         head_increases=tuple(tuple(row) for row in increases.tolist()),
-        label_attention=tuple(tuple(tuple(head) for head in layer) for layer in attention_to_labels(acts)[0].tolist()),
-        heads=tuple(_head_reports(acts, located, increases, targets, alone, options)),
-        subheads=tuple(_subhead_reports(acts, parts)),
+        heads=tuple(_head_reports(acts, located, increases, targets, alone, options, contrasts, asked.free)),
+        subheads=tuple(_subhead_reports(acts, parts, contrasts)),
         n_parts=int(parts.n_parts[0]),
         n_exact=int(parts.n_exact[0]),
         certified=parts.certified,
@@ -163,7 +337,78 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
             random=tuple(tuple(row) for row in random_draws.tolist()),
         ),
         versions=tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
+        **({} if contrasts is None else contrasts.described()),
+        compared_with=tuple(asked.names[i] for i in asked.others),
+        contrast_adds_up=len(asked.others) == 1 and acts.readout.using(**convention).is_affine,
+        **described,
     )
+
+
+@dataclass(frozen=True)
+class _Contrasts:
+    """Contrasts of layers and heads, and of the parts of the layers that are described, nats."""
+
+    layers: LayerIncreases
+    heads: Float[Tensor, "layer head"]
+    parts: dict[int, Float[Tensor, "head pos"]]
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "head_contrasts": tuple(tuple(row) for row in self.heads.tolist()),
+            "layer_attn_contrast": tuple(self.layers.attn[0].tolist()),
+            "layer_ffn_contrast": tuple(self.layers.ffn[0].tolist()),
+        }
+
+
+def _in_labels(model: Any, acts: Activations) -> dict[str, Any]:
+    """What an explanation holds of a prompt with demonstrations alone."""
+    batch = acts.batch
+    spelled = label_spellings(model, batch)
+    n_shared = int(batch.last[0]) + 1 - len(spelled.prompt)
+    whole: Sequence[float] = ()
+    if any(len(ids) > 1 for ids in spelled.labels):
+        whole = whole_label_log_probs(model, batch)[0].tolist()
+    return {
+        "prompt": batch.prompts[0],
+        "text": batch.texts[0] if batch.texts else "",
+        "label_positions": tuple(batch.label_positions[0].tolist()),
+        "demonstration_labels": tuple(batch.label_index[0].tolist()),
+        "label_attention": tuple(
+            tuple(tuple(head) for head in layer) for layer in attention_to_labels(acts)[0].tolist()
+        ),
+        "label_spellings": tuple(tuple(names) for names in named(model.tokenizer, [list(x) for x in spelled.labels])),
+        "n_shared": n_shared,
+        "whole_label_log_probs": tuple(whole),
+    }
+
+
+def _in_free(model: Any, acts: Activations, asked: _Asked, options: ExplainOptions) -> dict[str, Any]:
+    """What an explanation holds of a text without demonstrations alone."""
+    batch, n_tokens = acts.batch, int(acts.batch.last[0]) + 1
+    pattern = acts.pattern[0, :, :, :n_tokens].float()
+    watched = pattern.amax((0, 1)).topk(min(WATCHED, n_tokens)).indices.sort().values
+    text = batch.texts[0] if batch.prompt_index is None and batch.texts else "".join(batch.token_strings[0][:n_tokens])
+    spelled = {token: [token] for token in asked.tokens.tolist()}
+    for given in (options.target, *(options.against or ())):
+        if isinstance(given, str):
+            before, after = (model.tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + given))
+            spelled[after[len(before)]] = after[len(before) :]
+    spellings = list(spelled.values())
+    whole: Sequence[float] = ()
+    if any(len(ids) > 1 for ids in spellings):
+        prompt = batch.tokens[0, :n_tokens].tolist()
+        whole = continuation_log_probs(model, [(prompt, ids) for ids in spellings]).tolist()
+    return {
+        "prompt": None,
+        "text": text,
+        "label_positions": (),
+        "demonstration_labels": (),
+        "label_attention": (),
+        "watched": tuple(watched.tolist()),
+        "watched_attention": tuple(tuple(tuple(head) for head in layer) for layer in pattern[:, :, watched].tolist()),
+        "label_spellings": tuple(tuple(names) for names in named(model.tokenizer, spellings)),
+        "whole_label_log_probs": tuple(whole),
+    }
 
 
 def _check(options: ExplainOptions, view: ModelView) -> None:
@@ -174,11 +419,12 @@ def _check(options: ExplainOptions, view: ModelView) -> None:
         raise InputError(f"n_ablated={options.n_ablated} leaves no random heads to compare with: choose 1 to {most}")
 
 
-def _subhead_reports(acts: Activations, parts: TopSubheads) -> Iterator[SubheadReport]:
+def _subhead_reports(acts: Activations, parts: TopSubheads, contrasts: _Contrasts | None) -> Iterator[SubheadReport]:
     """The one prompt's largest parts, with the token each is moved from."""
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
-        yield SubheadReport(Head(layer, head), position, acts.batch.token_strings[0][position], value)
+        contrast = None if contrasts is None else float(contrasts.parts[layer][head, position])
+        yield SubheadReport(Head(layer, head), position, acts.batch.token_strings[0][position], value, contrast)
 
 
 def _decode(acts: Activations) -> Callable[[int], str]:
@@ -186,12 +432,12 @@ def _decode(acts: Activations) -> Callable[[int], str]:
     return acts.readout.decode
 
 
-def _next_tokens(acts: Activations, k: int = 5) -> tuple[tuple[str, float], ...]:
+def _next_tokens(acts: Activations, tokenizer: Any, k: int = 5) -> tuple[tuple[str, float], ...]:
+    """The most probable tokens, with a tokenizer by their names, else decoded."""
     best = acts.readout.log_probs(acts.resid_final)[0].exp().topk(k)
-    decode = _decode(acts)
-    return tuple(
-        (decode(token), value) for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    )
+    ids, decode = best.indices.tolist(), _decode(acts)
+    names = [decode(token) for token in ids] if tokenizer is None else named(tokenizer, [ids])[0]
+    return tuple(zip(names, best.values.tolist(), strict=True))
 
 
 def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOptions) -> list[list[Head]]:
@@ -201,15 +447,17 @@ def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOption
     return [rng.sample(pool, len(removed)) for _ in range(settings.n_random)]
 
 
-def _ablated_label_scores(model: Any, batch: PromptBatch, sets: list[list[Head]]) -> Float[Tensor, "set label"]:
-    """Label log-probabilities of the one prompt with each set of heads zeroed, many sets a pass."""
+def _ablated_scores(
+    model: Any, batch: PromptBatch, sets: list[list[Head]], tokens: Int[Tensor, " label"]
+) -> Float[Tensor, "set label"]:
+    """The tokens' log-probabilities after the one prompt with each set of heads zeroed, many sets a pass."""
     rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
     found = []
     for start in range(0, len(sets), rows):
         some = sets[start : start + rows]
         with ablate_rows(model, some):
             log_probs = last_log_probs(model, batch[[0] * len(some)])
-        found.append(log_probs[:, batch.label_tokens.to(log_probs.device)])
+        found.append(log_probs[:, tokens.to(log_probs.device)])
     return torch.cat(found)
 
 
@@ -220,6 +468,8 @@ def _head_reports(
     targets: Int[Tensor, " batch"],
     ablated: Float[Tensor, "set label"],
     options: ExplainOptions,
+    contrasts: _Contrasts | None,
+    free: bool,
 ) -> Iterator[HeadReport]:
     """What is told of each located head; what all heads of a layer share is computed once per layer."""
     n_tokens = int(acts.batch.last[0]) + 1
@@ -230,18 +480,38 @@ def _head_reports(
         if head.layer not in by_position:
             parts = subhead_log_prob_increase(acts, targets, layers=[head.layer], **convention)
             by_position[head.layer] = parts[0, 0, :, :n_tokens]
-            keys = acts.readout.top_tokens(label_keys(acts, head)[0], **words)
-            key_words[head.layer] = tuple(tuple(row) for row in keys)
+            if not free:
+                keys = acts.readout.top_tokens(label_keys(acts, head)[0], **words)
+                key_words[head.layer] = tuple(tuple(row) for row in keys)
     for head, without in zip(heads, ablated, strict=True):
-        values = acts.readout.top_tokens(label_values(acts, head)[0], **words)
+        attention = acts.pattern[0, head.layer, head.head, :n_tokens]
+        positions: list[int] = []
+        if free:
+            positions = attention.float().topk(min(DESCRIBED, n_tokens)).indices.sort().values.tolist()
+            vectors = _values_at(acts, head, positions)
+            ranks = acts.readout.ranks(vectors, acts.batch.tokens[0, positions].to(vectors.device))
+        else:
+            vectors, ranks = label_values(acts, head)[0], own_label_ranks(acts, head)[0]
+        in_positions: tuple[float, ...] = ()
+        if contrasts is not None:
+            in_positions = tuple(contrasts.parts[head.layer][head.head, :n_tokens].tolist())
         yield HeadReport(
             head=head,
             increase=float(increases[head]),
-            attention=tuple(acts.pattern[0, head.layer, head.head, :n_tokens].tolist()),
+            attention=tuple(attention.tolist()),
             position_increases=tuple(by_position[head.layer][head.head].tolist()),
-            value_words=tuple(tuple(row) for row in values),
-            value_ranks=tuple(own_label_ranks(acts, head)[0].tolist()),
-            key_words=key_words[head.layer],
+            value_words=tuple(tuple(row) for row in acts.readout.top_tokens(vectors, **words)),
+            value_ranks=tuple(ranks.tolist()),
+            key_words=key_words.get(head.layer, ()),
             query_words=tuple(acts.readout.top_tokens(last_query(acts, head)[0], **words)),
             ablated=tuple(without.tolist()),
+            contrast=None if contrasts is None else float(contrasts.heads[head]),
+            position_contrasts=in_positions,
+            positions=tuple(positions),
         )
+
+
+def _values_at(acts: Activations, head: Head, positions: list[int]) -> Float[Tensor, "position d_model"]:
+    """A head's values at some positions of the one prompt, through W_O: `label_values` where no label stands."""
+    v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(acts.readout.dtype)
+    return v @ acts.view.W_O(head.layer)[head.head].to(v.dtype)

@@ -8,7 +8,9 @@ import families
 import pytest
 import transformers
 
+import icl_lens as il
 from icl_lens.cli import main
+from icl_lens.cli.options import decoded
 
 
 @pytest.fixture
@@ -159,3 +161,83 @@ def test_help_needs_no_model(run):
     code, out, _ = run("--help")
     assert code == 0
     assert "explain" in out
+
+
+def test_any_text(run, tiny, tmp_path):
+    file = tmp_path / "free.json"
+    code, out, _ = run(
+        "explain",
+        "--text",
+        "love : like",
+        "--target",
+        " foo",
+        "--against",
+        " bar",
+        "--against",
+        " no",
+        "-m",
+        tiny,
+        "-k",
+        3,
+        "--json",
+        file,
+    )
+    assert code == 0
+    assert "against bar, no" in out
+    assert "attends most to" in out
+    assert "Tell foo from bar and no" in out
+    explanation = il.Explanation.load(file)
+    assert explanation.free
+    assert explanation.settings.against == (" bar", " no")
+    assert f"{explanation.heads[0].contrast:+.3f}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "love", "love : bar one :"], "either a prompt"),
+        (["--text", "love", "--answer", "foo"], "--target"),
+        (["love : bar one :", "--target", "foo"], "give --text"),
+        (["--text", "love", "--prefix", " "], "leave them out"),
+        (["love : bar one : foo two :", "--template", "{text} : {label}\\n"], "--separator '\\n'"),
+        (["love : bar one : foo two :", "--template", "{label} : {text}"], "before"),
+        (["love : bar one : foo two :", "--against", "zork"], "is not one of the labels"),
+    ],
+)
+def test_texts_and_templates_that_mean_nothing(run, tiny, arguments, message):
+    code, _, err = run("explain", *arguments, "--model", tiny)
+    assert code == 2
+    assert message in err
+
+
+def test_templates_are_decoded(run, tiny, tmp_path):
+    """A break typed as two characters is one, in the numbers as in Python."""
+    file = tmp_path / "x.json"
+    code, _, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file)
+    assert code == 0
+    assert il.Explanation.load(file).template.separator == "\n"
+    assert decoded("a\\\\nb\\tc") == "a\\nb\tc"
+
+
+def test_ablate_and_locate_show_the_first_prompt_and_rank_by_contrast(run, tiny, icl_mini, tmp_path):
+    arguments = ("-t", "sentiment-number", "-n", 4, "-k", 2)
+    code, plain, _ = run("locate", *arguments)
+    assert code == 0
+    prompts = il.load_task("sentiment-number", n=4)
+    assert str(prompts[0]) in plain
+    code, out, _ = run("locate", *arguments, "--by", "contrast", "--out", tmp_path / "run")
+    assert code == 0
+    assert "mean contrast (nats)" in out
+    batch = il.tokenize(icl_mini, prompts)
+    top = il.locate_heads(icl_mini, batch, k=2, against=batch.other_label_tokens)
+    assert all(f"{value:.4f}" in out for value in top.value.tolist())
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["by"] == "contrast"
+    code, _, err = run("locate", *arguments, "--out", tmp_path / "run")
+    assert code == 2
+    assert "by='contrast'" in err
+    code, out, _ = run("ablate", "-t", "sentiment-number", "--n", 4, "-k", 1, "--draws", 1, "--by", "contrast")
+    assert code == 0
+    assert "First of 4 prompts" in out
+    code, _, err = run("ablate", families.PROMPT, "--heads", "L0H1", "--by", "contrast", "-m", tiny)
+    assert code == 2
+    assert "--by locates heads" in err

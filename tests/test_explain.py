@@ -3,10 +3,14 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import families
 import pytest
+import reference_hf
 import torch
+from test_contrast import expected
+from test_free_prompts import IOI, pair  # noqa: F401
 
 import icl_lens as il
 
@@ -87,7 +91,7 @@ def test_conventions_are_kept_in_the_result(gpt2, explanation):
 
 def test_tables(explanation):
     heads = explanation.to_frame()
-    assert list(heads.columns) == ["layer", "head", "name", "increase"]
+    assert list(heads.columns) == ["layer", "head", "name", "increase", "contrast"]
     assert len(heads) == 12
     row = heads[heads["name"] == str(explanation.heads[0].head)].iloc[0]
     assert row["increase"] == pytest.approx(explanation.heads[0].increase, abs=1e-6)
@@ -126,3 +130,171 @@ def test_random_draws_are_averaged_as_probabilities():
 
     assert _log_mean_probability([math.log(0.9), math.log(0.1)]) == pytest.approx(math.log(0.5))
     assert _log_mean_probability([-2000.0, -2000.0]) == -2000.0
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(torch.tensor(ours).double(), theirs.double(), atol=1e-5, rtol=0)
+
+
+def test_a_free_prompt_is_the_references(pair):  # noqa: F811
+    """IOI: increases, contrasts, parts and removal of " Mary" against " John", by plain Hugging Face code."""
+    model, hf = pair
+    explanation = il.explain(model, IOI, answer=" Mary", against=" John", k=5, n_ablated=2, n_random=3)
+    batch = il.tokenize_text(model, IOI, targets=" Mary", against=" John")
+    mary, john = int(batch.targets[0]), int(batch.against[0, 0])
+    theirs = reference_hf.reference(hf, batch.tokens[0], mary)
+    contrast = expected(hf, theirs, mary, [john])
+    assert explanation.free
+    assert [name.strip("␣▁") for name in explanation.labels] == ["Mary", "John"]
+    assert explanation.contrast_adds_up
+    close(explanation.label_log_probs, theirs.log_probs[[mary, john]])
+    for ours, reference in [
+        (explanation.layer_attn, theirs.attn),
+        (explanation.layer_ffn, theirs.ffn),
+        (explanation.head_increases, theirs.heads),
+        (explanation.layer_attn_contrast, contrast.attn),
+        (explanation.layer_ffn_contrast, contrast.ffn),
+        (explanation.head_contrasts, contrast.heads),
+    ]:
+        close(ours, reference)
+    ranked = theirs.heads.flatten().argsort(descending=True)[:5].tolist()
+    assert [report.head for report in explanation.heads] == [il.Head.at(i, theirs.heads.shape[1]) for i in ranked]
+    for report in explanation.heads:
+        close(report.attention, theirs.attention[report.head])
+        close(report.position_increases, theirs.subheads[report.head])
+        close(report.position_contrasts, contrast.subheads[report.head])
+        assert report.top_attended(1)[0][0] == int(theirs.attention[report.head].argmax())
+        with il.ablate_heads(model, [report.head]):
+            close(report.ablated, il.last_log_probs(model, batch)[0, [mary, john]])
+    best = theirs.subheads.flatten().topk(10).values
+    close([part.increase for part in explanation.subheads], best)
+    close(
+        [part.contrast for part in explanation.subheads],
+        torch.stack([contrast.subheads[part.head][part.position] for part in explanation.subheads]),
+    )
+    close(explanation.watched_attention, theirs.attention[..., list(explanation.watched)])
+
+
+def test_what_is_free_and_what_is_not(gpt2):
+    """A colon standing alone makes demonstrations; without one, answer or against make a free prompt."""
+    with pytest.raises(il.InputError, match="no colon standing alone, so no demonstration"):
+        il.explain(gpt2, "love like")
+    free = il.explain(gpt2, "love like", against=" foo", k=2)
+    assert free.settings.target is None
+    assert free.target == free.next_tokens[0][0], "the most probable token is explained"
+    batch = il.tokenize_text(gpt2, "love : bar one :", targets=" foo")
+    with_colon = il.explain(gpt2, batch, k=2)
+    assert (with_colon.free, with_colon.target, with_colon.compared_with) == (True, "foo", ())
+    assert with_colon.head_contrasts == ()
+    assert with_colon.verdict == ""
+    whole = il.explain(gpt2, il.tokenize(gpt2, families.PROMPT), k=2)
+    assert whole.label_log_probs == il.explain(gpt2, families.PROMPT, k=2).label_log_probs
+    for call, message in [
+        (lambda: il.explain(gpt2, il.tokenize(gpt2, [families.PROMPT] * 2)), "the batch has 2 rows"),
+        (lambda: il.explain(gpt2, batch, answer="bar"), "says its answer itself"),
+        (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "leave out template, labels"),
+        (lambda: il.explain(gpt2, families.PROMPT, answer=3), "answer=3 is a token id"),
+        (lambda: il.explain(gpt2, families.PROMPT, against="baz"), "against='baz' is not one of the labels"),
+        (lambda: il.explain(gpt2, families.PROMPT, answer="foo", against="foo"), "the explained label itself"),
+        (lambda: il.explain(gpt2, families.PROMPT, against=[]), "against is empty"),
+    ]:
+        with pytest.raises(il.InputError, match=message):
+            call()
+
+
+def test_labels_are_told_apart(gpt2, explanation):
+    """The contrast of every number beside its increase; the rule that the verdict names."""
+    batch = il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"))
+    acts = il.capture(gpt2, batch)
+    against = batch.other_label_tokens
+    assert explanation.compared_with == ("bar",)
+    heads = il.head_log_prob_increase(acts, batch.answer_tokens, against=against)[0]
+    close(explanation.head_contrasts, heads)
+    parts = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)[0]
+    for part in explanation.subheads:
+        assert part.contrast == pytest.approx(float(parts[(*part.head, part.position)]), abs=1e-5)
+    for report in explanation.heads:
+        assert report.contrast == pytest.approx(float(heads[report.head]), abs=1e-5)
+        assert sum(report.position_contrasts) == pytest.approx(report.contrast, abs=1e-5), "parts add up"
+        apart = report.contrast >= report.increase / 2 and report.increase > 0
+        assert report.tells_apart == apart
+        said = explanation.verdict.split("Only raise both labels")[0 if apart else 1]
+        assert (str(report.head) in said) == (report.increase > 0)
+
+
+def test_labels_of_several_tokens(pair):  # noqa: F811
+    """Said so, scored by one token that is shown, the whole label's log-probability by teacher forcing."""
+    model, hf = pair
+    with pytest.warns(UserWarning, match="'zoo' is scored by .*white space only"):
+        explanation = il.explain(model, "John : zoo store : Mary went :", answer="Mary", k=2)
+    assert explanation.several_tokens
+    assert "Among its labels the model prefers" in repr(explanation)
+    assert explanation.scored_tokens[0] in ("␣", "▁")
+    batch = il.tokenize(model, "John : zoo store : Mary went :")
+    tokenizer, prompt = model.tokenizer, batch.tokens[0].tolist()
+    text = batch.texts[0]
+    for label, ours in zip(explanation.labels, explanation.whole_label_log_probs, strict=True):
+        n = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = tokenizer(f"{text} {label}", add_special_tokens=False)["input_ids"][n:]
+        with torch.no_grad():
+            log_probs = hf(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
+        theirs = sum(float(log_probs[len(prompt) - 1 + j, token]) for j, token in enumerate(ids))
+        assert ours == pytest.approx(theirs, abs=1e-5)
+        assert len(ids) == len(explanation.label_spellings[explanation.labels.index(label)])
+    assert explanation.whole_label_log_probs[0] < explanation.label_log_probs[0]
+    assert "whole" in str(explanation.to_frame("labels").columns)
+
+
+def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
+    model, _ = pair
+    text = "John : zoo store : zed went :"
+    with pytest.raises(il.InputError, match="shared_prefix"):
+        il.explain(model, text, k=2)
+    explanation = il.explain(model, text, k=2, shared_prefix="append")
+    assert explanation.n_shared >= 2
+    assert len(explanation.tokens) == il.tokenize(model, text, shared_prefix="append").tokens.shape[1]
+    assert set(explanation.scored_tokens) == {"o", "e"}
+
+
+def test_saved_and_loaded(gpt2, explanation, tmp_path):
+    free = il.explain(gpt2, "love like", answer=" foo", against=[" bar", 4], k=3)
+    for number, one in enumerate((explanation, free)):
+        path = tmp_path / f"{number}.json"
+        one.save(path)
+        again = il.Explanation.load(path)
+        assert again == one
+        assert again.to_html() == one.to_html()
+        assert json.loads(path.read_text())["version"] == 1
+    plain = json.loads(path.read_text())
+    for change, message in [
+        ({"version": 2}, "is of version 2, and this icl-lens reads 1"),
+        ({"format": "x"}, "is no stored explanation"),
+        ({"heads": 3}, "is damaged"),
+        ({"tokens": [1]}, "is damaged"),
+    ]:
+        path.write_text(json.dumps(plain | change))
+        with pytest.raises(il.InputError, match=message):
+            il.Explanation.load(path)
+    path.write_text("{")
+    with pytest.raises(il.InputError, match="is no JSON"):
+        il.Explanation.load(path)
+    with pytest.raises(il.InputError, match="cannot be read"):
+        il.Explanation.load(tmp_path / "missing.json")
+
+
+def test_two_compared(gpt2, explanation, tmp_path):
+    other = il.explain(gpt2, families.PROMPT, answer="bar", k=5)
+    both = il.compare(explanation, other)
+    frame = both.to_frame()
+    assert frame["change"].abs().is_monotonic_decreasing
+    row = frame.iloc[0]
+    layer, head = row["layer"], row["head"]
+    assert row["a"] == explanation.head_increases[layer][head]
+    assert row["change"] == other.head_increases[layer][head] - explanation.head_increases[layer][head]
+    assert row["name"] in repr(both)
+    assert both.to_html(tmp_path / "both.html") == (tmp_path / "both.html").read_text()
+    assert "<iframe" in both._repr_html_()
+    wide = il.compare(explanation, replace(other, head_increases=((0.0,),)))
+    with pytest.raises(il.InputError, match="do not correspond"):
+        wide.to_frame()
+    assert "Comparison" in repr(wide)

@@ -95,7 +95,7 @@ def test_a_field_that_is_no_option():
 
 
 PANELS = {
-    "explain": ["Arguments", "Options", "Output", "Reading", "Model"],
+    "explain": ["Arguments", "Options", "Output", "Text", "Reading", "Model"],
     "ablate": ["Arguments", "Options", "Heads", "Task", "Reading", "Model"],
     "compare": ["Arguments", "Options", "Output", "Reading", "Model"],
     "locate": ["Options", "Task", "Output", "Reading", "Model"],

@@ -7,6 +7,7 @@ import shlex
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from types import SimpleNamespace
 
 import explanations as ex
@@ -455,3 +456,106 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     assert "Two prompts, tiny" in text
     assert "A explains foo, B explains yes" in text
     assert "–" in text[text.index("Attention to labels") :]  # A knows no “yes”
+
+
+# Free prompts and contrasts ------------------------------------------------------------------------------
+
+
+def test_a_free_page_has_tokens_instead_of_labels():
+    explanation = ex.free()
+    page = Page(html.explanation_page(explanation))
+    assert "Explained here: ␣Mary" in page.text
+    assert "against ␣John" in page.text
+    assert "attends most to" in page.text
+    assert "Labels" not in page.text
+    assert "Label" not in page.text
+    assert explanation.verdict in page.text
+    position, weight = explanation.heads[0].top_attended(1)[0]
+    assert f"{explanation.token_names[position]}\u00a0{weight:.2f}" in page.text
+    data = json.loads(next(script for script in page.scripts if script.startswith('{"labels"')))
+    assert [demo["position"] for demo in data["demos"]] == list(explanation.watched)
+    assert data["attention"][0][0] == pytest.approx(explanation.watched_attention[0][0], abs=1e-4)
+    strips = [json.loads(s) for s in page.scripts if s.startswith('{"props"')]
+    assert {tuple(strip["props"]["tokens"]) for strip in strips} == {explanation.token_names}
+    assert not any(strip["dim"] for strip in strips)
+    for element in (
+        html.attention_to_labels(explanation),
+        html.subhead_values(explanation),
+        html.words_by_position(explanation),
+        html.head_heatmap(explanation),
+    ):
+        assert explanation.tokens[1] in str(element)
+
+
+@pytest.mark.parametrize("text", ex.HOSTILE)
+def test_markup_in_a_free_prompt_stays_text(text):
+    word = text.replace(" ", "_")
+    plain = html.explanation_page(ex.free("a b word d", target="word", other="x"))
+    hostile = html.explanation_page(ex.free(f"a b {word} d", target=word, other="x"))
+    assert [tag for tag, _ in Page(hostile).elements] == [tag for tag, _ in Page(plain).elements]
+
+
+def test_the_command_of_a_free_prompt(tmp_path):
+    explanation = ex.free()
+    words = shlex.split(command(explanation))
+    assert words[:8] == ["icl-lens", "explain", "--text", explanation.text, "--model", "tiny", "--target", " Mary"]
+    assert words[8:10] == ["--against", " John"]
+    ids = replace(explanation, settings=replace(explanation.settings, target=5, against=(6, 7)))
+    assert "targets=[5]" in command(ids)
+    assert "against=[[6, 7]]" in command(ids)
+
+
+def test_which_heads_tell_the_labels_apart(paper):
+    """At least half of a positive increase; the rule stands where it is used, on the page and in the terminal."""
+    from rich.console import Console
+
+    from icl_lens.report.terminal import render
+
+    shares = (1.0, 0.5, 0.49, -1.0, 0.9)
+    increases = (2.0, 1.0, 1.0, 1.0, -1.0)
+    heads = tuple(
+        replace(report, increase=increase, contrast=share * increase)
+        for report, share, increase in zip(paper.heads, shares, increases, strict=True)
+    )
+    explanation = replace(
+        paper,
+        heads=heads,
+        subheads=tuple(replace(part, contrast=0.1) for part in paper.subheads),
+        compared_with=("bar",),
+        layer_attn_contrast=paper.layer_attn,
+        layer_ffn_contrast=paper.layer_ffn,
+    )
+    names = [str(report.head) for report in heads]
+    line = (
+        f"Tell the labels apart: {names[0]}, {names[1]}. Only raise both labels: {names[2]}, {names[3]}. "
+        "A head tells them apart if its contrast is at least half of its increase."
+    )
+    text = Page(html.explanation_page(explanation)).text
+    assert line in text
+    assert "tells labels apart, nats" in text
+    console = Console(width=400, record=True, file=StringIO())
+    console.print(render(explanation))
+    assert line in console.export_text()
+    assert "tells labels apart" not in Page(html.explanation_page(paper)).text, "nothing to compare with"
+
+
+def test_labels_of_several_tokens_are_said(paper):
+    explanation = replace(
+        paper,
+        label_spellings=(("␣", "bar"), ("foo",)),
+        whole_label_log_probs=(-7.25, -0.5),
+    )
+    text = Page(html.explanation_page(explanation)).text
+    assert "Among its labels the model prefers" in text
+    assert "The model says" not in text
+    assert "−7.250" in text
+    assert "'bar' is scored by '␣', which is white space only" in text
+    shared = replace(explanation, label_spellings=(("␣", "bar"), ("␣", "foo")), n_shared=1)
+    assert shared.scored_tokens == ("bar", "foo")
+    assert "white space only" not in Page(html.explanation_page(shared)).text
+
+
+def test_comparing_free_prompts():
+    text = Page(html.compare_page(ex.free(), ex.free("John met Mary", target="␣him"))).text
+    assert "Two prompts, tiny" in text
+    assert "Attention to labels" not in text

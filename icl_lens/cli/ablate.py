@@ -9,7 +9,14 @@ from rich.table import Table
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import ModelOptions, TaskOptions, TokenOptions, check_unused
+from icl_lens.cli.options import (
+    ByChoice,
+    ModelOptions,
+    TaskOptions,
+    TokenOptions,
+    check_unused,
+    first_prompt,
+)
 
 if TYPE_CHECKING:
     from icl_lens.interventions.removal import Answers, Removal
@@ -30,6 +37,10 @@ class AblateTask(TaskOptions):
     task: Annotated[str | None, typer.Option("--task", "-t", help="A task instead of one prompt.")] = None
     n: Annotated[int, typer.Option(help="Prompts of the task; heads are located on as many others.")] = 200
 
+    @property
+    def name(self) -> str | None:
+        return self.named(self.task)
+
     def halves(self, task: str, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Prompts to locate heads on, and `n` others to remove them on."""
         half = self.n + self.n % 2  # in pairs, so that both halves have both labels as often
@@ -47,6 +58,10 @@ class HeadsOptions:
         str | None, typer.Option(help="Heads to remove, like L1H2,L3H0; default: those of largest mean increase.")
     ] = None
     k: Annotated[int | None, typer.Option("--top", "-k", help="How many heads to locate.", show_default="6")] = None
+    by: Annotated[
+        ByChoice | None,
+        typer.Option(help="Locate by increase, or by contrast with the other labels.", show_default="increase"),
+    ] = None
     draws: Annotated[int, typer.Option(help="Sets of as many random heads to compare with.")] = 20
 
     @property
@@ -75,34 +90,37 @@ def ablate(
 
     _check(prompt, answer, task, heads)
     loaded = model.load()
-    if task.task is not None:
-        choosing, testing = task.halves(task.task, seed)
+    if task.name is not None:
+        choosing, testing = task.halves(task.name, seed)
     else:
         assert prompt is not None
         choosing = testing = [il.Prompt.parse(prompt, answer=answer)]
-    batch = il.tokenize(loaded, testing, prepend_bos=tokens.bos)
-    view = ModelView.of(loaded)
-    removed = _chosen(view, heads, lambda: il.tokenize(loaded, choosing, prepend_bos=tokens.bos))
+    batch = tokens.tokenize(loaded, testing)
+    view, console = ModelView.of(loaded), PlainConsole()
+    if task.name is not None:
+        console.print(first_prompt(batch))
+    removed = _chosen(view, heads, lambda: tokens.tokenize(loaded, choosing))
     removal = remove_heads(loaded, batch, removed, draws=heads.draws, seed=seed)
-    console = PlainConsole()
     console.print(f"{view.name}: {'located' if heads.heads is None else 'chosen'} {', '.join(map(str, removed))}")
-    console.print(_of_prompt(removal, batch.labels) if task.task is None else _of_task(removal))
+    console.print(_of_prompt(removal, batch.labels) if task.name is None else _of_task(removal))
 
 
 def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: HeadsOptions) -> None:
     """Raises InputError for options that contradict each other, or would be ignored."""
     from icl_lens.errors import InputError
 
-    if (prompt is None) == (task.task is None):
+    if (prompt is None) == (task.name is None):
         raise InputError("give either a prompt or --task, for instance --task sentiment-number")
-    if task.task is not None and answer is not None:
+    if task.name is not None and answer is not None:
         raise InputError("--answer is a prompt's; a task's prompts have their own answers: leave it out")
     if heads.heads is not None and heads.k is not None:
         raise InputError("--top locates heads, and --heads names them: give one of the two")
+    if heads.heads is not None and heads.by is not None:
+        raise InputError("--by locates heads, and --heads names them: give one of the two")
     if prompt is not None:
         own = ("path", "labels", "layout", "n", "demonstrations", "columns", "split", "max_words")
         check_unused(*own, because="it is a task's, and a prompt says all of it itself")
-        if task.path is not None or task.labels is not None:
+        if task.task is not None or task.path is not None or task.labels is not None:
             raise InputError("--path and --labels are a task's; a prompt says all of it itself: leave them out")
     if task.n < 1 or heads.draws < 1 or heads.top < 1:
         raise InputError(f"--n {task.n}, --draws {heads.draws} and --top {heads.top} must be at least 1")
@@ -122,7 +140,7 @@ def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "Pro
         return [view.check_head(name) for name in names]
     if options.top > len(view.heads()):
         raise InputError(f"--top {options.top} is more than the {len(view.heads())} heads of {view.name}")
-    return most_increasing(view.model, prompts(), options.top)
+    return most_increasing(view.model, prompts(), options.top, by=options.by.value if options.by else "increase")
 
 
 def _of_task(removal: "Removal") -> Table:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, load
+from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, in_options, load
 from icl_lens.cli.page import present, written
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def compare(
     """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it."""
     from icl_lens import InputError, explain
     from icl_lens.files import check_writable
-    from icl_lens.report.html import compare_page
+    from icl_lens.report.comparison import compare as compared
 
     if b is None and models.one:
         raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
@@ -70,13 +70,15 @@ def compare(
     if b is None:
         answer_b = answer_b or answer
     settings: dict[str, Any] = {
+        **reading.of_prompt(),
         "prepend_bos": reading.bos,
         "final_norm": reading.final_norm.value,
         "bias": reading.bias,
     }
-    before = explain(first, a, answer=answer, **settings)
-    after = explain(second, a if b is None else b, answer=answer_b, **settings)
-    page = written(compare_page(before, after), output) if output.wanted else None
+    with in_options():
+        before = explain(first, a, answer=answer, **settings)
+        after = explain(second, a if b is None else b, answer=answer_b, **settings)
+    page = written(compared(before, after).to_html(), output) if output.wanted else None
     console = PlainConsole()
     console.print(_answers(before, after))
     console.print(_heads(before, after))

@@ -24,14 +24,23 @@ from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import ClassesChoice, ModelOptions, ReadingOptions, TaskOptions, check_unused
+from icl_lens.cli.options import (
+    ByChoice,
+    ClassesChoice,
+    ModelOptions,
+    ReadingOptions,
+    TaskOptions,
+    check_unused,
+    decoded,
+    first_prompt,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from icl_lens.locate.configuration import Asked
     from icl_lens.locate.processes import Processes
-    from icl_lens.prompts.prompt import Prompt, Template
+    from icl_lens.prompts.prompt import Prompt
 
 PASSES = {"part": "locating", "again": "second pass over open heads"}
 
@@ -40,28 +49,36 @@ PASSES = {"part": "locating", "again": "second pass over open heads"}
 class LocateTask(TaskOptions):
     """The task that heads are located on, and how its prompts are written."""
 
-    task: Annotated[str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories) or sentence dataset.")]
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            "-t",
+            help="Word task (FALSE-TRUE categories) or sentence dataset.",
+            show_default="with --path, the file's name",
+        ),
+    ] = None
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts.")] = 1000
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0
     classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a sentence dataset's.")] = (
         ClassesChoice.binary
     )
-    template: Annotated[str, typer.Option(help="How a demonstration is written.")] = "{text} : {label}"
-    separator: Annotated[str, typer.Option(help="What stands between demonstrations.")] = " "
-    prefix: Annotated[str, typer.Option(help="What stands before the first demonstration.")] = ""
+
+    @property
+    def name(self) -> str:
+        """What the task is called; raises InputError where nothing says it."""
+        from icl_lens.errors import InputError
+
+        name = self.named(self.task)
+        if name is None:
+            raise InputError("give --task, for instance --task sentiment-number, or your own sentences with --path")
+        return name
 
     def draw(self) -> "list[Prompt]":
         """The task's prompts."""
-        return self.prompts(self.task, n=self.n, seed=self.seed, classes=self.classes.value)
+        return self.prompts(self.name, n=self.n, seed=self.seed, classes=self.classes.value)
 
-    def written(self) -> "Template":
-        """The template that prompts are written by; the query is written as far as its label."""
-        from icl_lens.prompts.prompt import Template
-
-        query = self.template.partition("{label}")[0].rstrip(" ")
-        return Template(self.template, query, self.separator, self.prefix)
-
-    def asked(self, model: ModelOptions, reading: ReadingOptions) -> "Asked":
+    def asked(self, model: ModelOptions, reading: ReadingOptions, by: ByChoice) -> "Asked":
         """What the run's folder remembers of these options."""
         from icl_lens.locate.configuration import Asked
 
@@ -69,7 +86,7 @@ class LocateTask(TaskOptions):
             model=model.model,
             revision=model.revision,
             dtype=model.dtype.value,
-            task=self.task,
+            task=self.name,
             n=self.n,
             seed=self.seed,
             layout=self.layout.value,
@@ -79,10 +96,12 @@ class LocateTask(TaskOptions):
             split=self.split,
             max_words=self.max_words,
             classes=self.classes.value,
-            template=self.template,
-            separator=self.separator,
-            prefix=self.prefix,
+            template=reading.demonstration,
+            separator=reading.between,
+            prefix=decoded(reading.prefix),
             bos=reading.bos,
+            shared_prefix=reading.shared_prefix.value,
+            by=by.value,
         )
 
 
@@ -104,6 +123,9 @@ def locate(
     reading: ReadingOptions,
     model: ModelOptions,
     k: Annotated[int, typer.Option("--top", "-k", help="How many heads to find.")] = 20,
+    by: Annotated[
+        ByChoice, typer.Option(help="Rank by log p(answer), or by its contrast with the other labels.")
+    ] = ByChoice.increase,
     batch_size: Annotated[int | None, typer.Option(help="Prompts per batch, instead of as many as fit.")] = None,
     budget: Annotated[int, typer.Option(help="MiB that a batch's activations may take up.")] = 64,
 ) -> None:
@@ -118,7 +140,6 @@ def locate(
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.processes import Processes
     from icl_lens.locate.table import heads_table, summary, write_result
-    from icl_lens.prompts.batch import tokenize
 
     if batch_size is not None:
         check_unused("budget", because="--batch-size says how many prompts a batch has")
@@ -135,15 +156,17 @@ def locate(
     ):
         prompts = task.draw()
         loaded = model.load(default_device=None if processes.device is None else str(processes.device))
-        batch = tokenize(loaded, prompts, template=task.written(), prepend_bos=reading.bos)
+        batch = reading.tokenize(loaded, prompts)
+        console.print(first_prompt(batch))
         folder = None
         if keeping is not None:
-            folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading))
+            folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))
         with _bar(console, processes) as progress:
             top = locate_heads(
                 loaded,
                 batch,
                 **asdict(options),
+                against=batch.other_label_tokens if by is ByChoice.contrast else None,
                 folder=folder,
                 processes=processes,
                 progress=progress,
@@ -154,7 +177,7 @@ def locate(
         table = heads_table(top, folder)
         if folder is not None:
             write_result(folder, table, top)
-        console.print(_shown(table))
+        console.print(_shown(table, by))
         console.print(summary(top))
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
@@ -190,10 +213,10 @@ def _together(processes: "Processes") -> Iterator[None]:
         raise
 
 
-def _shown(table: "pd.DataFrame") -> Table:
+def _shown(table: "pd.DataFrame", by: ByChoice) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     intervals = "low" in table
-    for name in ("rank", "head", "mean increase (nats)", *(["95 % interval"] if intervals else []), "evaluated"):
+    for name in ("rank", "head", f"mean {by.value} (nats)", *(["95 % interval"] if intervals else []), "evaluated"):
         shown.add_column(name, justify="left" if name == "head" else "right")
     for row in table.to_dict("records"):
         interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []

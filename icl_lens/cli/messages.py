@@ -10,7 +10,7 @@ _SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\bprepend_bos=True or False\b", "--bos or --no-bos"),
     (r"\bprepend_bos=False\b", "--no-bos"),
     (r"\bleave prepend_bos out\b", "leave --bos out"),
-    (r", or pass shared_prefix=\"append\"", ""),
+    (r"\bshared_prefix=\"append\"", "--shared-prefix append"),
     (r", or pass load_model\(\.\.\., tokenizer=\) in Python", ""),
     (r"\bdtype=(?:torch\.)?(\w+)", r"--dtype \1"),
     (r"\bdevice='(\w+)'", r"--device \1"),

@@ -1,5 +1,8 @@
 """Options that several commands share, in groups, and what each group loads: help shows a panel for each."""
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -9,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 if TYPE_CHECKING:
-    from icl_lens.prompts.prompt import Prompt
+    from rich.text import Text
+
+    from icl_lens.prompts.batch import PromptBatch
+    from icl_lens.prompts.prompt import Prompt, Template
 
 
 class LayoutChoice(StrEnum):
@@ -67,12 +73,42 @@ class ModelOptions:
         )
 
 
+class SharedPrefixChoice(StrEnum):
+    error = "error"
+    append = "append"
+
+
+class ByChoice(StrEnum):
+    increase = "increase"
+    contrast = "contrast"
+
+
+DEFAULT_TEMPLATE = "{text} : {label}"
+ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+
+
+def decoded(written: str) -> str:
+    r"""What the user wrote with `\n` and `\t` as a line break and a tab; `\\` is a backslash."""
+    return re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], written)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """How prompts become tokens."""
+    """How prompts are written, and become tokens."""
 
     panel: ClassVar[str] = "Reading"
 
+    template: Annotated[
+        str, typer.Option(help="How a demonstration is written; \\n and \\t are a line break and a tab.")
+    ] = DEFAULT_TEMPLATE
+    separator: Annotated[
+        str | None, typer.Option(help="What stands between demonstrations.", show_default="a blank")
+    ] = None
+    prefix: Annotated[str, typer.Option(help="What stands before the first demonstration.")] = ""
+    shared_prefix: Annotated[
+        SharedPrefixChoice,
+        typer.Option(help="Labels that begin with the same tokens: an error, or those are appended to the prompt."),
+    ] = SharedPrefixChoice.error
     bos: Annotated[
         bool | None,
         typer.Option(
@@ -81,6 +117,83 @@ class TokenOptions:
             show_default="the tokenizer's own habit",
         ),
     ] = None
+
+    @property
+    def demonstration(self) -> str:
+        return decoded(self.template)
+
+    @property
+    def between(self) -> str:
+        return " " if self.separator is None else decoded(self.separator)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are the defaults, which mean nothing for a text without demonstrations."""
+        asked = (self.template, self.separator, self.prefix, self.shared_prefix)
+        return asked == (DEFAULT_TEMPLATE, None, "", SharedPrefixChoice.error)
+
+    def written(self) -> "Template":
+        """The template that prompts are written by; the query is written as far as its label.
+
+        Raises InputError for a template that no prompt can be written by, or that ends in white space to which the
+        default separator would be added.
+        """
+        from icl_lens.errors import InputError
+        from icl_lens.prompts.prompt import Template
+
+        demonstration = self.demonstration
+        _, found, after = demonstration.partition("{label}")
+        if self.separator is None and found and after != after.rstrip():
+            kept, gap = demonstration.rstrip(), after[len(after.rstrip()) :]
+            raise InputError(
+                f"the template {_shell(demonstration)} ends in white space, to which the default separator adds a "
+                f"blank, so that all demonstrations but the first begin with it; write --template {_shell(kept)} "
+                f"--separator {_shell(gap)}"
+            )
+        query = demonstration.partition("{label}")[0].rstrip(" ")
+        return Template(demonstration, query, self.between, decoded(self.prefix))
+
+    def of_prompt(self) -> dict[str, Any]:
+        """What `explain` is told of how a prompt is written; nothing where that is the default."""
+        return {} if self.is_plain else {"template": self.written(), "shared_prefix": self.shared_prefix.value}
+
+    def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
+        """The prompts as these options write them; raises InputError that speaks of options."""
+        from icl_lens.prompts.batch import tokenize
+
+        with in_options():
+            return tokenize(
+                model,
+                prompts,
+                template=self.written(),
+                prepend_bos=self.bos,
+                shared_prefix=self.shared_prefix.value,
+            )
+
+
+def _shell(text: str) -> str:
+    for escaped, meant in reversed(ESCAPES.items()):
+        text = text.replace(meant, escaped)
+    return f"'{text}'"
+
+
+@contextmanager
+def in_options() -> Iterator[None]:
+    """Errors inside speak of options where the library speaks of arguments."""
+    from icl_lens.cli.messages import spoken
+    from icl_lens.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        raise InputError(spoken(str(error))) from error
+
+
+def first_prompt(batch: "PromptBatch") -> "Text":
+    """The first prompt as the model reads it, to be shown before a run."""
+    from rich.text import Text
+
+    return Text(f"First of {len(batch):,} prompts:\n{batch.texts[0]}\n", "dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +243,12 @@ class TaskOptions:
         typer.Option(help="Label words, the true class's first; with --classes all in order of the classes' names."),
     ] = None
 
+    def named(self, task: str | None) -> str | None:
+        """The task's name: of your own file or folder, its name where none is given."""
+        return self.path.stem if task is None and self.path is not None else task
+
     def prompts(self, name: str, *, n: int, seed: int, **more: Any) -> "list[Prompt]":
         """The prompts of `load_task`, which `more` goes to; raises InputError, also for options that do nothing."""
-        from icl_lens.cli.messages import spoken
         from icl_lens.errors import InputError
         from icl_lens.prompts.tasks import load_task
 
@@ -142,7 +258,7 @@ class TaskOptions:
                 f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
             )
         self._check_used(name)
-        try:
+        with in_options():
             return load_task(
                 name,
                 n=n,
@@ -156,8 +272,6 @@ class TaskOptions:
                 labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
                 **more,
             )
-        except InputError as error:
-            raise InputError(spoken(str(error))) from error
 
     def _check_used(self, name: str) -> None:
         """Raises InputError for options that would change nothing about this task."""

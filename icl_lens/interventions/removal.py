@@ -8,7 +8,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor
 from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.search import check_k
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
@@ -61,19 +61,25 @@ class Removal:
     random: tuple[Answers, ...]
 
 
-def most_increasing(model: Any, batch: PromptBatch, k: int) -> list[Head]:
+def most_increasing(
+    model: Any, batch: PromptBatch, k: int, *, by: Literal["increase", "contrast"] = "increase"
+) -> list[Head]:
     """The k heads of largest mean log-probability increase of the answer, largest first.
+
+    With `by="contrast"`, of largest mean increase of log p(answer) − log Σ p(other labels).
 
     For a prompt without an answer the label that the model finds most probable takes its place. Exhaustive; for many
     prompts see `locate_heads`. Raises InputError unless the model has k heads.
     """
     view = ModelView.of(model)
     check_k(k, view.n_layers * view.n_heads, "heads")
+    check_choice("by", by, ("increase", "contrast"))
     increases = []
     for rows in batch.split(ROWS):
         acts = capture(model, rows)
         answer = torch.where(rows.answer < 0, acts.predicted.to(rows.answer.device), rows.answer)
-        increases.append(head_log_prob_increase(acts, rows.label_tokens[answer]))
+        others = rows.label_tokens_but(answer) if by == "contrast" else None
+        increases.append(head_log_prob_increase(acts, rows.label_tokens[answer], against=others))
     order = torch.cat(increases).mean(0).flatten().argsort(descending=True)[:k]
     return [Head.at(index, view.n_heads) for index in order.tolist()]
 

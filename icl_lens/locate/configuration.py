@@ -48,6 +48,8 @@ class Asked:
     separator: str = " "
     prefix: str = ""
     bos: bool | None = None
+    shared_prefix: str = "error"
+    by: str = "increase"
 
 
 def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked: Asked) -> dict[str, Any]:
@@ -87,6 +89,9 @@ def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked:
         "batches": len(plan),
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
+        # Only where they differ from the default, so that folders written before they were there stay valid.
+        **({} if asked.shared_prefix == "error" else {"shared_prefix": asked.shared_prefix}),
+        **({} if asked.by == "increase" else {"by": asked.by, "against": "the other labels"}),
     }
 
 

@@ -14,6 +14,9 @@ from icl_lens.prompts.prompt import Prompt, Template
 
 Table = Literal["heads", "layers", "subheads", "labels", "words"]
 
+TELLS_APART = 0.5
+"""A head tells the target from what it is compared with if its contrast is at least this share of its increase."""
+
 
 @dataclass(frozen=True)
 class ExplainOptions:
@@ -28,6 +31,11 @@ class ExplainOptions:
     seed: int = 0
     prepend_bos: bool | None = None
     dtype: str = "float32"
+    target: str | int | None = None
+    """A free prompt's target as it was given; None: the model's most probable token."""
+    against: tuple[str | int, ...] | None = None
+    """What to compare the target with, as it was given; None: a prompt's other labels, a free prompt's nothing."""
+    shared_prefix: Literal["error", "append"] = "error"
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,9 @@ class HeadReport:
 
     `value_words`, `key_words`, `value_ranks` have one entry a demonstration; `value_ranks` is the rank of the
     demonstration's own label in its value's projection. `ablated` are the label log-probabilities (nats) with
-    only this head zeroed.
+    only this head zeroed. `contrast` and `position_contrasts` are what the head adds to the target's log-probability
+    minus that of what it is compared with, where it is compared. In a free prompt, words and ranks are of `positions`,
+    those the head attends to most, there are no keys, and a rank is that of the token's own name.
     """
 
     head: Head
@@ -48,6 +58,22 @@ class HeadReport:
     key_words: tuple[tuple[str, ...], ...]
     query_words: tuple[str, ...]
     ablated: tuple[float, ...]
+    contrast: float | None = None
+    position_contrasts: tuple[float, ...] = ()
+    positions: tuple[int, ...] = ()
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether the contrast is at least half of a positive increase: the rule is `TELLS_APART`.
+
+        Then what the target is compared with rises by no more than half as much, in log-probability.
+        """
+        return self.contrast is not None and self.increase > 0 and self.contrast >= TELLS_APART * self.increase
+
+    def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
+        """The positions that get most attention from the last token, with it, largest first."""
+        ranked = sorted(enumerate(self.attention), key=lambda pair: (-pair[1], pair[0]))
+        return tuple(ranked[:n])
 
     def label_attention(self, positions: Sequence[int]) -> tuple[float, ...]:
         """Attention to the given (label) positions."""
@@ -62,6 +88,7 @@ class SubheadReport:
     position: int
     token: str
     increase: float
+    contrast: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +110,7 @@ class Findings:
     """
 
     model: str
-    prompt: Prompt
+    prompt: Prompt | None
     template: Template
     settings: ExplainOptions
     tokens: tuple[str, ...]
@@ -105,10 +132,101 @@ class Findings:
     certified: bool
     ablation: AblationReport
     versions: tuple[tuple[str, str], ...]
+    text: str = ""
+    """What the model read, up to where it continues."""
+    token_names: tuple[str, ...] = ()
+    """The tokens with white space visible: "▁to" or "␣to"."""
+    compared_with: tuple[str, ...] = ()
+    """The labels, or a free prompt's tokens, that contrasts compare the target with."""
+    contrast_adds_up: bool = False
+    """Whether contrasts of parts sum to their whole's: one other token, frozen norm, no soft-cap."""
+    head_contrasts: tuple[tuple[float, ...], ...] = ()
+    layer_attn_contrast: tuple[float, ...] = ()
+    layer_ffn_contrast: tuple[float, ...] = ()
+    watched: tuple[int, ...] = ()
+    """A free prompt's positions that some head attends to most; `watched_attention` is every head's attention there."""
+    watched_attention: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    label_spellings: tuple[tuple[str, ...], ...] = ()
+    """Each label's tokens where it stands, white space visible; the scored one is number `n_shared`."""
+    n_shared: int = 0
+    """Tokens that all labels begin with, appended to the prompt (`shared_prefix="append"`)."""
+    whole_label_log_probs: tuple[float, ...] = ()
+    """log p of each whole label, summed over its tokens, each given those before; empty where each is one token."""
+
+    @property
+    def free(self) -> bool:
+        """Whether the prompt is any text, without demonstrations: `labels` are then the tokens that are scored."""
+        return self.prompt is None
+
+    @property
+    def answer(self) -> str | None:
+        """The right label; None where there is none, and for free prompts."""
+        return None if self.prompt is None else self.prompt.answer
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        """Tokens as they are drawn: in free prompts with white space visible."""
+        return self.token_names if self.free and self.token_names else self.tokens
+
+    @property
+    def scored_tokens(self) -> tuple[str, ...]:
+        """The token each label is scored by, white space visible; empty where it is not known."""
+        return tuple(spelling[self.n_shared] for spelling in self.label_spellings)
+
+    @property
+    def several_tokens(self) -> bool:
+        """Whether some label is more than the one token it is scored by."""
+        return any(len(spelling) > 1 for spelling in self.label_spellings)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to know about labels or targets of several tokens, in sentences; nothing where each is one token."""
+        if self.free:
+            return tuple(
+                f"{' + '.join(map(repr, spelling))} are {len(spelling)} tokens, of which the first, {spelling[0]!r}, "
+                "is scored; the log-probability of all of them stands beside."
+                for spelling in self.label_spellings
+                if len(spelling) > 1
+            )
+        if not self.several_tokens:
+            return ()
+        found = ["A label of several tokens is scored by one of them; its whole log-probability stands beside."]
+        for label, token in zip(self.labels, self.scored_tokens, strict=True):
+            if not token.strip("▁␣⏎⇥␍ "):
+                found.append(
+                    f"Label {label!r} is scored by {token!r}, which is white space only and says little about the "
+                    "label: choose other labels or another template, or, where all labels begin with it, "
+                    'shared_prefix="append".'
+                )
+        return tuple(found)
+
+    @property
+    def verdict(self) -> str:
+        """Which located heads tell the target from what it is compared with, by which rule; empty without contrasts."""
+        if not self.compared_with:
+            return ""
+        apart = [str(report.head) for report in self.heads if report.tells_apart]
+        both = [str(report.head) for report in self.heads if report.increase > 0 and not report.tells_apart]
+        if self.free:
+            others = " and ".join(self.compared_with)
+            first, second = f"Tell {self.target} from {others}", "Raise the others as well"
+        else:
+            first, second = "Tell the labels apart", "Only raise all labels"
+            if len(self.compared_with) == 1:
+                second = "Only raise both labels"
+        rule = "A head tells them apart if its contrast is at least half of its increase."
+        return f"{first}: {', '.join(apart) or 'none'}. {second}: {', '.join(both) or 'none'}. {rule}"
+
+    @property
+    def headline(self) -> str:
+        """What the model says, in a few words."""
+        if self.free:
+            return f"The model continues with {self.next_tokens[0][0]!r}"
+        return f"{'Among its labels the model prefers' if self.several_tokens else 'The model says'} {self.predicted!r}"
 
     @property
     def predicted(self) -> str:
-        """The label the model finds most probable."""
+        """The label the model finds most probable; of a free prompt, the most probable of its scored tokens."""
         return max(zip(self.label_log_probs, self.labels, strict=True))[1]
 
     @property
@@ -122,14 +240,19 @@ class Findings:
         if table == "heads":
             rows = [
                 {"layer": layer, "head": head, "name": str(Head(layer, head)), "increase": value}
+                | ({"contrast": self.head_contrasts[layer][head]} if self.head_contrasts else {})
                 for layer, row in enumerate(self.head_increases)
                 for head, value in enumerate(row)
             ]
         elif table == "layers":
-            parts = (("attn", self.layer_attn), ("ffn", self.layer_ffn))
+            parts = (
+                ("attn", self.layer_attn, self.layer_attn_contrast),
+                ("ffn", self.layer_ffn, self.layer_ffn_contrast),
+            )
             rows = [
                 {"layer": layer, "component": component, "increase": value}
-                for component, values in parts
+                | ({"contrast": contrasts[layer]} if contrasts else {})
+                for component, values, contrasts in parts
                 for layer, value in enumerate(values)
             ]
         elif table == "subheads":
@@ -146,6 +269,8 @@ class Findings:
                     # Of the mean probability, as the page and the terminal show it.
                     "log_prob_random_zeroed": _log_mean_probability([draw[i] for draw in self.ablation.random]),
                 }
+                | ({"scored_token": self.scored_tokens[i]} if self.label_spellings else {})
+                | ({"log_prob_whole": self.whole_label_log_probs[i]} if self.whole_label_log_probs else {})
                 for i, label in enumerate(self.labels)
             ]
         else:
@@ -154,10 +279,12 @@ class Findings:
 
     def _word_rows(self) -> Any:
         for report in self.heads:
+            positions = report.positions or self.label_positions
+            keys_there = report.key_words or [()] * len(positions)
             for position, values, keys, rank in zip(
-                self.label_positions, report.value_words, report.key_words, report.value_ranks, strict=True
+                positions, report.value_words, keys_there, report.value_ranks, strict=True
             ):
-                token = self.tokens[position]
+                token = self.shown_tokens[position]
                 yield {
                     "name": str(report.head),
                     "position": position,
@@ -166,6 +293,8 @@ class Findings:
                     "words": " ".join(values),
                     "own_label_rank": rank,
                 }
+                if not report.key_words:
+                    continue
                 yield {
                     "name": str(report.head),
                     "position": position,

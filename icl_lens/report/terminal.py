@@ -1,7 +1,7 @@
 """An explanation for the terminal, as rich renderables."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.report.findings import Findings
+from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 
 BAR_WIDTH = 22
@@ -37,13 +37,20 @@ def _label_style(index: int) -> str:
 def _title(explanation: Findings) -> RenderableType:
     text = Text(overflow="fold")
     by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
-    text.append_tokens(
-        (piece, _label_style(by_position.get(i, -1))) for i, piece in enumerate(_pieces(explanation.tokens))
-    )
+    if explanation.free:
+        text.append(explanation.text)
+    else:
+        _append_tokens(text, explanation, by_position)
     settings = explanation.settings
     note = f"{settings.final_norm} final norm, {'with' if settings.bias else 'without'} bias"
     title = Text(explanation.model, "bold")
     return Panel(text, title=title, subtitle=note, title_align="left", subtitle_align="right")
+
+
+def _append_tokens(text: Text, explanation: Findings, by_position: Mapping[int, int]) -> None:
+    text.append_tokens(
+        (piece, _label_style(by_position.get(i, -1))) for i, piece in enumerate(_pieces(explanation.tokens))
+    )
 
 
 def _pieces(tokens: Sequence[str]) -> list[str]:
@@ -54,17 +61,28 @@ def _pieces(tokens: Sequence[str]) -> list[str]:
 
 
 def _answer(explanation: Findings) -> RenderableType:
-    table = _table("Answer", "label", "probability", "log-prob (nats)", "")
+    free, several = explanation.free, bool(explanation.whole_label_log_probs)
+    more = ["scored by", "whole, log-prob"] if several else []
+    name = ("Next token", "token") if free else ("Answer", "label")
+    table = _table(*name, "probability", "log-prob (nats)", *more, "")
     for i, label in enumerate(explanation.labels):
-        notes = {"predicted": explanation.predicted, "explained below": explanation.target}
+        notes = {"predicted": None if free else explanation.predicted, "explained below": explanation.target}
         table.add_row(
             Text(label, _label_style(i)),
             f"{math.exp(explanation.label_log_probs[i]):.1%}",
             f"{explanation.label_log_probs[i]:.2f}",
+            *(_whole(explanation, i) if several else []),
             ", ".join(note for note, which in notes.items() if which == label),
         )
     token, probability = explanation.next_tokens[0]
-    return Group(table, Text(f"Most probable of all tokens: {token!r} ({probability:.1%})", QUIET))
+    remarks = [Text(remark) for remark in explanation.remarks]
+    return Group(table, Text(f"Most probable of all tokens: {token!r} ({probability:.1%})", QUIET), *remarks)
+
+
+def _whole(explanation: Findings, i: int) -> list[Text | str]:
+    spelling = explanation.label_spellings[i]
+    of = "" if len(spelling) == 1 else f" of {' '.join(map(repr, spelling))}"
+    return [Text(f"{spelling[explanation.n_shared]!r}{of}"), f"{explanation.whole_label_log_probs[i]:.2f}"]
 
 
 def _layers(explanation: Findings) -> RenderableType:
@@ -83,15 +101,47 @@ def _bar(value: float, reach: float) -> Text:
 
 
 def _heads(explanation: Findings) -> RenderableType:
+    if explanation.free:
+        return _free_heads(explanation)
     names = [
         Text(f"→ {explanation.labels[label]}@{position}", _label_style(label))
         for position, label in zip(explanation.label_positions, explanation.demonstration_labels, strict=True)
     ]
-    table = _table("Heads that raise it most, and where they look from the last token", "head", "increase", *names)
+    table = _table("Heads that raise it most, and where they look from the last token", *_columns(explanation), *names)
     for report in explanation.heads:
         weights = report.label_attention(explanation.label_positions)
-        table.add_row(str(report.head), f"{report.increase:+.3f}", *[_weight(weight) for weight in weights])
-    return table
+        table.add_row(*_increases(report), *[_weight(weight) for weight in weights])
+    return Group(table, *_verdict(explanation))
+
+
+def _free_heads(explanation: Findings) -> RenderableType:
+    title = "Heads that raise it most, and the tokens they attend to most from the last one"
+    table = _table(title, *_columns(explanation), "attends most to")
+    for report in explanation.heads:
+        attended = [
+            f"{explanation.shown_tokens[position]}@{position} {weight:.2f}"
+            for position, weight in report.top_attended(3)
+        ]
+        table.add_row(*_increases(report), Text("  ".join(attended)))
+    return Group(table, *_verdict(explanation))
+
+
+def _columns(explanation: Findings) -> list[str]:
+    return ["head", "increase", *([contrast_column(explanation)] if explanation.compared_with else [])]
+
+
+def contrast_column(explanation: Findings) -> str:
+    """What the column of contrasts is called."""
+    return f"against {', '.join(explanation.compared_with)}" if explanation.free else "tells labels apart"
+
+
+def _increases(report: HeadReport) -> list[str]:
+    contrast = [] if report.contrast is None else [f"{report.contrast:+.3f}"]
+    return [str(report.head), f"{report.increase:+.3f}", *contrast]
+
+
+def _verdict(explanation: Findings) -> list[Text]:
+    return [Text(explanation.verdict)] if explanation.compared_with else []
 
 
 def _weight(weight: float) -> Text:
@@ -99,11 +149,14 @@ def _weight(weight: float) -> Text:
 
 
 def _subheads(explanation: Findings) -> RenderableType:
-    table = _table("Largest (head, position) parts", "head", "position", "token", "increase")
+    more = [contrast_column(explanation)] if explanation.compared_with else []
+    table = _table("Largest (head, position) parts", "head", "position", "token", "increase", *more)
     by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
     for part in explanation.subheads[: explanation.settings.k]:
         style = _label_style(by_position.get(part.position, -1))
-        table.add_row(str(part.head), str(part.position), Text(part.token, style), f"{part.increase:+.3f}")
+        token = explanation.shown_tokens[part.position] if explanation.free else part.token
+        contrast = [] if part.contrast is None else [f"{part.contrast:+.3f}"]
+        table.add_row(str(part.head), str(part.position), Text(token, style), f"{part.increase:+.3f}", *contrast)
     how = (
         f"exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated"
         if explanation.certified
@@ -115,13 +168,16 @@ def _subheads(explanation: Findings) -> RenderableType:
 def _words(explanation: Findings) -> RenderableType:
     report = explanation.heads[0]
     table = _table(f"What {report.head} says in words", "position", "token", "part", "top words")
-    for kind, rows in (("value", report.value_words), ("key", report.key_words)):
+    if explanation.free:
+        for position, words in zip(report.positions, report.value_words, strict=True):
+            table.add_row(str(position), Text(explanation.shown_tokens[position]), "value", _listed(words))
+    for kind, rows in () if explanation.free else (("value", report.value_words), ("key", report.key_words)):
         for position, label, words in zip(
             explanation.label_positions, explanation.demonstration_labels, rows, strict=True
         ):
             table.add_row(str(position), Text(explanation.tokens[position], _label_style(label)), kind, _listed(words))
     last = len(explanation.tokens) - 1
-    table.add_row(str(last), explanation.tokens[last], "query", _listed(report.query_words))
+    table.add_row(str(last), Text(explanation.shown_tokens[last]), "query", _listed(report.query_words))
     return table
 
 
@@ -133,7 +189,11 @@ def _ablation(explanation: Findings) -> RenderableType:
     ablation = explanation.ablation
     names = ", ".join(map(str, ablation.heads))
     table = _table(
-        f"Zeroing {names}", "label", "as it is", "located heads zeroed", f"{len(ablation.heads)} random heads zeroed"
+        f"Zeroing {names}",
+        "token" if explanation.free else "label",
+        "as it is",
+        "located heads zeroed",
+        f"{len(ablation.heads)} random heads zeroed",
     )
     for i, label in enumerate(explanation.labels):
         draws = [math.exp(draw[i]) for draw in ablation.random]
@@ -158,7 +218,8 @@ def _mean(values: Iterable[float]) -> float:
 
 def _table(title: str, *columns: str | Text) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    words = ("label", "head", "token", "part", "top words", "scored by", "attends most to", "")
     for i, column in enumerate(columns):
-        numeric = str(column) not in ("label", "head", "token", "part", "top words", "") and i > 0
+        numeric = str(column) not in words and i > 0
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     return table

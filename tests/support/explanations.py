@@ -115,3 +115,49 @@ def long_prompt(n_tokens: int = 200, seed: int = 0) -> Prompt:
 def large() -> Explanation:
     """An explanation of the size GPT-2 large gives for 200 tokens: 36 layers of 20 heads."""
     return made(long_prompt(), layers=36, heads=20, k=10, words=[f"word{i}" for i in range(10)])
+
+
+def free(text: str = "When Mary and John went to", *, target: str = "␣Mary", other: str = "␣John") -> Explanation:
+    """An explanation of a text without demonstrations, with invented numbers: `target` against `other`."""
+    base, words = made(), tuple(text.split())
+    names = tuple(word if i == 0 else f"␣{word}" for i, word in enumerate(words))
+    n = len(words)
+    positions = tuple(range(min(n, 5)))
+    heads = tuple(
+        replace(
+            report,
+            attention=report.attention[:n],
+            position_increases=report.position_increases[:n],
+            position_contrasts=tuple(-x for x in report.position_increases[:n]),
+            contrast=report.increase * (1.0 if i % 2 else 0.25),
+            value_words=report.value_words[:1] * len(positions),
+            value_ranks=tuple(1 for _ in positions),
+            key_words=(),
+            positions=positions,
+        )
+        for i, report in enumerate(base.heads)
+    )
+    return replace(
+        base,
+        prompt=None,
+        text=text,
+        settings=replace(base.settings, target=target.replace("␣", " "), against=(other.replace("␣", " "),)),
+        tokens=words,
+        token_names=names,
+        labels=(target, other),
+        target=target,
+        target_token=target.replace("␣", " "),
+        compared_with=(other,),
+        contrast_adds_up=True,
+        label_positions=(),
+        demonstration_labels=(),
+        label_attention=(),
+        heads=heads,
+        head_contrasts=base.head_increases,
+        layer_attn_contrast=base.layer_attn,
+        layer_ffn_contrast=base.layer_ffn,
+        watched=tuple(range(n)),
+        watched_attention=tuple(tuple(heads[0].attention for _ in row) for row in base.head_increases),
+        label_spellings=((target,), (other,)),
+        subheads=tuple(replace(part, position=part.position % n, contrast=0.125) for part in base.subheads),
+    )

@@ -30,7 +30,12 @@ def compare_page(a: Findings, b: Findings) -> str:
         + section(
             "prompts", "Prompts", "The two prompts, each with its labels in their colours.", _pair(a, b, prompt_text)
         )
-        + section("answers", "Answers", "Probability of each label’s token after each prompt.", _answers(a, b))
+        + section(
+            "answers",
+            "Answers",
+            f"Probability of each {'scored' if a.free or b.free else 'label’s'} token after each prompt.",
+            _answers(a, b),
+        )
         + section(
             "layers",
             "Layers",
@@ -38,7 +43,11 @@ def compare_page(a: Findings, b: Findings) -> str:
             _layers(a, b),
         )
         + (_changed(a, b) if same_heads else _own_best(a, b))
-        + section("attention", "Attention to labels", _ATTENTION_HOW, _attention(a, b, same_heads))
+        + (
+            ""
+            if a.free or b.free  # which have no labels to attend to
+            else section("attention", "Attention to labels", _ATTENTION_HOW, _attention(a, b, same_heads))
+        )
         + section("configuration", "Configuration", "The commands that compute both again.", _pair(a, b, _command))
         + "</main>",
         circuitsvis=False,
@@ -55,16 +64,20 @@ def _shape(explanation: Findings) -> tuple[int, int]:
 
 
 def _headline(a: Findings, b: Findings) -> str:
-    if a.model == b.model and a.prompt == b.prompt:
+    same_prompt = a.prompt == b.prompt and a.text == b.text
+    if a.model == b.model and same_prompt:
         what = "The same model and prompt"
     elif a.model == b.model:
         what = f"Two prompts, {safe(a.model)}"
-    elif a.prompt == b.prompt:
+    elif same_prompt:
         what = f"One prompt, {safe(a.model)} and {safe(b.model)}"
     else:
         what = f"{safe(a.model)} and {safe(b.model)}, each on its own prompt"
-    said = [chip(x.predicted, x.labels.index(x.predicted)) for x in (a, b)]
-    change = f"Both say {said[0]}" if a.predicted == b.predicted else f"From {said[0]} to {said[1]}"
+    words = [x.next_tokens[0][0] if x.free else x.predicted for x in (a, b)]
+    said = [
+        chip(word, x.labels.index(word) if word in x.labels else None) for word, x in zip(words, (a, b), strict=True)
+    ]
+    change = f"Both say {said[0]}" if words[0] == words[1] else f"From {said[0]} to {said[1]}"
     note = "" if a.target == b.target else f" A explains {chip(a.target)}, B explains {chip(b.target)}."
     return (
         f'<header class="top"><p class="eyebrow">icl-lens · A and B</p><h1>{change}</h1><p>{what}.{note}</p></header>'

@@ -27,8 +27,8 @@ def attention_to_labels(
     """
     if isinstance(source, Findings):
         reports = _reports(source, heads)
-        tokens, positions, index = source.tokens, source.label_positions, source.demonstration_labels
-        labels, rows = source.labels, [report.attention for report in reports]
+        tokens, positions, index = source.shown_tokens, source.label_positions, source.demonstration_labels
+        labels, rows = () if source.free else source.labels, [report.attention for report in reports]
         names = [str(report.head) for report in reports]
     else:
         if not heads:
@@ -46,6 +46,8 @@ def attention_to_labels(
         f"<h3>{name}</h3>{strips.attention_strip(tokens, weights, positions, index, name)}"
         for name, weights in zip(names, rows, strict=True)
     )
+    if not labels:
+        return Element("Attention from the last token", body)
     return Element("Attention to labels", strips.label_legend(labels) + body)
 
 
@@ -105,7 +107,7 @@ def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -
     """
     reports = _reports(explanation, heads)
     values = torch.tensor([report.position_increases for report in reports])
-    return token_values(explanation.tokens, values, [str(report.head) for report in reports])
+    return token_values(explanation.shown_tokens, values, [str(report.head) for report in reports])
 
 
 def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:

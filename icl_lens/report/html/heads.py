@@ -16,13 +16,18 @@ def explorer(explanation: Findings) -> str:
     """The map of all heads with the shown head below it: a click on a cell shows that head."""
     located = {report.head: rank for rank, report in enumerate(explanation.heads, 1)}
     panels = "".join(panel(explanation, report, rank) for rank, report in enumerate(explanation.heads, 1))
+    positions, labels = explanation.label_positions, explanation.demonstration_labels
+    attention, tokens = explanation.label_attention, explanation.shown_tokens
+    if explanation.free:
+        positions, attention = explanation.watched, explanation.watched_attention
+        labels = (-1,) * len(positions)  # no label's colour
     data = {
         "labels": [visible(label) for label in explanation.labels],
         "demos": [
-            {"token": visible(explanation.tokens[position]).strip(), "position": position, "label": label}
-            for position, label in zip(explanation.label_positions, explanation.demonstration_labels, strict=True)
+            {"token": visible(tokens[position]).strip(), "position": position, "label": label}
+            for position, label in zip(positions, labels, strict=True)
         ],
-        "attention": [[[round(x, 4) for x in head] for head in layer] for layer in explanation.label_attention],
+        "attention": [[[round(x, 4) for x in head] for head in layer] for layer in attention],
         "k": len(explanation.heads),
     }
     return (
@@ -56,11 +61,16 @@ def heatmap(increases: Sequence[Sequence[float]], *, located: Collection[Head], 
 
 
 def located_table(explanation: Findings) -> str:
-    """The located heads in a row each: increase, attention summed by label, and what zeroing one alone does."""
+    """The located heads in a row each: increase, contrast, attention, and what zeroing one alone does.
+
+    Attention is summed by label; of a free prompt, the tokens that get most are named.
+    """
     target = explanation.labels.index(explanation.target)
     before = math.exp(explanation.label_log_probs[target])
     reach = max((abs(report.increase) for report in explanation.heads), default=0.0) or 1.0
     shown = [i for i, label in enumerate(explanation.labels) if i in explanation.demonstration_labels or i == target]
+    shown = [] if explanation.free else shown
+    tallest = max((abs(report.contrast or 0.0) for report in explanation.heads), default=0.0) or 1.0
     rows = []
     for report in explanation.heads:
         sums = dict.fromkeys(shown, 0.0)
@@ -68,29 +78,58 @@ def located_table(explanation: Findings) -> str:
         for label, weight in zip(explanation.demonstration_labels, weights, strict=True):
             sums[label] += weight
         after = math.exp(report.ablated[target])
+        contrast = []
+        if report.contrast is not None:
+            contrast = [
+                f"{bar(report.contrast / tallest, 'p' if report.contrast >= 0 else 'n')}{signed(report.contrast)}"
+            ]
         rows.append(
             [
                 f'<button type="button" class="link" data-show="{report.head}">{report.head}</button>',
                 f"{bar(report.increase / reach, 'p' if report.increase >= 0 else 'n')}{signed(report.increase)}",
+                *contrast,
                 *[f"{bar(sums[i], label_class(i))}{sums[i]:.2f}" for i in shown],
+                *([_attended(explanation, report)] if explanation.free else []),
                 f"{percent(after)}",
                 signed(100 * (after - before), 1),
             ]
         )
     names = [f"#to {chip(explanation.labels[i], i)}" for i in shown]
     target_name = chip(explanation.target, target)
-    return table(
-        ["head", "#increase, nats", *names, f"#p({target_name}) without it", "#change, points"], rows, kind="located"
+    more = [f"#{contrast_name(explanation)}, nats"] if explanation.compared_with else []
+    names += ["attends most to"] if explanation.free else []
+    head = ["head", "#increase, nats", *more, *names, f"#p({target_name}) without it", "#change, points"]
+    verdict = f'<p class="key">{safe(explanation.verdict)}</p>' if explanation.compared_with else ""
+    return table(head, rows, kind="located") + verdict
+
+
+def _attended(explanation: Findings, report: HeadReport) -> str:
+    """The tokens that get most attention, with it."""
+    return " ".join(
+        f"{chip(explanation.shown_tokens[position])}\u00a0{weight:.2f}" for position, weight in report.top_attended(3)
     )
+
+
+def contrast_name(explanation: Findings) -> str:
+    """What the column of contrasts is called, as HTML."""
+    if not explanation.free:
+        return "tells labels apart"
+    return "against " + ", ".join(chip(name, explanation.labels.index(name)) for name in explanation.compared_with)
 
 
 def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
     """Everything about one located head."""
     positions, labels = explanation.label_positions, explanation.demonstration_labels
-    name = str(report.head)
+    name, tokens = str(report.head), explanation.shown_tokens
     reach = max(map(abs, report.position_increases), default=0.0)
+    legend = "" if explanation.free else label_legend(explanation.labels)
+    apart = ""
+    if explanation.free and report.position_contrasts:
+        farthest = max(map(abs, report.position_contrasts))
+        strip = value_strip(tokens, report.position_contrasts, f"{name} {_plain_contrast(explanation)}", reach=farthest)
+        apart = f"<h4>What each position adds {contrast_name(explanation)}</h4>{strip}{scale_legend(farthest)}"
     added = value_strip(
-        explanation.tokens,
+        tokens,
         report.position_increases,
         name,
         reach=reach,
@@ -102,11 +141,11 @@ def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
         f"<header><h3>{name}</h3><p>rank {rank} of {sum(map(len, explanation.head_increases))}, "
         f"{signed(report.increase)} nats</p></header>"
         f'<div class="two"><section><h4>Where it looks</h4>'
-        f"{label_legend(explanation.labels)}"
-        f"{attention_strip(explanation.tokens, report.attention, positions, labels, name)}"
+        f"{legend}"
+        f"{attention_strip(tokens, report.attention, positions, labels, name)}"
         f'<div class="weights"></div></section>'
         f"<section><h4>What each position adds to log p({chip(explanation.target)})</h4>"
-        f"{added}{scale_legend(reach)}"
+        f"{added}{scale_legend(reach)}{apart}"
         f"<h4>Without this head</h4>{_without(explanation, report)}</section></div>"
         f"<h4>In words</h4>{words(explanation, report)}</article>"
     )
@@ -119,11 +158,22 @@ def _without(explanation: Findings, report: HeadReport) -> str:
             zip(explanation.labels, explanation.label_log_probs, report.ablated, strict=True)
         )
     ]
-    return table(["label", "#as it is", "#head zeroed", "#change of log p, nats"], rows)
+    return table(
+        ["token" if explanation.free else "label", "#as it is", "#head zeroed", "#change of log p, nats"], rows
+    )
+
+
+def _plain_contrast(explanation: Findings) -> str:
+    return "against " + ", ".join(explanation.compared_with)
 
 
 def words(explanation: Findings, report: HeadReport) -> str:
-    """The head's values and keys at the labels, and its last query, as the words nearest to them."""
+    """The head's values and keys at the labels, and its last query, as the words nearest to them.
+
+    Of a free prompt: its values at the tokens it attends to most, in the order of the text.
+    """
+    if explanation.free:
+        return _free_words(explanation, report)
     rows = [
         [
             chip(explanation.tokens[position], label),
@@ -141,15 +191,27 @@ def words(explanation: Findings, report: HeadReport) -> str:
             strict=True,
         )
     ]
-    last = len(explanation.tokens) - 1
-    query = (
-        f'<p class="query"><b>Query</b> at {chip(explanation.tokens[last])} (position {last}): '
-        f"{listed(report.query_words)}</p>"
-    )
+    query = _query(explanation, report)
     shown = table(["at", "#position", "value", "#own label’s rank", "key"], rows, kind="words")
     if len(rows) > LONG:
         shown = f'<div class="long" tabindex="0" role="region" aria-label="Words of {report.head}">{shown}</div>'
     return shown + query
+
+
+def _free_words(explanation: Findings, report: HeadReport) -> str:
+    rows = [
+        [chip(explanation.shown_tokens[position]), str(position), listed(values), str(rank)]
+        for position, values, rank in zip(report.positions, report.value_words, report.value_ranks, strict=True)
+    ]
+    return table(["at", "#position", "value", "#own token’s rank"], rows, kind="words") + _query(explanation, report)
+
+
+def _query(explanation: Findings, report: HeadReport) -> str:
+    last = len(explanation.tokens) - 1
+    return (
+        f'<p class="query"><b>Query</b> at {chip(explanation.shown_tokens[last])} (position {last}): '
+        f"{listed(report.query_words)}</p>"
+    )
 
 
 def listed(words: Sequence[str]) -> str:

@@ -33,16 +33,35 @@ def title(explanation: Findings) -> str:
     return f"{safe(explanation.model)}: {safe(explanation.target)} explained"
 
 
+def _free_headline(explanation: Findings, sizes: str) -> str:
+    token, probability = explanation.next_tokens[0]
+    index = explanation.labels.index(token) if token in explanation.labels else None
+    target = f"{chip(explanation.target, 0)} ({percent(explanation.label_probs[explanation.target])})"
+    others = [
+        f"{chip(name, explanation.labels.index(name))} ({percent(explanation.label_probs[name])})"
+        for name in explanation.compared_with
+    ]
+    against = f" against {', '.join(others)}" if others else ""
+    return (
+        f"<h1>The model continues with {chip(token, index)}</h1>"
+        f"<p>With probability {percent(probability)}, after {len(explanation.tokens)} tokens. Explained here: "
+        f"{target}{against}. {sizes}</p></header>"
+    )
+
+
 def headline(explanation: Findings) -> str:
     """What the model says, as a heading and a line of facts."""
+    n_layers, n_heads = len(explanation.head_increases), len(explanation.head_increases[0])
+    top = f'<header class="top"><p class="eyebrow">icl-lens · {safe(explanation.model)}</p>'
+    if explanation.prompt is None:
+        return top + _free_headline(explanation, f"{n_layers} layers of {n_heads} heads.")
     index = explanation.labels.index(explanation.predicted)
     right = explanation.prompt.answer
     verdict = "" if right is None else (", rightly" if right == explanation.predicted else f", not {chip(right)}")
     probability = percent(explanation.label_probs[explanation.predicted])
-    n_layers, n_heads = len(explanation.head_increases), len(explanation.head_increases[0])
+    says = "Among its labels the model prefers" if explanation.several_tokens else "The model says"
     return (
-        f'<header class="top"><p class="eyebrow">icl-lens · {safe(explanation.model)}</p>'
-        f"<h1>The model says {chip(explanation.predicted, index)}{verdict}</h1>"
+        f"{top}<h1>{says} {chip(explanation.predicted, index)}{verdict}</h1>"
         f"<p>With probability {probability}, after {len(explanation.prompt.demonstrations)} demonstrations in "
         f"{len(explanation.tokens)} tokens. {n_layers} layers of {n_heads} heads.</p></header>"
     )
@@ -52,20 +71,25 @@ def body(explanation: Findings) -> str:
     """Everything on the page, without scripts and styles."""
     target = chip(explanation.target, explanation.labels.index(explanation.target))
     removed = ", ".join(map(str, explanation.ablation.heads))
-    n_described = len(explanation.heads)
+    n_described, free = len(explanation.heads), explanation.free
     return "".join(
         [
             headline(explanation),
             section(
                 "prompt",
                 "Prompt",
-                "The text the model continues; each demonstration’s label is marked in its colour.",
-                sections.prompt_text(explanation) + label_legend(explanation.labels),
+                "The text the model continues"
+                + ("." if free else "; each demonstration’s label is marked in its colour."),
+                sections.prompt_text(explanation) + ("" if free else label_legend(explanation.labels)),
             ),
             section(
                 "answer",
-                "Answer",
-                "Probability of each label’s token as the next token, among the whole vocabulary.",
+                "Next token" if free else "Answer",
+                "Probability of the explained token"
+                + (" and of those it is compared with" if explanation.compared_with else "")
+                + ", among the whole vocabulary."
+                if free
+                else "Probability of each label’s token as the next token, among the whole vocabulary.",
                 sections.answer(explanation),
             ),
             section(
@@ -78,8 +102,13 @@ def body(explanation: Findings) -> str:
             section(
                 "located",
                 "Located heads",
-                f"The {n_described} heads that raise {target} most, how much of their attention from the last token "
-                f"falls on each label, and the probability of {target} with one of them zeroed.",
+                (
+                    f"The {n_described} heads that raise {target} most, the tokens they attend to most from the last "
+                    f"one, and the probability of {target} with one of them zeroed."
+                    if free
+                    else f"The {n_described} heads that raise {target} most, how much of their attention from the last "
+                    f"token falls on each label, and the probability of {target} with one of them zeroed."
+                ),
                 located_table(explanation),
             ),
             section(
@@ -92,8 +121,8 @@ def body(explanation: Findings) -> str:
             section(
                 "removal",
                 "Removing the located heads",
-                f"Label probabilities with {removed} zeroed together: the located heads matter if the probability "
-                "moves further than with as many random heads.",
+                f"{'Token' if free else 'Label'} probabilities with {removed} zeroed together: the located heads "
+                "matter if the probability moves further than with as many random heads.",
                 sections.removal(explanation),
             ),
             section(

@@ -8,7 +8,7 @@ from statistics import fmean
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.findings import Findings
-from icl_lens.report.html.heads import bar
+from icl_lens.report.html.heads import bar, contrast_name
 from icl_lens.report.html.text import chip, label_class, percent, safe, signed, table
 
 
@@ -19,6 +19,8 @@ def section(ident: str, title: str, how: str, body: str) -> str:
 
 def prompt_text(explanation: Findings) -> str:
     """The prompt as the model read it, its labels in their colours."""
+    if explanation.prompt is None:
+        return _quoted(_prose(explanation.text))
     rendered = explanation.template.render(explanation.prompt)
     names, pieces, at = explanation.labels, [], 0
     for (start, stop), demonstration in zip(rendered.label_spans, explanation.prompt.demonstrations, strict=True):
@@ -27,8 +29,12 @@ def prompt_text(explanation: Findings) -> str:
         pieces.append(f'<mark class="{colour}"><bdi>{_prose(rendered.text[start:stop])}</bdi></mark>')
         at = stop
     pieces.append(_prose(rendered.text[at:]))
+    return _quoted("".join(pieces))
+
+
+def _quoted(prose: str) -> str:
     caret = '<span class="caret" aria-hidden="true"></span>'
-    return f'<blockquote class="prompt" dir="auto">{"".join(pieces)}{caret}</blockquote>'
+    return f'<blockquote class="prompt" dir="auto">{prose}{caret}</blockquote>'
 
 
 def _prose(text: str) -> str:
@@ -38,25 +44,38 @@ def _prose(text: str) -> str:
 
 def answer(explanation: Findings) -> str:
     """Each label's probability, and the most probable tokens of all."""
-    rows = []
+    rows, several = [], bool(explanation.whole_label_log_probs)
     for i, (label, value) in enumerate(zip(explanation.labels, explanation.label_log_probs, strict=True)):
         notes = {
-            "predicted": explanation.predicted == label,
-            "right answer": explanation.prompt.answer == label,
+            "predicted": explanation.predicted == label and not explanation.free,
+            "right answer": explanation.answer == label,
             "explained here": explanation.target == label,
+            "compared with": explanation.free and label in explanation.compared_with,
         }
         rows.append(
             [
                 chip(label, i),
                 f"{bar(math.exp(value), label_class(i))}{percent(math.exp(value))}",
                 f"{value:.3f}".replace("-", "−"),
+                *(_whole(explanation, i) if several else []),
                 ", ".join(note for note, holds in notes.items() if holds),
             ]
         )
     tokens = ", ".join(f"{chip(token)} {percent(value)}" for token, value in explanation.next_tokens)
-    return table(["label", "#probability", "#log p, nats", "note"], rows, kind="answer") + (
-        f'<p class="key">Most probable of all tokens: {tokens}</p>'
-    )
+    more = ["scored by", "#whole, log p, nats"] if several else []
+    head = ["token" if explanation.free else "label", "#probability", "#log p, nats", *more, "note"]
+    remarks = "".join(f'<p class="key">{safe(remark)}</p>' for remark in explanation.remarks)
+    return table(head, rows, kind="answer") + f'<p class="key">Most probable of all tokens: {tokens}</p>' + remarks
+
+
+def _whole(explanation: Findings, i: int) -> list[str]:
+    """Of label i, the token it is scored by among its tokens, and the log-probability of all of them."""
+    spelling = explanation.label_spellings[i]
+    of = "" if len(spelling) == 1 else f" of {' '.join(chip(token) for token in spelling)}"
+    return [
+        f"{chip(spelling[explanation.n_shared])}{of}",
+        f"{explanation.whole_label_log_probs[i]:.3f}".replace("-", "−"),
+    ]
 
 
 def layer_bars(attn: Sequence[float], ffn: Sequence[float], *, reach: tuple[float, float] | None = None) -> str:
@@ -107,11 +126,13 @@ def _bars(values: Sequence[float], name: str, low: float, high: float) -> str:
 
 def layers(explanation: Findings) -> str:
     """Layer bars, with the numbers behind them."""
-    rows = [
-        [str(i), signed(attn), signed(ffn)]
-        for i, (attn, ffn) in enumerate(zip(explanation.layer_attn, explanation.layer_ffn, strict=True))
-    ]
-    numbers = table(["#layer", "#attention, nats", "#FFN, nats"], rows)
+    columns = {"attention": explanation.layer_attn, "FFN": explanation.layer_ffn}
+    if explanation.compared_with:
+        against = contrast_name(explanation)
+        columns[f"attention {against}"] = explanation.layer_attn_contrast
+        columns[f"FFN {against}"] = explanation.layer_ffn_contrast
+    rows = [[str(i), *map(signed, row)] for i, row in enumerate(zip(*columns.values(), strict=True))]
+    numbers = table(["#layer", *[f"#{name}, nats" for name in columns]], rows)
     return (
         layer_bars(explanation.layer_attn, explanation.layer_ffn)
         + f"<details><summary>The numbers</summary>{numbers}</details>"
@@ -127,7 +148,7 @@ def removal(explanation: Findings) -> str:
         spread = f"{percent(fmean(draws))} ({percent(min(draws))}–{percent(max(draws))})" if draws else "–"
         rows.append([chip(label, i), percent(before), percent(after), spread, _dots(before, after, draws)])
     n = len(ablation.heads)
-    head = ["label", "#as it is", "#located zeroed", f"#{n} random zeroed", "0 – 100%"]
+    head = ["token" if explanation.free else "label", "#as it is", "#located zeroed", f"#{n} random zeroed", "0 – 100%"]
     key = (
         '<p class="key"><i class="dot was"></i> as it is <i class="dot now"></i> located heads zeroed '
         f'<i class="dot draw"></i> one draw of {n} other heads ({len(ablation.random)} draws: mean and range)</p>'
@@ -152,41 +173,55 @@ def parts(explanation: Findings) -> str:
     """The (head, position) parts of largest increase."""
     label_at = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
     reach = max((abs(part.increase) for part in explanation.subheads), default=0.0) or 1.0
+    shown = [
+        explanation.shown_tokens[part.position] if explanation.free else part.token for part in explanation.subheads
+    ]
     rows = [
         [
             str(part.head),
             str(part.position),
-            chip(part.token, label_at.get(part.position)),
+            chip(token, label_at.get(part.position)),
             f"{bar(part.increase / reach, 'p' if part.increase >= 0 else 'n')}{signed(part.increase)}",
+            *([] if part.contrast is None else [signed(part.contrast)]),
         ]
-        for part in explanation.subheads
+        for part, token in zip(explanation.subheads, shown, strict=True)
     ]
     how = (
         f"Exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated."
         if explanation.certified
         else f"Exact: all {explanation.n_parts} parts were evaluated."
     )
-    return table(["head", "#position", "token", "#increase, nats"], rows) + f'<p class="key">{how}</p>'
+    more = [f"#{contrast_name(explanation)}, nats"] if explanation.compared_with else []
+    return table(["head", "#position", "token", "#increase, nats", *more], rows) + f'<p class="key">{how}</p>'
 
 
 def configuration(explanation: Findings) -> str:
     """What was computed under which conventions, with which versions, by which command."""
     settings = explanation.settings
     bos = {None: "the tokenizer’s own habit", True: "forced", False: "left out"}[settings.prepend_bos]
-    template = explanation.template
+    template, free = explanation.template, explanation.free
+    others = ", ".join(map(repr if free else str, explanation.compared_with))
+    how = "parts add up" if explanation.contrast_adds_up else "parts need not add up"
+    named = repr(explanation.labels[0])
     entries = {
         "model": explanation.model,
         "weights": settings.dtype,
-        "explained": f"log p of the token {explanation.target_token!r}, for the label {explanation.target}",
+        "explained": f"log p of the token {named}"
+        if free
+        else f"log p of the token {explanation.target_token!r}, for the label {explanation.target}",
+        "contrast": f"log p of that token − log Σ p of {others}'s; {how}" if others else "",
         "tokens": f"{len(explanation.tokens)}; beginning-of-sequence token: {bos}",
         "template": f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
-        + (f", after {template.prefix!r}" if template.prefix else ""),
+        + (f", after {template.prefix!r}" if template.prefix else "")
+        + (f"; then the {explanation.n_shared} tokens all labels begin with" if explanation.n_shared else "")
+        if not free
+        else "",
         "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",
         "heads": f"{settings.k} described; {settings.n_ablated} zeroed",
         "random heads": f"{settings.n_random} draws of {settings.n_ablated}, seed {settings.seed}",
         "versions": ", ".join(f"{name} {number}" for name, number in explanation.versions),
     }
-    rows = "".join(f"<dt>{name}</dt><dd>{safe(text)}</dd>" for name, text in entries.items())
+    rows = "".join(f"<dt>{name}</dt><dd>{safe(text)}</dd>" for name, text in entries.items() if text)
     return f'<dl>{rows}</dl><pre tabindex="0"><code>{safe_lines(command(explanation))}</code></pre>'
 
 
@@ -198,37 +233,72 @@ def safe_lines(text: str) -> str:
 def command(explanation: Findings) -> str:
     """What to type to get this explanation again: a command, or Python where the command line cannot say it."""
     settings, prompt = explanation.settings, explanation.prompt
-    if settings.n_random == 20 and explanation.template == Template() and _reads_back(explanation):
-        words = ["icl-lens", "explain", str(prompt), "--model", explanation.model]
-        words += ["--answer", prompt.answer] if prompt.answer is not None else []
+    if _typed(explanation):
+        if prompt is None:
+            words = ["icl-lens", "explain", "--text", explanation.text, "--model", explanation.model]
+            words += [] if settings.target is None else ["--target", str(settings.target)]
+        else:
+            words = ["icl-lens", "explain", str(prompt), "--model", explanation.model]
+            words += ["--answer", prompt.answer] if prompt.answer is not None else []
+        words += [word for other in settings.against or () for word in ("--against", str(other))]
+        words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
         words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
         words += ["--final-norm", settings.final_norm, "--bias" if settings.bias else "--no-bias"]
         words += [] if settings.prepend_bos is None else ["--bos" if settings.prepend_bos else "--no-bos"]
         words += ["--dtype", settings.dtype]
         return shlex.join(words)
-    demonstrations = ",\n         ".join(
-        f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
-    )
-    template = explanation.template
-    parts = (template.demonstration, template.query, template.separator, template.prefix)
+    against = "" if settings.against is None else f"    against={list(settings.against)!r},\n"
+    what = _free_python(explanation) if prompt is None else _prompt_python(explanation, prompt)
     return (
         "import icl_lens as il\n"
         "import torch\n"
-        f"il.explain(\n    il.load_model({explanation.model!r}, dtype=torch.{settings.dtype}),\n"
-        f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
-        f"        answer={prompt.answer!r},\n        labels={list(prompt.labels)!r},\n    ),\n"
-        f"    template=il.Template({', '.join(map(repr, parts))}),\n"
-        f"    labels={list(explanation.labels)!r},\n    prepend_bos={settings.prepend_bos},\n"
+        f"model = il.load_model({explanation.model!r}, dtype=torch.{settings.dtype})\n"
+        f"il.explain(\n    model,\n{what}{'' if prompt is None else against}"
         f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    k={settings.k},\n"
         f"    n_ablated={settings.n_ablated},\n    n_random={settings.n_random},\n    seed={settings.seed},\n)"
     )
 
 
-def _reads_back(explanation: Findings) -> bool:
+def _prompt_python(explanation: Findings, prompt: Prompt) -> str:
+    demonstrations = ",\n         ".join(
+        f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
+    )
+    template, shared = explanation.template, explanation.settings.shared_prefix
+    parts = (template.demonstration, template.query, template.separator, template.prefix)
+    return (
+        f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
+        f"        answer={prompt.answer!r},\n        labels={list(prompt.labels)!r},\n    ),\n"
+        f"    template=il.Template({', '.join(map(repr, parts))}),\n"
+        f"    labels={list(explanation.labels)!r},\n    prepend_bos={explanation.settings.prepend_bos},\n"
+        + (f"    shared_prefix={shared!r},\n" if shared != "error" else "")
+    )
+
+
+def _free_python(explanation: Findings) -> str:
+    settings = explanation.settings
+    target = None if settings.target is None else [settings.target]
+    against = None if settings.against is None else [list(settings.against)]
+    return (
+        f"    il.tokenize_text(\n        model,\n        [{explanation.text!r}],\n        targets={target!r},\n"
+        f"        against={against!r},\n        prepend_bos={settings.prepend_bos},\n    ),\n"
+    )
+
+
+def _typed(explanation: Findings) -> bool:
+    """Whether the command line can say all of it."""
+    settings = explanation.settings
+    if settings.n_random != 20:
+        return False
+    if explanation.prompt is not None:
+        return explanation.template == Template() and _reads_back(explanation.prompt, explanation.labels)
+    words = [settings.target, *(settings.against or ())]
+    return not any(isinstance(word, int) or "\n" in (word or "") for word in [*words, explanation.text])
+
+
+def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:
     """Whether the command line would read the same prompt, with the same choices, from its text."""
-    prompt = explanation.prompt
     try:
         same = Prompt.parse(str(prompt), answer=prompt.answer) == prompt
     except InputError:
         return False
-    return same and set(explanation.labels) == set(prompt.labels) and "\n" not in str(prompt)
+    return same and set(labels) == set(prompt.labels) and "\n" not in str(prompt)

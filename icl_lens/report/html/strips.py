@@ -16,7 +16,10 @@ def attention_strip(
     labels: Sequence[int],
     name: str,
 ) -> str:
-    """The last token's attention over the prompt: label tokens in their label's colour, the others grey and dimmed."""
+    """The last token's attention over the prompt: label tokens in their label's colour, the others grey and dimmed.
+
+    Without labels all are grey.
+    """
     reach = max(weights, default=0.0) or 1.0
     marks = [
         (position, label, round(weights[position] / reach, 3))
@@ -31,7 +34,7 @@ def attention_strip(
         "negativeColor": NEUTRAL,
         "paddingBottom": 0,
     }
-    strip = mount("ColoredTokens", props, f"Attention of {name} from the last token", marks=marks, dim=True)
+    strip = mount("ColoredTokens", props, f"Attention of {name} from the last token", marks=marks, dim=bool(marks))
     return f'{strip}<p class="key">Attention probability; full colour at {reach:.2f}, this head’s largest weight.</p>'
 
 

@@ -1,0 +1,77 @@
+"""Explanations as JSON files, and back: every field by its name, under a version."""
+
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from icl_lens.errors import InputError
+from icl_lens.files import write_text
+from icl_lens.models.head import Head
+from icl_lens.report.findings import Findings
+
+FORMAT, VERSION = "icl-lens explanation", 1
+"""What a file says of itself; the version rises when a field changes its meaning or goes."""
+
+Kind = TypeVar("Kind", bound=Findings)
+
+
+def save(explanation: Findings, path: str | Path) -> None:
+    """Writes everything as JSON, beside `path` first; raises InputError where the folder does not allow it."""
+    plain = {"format": FORMAT, "version": VERSION, **explanation.to_dict()}
+    write_text(path, json.dumps(plain, indent=1) + "\n")
+
+
+def load(kind: type[Kind], path: str | Path) -> Kind:
+    """What `save` wrote; raises InputError for a file that is missing, damaged, or of another kind or version."""
+    path = Path(path)
+    remedy = "give a file that Explanation.save, or icl-lens explain --json, has written"
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror or error}; {remedy}") from error
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} is no JSON ({error}); {remedy}") from error
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise InputError(f"{str(path)!r} is no stored explanation; {remedy}")
+    if plain.get("version") != VERSION:
+        raise InputError(
+            f"{str(path)!r} is of version {plain.get('version')}, and this icl-lens reads {VERSION}; "
+            "read it with the icl-lens it names under versions, or explain anew"
+        )
+    plain["versions"] = list((plain.get("versions") or {}).items())
+    try:
+        return _restored(kind, plain)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error
+
+
+def _restored(kind: Any, value: Any) -> Any:
+    """The value of a type that JSON wrote: tuples were lists, heads were names, and dataclasses were objects."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Head:
+        return Head.parse(value)
+    if origin is Literal:
+        if value not in inner:
+            raise ValueError(f"{value!r} is none of {inner}")
+        return value
+    if origin in (Union, UnionType):
+        if value is None and type(None) in inner:
+            return None
+        composed = [one for one in inner if is_dataclass(one) or get_origin(one) is tuple]
+        plain = [one for one in inner if one not in composed]
+        return value if isinstance(value, tuple(plain)) and not composed else _restored((composed or plain)[0], value)
+    if origin is tuple:
+        of_each = [inner[0]] * len(value) if inner[1:] == (Ellipsis,) else inner
+        return tuple(_restored(one, entry) for one, entry in zip(of_each, value, strict=True))
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        names = [one.name for one in fields(kind) if one.name in value]
+        build: Any = kind
+        return build(**{name: _restored(hints[name], value[name]) for name in names})
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
