@@ -52,3 +52,5 @@ from .prompts.tasks import load_task as load_task
 from .report import html as html
 from .report import plots as plots
 from .report import tables as tables
+
+__version__: str

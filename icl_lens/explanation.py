@@ -135,6 +135,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
     alone, together, random_draws = ablated.split([len(located), 1, len(draws)])
     return Explanation(
         model=view.name,
+        source=view.source,
         prompt=batch.prompts[0],
         template=batch.template,
         settings=options,

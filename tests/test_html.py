@@ -17,8 +17,8 @@ import torch
 
 import icl_lens as il
 from icl_lens.report import html
-from icl_lens.report.html.script import circuitsvis_bundle, own, packed_bundle
 from icl_lens.report.html.page import body
+from icl_lens.report.html.script import circuitsvis_bundle, own, packed_bundle
 from icl_lens.report.html.sections import command, layer_bars
 from icl_lens.report.html.text import for_circuitsvis, json_script, percent, signed, visible
 from icl_lens.report.html.twin import static_html
@@ -322,6 +322,13 @@ def test_the_command_names_everything(paper, paper_page):
         "--final-norm frozen --bias --dtype float32"
     )
     assert command(paper) in paper_page.text
+
+
+def test_the_command_names_a_folder_as_it_was_given(paper):
+    words = shlex.split(command(replace(paper, source="/my models/tiny")))
+    assert words[words.index("--model") + 1] == "/my models/tiny"
+    python = command(replace(paper, source="/my models/tiny", settings=replace(paper.settings, n_random=3)))
+    assert "load_model('/my models/tiny'" in python
 
 
 def test_the_command_line_knows_every_option_of_the_command(paper):

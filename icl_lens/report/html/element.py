@@ -1,7 +1,7 @@
 """A picture that shows itself in a notebook and turns into a page.
 
-In a notebook it is a frame with the page in it, and behind it a static twin. Where a viewer takes frames and scripts away,
-the twin is what remains; where the frame stays, a rule of style hides the twin, without waiting for any script.
+In a notebook it is a frame with the page in it, and behind it a static twin. Where a viewer takes frames and scripts
+away, the twin is what remains; where the frame stays, a rule of style hides the twin, without waiting for any script.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from icl_lens.report.html.twin import NOTE, static_html, static_text
 class Element:
     """One picture. In a notebook it shows itself; `str(element)` is a self-contained page of it. Nothing is fetched.
 
-    `body` is its HTML without scripts and styles. `repr(element)` and, where scripts are stripped, its HTML hold the same
-    numbers as text and tables.
+    `body` is its HTML without scripts and styles. `repr(element)` and, where scripts are stripped, its HTML hold the
+    same numbers as text and tables.
     """
 
     title: str

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from icl_lens.errors import InputError
@@ -197,6 +198,7 @@ def safe_lines(text: str) -> str:
 
 def command(explanation: Findings) -> str:
     """What to type to get this explanation again: a command, or Python where the command line cannot say it."""
+    explanation = replace(explanation, model=explanation.source or explanation.model)  # a folder's path, not its name
     settings, prompt = explanation.settings, explanation.prompt
     if settings.n_random == 20 and explanation.template == Template() and _reads_back(explanation):
         words = ["icl-lens", "explain", str(prompt), "--model", explanation.model]

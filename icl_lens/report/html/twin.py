@@ -1,8 +1,8 @@
 """The static twin of a picture: the same numbers as HTML without scripts and style sheets, and as plain text.
 
 It shows where a notebook's scripts and frames are taken away: an untrusted notebook, a repository's viewer. One reader
-goes through our own markup once: what circuitsvis would draw becomes tinted tokens with the largest values in words, the
-map of heads a table, tables stay tables; what only opens by a click, and what only paints, is left out.
+goes through our own markup once: what circuitsvis would draw becomes tinted tokens with the largest values in words,
+the map of heads a table, tables stay tables; what only opens by a click, and what only paints, is left out.
 """
 
 import json
@@ -153,7 +153,7 @@ def strip(
     for i, (token, value) in enumerate(zip(tokens, numbers, strict=True)):
         colour = BLUE if value >= 0 else ORANGE
         if attention:
-            colour = LABELS[marks[i] % len(LABELS)] if i in marks else GREY
+            colour = LABELS[marks[i] % len(LABELS)] if marks.get(i, -1) >= 0 else GREY
         shown.append(f"<span{tint(colour, min(1.0, abs(value) / reach) * 0.8)}>{safe(token)}</span>")
     order = sorted(range(len(numbers)), key=lambda i: -abs(numbers[i]))[:NAMED]
     written = "{:.3f}".format if attention else signed
