@@ -13,12 +13,12 @@ from icl_lens.cli import app
 
 PAGE = Path(__file__).parent / "cli.md"
 ABOUT = """
-Bad input ends in one line on standard error and exit code 2. Without arguments, `icl-lens` explains the paper's prompt on
-the bundled model. `python -m icl_lens` is the same command.
+Bad input ends in one line on standard error and exit code 2. Without arguments, `icl-lens` explains the paper's prompt
+on the bundled model. `python -m icl_lens` is the same command.
 
-The paper's experiments are a package of the repository, not of the installed one, because they keep results, figures and
-claims beside their code: clone the repository (or unpack the source distribution), install it with `pip install -e .`,
-and run `python -m experiments list` there.
+The paper's experiments are a package of the repository, not of the installed one, because they keep results, figures
+and claims beside their code: clone the repository (or unpack the source distribution), install it with
+`pip install -e .`, and run `python -m experiments list` there.
 """
 
 
