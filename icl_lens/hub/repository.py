@@ -134,7 +134,9 @@ def _asked(name: str, kind: Kind, revision: str | None, *, patient: bool) -> Rep
     seconds = limit()
 
     def ask() -> Repository:
-        info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=seconds)
+        hub = HfApi()
+        about = hub.model_info if kind == "model" else hub.dataset_info
+        info = about(name, revision=revision, timeout=seconds)
         files = tuple(sibling.rfilename for sibling in info.siblings or ())
         return Repository(name, kind, revision, str(info.sha), files, from_cache=False)
 

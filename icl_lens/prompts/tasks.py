@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import islice
 from math import perm
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -123,7 +123,7 @@ def load_task(
         )
     rng = random.Random(seed)
     label = labels[0] if labels else _LABELS[0]
-    if (path is None and name not in _SOURCES) or (path is not None and Path(path).suffix == ".json"):
+    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
         false, false_words, true, true_words = _words(name, path)
         if same_length is not None:
             false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
