@@ -55,3 +55,5 @@ from .report import plots as plots
 from .report import tables as tables
 from .report.comparison import Comparison as Comparison
 from .report.comparison import compare as compare
+
+__version__: str

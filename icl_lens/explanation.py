@@ -314,6 +314,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
     log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, asked.tokens]
     return Explanation(
         model=view.name,
+        source=view.source,
         template=batch.template,
         settings=options,
         tokens=tuple(batch.token_strings[0][:n_tokens]),

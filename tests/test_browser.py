@@ -6,10 +6,14 @@ Skipped where Chromium (Debian's `chromium`) or Playwright is missing.
 import itertools
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from pathlib import Path
 
 import explanations as ex
 import pytest
@@ -297,11 +301,12 @@ html.head_heatmap(e)
 """
 
 
-def test_an_executed_notebook_shows_the_same(browser, tmp_path):
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """The folder of look.ipynb, executed, nobody's signature on it."""
     pytest.importorskip("nbconvert", reason="nbconvert is missing: no notebook is drawn")
     pytest.importorskip("ipykernel", reason="ipykernel is missing: no notebook is drawn")
-    from pathlib import Path
-
+    folder = tmp_path_factory.mktemp("notebook")
     source = NOTEBOOK.format(tests=str(Path(__file__).parent / "support"))
     cells = [
         {
@@ -314,10 +319,19 @@ def test_an_executed_notebook_shows_the_same(browser, tmp_path):
         }
         for i, text in enumerate(source.split("---"))
     ]
-    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (tmp_path / "look.ipynb").write_text(json.dumps(notebook))
-    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "html", "look.ipynb"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    made = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "look.ipynb").write_text(json.dumps(made))
+    convert(folder, "--execute", "--to", "notebook", "--inplace")
+    return folder
+
+
+def convert(folder, *options):
+    command = [sys.executable, "-m", "nbconvert", *options, "look.ipynb"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
+
+
+def test_an_executed_notebook_shows_the_same(browser, notebook):
+    convert(notebook, "--to", "html")
 
     def answer(route):  # what nbconvert's own template asks for, which is not ours
         outside.append(route.request.url)
@@ -329,10 +343,12 @@ def test_an_executed_notebook_shows_the_same(browser, tmp_path):
     page.route("http*://**", answer)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
-    page.goto((tmp_path / "look.html").as_uri())
+    page.goto((notebook / "look.html").as_uri())
     page.wait_for_function("document.querySelectorAll('iframe').length === 6")
     frames = [frame for frame in page.frames if frame != page.main_frame]
     assert len(frames) == 6
+    assert page.locator(".icl-lens-twin").count() == 6
+    assert page.locator(".icl-lens-twin:visible").count() == 0
     for frame in frames:
         frame.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
     drawn = [frame.evaluate("document.querySelectorAll('.colored-tokens, canvas').length") for frame in frames]
@@ -350,3 +366,123 @@ def test_an_executed_notebook_shows_the_same(browser, tmp_path):
     context.close()
     assert {url.split("/")[2] for url in outside} <= {"cdnjs.cloudflare.com"}
     assert not [problem for problem in problems if "MathJax" not in problem and "require" not in problem]
+
+
+def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
+    convert(notebook, "--to", "html", "--output", "clean")
+    path = notebook / "clean.html"
+    # What a repository's viewer leaves of HTML: no frames, scripts and styles, with what they hold, and no tints.
+    source = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S)
+    path.write_text(re.sub(r' style="[^"]*"', "", source), encoding="utf-8")
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto((notebook / "clean.html").as_uri())
+    assert page.locator("iframe").count() == 0
+    assert_twins(page)
+    context.close()
+
+
+def assert_twins(page):
+    """All six pictures are there to be read, with numbers and words, and nothing of a script's."""
+    text = " ".join(page.locator("body").inner_text().split())
+    explanation = ex.made(words=["</script><script>alert(1)</script>"])
+    assert text.count("Static picture") == 6
+    assert f"The model says {explanation.predicted}" in text
+    for report in explanation.heads[:4]:
+        strongest = max(range(14), key=lambda i: abs(report.position_increases[i]))
+        value = f"{report.position_increases[strongest]:+.3f}".replace("-", "−")
+        assert f"at {strongest} {value}" in text
+        seen = max(range(14), key=lambda i: report.attention[i])
+        assert f"“{explanation.tokens[seen]}” at {seen} {report.attention[seen]:.3f}" in text
+    assert "</script><script>alert(1)</script>" in text
+    for number in ("CircuitsVis", "DecompressionStream", "getComputedStyle", "box-sizing"):
+        assert number not in text
+
+
+@pytest.mark.parametrize("attribute", ["data-jp-theme-light", "class", "data-theme"])
+def test_a_picture_is_dark_where_its_notebook_is(browser, tmp_path, paper, attribute):
+    dark, light = {
+        "data-jp-theme-light": ("false", "true"),
+        "class": ("vscode-dark", "vscode-light"),
+        "data-theme": ("dark", "light"),
+    }[attribute]
+    host = tmp_path / "host.html"
+    element = html.words_by_position(paper)._repr_html_()
+    host.write_text(f'<body {attribute}="{dark}">{element}</body>', encoding="utf-8")
+    for scheme in ("light", "dark"):
+        context = browser.new_context(color_scheme=scheme, offline=True)
+        page = context.new_page()
+        page.goto(host.as_uri())
+        frame = page.frames[1]
+        frame.wait_for_function("document.documentElement.dataset.ready")
+        background = "getComputedStyle(document.documentElement).backgroundColor"
+        assert frame.evaluate(background) == "rgb(20, 21, 23)"
+        page.evaluate(f"document.body.setAttribute('{attribute}', '{light}')")  # the reader switches
+        frame.wait_for_function(f"{background} === 'rgb(255, 255, 255)'")
+        page.evaluate(f"document.body.removeAttribute('{attribute}')")  # nobody says: as the system
+        system = "rgb(20, 21, 23)" if scheme == "dark" else "rgb(255, 255, 255)"
+        frame.wait_for_function(f"{background} === '{system}'")
+        context.close()
+
+
+LAB = shutil.which("jupyter-lab")
+
+
+@pytest.fixture(scope="module")
+def lab(notebook, tmp_path_factory):
+    """A live JupyterLab, dark, over look.ipynb (trusted) and other.ipynb (the same, not trusted); its address."""
+    home = tmp_path_factory.mktemp("home")
+    settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
+    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
+    names = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run"}
+    environment = os.environ | {name: str(home / folder) for name, folder in names.items()} | {"HOME": str(home)}
+    other = json.loads((notebook / "look.ipynb").read_text())
+    other["cells"][0]["source"] = ["# another\n", *other["cells"][0]["source"]]
+    (notebook / "other.ipynb").write_text(json.dumps(other))
+    trust = [str(Path(LAB).with_name("jupyter-trust")), "look.ipynb"]
+    subprocess.run(trust, cwd=notebook, env=environment, check=True, capture_output=True, timeout=60)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [LAB, "--no-browser", "--allow-root", f"--port={port}", "--port-retries=0", "--IdentityProvider.token="]
+    log = (home / "log").open("wb")
+    server = subprocess.Popen(command, cwd=notebook, env=environment, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(120):
+            try:
+                urllib.request.urlopen(f"{address}/api", timeout=5).read()
+                break
+            except OSError:
+                time.sleep(0.5)
+        else:
+            pytest.fail(f"JupyterLab did not start:\n{(home / 'log').read_text()}")
+        yield address
+    finally:
+        server.kill()
+        server.wait(30)
+        log.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(LAB is None, reason="JupyterLab is missing: no live notebook is drawn")
+@pytest.mark.parametrize("name", ["look.ipynb", "other.ipynb"])
+def test_a_live_jupyterlab_shows_pictures_or_their_twins(browser, lab, name):
+    context = browser.new_context(viewport={"width": 1280, "height": 9000}, color_scheme="light")
+    page = context.new_page()
+    page.goto(f"{lab}/doc/tree/{name}?reset", timeout=60_000)
+    page.wait_for_function("document.querySelectorAll('.icl-lens-twin').length === 6", timeout=60_000)
+    page.wait_for_function("document.body.dataset.jpThemeLight === 'false'", timeout=60_000)
+    frames = [frame for frame in page.frames if frame != page.main_frame]
+    if name == "other.ipynb":
+        assert frames == []
+        assert_twins(page)
+    else:
+        assert len(frames) == 6
+        assert page.locator(".icl-lens-twin:visible").count() == 0
+        for frame in frames:
+            frame.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
+            assert frame.evaluate("document.documentElement.dataset.theme") == "dark"
+    context.close()

@@ -133,3 +133,28 @@ def test_stored_tutorials_ran_without_error(notebook: Path) -> None:
             assert output.get("name") != "stderr", f"a warning in {notebook.name}: {''.join(output['text'])}"
             html = "".join(output.get("data", {}).get("text/html", ""))
             assert not re.search(r"(src|href)=(&quot;|[\"'])https?://", html)
+
+
+def test_the_command_lines_page_is_current() -> None:
+    import cli_page  # pyright: ignore[reportMissingImports]
+
+    assert cli_page.PAGE.read_text(encoding="utf-8") == cli_page.page(), "run `python docs/cli_page.py`"
+    for name in ("explain", "ablate", "compare", "locate", "models"):
+        assert f"## `icl-lens {name}`" in cli_page.page()
+
+
+def test_the_readmes_links_hold_on_a_package_index() -> None:
+    hook = pytest.importorskip("hatchling.metadata.plugin.interface", reason="hatchling is not installed")
+    assert hook
+    import hatch_build
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    relative = re.findall(r"\]\((?!https?://)[^)]*\)", readme)
+    assert len(relative) > 10
+    for source, kept in ((None, "(`docs/guide.md`)"), ("https://a.b/c/", "(https://a.b/c/blob/main/docs/guide.md)")):
+        text = hatch_build.for_index(readme, source)
+        assert re.findall(r"\]\((?!https?://)[^)]*\)", text) == []
+        assert kept in text
+        assert text.count("https://arxiv.org") == readme.count("https://arxiv.org")
+    assert "https://a.b/c/raw/main/docs/images/explain.png" in hatch_build.for_index(readme, "https://a.b/c")
+    assert "explain.png" not in hatch_build.for_index(readme, None)

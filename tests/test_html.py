@@ -1,5 +1,7 @@
 """Pages and elements as text: complete, self-contained, and safe whatever the tokens say. Drawing: test_browser."""
 
+import base64
+import gzip
 import html as stdlib_html
 import json
 import re
@@ -16,9 +18,11 @@ import torch
 
 import icl_lens as il
 from icl_lens.report import html
-from icl_lens.report.html.script import circuitsvis_bundle
+from icl_lens.report.html.page import body
+from icl_lens.report.html.script import circuitsvis_bundle, own, packed_bundle
 from icl_lens.report.html.sections import command, layer_bars
 from icl_lens.report.html.text import for_circuitsvis, json_script, percent, signed, visible
+from icl_lens.report.html.twin import static_html
 
 
 class Page(HTMLParser):
@@ -29,6 +33,7 @@ class Page(HTMLParser):
         self.elements, self.text, self.scripts, self._inside = [], "", [], []
         self.feed(source)
         self.close()
+        self.scripts = [script for script in self.scripts if script != own("theme.js")]  # the rest: data, then code
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -90,18 +95,19 @@ def test_nothing_on_a_page_points_outside(paper):
 
 
 def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(paper):
-    start = circuitsvis_bundle()[:60]
-    assert "var CircuitsVis=" in start
+    start = packed_bundle()
+    assert len(start) < 500_000
     assert html.explanation_page(paper).count(start) == 1
     counts = [str(element).count(start) for element in every_element(paper)]
     assert counts == [1, 1, 1, 1, 0, 1, 0]  # words are ours alone; so is a heatmap without panels
 
 
-def test_the_bundle_can_stand_in_a_script_element():
+def test_the_packed_bundle_is_the_bundle_and_can_stand_in_a_script_element():
     bundle = circuitsvis_bundle()
-    assert "</script" not in bundle.lower()
-    assert "<!--" not in bundle
+    assert "var CircuitsVis=" in bundle[:60]
     assert "sourceMappingURL" not in bundle  # developer tools would fetch it
+    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", packed_bundle())
+    assert gzip.decompress(base64.b64decode(packed_bundle())).decode() == bundle
 
 
 def test_nothing_asks_the_network(monkeypatch, paper):
@@ -319,6 +325,13 @@ def test_the_command_names_everything(paper, paper_page):
     assert command(paper) in paper_page.text
 
 
+def test_the_command_names_a_folder_as_it_was_given(paper):
+    words = shlex.split(command(replace(paper, source="/my models/tiny")))
+    assert words[words.index("--model") + 1] == "/my models/tiny"
+    python = command(replace(paper, source="/my models/tiny", settings=replace(paper.settings, n_random=3)))
+    assert "load_model('/my models/tiny'" in python
+
+
 def test_the_command_line_knows_every_option_of_the_command(paper):
     import typer
     from typer.testing import CliRunner
@@ -415,6 +428,64 @@ def test_activations_need_heads(gpt2_acts):
         html.attention_to_labels(gpt2_acts)
     with pytest.raises(il.InputError, match="L9H0 does not exist"):
         html.attention_to_labels(gpt2_acts, [il.Head(9, 0)])
+
+
+# Without scripts ------------------------------------------------------------------------------------------
+
+
+def twin(shown):
+    """What is left of a notebook's output where frames, scripts and styles are taken away."""
+    without = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", shown._repr_html_(), flags=re.S)
+    page = Page(without)
+    assert {"iframe", "script", "style", "button", "svg"}.isdisjoint(tag for tag, _ in page.elements)
+    assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
+    return page
+
+
+def test_every_picture_has_a_static_twin_with_its_numbers(paper):
+    report = paper.heads[0]
+    strongest = max(range(14), key=lambda i: abs(report.position_increases[i]))
+    value = f"“{paper.tokens[strongest]}” at {strongest} {signed(report.position_increases[strongest])}"
+    seen = max(range(14), key=lambda i: report.attention[i])
+    weight = f"“{paper.tokens[seen]}” at {seen} {report.attention[seen]:.3f}"
+    cells = [signed(x, 2) for row in paper.head_increases for x in row]
+    expected = [[weight], ["“love” at 0 0.071"], [value], ["at 0 +1.000"], ["one, two, three"], cells, cells]
+    for element, texts in zip(every_element(paper), expected, strict=True):
+        shown = twin(element).text
+        for text in texts:
+            assert text in shown
+            assert text in repr(element)
+    whole = twin(paper).text
+    assert "The model says foo" in whole
+    for number in (*cells, *map(signed, paper.layer_attn), *map(signed, paper.layer_ffn)):
+        assert number in whole
+    assert [whole.count(f"{one.head}{signed(one.increase)}") for one in paper.heads] == [1] * 5
+    assert command(paper) in whole
+
+
+def test_the_map_of_the_twin_has_every_head_in_its_place(paper):
+    page = twin(html.head_heatmap(torch.tensor(paper.head_increases)))
+    titles = [a["title"] for tag, a in page.elements if tag == "td"]
+    n_layers, n_heads = len(paper.head_increases), len(paper.head_increases[0])
+    assert titles == [
+        f"L{layer}H{head}: {signed(paper.head_increases[layer][head])}"
+        for head in range(n_heads)
+        for layer in range(n_layers)
+    ]
+
+
+@pytest.mark.parametrize("text", ex.HOSTILE)
+def test_injected_markup_stays_text_in_the_twin(text):
+    plain, hostile = hostile_explanation("word"), hostile_explanation(text)
+    pairs = zip([plain, *every_element(plain)], [hostile, *every_element(hostile)], strict=True)
+    for harmless, harmful in pairs:
+        before, after = twin(harmless), twin(harmful)
+        assert [tag for tag, _ in after.elements] == [tag for tag, _ in before.elements]
+
+
+def test_a_twin_takes_little_room():
+    large = ex.large()
+    assert len(static_html(body(large))) < 150_000
 
 
 # Files and pairs -----------------------------------------------------------------------------------------

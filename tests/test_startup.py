@@ -44,6 +44,20 @@ def test_completion_sees_every_public_name():
     assert promised <= set(namespace)
 
 
+def test_the_version_is_the_packages_and_costs_nothing():
+    from importlib.metadata import version
+
+    assert il.__version__ == version("icl-lens")
+    code = (
+        "import sys; sys.argv = ['icl-lens', '--version']\n"
+        "from icl_lens.cli import main\n"
+        "try: main()\n"
+        f"except SystemExit as end: print(end.code, *[name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines() == [f"icl-lens {version('icl-lens')}", "0"]
+
+
 pyright = shutil.which("pyright", path=str(Path(sys.executable).parent)) or shutil.which("pyright")
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import warnings
+from typing import Annotated
 
 import typer
 
@@ -16,11 +17,27 @@ from icl_lens.cli.messages import spoken
 from icl_lens.cli.models import models
 
 app = typer.Typer(
-    help="Which heads make a language model learn in context, and how?",
+    invoke_without_command=True,  # for --version
+    epilog="The paper's experiments live in the repository, not in the installed package: "
+    "clone it and run python -m experiments list.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Which heads make a language model learn in context, and how?"""
+    if version:
+        from icl_lens import __version__
+
+        print(f"icl-lens {__version__}")
+        raise typer.Exit
+
+
 for command in (explain, ablate, compare, locate, models):
     app.command()(command)
 
@@ -47,7 +64,7 @@ def main() -> None:
 
     try:
         tolerant_output()
-        if not {"-h", "--help"} & set(sys.argv[1:]):
+        if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
             hush()
         app(args=sys.argv[1:] or ["explain"])
     except InputError as error:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +11,9 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.models.checkpoint import Checked
 from icl_lens.models.faults import check_config, why_not
 from icl_lens.models.source import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
 
 __all__ = ["bundled_models", "load_model"]
 
@@ -24,7 +27,7 @@ def load_model(
     device_map: str | dict[str, str | int] | None = None,
     trust_remote_code: bool = False,
     **kwargs: Any,
-) -> Any:
+) -> "TransformerBridge":
     """A `TransformerBridge` with raw weights and eager attention, in eval mode, gradients off.
 
     `name` is a bundled model (`bundled_models()`), a local Hugging Face folder, or a Hub name such as

@@ -75,6 +75,12 @@ class ModelView:
         return Path(name).name if os.path.isdir(name) else name
 
     @property
+    def source(self) -> str:
+        """What `load_model` takes to load the model again: a bundled name, a folder's path, a Hub name."""
+        name = str(self.cfg.model_name)
+        return self.name if Path(name).parent == Path(__file__).parents[1] / "bundled" else name
+
+    @property
     def architecture(self) -> str:
         """The Hugging Face class the model is of, such as `GPT2LMHeadModel`."""
         original = getattr(self.model, "original_model", None)

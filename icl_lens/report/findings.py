@@ -106,7 +106,8 @@ class Findings:
 
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
     whose log-probability is explained (the answer if the prompt has one, else the model's choice).
-    `label_attention[layer][head][demo]` is every head's attention from the last token to the labels.
+    `label_attention[layer][head][demo]` is every head's attention from the last token to the labels. `model` is the
+    name that is shown, `source` what loads the model again: for a folder its path.
     """
 
     model: str
@@ -132,6 +133,7 @@ class Findings:
     certified: bool
     ablation: AblationReport
     versions: tuple[tuple[str, str], ...]
+    source: str = ""
     text: str = ""
     """What the model read, up to where it continues."""
     token_names: tuple[str, ...] = ()

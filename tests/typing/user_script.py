@@ -8,6 +8,7 @@ from torch import Tensor
 import icl_lens as il
 
 model = il.load_model("icl-mini", dtype="float32")
+n_layers: int = model.cfg.n_layers  # a TransformerBridge, with completion
 prompt = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
 batch: il.PromptBatch = il.tokenize(model, [prompt])
 acts: il.Activations = il.capture(model, batch)

@@ -1,4 +1,8 @@
-"""A picture that shows itself in a notebook and turns into a page."""
+"""A picture that shows itself in a notebook and turns into a page.
+
+In a notebook it is a frame with the page in it, and behind it a static twin. Where a viewer takes frames and scripts
+away, the twin is what remains; where the frame stays, a rule of style hides the twin, without waiting for any script.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +11,15 @@ from typing import Any
 
 from icl_lens.report.html.script import document
 from icl_lens.report.html.text import json_script, safe
+from icl_lens.report.html.twin import NOTE, static_html, static_text
 
 
 @dataclass(frozen=True)
 class Element:
     """One picture. In a notebook it shows itself; `str(element)` is a self-contained page of it. Nothing is fetched.
 
-    `body` is its HTML without scripts and styles.
+    `body` is its HTML without scripts and styles. `repr(element)` and, where scripts are stripped, its HTML hold the
+    same numbers as text and tables.
     """
 
     title: str
@@ -25,17 +31,24 @@ class Element:
         )
 
     def _repr_html_(self) -> str:
-        return frame(self.title, str(self))
+        return frame(self.title, str(self), self.body)
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{static_text(self.body)}"
 
 
-def frame(title: str, page: str, *, height: int = 320) -> str:
-    """A page as an inline frame: its scripts, names and styles cannot meet those of the notebook around it.
+def frame(title: str, page: str, body: str, *, height: int = 320) -> str:
+    """A page as an inline frame, and the static twin of its `body` for where the frame is stripped.
 
-    It grows to its content's height where the notebook lets it, and scrolls where not.
+    The page's scripts, names and styles cannot meet those of the notebook around it. The frame grows to its content's
+    height where the notebook lets it, and scrolls where not.
     """
     return (
         f'<iframe title="{escape(title)}" srcdoc="{escape(page)}" '
         f'style="width:100%;height:{height}px;border:0;display:block" loading="eager"></iframe>'
+        f'<div class="icl-lens-twin">{static_html(body)}<p><em>{NOTE}</em></p></div>'
+        # Goes where scripts go: what strips the frame or this rule leaves the twin to be seen.
+        "<style>iframe[srcdoc] + .icl-lens-twin { display: none }</style>"
     )
 
 

@@ -29,8 +29,34 @@
     place.append(make("style", "", rules.join("\n")), inner);
     CircuitsVis.render(inner.id, CircuitsVis[place.dataset.component], data.props);
   };
-  const drawVisible = (root = document) =>
-    all(".cv", root).filter((place) => !place.closest("[hidden]")).forEach(draw);
+  let unpacked = false;
+  const drawVisible = (root = document) => {
+    if (unpacked) all(".cv", root).filter((place) => !place.closest("[hidden]")).forEach(draw);
+  };
+
+  // circuitsvis comes packed: base64, then gzip.
+  const unpack = async (packed) => {
+    const bytes = Uint8Array.from(atob(packed.textContent), (char) => char.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = make("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+    packed.remove();
+  };
+  const begin = async () => {
+    const packed = document.getElementById("circuitsvis");
+    try {
+      if (packed) await unpack(packed);
+      unpacked = true;
+      drawVisible();
+    } catch (error) {
+      for (const place of all(".cv")) {
+        place.classList.add("failed");
+        place.append(make("p", "key", `This browser could not draw these tokens (${error}); it must be of 2023 or newer.`));
+      }
+    }
+    document.documentElement.dataset.ready = "1";
+  };
 
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
   const weights = (place, data, layer, head) => {
@@ -112,8 +138,7 @@
     });
   }
 
-  drawVisible();
-  document.documentElement.dataset.ready = "1";
+  begin();
 
   // Inside a notebook's frame: as high as the content. Where the frame cannot be reached, it scrolls instead.
   let frame = null;

@@ -19,8 +19,8 @@ def explanation_page(explanation: Findings) -> str:
 
 
 def explanation_inline(explanation: Findings) -> str:
-    """The same page as an inline frame for notebooks."""
-    return frame("Explanation", explanation_page(explanation), height=720)
+    """The same page as an inline frame for notebooks, with a static twin for where frames are stripped."""
+    return frame("Explanation", explanation_page(explanation), body(explanation), height=720)
 
 
 def write_page(page: str, path: str | Path) -> None:

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from icl_lens.errors import InputError
@@ -232,6 +233,7 @@ def safe_lines(text: str) -> str:
 
 def command(explanation: Findings) -> str:
     """What to type to get this explanation again: a command, or Python where the command line cannot say it."""
+    explanation = replace(explanation, model=explanation.source or explanation.model)  # a folder's path, not its name
     settings, prompt = explanation.settings, explanation.prompt
     if _typed(explanation):
         if prompt is None:
