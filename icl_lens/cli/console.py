@@ -1,5 +1,6 @@
 """What the commands print: text of users is shown as it is, never read as markup, emoji or control characters."""
 
+import io
 import re
 import sys
 from collections.abc import Iterable
@@ -41,5 +42,5 @@ def report_error(program: str, message: object) -> None:
 def tolerant_output() -> None:
     """Characters that the terminal's encoding lacks are written as escapes, instead of ending the program."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -8,7 +8,7 @@ import pandas as pd
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
-from icl_lens.report.html.compare import compare_page
+from icl_lens.report.html.compare import compare_body, compare_page
 from icl_lens.report.html.element import frame
 from icl_lens.report.html.page import write_page
 from icl_lens.results import signed, text_table
@@ -61,7 +61,7 @@ class Comparison:
         return page
 
     def _repr_html_(self) -> str:
-        return frame("Comparison", compare_page(self.a, self.b), height=720)
+        return frame("Comparison", compare_page(self.a, self.b), compare_body(self.a, self.b), height=720)
 
     def __repr__(self) -> str:
         title = f"Comparison: {self.a.headline} (A, {self.a.model}); {self.b.headline} (B, {self.b.model})"

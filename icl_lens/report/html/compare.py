@@ -22,11 +22,14 @@ def compare_page(a: Findings, b: Findings) -> str:
     increase changed most and the change of every head; else each one's own best heads. Increases are of each one's
     own explained label, which may differ: the page says so.
     """
+    return document("Two explanations compared", f"<main>{compare_body(a, b)}</main>", circuitsvis=False)
+
+
+def compare_body(a: Findings, b: Findings) -> str:
+    """Everything on the page of two explanations, without scripts and styles."""
     same_heads = _shape(a) == _shape(b)
-    return document(
-        "Two explanations compared",
-        "<main>"
-        + _headline(a, b)
+    return (
+        _headline(a, b)
         + section(
             "prompts", "Prompts", "The two prompts, each with its labels in their colours.", _pair(a, b, prompt_text)
         )
