@@ -52,8 +52,6 @@ def compare_body(a: Findings, b: Findings) -> str:
             else section("attention", "Attention to labels", _ATTENTION_HOW, _attention(a, b, same_heads))
         )
         + section("configuration", "Configuration", "The commands that compute both again.", _pair(a, b, _command))
-        + "</main>",
-        circuitsvis=False,
     )
 
 
