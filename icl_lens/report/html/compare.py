@@ -42,8 +42,8 @@ def compare_page(a: Findings, b: Findings) -> str:
         + section(
             "layers",
             "Layers",
-            f"What each layer adds to the explained {'token' if a.free or b.free else 'label'}’s log-probability, on one "
-            "scale; increases do not add up.",
+            f"What each layer adds to the explained {'token' if a.free or b.free else 'label'}’s log-probability, on "
+            "one scale; increases do not add up.",
             _layers(a, b),
         )
         + (_changed(a, b) if same_heads else _own_best(a, b))
