@@ -31,7 +31,10 @@ def compare_body(a: Findings, b: Findings) -> str:
     return (
         _headline(a, b)
         + section(
-            "prompts", "Prompts", "The two prompts, each with its labels in their colours.", _pair(a, b, prompt_text)
+            "prompts",
+            "Prompts",
+            "The two prompts." if a.free or b.free else "The two prompts, each with its labels in their colours.",
+            _pair(a, b, prompt_text),
         )
         + section(
             "answers",
@@ -42,7 +45,8 @@ def compare_body(a: Findings, b: Findings) -> str:
         + section(
             "layers",
             "Layers",
-            "What each layer adds to the explained label’s log-probability, on one scale; increases do not add up.",
+            f"What each layer adds to the explained {'token' if a.free or b.free else 'label'}’s log-probability, on "
+            "one scale; increases do not add up.",
             _layers(a, b),
         )
         + (_changed(a, b) if same_heads else _own_best(a, b))
@@ -99,7 +103,7 @@ def _answers(a: Findings, b: Findings) -> str:
     for i, label in enumerate(a.labels):
         before, after = a.label_log_probs[i], b.label_log_probs[b.labels.index(label)]
         rows.append([chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(after - before)])
-    return table(["label", "#A", "#B", "#change of log p, nats"], rows)
+    return table(["token" if a.free else "label", "#A", "#B", "#change of log p, nats"], rows)
 
 
 def _layers(a: Findings, b: Findings) -> str:
