@@ -1,0 +1,305 @@
+"""The synthetic world that the bundled models are trained on: lists, named words and classification episodes.
+
+Everything is a function of its random generator, so step n of a run has the same data however often
+the run was broken off.
+"""
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+BUNDLED = Path(__file__).resolve().parent.parent.parent / "icl_lens" / "bundled"
+SPECIAL = ("<unk>", "<pad>", ":")
+ALWAYS_HELD_OUT = (("sentiment", "number"), ("animal", "country"))
+NEAR = (
+    ("animal", "insect"),
+    ("country", "city"),
+    ("fruit", "vegetable", "food", "drink", "cooking", "taste"),
+    ("tree", "flower"),
+    ("building", "room", "furniture"),
+    ("tool", "kitchenware", "weapon"),
+    ("metal", "material", "texture"),
+    ("job", "family", "religion"),
+    ("school", "science", "computer"),
+    ("weather", "landform", "space"),
+    ("number", "size", "shape", "timespan", "calendar", "money"),
+    ("sentiment", "trait", "speech"),
+    ("sport", "movement", "vehicle", "instrument"),
+    ("crime", "disease", "bodypart", "clothing", "color"),
+)
+"""Categories whose words are met together in lists, and that episodes contrast more often than others."""
+
+LABEL_WEIGHT = 1.0
+OTHER_WEIGHT = 0.1
+ASIDE_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Words:
+    """The closed vocabulary: categories of content words, label words and fillers."""
+
+    categories: dict[str, tuple[str, ...]]
+    labels: tuple[str, ...]
+    fillers: tuple[str, ...]
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word once, specials first; without the categories' names."""
+        content = itertools.chain.from_iterable(self.categories.values())
+        return tuple(dict.fromkeys([*SPECIAL, *self.fillers, *self.labels, *content]))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Each category's own name as a word; capitals keep them apart from content words ("School", "school")."""
+        return {category: category.capitalize() for category in self.categories}
+
+    @cached_property
+    def owners(self) -> dict[str, tuple[str, ...]]:
+        """The categories of each content word: one, or two of an ambiguous one."""
+        owners: dict[str, tuple[str, ...]] = {}
+        for name, group in self.categories.items():
+            for word in group:
+                owners[word] = (*owners.get(word, ()), name)
+        return owners
+
+    @cached_property
+    def near(self) -> dict[str, tuple[str, ...]]:
+        """The other categories of each category's group in `NEAR`."""
+        return {name: tuple(o for o in group if o != name) for group in NEAR for name in group}
+
+
+def load_words(path: Path = BUNDLED / "words.json") -> Words:
+    """Read the word list from `path`."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    categories = {name: tuple(words) for name, words in raw["categories"].items()}
+    return Words(categories, tuple(raw["labels"]), tuple(raw["fillers"]))
+
+
+def held_out_pairs(words: Words, *, seed: int = 0, share: float = 0.1) -> frozenset[frozenset[str]]:
+    """Category pairs that no training episode contains: the word tasks and `share` of all pairs by `seed`."""
+    pairs = list(itertools.combinations(sorted(words.categories), 2))
+    drawn = random.Random(seed).sample(pairs, round(share * len(pairs)))
+    return frozenset(frozenset(pair) for pair in [*ALWAYS_HELD_OUT, *drawn])
+
+
+def seen_pairs(words: Words, held_out: frozenset[frozenset[str]]) -> list[tuple[str, str]]:
+    """The category pairs that training episodes are drawn from."""
+    pairs = itertools.combinations(sorted(words.categories), 2)
+    return [pair for pair in pairs if frozenset(pair) not in held_out]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A text, its class and the class whose label it is shown with: indices into the episode's categories."""
+
+    text: tuple[str, ...]
+    side: int
+    told: int
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Texts with labels, the query last; `weights[i]` is the loss weight of predicting the word `tokens[i]`."""
+
+    tokens: tuple[str, ...]
+    weights: tuple[float, ...]
+    items: tuple[Item, ...]
+    labels: tuple[str, ...]
+    categories: tuple[str, ...]
+
+    @property
+    def prompt(self) -> str:
+        """The episode up to the last colon, as a prompt."""
+        return " ".join(self.tokens[:-1])
+
+    @property
+    def answer(self) -> str:
+        """The label of the query."""
+        return self.tokens[-1]
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """What the episodes of a batch are like; ranges are inclusive."""
+
+    classes: tuple[int, int] = (2, 2)
+    demonstrations: tuple[int, int] = (4, 4)
+    longest: int = 1
+    """Words of the longest text; every length from 1 is as likely."""
+    strays: float = 0.0
+    """Share of a text's fillers that are content words of some other category instead."""
+    mislabelled: float = 0.0
+    """Share of demonstrations with the label of another class of the episode."""
+    uneven: bool = False
+    """Shares of classes are drawn per episode, see `draw_sides`; otherwise they are equal."""
+    stay: float = 0.0
+    """Probability that an item's class is that of the item before."""
+    near: float = 0.0
+    """Probability that the categories are drawn from one group of `NEAR`."""
+    repeats: float = 0.0
+    """Probability that an item shows the text of an earlier one again."""
+    asides: float = 0.0
+    """Probability each that a demonstration has its category's own name in place of its label, or after it."""
+    other_weight: float = OTHER_WEIGHT
+    """Loss weight of all tokens but the labels that can be known."""
+
+
+def _text(
+    rng: random.Random, words: Words, pool: list[str], longest: int, strays: float, others: Sequence[str], later: int
+) -> tuple[str, ...]:
+    """1 to `longest` words in any order: at least one removed from `pool`, about half of them fillers or strays.
+
+    Of the pool so much is left that each of the `later` texts can have a word too.
+    """
+    length = rng.randint(1, longest)
+    n_content = max(1, sum(rng.random() < 0.5 for _ in range(length)))
+    n_content = min(n_content, max(1, min(len(pool) // 4, len(pool) - later)))
+    content = [pool.pop() for _ in range(n_content)]
+    n_strays = sum(rng.random() < strays for _ in range(length - len(content)))
+    stray = [rng.choice(words.categories[rng.choice(others)]) for _ in range(n_strays)]
+    text = content + stray + [rng.choice(words.fillers) for _ in range(length - len(content) - n_strays)]
+    rng.shuffle(text)
+    return tuple(text)
+
+
+def make_episode(
+    rng: random.Random,
+    words: Words,
+    categories: Sequence[str],
+    sides: Sequence[int],
+    *,
+    labels: Sequence[str] | None = None,
+    longest: int = 1,
+    strays: float = 0.0,
+    mislabelled: float = 0.0,
+    repeats: float = 0.0,
+    asides: float = 0.0,
+    other_weight: float = OTHER_WEIGHT,
+    held_out: frozenset[frozenset[str]] = frozenset(),
+) -> Episode:
+    """Build one episode; item i is of category `categories[sides[i]]`, and no word of theirs occurs twice.
+
+    Strays are of categories that are in no `held_out` pair with these. `labels[side]` is the label of a class; drawn
+    when not given. A label's loss weight is `LABEL_WEIGHT` once it has been shown and `other_weight` before, when
+    nothing could tell it. An aside ("w : Name", "w : label Name") has `ASIDE_WEIGHT`: with it colons and labels come to
+    know the category of the text before them. Without, both only gather the labels there are, and stay at chance for
+    long. The other arguments are as in `Difficulty`.
+    """
+    pools: list[list[str]] = [[] for _ in categories]
+    place = {name: side for side, name in enumerate(categories)}
+    for word in dict.fromkeys(itertools.chain.from_iterable(words.categories[name] for name in categories)):
+        possible = [place[name] for name in words.owners[word] if name in place]
+        pools[possible[0] if len(possible) == 1 else rng.choice(possible)].append(word)
+    for pool in pools:
+        rng.shuffle(pool)
+    labels = tuple(labels or rng.sample(words.labels, len(categories)))
+    others = [
+        name
+        for name in words.categories
+        if name not in place and not any(frozenset((name, own)) in held_out for own in categories)
+    ]
+    items: list[Item] = []
+    for i, side in enumerate(sides):
+        told = side
+        if i < len(sides) - 1 and rng.random() < mislabelled:
+            told = rng.choice([other for other in range(len(categories)) if other != side])
+        earlier = [item.text for item in items if item.side == side] if rng.random() < repeats else []
+        later = sum(other == side for other in sides[i + 1 :])
+        text = rng.choice(earlier) if earlier else _text(rng, words, pools[side], longest, strays, others, later)
+        items.append(Item(text, side, told))
+    tokens: list[str] = []
+    weights: list[float] = []
+    shown: set[int] = set()
+    for i, item in enumerate(items):
+        tokens += [*item.text, ":"]
+        weights += [other_weight] * (len(item.text) + 1)
+        kind = rng.random() if i < len(items) - 1 else 1.0
+        if kind >= asides:
+            tokens.append(labels[item.told])
+            weights.append(LABEL_WEIGHT if item.told in shown else other_weight)
+            shown.add(item.told)
+        if kind < 2 * asides:
+            tokens.append(words.names[categories[item.side]])
+            weights.append(ASIDE_WEIGHT)
+    return Episode(tuple(tokens), tuple(weights), tuple(items), labels, tuple(categories))
+
+
+def draw_categories(
+    rng: random.Random, words: Words, n: int, held_out: frozenset[frozenset[str]], *, near: bool = False
+) -> tuple[str, ...]:
+    """`n` categories no two of which are a held-out pair; with `near`, the first ones are of one group."""
+    while True:
+        names = rng.sample(sorted(words.categories), len(words.categories))
+        if near:
+            group = {names[0], *words.near.get(names[0], ())}
+            names.sort(key=lambda name: name not in group)
+        chosen: list[str] = []
+        for name in names:
+            if all(frozenset((name, other)) not in held_out for other in chosen):
+                chosen.append(name)
+            if len(chosen) == n:
+                rng.shuffle(chosen)
+                return tuple(chosen)
+
+
+def draw_sides(rng: random.Random, n: int, n_classes: int = 2, *, uneven: bool = True, stay: float = 0.25) -> list[int]:
+    """Classes of `n` items: by equal shares or, `uneven`, by Dirichlet(2) ones, some copied from the item before.
+
+    Both tilt an unsure model: to the class shown more often (majority) and to the one shown last (recency).
+    """
+    shares = [rng.gammavariate(2.0, 1.0) if uneven else 1.0 for _ in range(n_classes)]
+    sides = rng.choices(range(n_classes), shares)
+    while len(sides) < n:
+        sides += sides[-1:] if rng.random() < stay else rng.choices(range(n_classes), shares)
+    return sides
+
+
+def draw_episode(
+    rng: random.Random, words: Words, how: Difficulty, held_out: frozenset[frozenset[str]], n_items: int
+) -> Episode:
+    """An episode of `n_items` items over categories that are no held-out pair."""
+    n_classes = rng.randint(*how.classes)
+    categories = draw_categories(rng, words, n_classes, held_out, near=rng.random() < how.near)
+    sides = draw_sides(rng, n_items, n_classes, uneven=how.uneven, stay=how.stay)
+    return make_episode(
+        rng,
+        words,
+        categories,
+        sides,
+        longest=how.longest,
+        strays=how.strays,
+        mislabelled=how.mislabelled if rng.random() < 0.5 else 0.0,
+        repeats=how.repeats,
+        asides=how.asides,
+        other_weight=how.other_weight,
+        held_out=held_out,
+    )
+
+
+def list_sequence(rng: random.Random, words: Words, n: int, *, near: float = 0.25) -> list[str]:
+    """`n` different words of one category, or with probability `near` of one group: plain language modelling."""
+    name = rng.choice(sorted(words.categories))
+    pool = list(words.categories[name])
+    if rng.random() < near:
+        pool += itertools.chain.from_iterable(words.categories[other] for other in words.near.get(name, ()))
+    return rng.sample(sorted(set(pool)), n)
+
+
+def named_sequence(rng: random.Random, words: Words, n: int, *, longest: int = 1) -> tuple[list[str], list[float]]:
+    """`n` texts of any categories, each with its category's own name ("love : Sentiment"), and the loss weights.
+
+    This is how the models come to know what words mean before they are asked to compare them.
+    """
+    tokens: list[str] = []
+    weights: list[float] = []
+    for _ in range(n):
+        name = rng.choice(sorted(words.categories))
+        pool = rng.sample(words.categories[name], len(words.categories[name]))
+        text = _text(rng, words, pool, longest, 0.0, (), 0)
+        tokens += [*text, ":", words.names[name]]
+        weights += [OTHER_WEIGHT] * (len(text) + 1) + [LABEL_WEIGHT]
+    return tokens, weights
