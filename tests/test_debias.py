@@ -67,7 +67,7 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeyp
 
 
 def test_strength_is_measured_with_the_fix_at_work(model, batch):
-    found = il.choose_strength(model, HEADS, batch, batch[[1, 2, 0]], fix="recency", tried=[1.0], max_loss=1.0)
+    found = il.choose_strength(model, HEADS, batch, batch, fix="recency", tried=[1.0], max_loss=1.0)
     for value, strength in zip(found.bias, found.tried, strict=True):
         with il.debias(model, batch, HEADS, recency=strength):
             scores = il.label_log_probs(model, batch)

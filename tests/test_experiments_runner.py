@@ -440,7 +440,7 @@ def test_list_names_every_experiment() -> None:
         (["run", "order", "--all"], "or give --all"),
         (["run", "order", "--model", "/no/such/folder"], "no folder '/no/such/folder'"),
         (["run", "order", "--model", "{model}", "--task", "no-such-task"], "no task 'no-such-task'"),
-        (["run", "order", "--model", "{model}", "--n", "3"], "n=3"),
+        (["run", "order", "--model", "{model}", "--n", "3"], "--n 3 is too few"),
         (["run", "order", "--model", "{model}", "--out", "{file}"], "cannot write results"),
         (["report", "--out", "{empty}"], "no results under"),
     ],
