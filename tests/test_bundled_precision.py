@@ -1,14 +1,16 @@
 """The bundled models: exact like any family, and the same heads in half precision."""
 
+from pathlib import Path
+
 import against_hf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.models.load import _source
 from icl_lens.prompts.tasks import load_task
 
+BUNDLED = Path(str(il.__file__)).parent / "bundled"
 MODELS = ["icl-mini", "icl-mini-llama", "icl-mini-gptj"]
 
 
@@ -29,7 +31,7 @@ def test_increases_agree_with_hugging_face(name):
     model = il.load_model(name, device="cpu")
     batch = il.tokenize(model, prompts(4))
     acts = il.capture(model, batch)
-    hf = AutoModelForCausalLM.from_pretrained(_source(name, local_only=True), attn_implementation="eager")
+    hf = AutoModelForCausalLM.from_pretrained(BUNDLED / name, attn_implementation="eager")
     hf = hf.double().eval()
     against_hf.check_increases(acts, batch, hf, folded=False, atol=1e-4)
     against_hf.check_search(acts, batch, certified=True)

@@ -70,7 +70,7 @@ def test_raw_is_the_bridge(run, load_tiny, name):
     for field, value in vars(bridge).items():
         if isinstance(value, torch.Tensor):
             ours = getattr(acts, field)
-            if field == "v":
+            if field == "v_of_run":
                 ours, value = ours.masked_fill(padding, 0), value.masked_fill(padding, 0)
             torch.testing.assert_close(ours, value, atol=5e-5, rtol=1e-4, msg=field)
     for layer in range(families.N_LAYERS):
