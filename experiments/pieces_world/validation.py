@@ -3,9 +3,9 @@
 import random
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from experiments.pieces_world.curriculum import Data
 from experiments.pieces_world.episodes import Episode, make_episode, seen_pairs
@@ -29,7 +29,7 @@ def validation_episodes(data: Data, n: int, *, longest: int, held_out: bool = Tr
 
 
 @torch.no_grad()
-def label_accuracy(model: PreTrainedModel, data: Data, episodes: Sequence[Episode]) -> float:
+def label_accuracy(model: Any, data: Data, episodes: Sequence[Episode]) -> float:
     """Per cent of prompts whose right label is more probable than the episode's other labels."""
     right: list[bool] = []
     for start in range(0, len(episodes), CHUNK):
