@@ -44,12 +44,12 @@ from .models.load import bundled_models as bundled_models
 from .models.load import load_model as load_model
 from .models.readout import Readout as Readout
 from .prompts.batch import PromptBatch as PromptBatch
-from .prompts.batch import tokenize as tokenize
 from .prompts.free import tokenize_text as tokenize_text
 from .prompts.prompt import Demonstration as Demonstration
 from .prompts.prompt import Prompt as Prompt
 from .prompts.prompt import Template as Template
 from .prompts.tasks import load_task as load_task
+from .prompts.tokenize import tokenize as tokenize
 from .report import html as html
 from .report import plots as plots
 from .report import tables as tables

@@ -30,10 +30,11 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, tokenize
+from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.free import tokenize_text
 from icl_lens.prompts.prompt import Prompt, Template, listed
 from icl_lens.prompts.token_ids import named
+from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report import stored
 from icl_lens.report.findings import AblationReport, ExplainOptions, Findings, HeadReport, SubheadReport
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
@@ -306,10 +307,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
             },
         )
 
-    removed = located[: options.n_ablated]
-    draws = _random_sets(view.heads(), removed, options)
-    ablated = _ablated_scores(model, batch, [*[[head] for head in located], removed, *draws], asked.tokens)
-    alone, together, random_draws = ablated.split([len(located), 1, len(draws)])
+    alone, ablation = _ablated(model, acts, located, asked, options)
     described = _in_free(model, acts, asked, options) if asked.free else _in_labels(model, acts)
     log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, asked.tokens]
     return Explanation(
@@ -332,11 +330,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
         n_parts=int(parts.n_parts[0]),
         n_exact=int(parts.n_exact[0]),
         certified=parts.certified,
-        ablation=AblationReport(
-            heads=tuple(removed),
-            located=tuple(together[0].tolist()),
-            random=tuple(tuple(row) for row in random_draws.tolist()),
-        ),
+        ablation=ablation,
         versions=tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
         **({} if contrasts is None else contrasts.described()),
         compared_with=tuple(asked.names[i] for i in asked.others),
@@ -446,6 +440,21 @@ def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOption
     pool = [head for head in heads if head not in removed]
     rng = random.Random(settings.seed)
     return [rng.sample(pool, len(removed)) for _ in range(settings.n_random)]
+
+
+def _ablated(
+    model: Any, acts: Activations, located: list[Head], asked: _Asked, options: ExplainOptions
+) -> tuple[Float[Tensor, "head label"], AblationReport]:
+    """Log-probabilities (nats) of what is asked without each located head, without the first of them, and at random."""
+    removed = located[: options.n_ablated]
+    draws = _random_sets(acts.view.heads(), removed, options)
+    scores = _ablated_scores(model, acts.batch, [*[[head] for head in located], removed, *draws], asked.tokens)
+    alone, together, random_draws = scores.split([len(located), 1, len(draws)])
+    return alone, AblationReport(
+        heads=tuple(removed),
+        located=tuple(together[0].tolist()),
+        random=tuple(tuple(row) for row in random_draws.tolist()),
+    )
 
 
 def _ablated_scores(

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedT
 
 from icl_lens.errors import InputError
 from icl_lens.models.load import load_model
-from icl_lens.prompts.batch import PromptBatch, tokenize
+from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
+from icl_lens.prompts.tokenize import tokenize
 
 PAPER = Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
 WORDS = "love like happy sad eight two one nine three foo bar the a : . ( ) -> Q A".split()

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError
-from icl_lens.prompts.batch import PromptBatch, check_fast, read_texts
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.spelling import check_fast, read_texts
 
 # Tokens in one pass.
 PASS_TOKENS = 8192

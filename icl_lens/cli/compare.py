@@ -13,7 +13,7 @@ from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, in_options, load
+from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, load
 from icl_lens.cli.page import present, written
 
 if TYPE_CHECKING:
@@ -75,9 +75,8 @@ def compare(
         "final_norm": reading.final_norm.value,
         "bias": reading.bias,
     }
-    with in_options():
-        before = explain(first, a, answer=answer, **settings)
-        after = explain(second, a if b is None else b, answer=answer_b, **settings)
+    before = explain(first, a, answer=answer, **settings)
+    after = explain(second, a if b is None else b, answer=answer_b, **settings)
     page = written(compared(before, after).to_html(), output) if output.wanted else None
     console = PlainConsole()
     console.print(_answers(before, after))

@@ -8,7 +8,7 @@ import typer
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadingOptions, in_options
+from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadingOptions
 from icl_lens.cli.page import present, written
 
 PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
@@ -92,20 +92,19 @@ def explain(
         "n_ablated": n_ablated,
         "seed": seed,
     }
-    with in_options():
-        if free.text is not None:
-            others = tuple(free.against) if free.against else None
-            options = ExplainOptions(**convention, target=free.target, against=others)
-            explanation = explain_text(model.load(), free.text, options)
-        else:
-            explanation = explain_prompt(
-                model.load(),
-                PAPER_PROMPT if prompt is None else prompt,
-                answer=answer,
-                against=free.against or None,
-                **reading.of_prompt(),
-                **convention,
-            )
+    if free.text is not None:
+        others = tuple(free.against) if free.against else None
+        options = ExplainOptions(**convention, target=free.target, against=others)
+        explanation = explain_text(model.load(), free.text, options)
+    else:
+        explanation = explain_prompt(
+            model.load(),
+            PAPER_PROMPT if prompt is None else prompt,
+            answer=answer,
+            against=free.against or None,
+            **reading.of_prompt(),
+            **convention,
+        )
     # Written before they are printed: a pipe that closes loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)

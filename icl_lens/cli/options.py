@@ -1,8 +1,7 @@
 """Options that several commands share, in groups, and what each group loads: help shows a panel for each."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -158,35 +157,22 @@ class TokenOptions:
         return {} if self.is_plain else {"template": self.written(), "shared_prefix": self.shared_prefix.value}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
-        """The prompts as these options write them; raises InputError that speaks of options."""
-        from icl_lens.prompts.batch import tokenize
+        """The prompts as these options write them."""
+        from icl_lens.prompts.tokenize import tokenize
 
-        with in_options():
-            return tokenize(
-                model,
-                prompts,
-                template=self.written(),
-                prepend_bos=self.bos,
-                shared_prefix=self.shared_prefix.value,
-            )
+        return tokenize(
+            model,
+            prompts,
+            template=self.written(),
+            prepend_bos=self.bos,
+            shared_prefix=self.shared_prefix.value,
+        )
 
 
 def _shell(text: str) -> str:
     for escaped, meant in reversed(ESCAPES.items()):
         text = text.replace(meant, escaped)
     return f"'{text}'"
-
-
-@contextmanager
-def in_options() -> Iterator[None]:
-    """Errors inside speak of options where the library speaks of arguments."""
-    from icl_lens.cli.messages import spoken
-    from icl_lens.errors import InputError
-
-    try:
-        yield
-    except InputError as error:
-        raise InputError(spoken(str(error))) from error
 
 
 def first_prompt(batch: "PromptBatch") -> "Text":
@@ -258,20 +244,19 @@ class TaskOptions:
                 f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
             )
         self._check_used(name)
-        with in_options():
-            return load_task(
-                name,
-                n=n,
-                seed=seed,
-                layout=self.layout.value,
-                demonstrations=self.demonstrations,
-                path=self.path,
-                columns=(text.strip(), label.strip()),
-                split=self.split,
-                max_words=self.max_words,
-                labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
-                **more,
-            )
+        return load_task(
+            name,
+            n=n,
+            seed=seed,
+            layout=self.layout.value,
+            demonstrations=self.demonstrations,
+            path=self.path,
+            columns=(text.strip(), label.strip()),
+            split=self.split,
+            max_words=self.max_words,
+            labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
+            **more,
+        )
 
     def _check_used(self, name: str) -> None:
         """Raises InputError for options that would change nothing about this task."""

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -24,6 +25,18 @@ KNOWN_MODELS = (
     "tiiuae/falcon-7b allenai/OLMo-1B-hf allenai/OLMo-2-0425-1B TinyLlama/TinyLlama_v1.1 stabilityai/stablelm-3b-4e1t"
 ).split()
 """Names that a mistyped one may have meant. Nothing else depends on them."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked of the Hub: a repository, its revision, and those it has; whether a token was sent."""
+
+    name: str
+    kind: Kind
+    revision: str | None
+    revisions: tuple[str, ...]
+    known: tuple[str, ...]
+    token: bool
 
 
 def text_of(error: BaseException) -> str:
@@ -83,7 +96,7 @@ def reason_of(
     for one in chain(error):
         response = getattr(one, "response", None)
         if response is not None and isinstance(getattr(response, "status_code", None), int):
-            return _answered(one, response, name, kind, revision, revisions, known, token)
+            return _answered(one, response, _Asked(name, kind, revision, tuple(revisions), tuple(known), token))
     for one in reversed(list(chain(error))):
         if sentence := _unanswered(one, limit):
             return sentence
@@ -105,23 +118,19 @@ def _page(name: str, kind: Kind) -> str:
     return f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
 
 
-def _answered(
-    error: BaseException,
-    response: Any,
-    name: str,
-    kind: Kind,
-    revision: str | None,
-    revisions: Sequence[str],
-    known: Sequence[str],
-    token: bool,
-) -> str:
+def _answered(error: BaseException, response: Any, asked: _Asked) -> str:
     """The Hub answered, and what."""
-    status = response.status_code
-    code = response.headers.get("X-Error-Code") or ""
     said = response.headers.get("X-Error-Message") or ""
-    types = {kind_.__name__ for kind_ in type(error).__mro__}
+    return _denied(error, response, said, asked) or _refused(error, response, said, asked)
+
+
+def _denied(error: BaseException, response: Any, said: str, asked: _Asked) -> str | None:
+    """There is no such thing, or not for this reader; None where that is not what the Hub says."""
+    name, kind = asked.name, asked.kind
+    code = response.headers.get("X-Error-Code") or ""
+    types = {type_.__name__ for type_ in type(error).__mro__}
     if code == "GatedRepo" or "GatedRepoError" in types:
-        if token:
+        if asked.token:
             return (
                 f"{kind} {name!r} is gated, and the account of your token is not among its readers: accept the "
                 f"licence at {_page(name, kind)} with that account and wait for the answer"
@@ -131,27 +140,33 @@ def _answered(
             "`hf auth login` or set HF_TOKEN"
         )
     if code == "RevisionNotFound" or "RevisionNotFoundError" in types:
-        there = f"; it has {', '.join(map(repr, revisions))}" if revisions else ""
+        there = f"; it has {', '.join(map(repr, asked.revisions))}" if asked.revisions else ""
         return (
-            f"{kind} {name!r} has no revision {revision or 'main'!r}{there}: give a branch, tag or commit of its page "
-            "with --revision (revision= in Python)"
+            f"{kind} {name!r} has no revision {asked.revision or 'main'!r}{there}: give a branch, tag or commit of its "
+            "page with --revision (revision= in Python)"
         )
-    if status == 401 and "invalid credentials" in said.lower():
+    if response.status_code == 401 and "invalid credentials" in said.lower():
         return (
             f"the Hugging Face Hub refuses your token ({said}): it has expired or is mistyped; make a new one at "
             "https://huggingface.co/settings/tokens for HF_TOKEN or `hf auth login`, or go without one (unset "
             "HF_TOKEN, `hf auth logout`)"
         )
-    if code == "RepoNotFound" or "RepositoryNotFoundError" in types or status == 401:
-        if token:
+    if code == "RepoNotFound" or "RepositoryNotFoundError" in types or response.status_code == 401:
+        if asked.token:
             return (
-                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{meant(name, known)}; check "
-                "the spelling, or, if it is private, use a token of an account that may read it"
+                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{meant(name, asked.known)}; "
+                "check the spelling, or, if it is private, use a token of an account that may read it"
             )
         return (
-            f"the Hugging Face Hub has no public {kind} {name!r}{meant(name, known)}; check the spelling, or, if "
+            f"the Hugging Face Hub has no public {kind} {name!r}{meant(name, asked.known)}; check the spelling, or, if "
             "it is private, log in with `hf auth login` or set HF_TOKEN"
         )
+    return None
+
+
+def _refused(error: BaseException, response: Any, said: str, asked: _Asked) -> str:
+    """It may be there, but the Hub, or what stands between, does not give it."""
+    name, kind, status = asked.name, asked.kind, response.status_code
     if "disabled" in said.lower():
         return f"the Hugging Face Hub has disabled {kind} {name!r} ({said.rstrip('.')}); choose another"
     if status == 403:

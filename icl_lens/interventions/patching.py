@@ -65,59 +65,83 @@ def patch_heads(
     if (align == "labels") != (into is not None):
         needs = "needs into=, the batch that is run in the block" if into is None else "takes no into="
         raise InputError(f"align={align!r} {needs}")
-    places = None if into is None else _aligned(source, into)
     if what != "z":
         check_understood(view, by_layer)
-    sources = _record(view, by_layer, source, what)
-    free = positions == "last" and what in ("q", "z")
+    patch = _Patch(source, what, positions, into, _record(view, by_layer, source, what))
+    stage = {"pattern": Stage.pattern, "z": Stage.z}.get(what, Stage.inputs)
+    check_moves(view, heads_of(by_layer))
+    with editing(view, Edit(stage, by_layer, patch.in_z if what == "z" else patch.in_attention, only=into)):
+        yield
 
-    def check_rows(rows: int, last: Tensor) -> None:
-        """The pass must have rows for the source's, and where positions correspond, as many tokens in each."""
-        if len(source) not in (1, rows):
-            raise InputError(f"the source has {len(source)} prompts, and the forward pass {rows} rows; give as many")
-        if into is not None and not (len(into) == rows and torch.equal(into.last.to(last.device), last)):
-            raise InputError("the forward pass is not over the batch given as into=; run the same batch")
-        end = source.last.to(last.device).expand(rows)
-        if free or into is not None or torch.equal(end, last):
-            return
-        row = int((end != last).nonzero()[0])
-        raise InputError(
-            f"source and prompt differ in their number of tokens, first in row {row} ({int(end[row]) + 1} and "
-            f"{int(last[row]) + 1}), so that positions do not correspond; use prompts of the same length, or "
-            "align='labels'" + (", or positions='last'" if what in ("q", "z") else "")
-        )
 
-    def write(target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
+class _Patch:
+    """What heads have on the source prompts, and how it is written over what they have in a forward pass."""
+
+    def __init__(
+        self,
+        source: PromptBatch,
+        what: What,
+        positions: Positions,
+        into: PromptBatch | None,
+        recorded: dict[int, dict[str, Tensor]],
+    ):
+        self.source, self.what, self.positions, self.into, self.recorded = source, what, positions, into, recorded
+        self.places = None if into is None else _aligned(source, into)
+        # One position stands for one: prompts may then differ in length.
+        self.any_length = into is not None or (positions == "last" and what in ("q", "z"))
+
+    def in_attention(self, work: Attention, indices: list[int], layer: int) -> None:
+        """Patches queries, keys, values or the pattern of a layer's heads."""
+        heads, recorded = work.places(indices), self.recorded[layer]
+        if self.what == "v":
+            work.v = work.v.clone()
+            self._write(work.v, recorded["v"], heads, work.last)
+        elif self.what == "pattern":
+            assert work.pattern is not None
+            self._write_pattern(work.pattern, recorded["pattern"], heads, work.last)
+        else:
+            work.rescored.update(heads)
+            for name in (self.what, f"{self.what}_share"):
+                old = getattr(work.inputs, name)
+                if old is not None:
+                    new = old.clone()
+                    self._write(new, recorded[name], heads, work.last)
+                    setattr(work.inputs, name, new)
+
+    def in_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+        """Patches the weighted sums of values of a layer's heads."""
+        self._write(z, self.recorded[layer]["z"], indices, last)
+
+    def _write(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
         """target [batch pos head …] gets value [source pos chosen …] for the heads at the places `heads`."""
         rows, device = len(target), target.device
-        check_rows(rows, last)
-        if not free and into is None and value.shape[1] != target.shape[1]:
+        self._check_rows(rows, last)
+        if not self.any_length and value.shape[1] != target.shape[1]:
             raise InputError(
                 f"the source is padded to {value.shape[1]} tokens and the forward pass to {target.shape[1]}; "
                 "run batches of the same shape"
             )
         value = value.expand(rows, *value.shape[1:]).to(target)
-        every, at = torch.arange(rows, device=device)[:, None, None], torch.tensor(heads, device=device)
-        chosen = torch.arange(len(heads), device=device)
-        if places is not None and positions == "all":
-            row, ours, theirs = (place.to(device)[:, None] for place in places)
-            target[row, ours, at] = value[row, theirs, chosen]
-        elif positions == "all":
+        every, at = torch.arange(rows, device=device)[:, None], torch.tensor(heads, device=device)
+        if self.positions == "last":
+            end = self.source.last.to(device).expand(rows)
+            target[every, last[:, None], at] = value[every, end[:, None], torch.arange(len(heads), device=device)]
+        elif self.places is None:
             target[:, :, heads] = value
         else:
-            end = source.last.to(device).expand(rows)
-            target[every[:, 0], last[:, None], at] = value[every[:, 0], end[:, None], chosen]
+            row, ours, theirs = (place.to(device)[:, None] for place in self.places)
+            target[row, ours, at] = value[row, theirs, torch.arange(len(heads), device=device)]
 
-    def write_pattern(target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
+    def _write_pattern(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
         """target [batch head query key] gets value [source chosen query key], between aligned positions if any."""
-        if places is None:
-            write(target.transpose(1, 2), value.transpose(1, 2), heads, last)
+        if self.places is None:
+            self._write(target.transpose(1, 2), value.transpose(1, 2), heads, last)
             return
-        check_rows(len(target), last)
+        self._check_rows(len(target), last)
+        asked = slice(-1, None) if self.positions == "last" else slice(None)
         for row in range(len(target)):
-            ours, theirs = (place[places[0] == row].to(target.device) for place in places[1:])
-            asked = slice(-1, None) if positions == "last" else slice(None)
-            new = value[row if len(source) > 1 else 0][:, theirs[asked]][:, :, theirs].to(target)
+            ours, theirs = (place[self.places[0] == row].to(target.device) for place in self.places[1:])
+            new = value[row if len(self.source) > 1 else 0][:, theirs[asked]][:, :, theirs].to(target)
             old = target[row, heads][:, ours[asked]]
             old[:, :, ours] = 0
             left = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
@@ -125,30 +149,22 @@ def patch_heads(
             old[:, :, ours] = new
             target[row, torch.tensor(heads, device=target.device)[:, None], ours[asked]] = old
 
-    def patch(work: Attention, indices: list[int], layer: int) -> None:
-        heads, found = work.places(indices), sources[layer]
-        if what == "v":
-            work.v = work.v.clone()
-            write(work.v, found["v"], heads, work.last)
-        elif what == "pattern":
-            assert work.pattern is not None
-            write_pattern(work.pattern, found["pattern"], heads, work.last)
-        else:
-            work.rescored.update(heads)
-            for name in (what, f"{what}_share"):
-                old = getattr(work.inputs, name)
-                if old is not None:
-                    new = old.clone()
-                    write(new, found[name], heads, work.last)
-                    setattr(work.inputs, name, new)
-
-    def patch_z(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
-        write(z, sources[layer]["z"], indices, last)
-
-    stage = {"pattern": Stage.pattern, "z": Stage.z}.get(what, Stage.inputs)
-    check_moves(view, heads_of(by_layer))
-    with editing(view, Edit(stage, by_layer, patch_z if what == "z" else patch, only=into)):
-        yield
+    def _check_rows(self, rows: int, last: Tensor) -> None:
+        """The pass must have rows for the source's, and where positions correspond, as many tokens in each."""
+        source, into = self.source, self.into
+        if len(source) not in (1, rows):
+            raise InputError(f"the source has {len(source)} prompts, and the forward pass {rows} rows; give as many")
+        if into is not None and not (len(into) == rows and torch.equal(into.last.to(last.device), last)):
+            raise InputError("the forward pass is not over the batch given as into=; run the same batch")
+        end = source.last.to(last.device).expand(rows)
+        if self.any_length or torch.equal(end, last):
+            return
+        row = int((end != last).nonzero()[0])
+        raise InputError(
+            f"source and prompt differ in their number of tokens, first in row {row} ({int(end[row]) + 1} and "
+            f"{int(last[row]) + 1}), so that positions do not correspond; use prompts of the same length, or "
+            "align='labels'" + (", or positions='last'" if self.what in ("q", "z") else "")
+        )
 
 
 def _aligned(source: PromptBatch, into: PromptBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,8 +38,9 @@ from icl_lens.locate.processes import Processes
 from icl_lens.locate.runner import Progress, Runner
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, tokenize
+from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.tokenize import tokenize
 
 # What a batch's activations may take up, by the estimate of `prompt_bytes`.
 BYTE_BUDGET = 64 * 2**20

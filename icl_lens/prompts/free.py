@@ -15,17 +15,10 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.batch import (
-    PromptBatch,
-    check_fast,
-    check_fit,
-    check_not_against_itself,
-    front_tokens,
-    read_texts,
-    without_demonstrations,
-)
+from icl_lens.prompts.batch import PromptBatch, check_not_against_itself, without_demonstrations
 from icl_lens.prompts.prompt import Prompt, Rendered
-from icl_lens.prompts.token_ids import TokenPositions, check_ids, named, padded_ids
+from icl_lens.prompts.spelling import check_fast, front_tokens, read_texts
+from icl_lens.prompts.token_ids import TokenPositions, check_fit, check_ids, named, padded_ids
 
 Scored = str | int
 """A token by its text, in its place ("␣Mary" with its blank), or by its id."""

@@ -20,9 +20,10 @@ import torch
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_choice
-from icl_lens.prompts.batch import check_fast, read_texts, tokenize
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
 from icl_lens.prompts.rows import DATASETS, SUFFIXES, Table, from_files, from_hub
+from icl_lens.prompts.spelling import check_fast, read_texts
+from icl_lens.prompts.tokenize import tokenize
 
 Layout = Literal["order", "reorder", "imbalanced"]
 Asked = Literal["true", "false"]

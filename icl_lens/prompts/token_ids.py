@@ -11,6 +11,10 @@ from torch import Tensor
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 
+# Padding is masked, never read and never shown, so any id of the vocabulary will do; a tokenizer's own pad
+# token may lie outside it (TransformerLens adds one where there is none).
+PAD = 0
+
 TokenPositions = int | Literal["last", "all"] | Sequence[int] | Sequence[Sequence[int]]
 """Where in each row: one position, "last", "all", several for every row, or a list of several a row; -1 is the last."""
 
@@ -126,3 +130,20 @@ def vocabulary_digest(tokenizer: Any) -> str:
         return _DIGESTS[tokenizer]
     except (AttributeError, TypeError, NotImplementedError):  # something that tokenizes, but no Hugging Face tokenizer
         return ""
+
+
+def check_fit(model: Any, rows: list[list[int]]) -> None:
+    longest = max(range(len(rows)), key=lambda row: len(rows[row]))
+    if len(rows[longest]) > model.cfg.n_ctx:
+        raise InputError(
+            f"prompt {longest} has {len(rows[longest])} tokens, more than the {model.cfg.n_ctx} of the "
+            "model's context; shorten its texts, or show fewer demonstrations"
+        )
+    size = getattr(model.cfg, "d_vocab", None)
+    largest = max(map(max, rows))
+    if size is not None and largest >= size:
+        raise InputError(
+            f"token id {largest} lies outside the model's vocabulary of {size}: the tokenizer is another "
+            "model's, or its beginning-of-sequence token is one the model never had; use the model's own "
+            "tokenizer, or prepend_bos=False"
+        )

@@ -1,0 +1,113 @@
+"""Prompts to a batch: their tokens, the position of every part, and the token each label is scored by."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.prompt import Prompt, Template, listed
+from icl_lens.prompts.spelling import Spellings, check_fast, front_tokens, read_texts
+from icl_lens.prompts.token_ids import PAD, check_fit, decoded, named, vocabulary_digest
+
+_DEFAULT_TEMPLATE = Template()
+
+
+def tokenize(
+    model: Any,
+    prompts: Prompt | str | Sequence[Prompt | str],
+    *,
+    template: Template = _DEFAULT_TEMPLATE,
+    labels: Sequence[str] | None = None,
+    prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
+) -> PromptBatch:
+    """Tokenize prompts for a model, on the model's device.
+
+    Strings are read by `Prompt.parse`. `model` is anything with a fast Hugging Face `tokenizer` and a `cfg` with
+    `n_ctx`. `labels` fixes the order of `PromptBatch.labels` and may name more than the prompts do; left out, they come
+    in the order in which the prompts name them. `prepend_bos=None` puts in front what the model's published tokenizer
+    does (nothing for GPT-2, <s> for Llama), even where TransformerLens has loaded it with `add_bos_token=True`; nothing
+    is ever put at the end. `shared_prefix="append"` is for labels that begin with the same tokens: those are appended
+    to every row, so that the token after them tells the labels apart, and `last` is the last of them.
+
+    Raises InputError when there is no prompt, a prompt is longer than the context, the tokenizer is slow or
+    does not know a word, a label or text has no tokens of its own, a label's token does not directly follow
+    the query or is not the same everywhere, or two labels are scored by the same token.
+    Source: docs/howto/own_dataset.md.
+
+    Example:
+        >>> batch = il.tokenize(model, [prompt])
+        >>> batch.label_positions
+        tensor([[ 2,  5,  8, 11]])
+    """
+    several = (prompts,) if isinstance(prompts, (Prompt, str)) else tuple(prompts)
+    prompts = tuple(Prompt.parse(prompt) if isinstance(prompt, str) else prompt for prompt in several)
+    if not prompts:
+        raise InputError("there is no prompt to tokenize; give at least one")
+    every_label = _every_label(prompts, labels)
+    tokenizer = check_fast(model)
+    texts = read_texts(tokenizer, [template.render(prompt) for prompt in prompts])
+    # Each label after each query that offers it; a label no prompt offers, after the first.
+    asked = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.labels]
+    offered = {label for _, label in asked}
+    asked += [(0, label) for label in every_label if label not in offered]
+    continued = read_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in asked])
+
+    label_ranges = [[text.label_range(span, template.gap) for span in text.rendered.label_spans] for text in texts]
+    spellings = Spellings(tokenizer)
+    for (row, label), text in zip(asked, continued, strict=True):
+        spellings.add(label, text.after(texts[row], template.gap), f"after the query of prompt {row}")
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        for demonstration, (start, stop) in zip(prompt.demonstrations, label_ranges[row], strict=True):
+            spellings.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
+    shared, scored = spellings.scored(every_label, shared_prefix)
+
+    front = front_tokens(tokenizer, texts[0], prepend_bos)
+    rows = [[*front, *text.ids, *shared] for text in texts]
+    check_fit(model, rows)
+    shift = len(front)
+    longest, demos = max(map(len, rows)), max(len(prompt.demonstrations) for prompt in prompts)
+
+    def by_demo(values: list[list[Any]], missing: Any) -> Tensor:
+        return torch.tensor([[*row, *[missing] * (demos - len(row))] for row in values])
+
+    batch = PromptBatch(
+        tokens=torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
+        attention_mask=torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
+        last=torch.tensor([len(row) - 1 for row in rows]),
+        label_positions=by_demo([[shift + stop - 1 for _, stop in row] for row in label_ranges], -1),
+        label_index=by_demo([[every_label.index(d.label) for d in p.demonstrations] for p in prompts], -1),
+        label_mask=torch.tensor([[label in prompt.labels for label in every_label] for prompt in prompts]),
+        label_tokens=torch.tensor(scored),
+        answer=torch.tensor([-1 if p.answer is None else every_label.index(p.answer) for p in prompts]),
+        text_ranges=by_demo(
+            [[text.range_of(span, shift) for span in text.rendered.text_spans] for text in texts], (-1, -1)
+        ),
+        query_range=torch.tensor([text.range_of(text.rendered.query_span, shift) for text in texts]),
+        labels=every_label,
+        prompts=prompts,
+        template=template,
+        token_strings=decoded(tokenizer, rows),
+        token_names=named(tokenizer, rows),
+        texts=tuple(text.rendered.text for text in texts),
+        vocabulary=vocabulary_digest(tokenizer),
+    )
+    device = getattr(model.cfg, "device", None)
+    return batch if device is None else batch.to(device)
+
+
+def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
+    used = tuple(dict.fromkeys(label for prompt in prompts for label in prompt.labels))
+    if labels is None:
+        return used
+    labels = tuple(labels)
+    missing = [label for label in used if label not in labels]
+    if missing or len(set(labels)) != len(labels):
+        raise InputError(
+            f"labels={labels!r} must name every label of the prompts, {listed(used)}, once"
+            + (f"; add {listed(missing)}" if missing else "; leave out the repeated ones")
+        )
+    return labels
