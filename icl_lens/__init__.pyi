@@ -11,11 +11,15 @@ from .attribution.circuits import label_keys as label_keys
 from .attribution.circuits import label_values as label_values
 from .attribution.circuits import last_query as last_query
 from .attribution.circuits import own_label_ranks as own_label_ranks
+from .attribution.copying import Copying as Copying
+from .attribution.copying import head_copying as head_copying
 from .attribution.increases import LayerIncreases as LayerIncreases
 from .attribution.increases import head_log_prob_increase as head_log_prob_increase
 from .attribution.increases import layer_log_prob_increase as layer_log_prob_increase
 from .attribution.increases import neuron_log_prob_increase as neuron_log_prob_increase
 from .attribution.increases import subhead_log_prob_increase as subhead_log_prob_increase
+from .attribution.metric import QueryKeyMetric as QueryKeyMetric
+from .attribution.metric import query_key_metric as query_key_metric
 from .attribution.search import TopHeads as TopHeads
 from .attribution.search import TopSubheads as TopSubheads
 from .attribution.search import top_heads as top_heads

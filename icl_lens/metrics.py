@@ -117,6 +117,42 @@ def spearman(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> float:
     return float((x * y).mean() / spread)
 
 
+def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
+    """Probability that a positive scores above one that is not, ties counted half: 0 to 1, chance is ½.
+
+    NaN where all are positive, or none. Raises InputError for NaN among the scores.
+
+    Example:
+        >>> from icl_lens.metrics import auroc
+        >>> auroc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([False, False, True, True]))
+        0.875
+    """
+    n = int(positive.sum())
+    if n in (0, len(positive)):
+        return float("nan")
+    ranks = ranks_with_ties(scores)[positive.to(scores.device)]
+    return float((ranks.sum() - n * (n - 1) / 2) / (n * (len(positive) - n)))
+
+
+def precision_at_1(scores: Float[Tensor, "query key"], same: Bool[Tensor, "query key"]) -> float:
+    """Share of queries whose highest-scoring key is one of the `same` class; of tied keys, their share counts.
+
+    Keys that a query cannot be compared with have a score of -inf. Raises InputError for a query without a finite
+    score.
+
+    Example:
+        >>> from icl_lens.metrics import precision_at_1
+        >>> precision_at_1(torch.tensor([[2.0, 1.0], [3.0, 3.0]]), torch.tensor([[True, False], [False, True]]))
+        0.75
+    """
+    best = scores.max(-1, keepdim=True).values
+    if not bool(best.isfinite().all()):
+        row = int((~best.isfinite()).nonzero()[0][0])
+        raise InputError(f"query {row} has no finite score; give every query a key to be compared with")
+    tied = scores == best
+    return float(((tied & same.to(tied.device)).sum(-1) / tied.sum(-1)).double().mean())
+
+
 def label_log_odds(
     scores: Float[Tensor, "batch label"],
     label: Int[Tensor, " batch"],

@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.pattern import LayerValues, rotate, rotation
+from icl_lens.interventions.pattern import LayerValues, rotation
 from icl_lens.interventions.probe import PATTERN_TOLERANCE
 from icl_lens.models import scores
-from icl_lens.models.scores import ScoreView
+from icl_lens.models.scores import ScoreView, rotate
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

@@ -16,6 +16,7 @@ from icl_lens.activations.decompose import grouped_to_heads
 from icl_lens.errors import InputError
 from icl_lens.models import scores
 from icl_lens.models.readout import norm_scale
+from icl_lens.models.scores import rotate
 from icl_lens.models.view import ModelView
 
 
@@ -142,17 +143,6 @@ def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tens
         return values.seen["cos"], values.seen["sin"]
     positions: Int[Tensor, "batch key"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
     return scores.rotation_table(values.view, values.layer, positions)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [batch pos head d_head] turned by angles [batch pos d_rotary]; what lies beyond d_rotary is left alone."""
-    n = cos.shape[-1]
-    part, rest = x[..., :n], x[..., n:]
-    if interleaved:
-        flipped = torch.stack([-part[..., 1::2], part[..., ::2]], dim=-1).flatten(-2)
-    else:
-        flipped = torch.cat([-part[..., n // 2 :], part[..., : n // 2]], dim=-1)
-    return torch.cat([part * cos[:, :, None] + flipped * sin[:, :, None], rest], dim=-1)
 
 
 def check_no_cache(values: LayerValues) -> None:

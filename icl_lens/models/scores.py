@@ -3,6 +3,7 @@
 import sys
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -78,6 +79,17 @@ def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tens
         raise InputError(f"{view.architecture} shows no rotation angles, so its attention scores cannot be recomputed")
     sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """x [batch pos head d_head] turned by angles [batch pos d_rotary]; what lies beyond d_rotary is left alone."""
+    n = cos.shape[-1]
+    part, rest = x[..., :n], x[..., n:]
+    if interleaved:
+        flipped = torch.stack([-part[..., 1::2], part[..., ::2]], dim=-1).flatten(-2)
+    else:
+        flipped = torch.cat([-part[..., n // 2 :], part[..., : n // 2]], dim=-1)
+    return torch.cat([part * cos[:, :, None] + flipped * sin[:, :, None], rest], dim=-1)
 
 
 def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch head key"]:

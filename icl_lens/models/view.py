@@ -226,6 +226,16 @@ class ModelView:
     def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
         return self.attn(layer).W_Q.detach().to(self.home)
 
+    def b_Q(self, layer: int) -> Float[Tensor, "head d_head"] | None:
+        """The queries' bias; None if the model has none."""
+        b_Q = _optional(self.attn(layer), "b_Q")
+        return None if b_Q is None else b_Q.detach().to(self.home).reshape(self.n_heads, self.d_head)
+
+    def b_K(self, layer: int) -> Float[Tensor, "kv_head d_head"] | None:
+        """The keys' bias; None if the model has none."""
+        b_K = _optional(self.attn(layer), "b_K")
+        return None if b_K is None else self._grouped(b_K.detach().to(self.home).reshape(-1, self.d_head))
+
     def _grouped(self, weight: Tensor) -> Tensor:
         """One matrix a key-value group, also where TransformerLens repeats it for every query head."""
         return weight if weight.shape[0] == self.n_kv_heads else weight[:: self.n_heads // self.n_kv_heads]
@@ -308,7 +318,9 @@ class ModelView:
         return q - q.mean(-1, keepdim=True) if k_norm.centre else q
 
     def first_norm(self, layer: int) -> NormView:
-        """The norm that queries and keys are made from."""
+        """The norm that queries and keys are made from; one that does nothing where they read the stream itself."""
+        if self.architecture.startswith("Olmo2"):
+            return NormView(None, None, self._eps, False, False, self.d_model)
         return probe_norm(self.model.blocks[layer].ln1, self.d_model, self.home, default_eps=self._eps)
 
     @property

@@ -1,0 +1,101 @@
+"""What a head writes about the tokens that it reads: its OV circuit between the embeddings and the logits of tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.token_ids import check_ids
+
+
+@dataclass(frozen=True)
+class Copying:
+    """One head's OV circuit between some tokens; made by `head_copying`.
+
+    `logits[i, j]` is what reading token i, with attention 1, adds to the logit of token j, up to the final norm's
+    scale; biases, which no token decides, are left out.
+    """
+
+    tokens: Int[Tensor, " n"]
+    logits: Float[Tensor, "read said"]
+
+    @property
+    def copy_score(self) -> float:
+        """Share of tokens that the head says more of than of any other when it reads them, 0 to 1; chance is 1/n."""
+        return float(
+            (self.logits.argmax(-1) == torch.arange(len(self.tokens), device=self.logits.device)).double().mean()
+        )
+
+    @property
+    def discrimination(self) -> float:
+        """How often the head says more of a token when it reads it than when it reads another, 0 to 1; chance is ½.
+
+        Compared within each said token, so that a head that likes one of them whatever it reads gains nothing.
+        """
+        own = self.logits.diagonal()
+        above = (own > self.logits).double() + 0.5 * (own == self.logits).double()
+        n = len(own)
+        return float((above.sum() - 0.5 * n) / (n * (n - 1)))
+
+    @property
+    def positive_eigenvalues(self) -> float:
+        """Sum of the eigenvalues over the sum of their sizes, -1 to 1: 1 for a circuit that copies.
+
+        Source: Elhage et al. 2021, A mathematical framework for transformer circuits, there for the whole vocabulary.
+        """
+        values = torch.linalg.eigvals(self.logits.double())
+        return float(values.real.sum() / values.abs().sum())
+
+
+@torch.no_grad()
+def head_copying(
+    model: Any,
+    head: Head | tuple[int, int] | str,
+    tokens: Int[Tensor, " n"] | Sequence[int],
+    *,
+    inputs: Float[Tensor, "n d_model"] | None = None,
+) -> Copying:
+    """What a head says of each of some tokens when it reads each of them: `W_E W_V W_O W_U` between them.
+
+    Between W_E and W_V stands the norm before attention, between W_O and W_U the final norm's gain. `inputs`: residual
+    streams that stand for the tokens instead of their embeddings, such as what really arrives at the head's layer.
+
+    Raises InputError for a head or token the model does not have, fewer than two tokens, one given twice, and inputs
+    that are not one a token.
+    Source: Elhage et al. 2021; docs/howto/numbers.md.
+
+    Example:
+        >>> copying = il.head_copying(model, il.Head(2, 0), batch.label_tokens)
+        >>> copying.logits.shape, copying.copy_score in (0.0, 0.5, 1.0)
+        (torch.Size([2, 2]), True)
+    """
+    view = model if isinstance(model, ModelView) else ModelView.of(model)
+    layer, index = view.check_head(head)
+    ids = torch.as_tensor(tokens)
+    check_ids(view.model, ids.flatten().tolist())
+    if ids.ndim != 1 or len(ids) < 2 or len(ids.unique()) < len(ids):
+        raise InputError(f"tokens={ids.tolist()} must be at least two different ids; give each token once")
+    ids = ids.to(view.home)
+    read = view.model.W_E.detach().to(view.home)[ids] if inputs is None else inputs
+    if read.shape != (len(ids), view.d_model):
+        raise InputError(
+            f"inputs has shape {tuple(read.shape)}; give one residual stream a token, {(len(ids), view.d_model)}"
+        )
+    dtype = view.compute_dtype
+    x = view.first_norm(layer)._replace(shift=None)(read.to(view.home, dtype))
+    W_V, W_O = view.W_V(layer)[view.kv_head(index)].to(dtype), view.W_O(layer)[index].to(dtype)
+    written = einsum(x, W_V, W_O, "n d_in, d_in d_head, d_head d_model -> n d_model")
+    readout = view.readout(written)
+    if readout.centre:
+        written = written - written.mean(-1, keepdim=True)
+    if readout.gain is not None:
+        written = written * readout.gain
+    logits = written @ readout.W_U[:, ids].to(dtype) * readout.logit_scale
+    return Copying(ids, logits)
