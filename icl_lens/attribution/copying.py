@@ -19,8 +19,13 @@ from icl_lens.prompts.token_ids import check_ids
 class Copying:
     """One head's OV circuit between some tokens; made by `head_copying`.
 
-    `logits[i, j]` is what reading token i, with attention 1, adds to the logit of token j, up to the final norm's
-    scale; biases, which no token decides, are left out.
+    `logits` [read said]: what reading token i, with attention 1, adds to the logit of token j, up to the final norm's
+    scale; biases, which no token decides, are left out. Source: docs/howto/numbers.md.
+
+    Example:
+        >>> copying = il.head_copying(model, "L2H0", [5, 8, 13])
+        >>> copying.logits.shape, 0 <= copying.discrimination <= 1
+        (torch.Size([3, 3]), True)
     """
 
     tokens: Int[Tensor, " n"]
