@@ -19,9 +19,10 @@ from icl_lens.models.view import ModelView
 class QueryKeyMetric:
     """How one head compares what stands at two positions; made by `query_key_metric`.
 
-    `scores(x, y)` are the head's attention scores between residual streams [query d_model] and [key d_model], exactly: both go through the norm before
-    attention, one through W_Q and one through W_K (the two towers), norms of queries and keys included, the query
-    turned by `distance` positions where the model rotates. `matrix` is the bilinear form in it, between normed inputs.
+    `scores(x, y)` are the head's attention scores between residual streams [query d_model] and [key d_model], exactly:
+    both go through the norm before attention, one through W_Q and one through W_K (the two towers), norms of queries
+    and keys included, the query turned by `distance` positions where the model rotates. `matrix` is the bilinear form
+    in it, between normed inputs.
 
     Low-rank throughout: `query_side @ key_side.T` is the matrix, and neither it nor its spectrum is made of d_model²
     numbers unless asked for. Source: the paper, section 5; docs/howto/numbers.md.
