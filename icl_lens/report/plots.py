@@ -78,6 +78,42 @@ def head_heatmap(
     return figure
 
 
+def similarity_matrix(
+    values: Any,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    *,
+    label: str = "score",
+    width: float = COLUMN,
+) -> Figure:
+    """What a head's metric makes of every query and key [query key], orange below zero and blue above.
+
+    Rows and columns keep their order, so give words of one class beside one another: a metric that tells classes apart
+    then shows as blocks. Raises InputError if the sizes do not fit.
+    """
+    grid = _array(values)
+    if grid.shape != (len(queries), len(keys)):
+        raise InputError(
+            f"an array of shape {grid.shape} does not fit {len(queries)} queries and {len(keys)} keys; give [query key]"
+        )
+    reach = float(np.nanmax(np.abs(grid))) or 1.0
+    figure = _figure(width, min(max(width * len(queries) / len(keys), 1.5), 1.6 * width))
+    ax = figure.subplots()
+    image = ax.imshow(grid, cmap=DIVERGING, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+    small = 6 if max(grid.shape) <= 24 else 4
+    ax.set_xticks(range(len(keys)), [_plain(key) for key in keys], fontsize=small, rotation=90)
+    ax.set_yticks(range(len(queries)), [_plain(query) for query in queries], fontsize=small)
+    ax.set_xlabel("key", fontsize=8)
+    ax.set_ylabel("query", fontsize=8)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.03)
+    bar.set_label(label, fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return figure
+
+
 def top_head_bars(
     heads: pd.DataFrame, *, k: int = 20, value: str = "increase", label: str = _INCREASE, width: float = COLUMN
 ) -> Figure:
@@ -216,6 +252,11 @@ def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
         return None
     low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
     return np.clip(np.stack([values - low, high - values]), 0, None)
+
+
+def _plain(name: str) -> str:
+    """A name as it is: matplotlib reads what stands between dollar signs as a formula."""
+    return name.replace("$", r"\$")
 
 
 def _array(values: Any) -> np.ndarray:

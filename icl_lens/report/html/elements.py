@@ -13,7 +13,7 @@ from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html import heads as head_parts
 from icl_lens.report.html import strips
 from icl_lens.report.html.element import Element, mount
-from icl_lens.report.html.text import for_circuitsvis, safe
+from icl_lens.report.html.text import for_circuitsvis, label_class, safe, signed
 
 
 def attention_to_labels(
@@ -97,6 +97,50 @@ def token_values(
         for name, row in zip(names, rows, strict=True)
     )
     return Element("Values by token", body + strips.scale_legend(reach, unit))
+
+
+def similarity_matrix(
+    values: Float[Tensor, "query key"],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    *,
+    query_classes: Sequence[int] | None = None,
+    key_classes: Sequence[int] | None = None,
+    unit: str = "score",
+) -> Element:
+    """What a head's metric makes of every query and key, as a table: blue above zero, orange below, on one scale.
+
+    `query_classes` and `key_classes` colour the names as labels are; rows and columns keep their order, so give words
+    of one class beside one another. Raises InputError if the sizes do not fit.
+    """
+    classes = (query_classes or [-1] * len(queries), key_classes or [-1] * len(keys))
+    if tuple(values.shape) != (len(queries), len(keys)) or tuple(map(len, classes)) != tuple(values.shape):
+        raise InputError(
+            f"values of shape {tuple(values.shape)} do not fit {len(queries)} queries and {len(keys)} keys with "
+            f"{len(classes[0])} and {len(classes[1])} classes; give [query key]"
+        )
+    rows = values.float().tolist()
+    reach = max((abs(x) for row in rows for x in row), default=0.0) or 1.0
+    head = "".join(f'<th scope="col">{_named(key, which)}</th>' for key, which in zip(keys, classes[1], strict=True))
+    body = "".join(
+        f'<tr><th scope="row">{_named(query, which)}</th>{"".join(_cell(value, reach) for value in row)}</tr>'
+        for query, which, row in zip(queries, classes[0], rows, strict=True)
+    )
+    table = (
+        f'<table class="similarity"><thead><tr><th>query \\ key</th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    )
+    legend = strips.scale_legend(reach, unit)
+    return Element("Similarity of queries and keys", f'<div class="scroll">{table}</div>{legend}')
+
+
+def _named(name: str, which: int) -> str:
+    inside = f"<bdi>{safe(name)}</bdi>"
+    return inside if which < 0 else f'<span class="tok {label_class(which)}">{inside}</span>'
+
+
+def _cell(value: float, reach: float) -> str:
+    share = min(100.0, 100 * abs(value) / reach)
+    return f'<td class="n {"p" if value >= 0 else "m"}" style="--v:{share:.0f}%">{signed(value, 2)}</td>'
 
 
 def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:

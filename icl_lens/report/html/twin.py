@@ -102,7 +102,8 @@ class _Static(HTMLParser):
         if tag in HEADINGS:
             return f"<{HEADINGS[tag]}>", f"</{HEADINGS[tag]}>"
         if tag in ("td", "th"):
-            return f'<{tag} style="text-align: {"right" if "n" in classes else "left"}">', f"</{tag}>"
+            side = "right" if "n" in classes else "left"
+            return f'<{tag} style="text-align: {side}{cell_tint(named, classes)}">', f"</{tag}>"
         return (f"<{tag}>", f"</{tag}>") if tag in KEPT else ("", "")
 
     def handle_endtag(self, tag: str) -> None:
@@ -129,6 +130,15 @@ class _Static(HTMLParser):
 def tint(colour: str, share: float) -> str:
     """A style attribute that tints what lies behind the text."""
     return f' style="background-color: rgba({colour},{share:.2f})"' if share >= 0.01 else ""
+
+
+def cell_tint(named: dict[str, str], classes: set[str]) -> str:
+    """The rest of a style attribute, for the cells of a matrix, which say how full their colour is."""
+    style = named.get("style", "")
+    if not style.startswith("--v:"):
+        return ""
+    share = float(style.removeprefix("--v:").rstrip("%")) / 100 * 0.75
+    return f"; background-color: rgba({BLUE if 'p' in classes else ORANGE},{share:.2f})"
 
 
 def drawn(component: str, data: dict[str, Any]) -> str:
