@@ -60,7 +60,9 @@ def _answer(explanation: Findings) -> RenderableType:
     free, several = explanation.free, bool(explanation.whole_label_log_probs)
     more = ["scored by", "whole label" if not free else "all tokens"] if several else []
     name = ("Next token", "token") if free else ("Answer", "label")
-    table = _table(*name, "probability", "log-prob (nats)", *more, "")
+    table = _table(*name, *(("p", "log p") if several else ("probability", "log-prob (nats)")), *more, "")
+    for column in table.columns[:-1]:
+        column.no_wrap = True  # narrow terminals break the notes, never numbers
     for i, label in enumerate(explanation.labels):
         notes = {"predicted": None if free else explanation.predicted, "explained below": explanation.target}
         table.add_row(
