@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -77,12 +77,17 @@ class Explanation(Findings):
 
         return plots.explanation_figures(self)
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """The explanation as one self-contained page; written to `path` (beside it first, then moved) if given."""
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | Path) -> None: ...
+    def to_html(self, path: str | Path | None = None) -> str | None:
+        """The explanation as one self-contained page, or written to `path`: beside it first, then moved."""
         page = explanation_page(self)
-        if path is not None:
-            write_page(page, Path(path))
-        return page
+        if path is None:
+            return page
+        write_page(page, Path(path))
+        return None
 
     def save(self, path: str | Path) -> None:
         """Writes every number as JSON, which `load` reads; raises InputError where the folder does not allow it.

@@ -1,16 +1,22 @@
 """The command line: what it prints and writes, and one clear line with exit code 2 for bad input."""
 
+import io
+import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import families
 import pytest
 import transformers
+from rich.console import Console
 
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.cli.options import decoded
+from icl_lens.report.terminal import render
 
 
 @pytest.fixture
@@ -207,6 +213,109 @@ def test_texts_and_templates_that_mean_nothing(run, tiny, arguments, message):
     code, _, err = run("explain", *arguments, "--model", tiny)
     assert code == 2
     assert message in err
+
+
+SIX = ("sentiment", "number", "animal", "country", "color", "fruit")
+TEMPLATE = ("--template", "{text}\\n: {label}", "--separator", "\\n")
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    """A CSV of six classes in the bundled model's words, and the options that read it."""
+    words = json.loads((Path(il.__file__).parent / "bundled" / "words.json").read_text())["categories"]
+    rows = [f"{word} {other},{kind}" for kind in SIX for word, other in itertools.pairwise(words[kind][:20])]
+    file = tmp_path_factory.mktemp("six") / "kinds.csv"
+    file.write_text("\n".join(["note,kind", *rows]))
+    labels = "foo,bar,frob,blick,waldo,thud"
+    options = ("--path", file, "--columns", "note,kind", "--classes", "all", "--demonstrations", 1, "--labels", labels)
+    prompts = il.load_task(
+        "kinds", path=file, columns=("note", "kind"), classes="all", demonstrations=1, labels=labels.split(","), n=3
+    )
+    return options, prompts
+
+
+def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, six, icl_mini, tmp_path):
+    options, prompts = six
+    template = il.Template("{text}\n: {label}", "{text}\n:", separator="\n")
+    code, out, err = run("explain", *options, *TEMPLATE, "--json", tmp_path / "x.json")
+    assert code == 0, err
+    shown = il.Explanation.load(tmp_path / "x.json")
+    assert shown.prompt == prompts[0]
+    assert shown == il.explain(icl_mini, prompts[0], template=template)
+    code, out, err = run("locate", *options, *TEMPLATE, "-n", 3)
+    assert code == 0, err
+    batch = il.tokenize(icl_mini, prompts, template=template)
+    assert batch.texts[0] in out
+    top = il.locate_heads(icl_mini, batch, k=20)
+    assert all(f"{name} " in out for name in map(str, top.heads))
+    assert all(f"{value:.4f}" in out for value in top.value.tolist())
+    code, out, err = run("compare", *options, *TEMPLATE)
+    assert code == 0, err
+    both = il.compare(*(il.explain(icl_mini, prompt, template=template) for prompt in prompts[:2]))
+    for row in both.to_frame()[:5].itertuples():
+        assert f"{row.name} {row.a:+.3f} {row.b:+.3f} {row.change:+.3f}" in " ".join(out.split())
+    code, out, err = run("ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H6", "--draws", 1)
+    assert code == 0, err
+    assert "First of 2 prompts" in out
+
+
+def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
+    options, prompts = six
+    code, _, _ = run("explain", *options, "--seed", 5, "--json", tmp_path / "x.json", "-k", 1, "--ablate", 1)
+    assert code == 0
+    assert il.Explanation.load(tmp_path / "x.json").prompt != prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "love : bar one :", "-t", "sentiment-number"], "a task has its own prompts"),
+        (["explain", "--text", "love", "-t", "sentiment-number"], "a task has its own prompts"),
+        (["explain", "-t", "sentiment-number", "-a", "foo"], "a task has its own prompts"),
+        (["compare", "love : bar one :", "-t", "sentiment-number"], "a task has its own prompts"),
+        (["explain", "--layout", "reorder"], "--layout has nothing to do here"),
+        (["compare", "love : bar one :", "--labels", "a,b"], "--labels has nothing to do here"),
+        (["compare"], "give two prompts, or a task"),
+        (["explain", "-t", "sentiment-number", "--max-words", "3"], "--max-words has nothing to do here"),
+    ],
+)
+def test_tasks_and_prompts_that_contradict_each_other(run, tiny, arguments, message):
+    code, _, err = run(*arguments, "--model", tiny)
+    assert code == 2
+    assert message in err
+
+
+def test_many_labels_fit_a_terminal(six, icl_mini):
+    """At 80 columns nothing is broken within a word; the prompt stands as it is written."""
+    _, prompts = six
+    labels = ("joyful", "furious", "melancholic", "terrified", "disgusted", "astonished")
+    found = il.explain(icl_mini, prompts[0], template=il.Template("{text}\n: {label}", "{text}\n:", separator="\n"))
+    whole = {"label_spellings": ((("▁mel", "anch", "ol", "ic"),) * 6), "whole_label_log_probs": (-42.75,) * 6}
+    shown = [replace(one, label=labels[found.labels.index(one.label)]) for one in prompts[0].demonstrations]
+    prompt = il.Prompt(shown, prompts[0].query, labels=[labels[found.labels.index(one)] for one in prompts[0].labels])
+    target = labels[found.labels.index(found.target)]
+    named = replace(found, **whole, labels=labels, target=target, prompt=prompt, label_log_probs=(-12.5,) * 6)
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(render(named))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    words = set(text.replace("@", " ").split())
+    assert {*labels, "increase", "'▁mel'", "0.00037%", "attends"} <= words
+    assert "→" not in text
+    for line in named.template.render(prompt).text.split("\n"):
+        assert f"│ {line} " in text
+
+
+def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, tmp_path):
+    words = {"feeling": ["love", "like", "hate"], "count": ["eight", "two", "one"]}
+    (tmp_path / "words.json").write_text(json.dumps({"categories": words}))
+    task = ("-t", "feeling-count", "--path", tmp_path / "words.json", "--demonstrations", 1, "-n", 2, "-m", tiny)
+    code, out, err = run("locate", *task)
+    assert code == 0, err
+    assert "12 of 12 heads" in out
+    code, _, err = run("locate", *task, "-k", 13)
+    assert code == 2
+    assert "--top 13" in err
 
 
 def test_templates_are_decoded(run, tiny, tmp_path):

@@ -14,7 +14,7 @@ from icl_lens.cli.compare import compare
 from icl_lens.cli.explain import explain
 from icl_lens.cli.groups import grouped
 from icl_lens.cli.locate import locate
-from icl_lens.cli.options import ModelOptions, ReadingOptions
+from icl_lens.cli.options import ModelOptions, ReadingOptions, TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,9 @@ def test_a_field_that_is_no_option():
 
 
 PANELS = {
-    "explain": ["Arguments", "Options", "Output", "Text", "Reading", "Model"],
+    "explain": ["Arguments", "Options", "Output", "Text", "Task", "Reading", "Model"],
     "ablate": ["Arguments", "Options", "Heads", "Task", "Reading", "Model"],
-    "compare": ["Arguments", "Options", "Output", "Reading", "Model"],
+    "compare": ["Arguments", "Options", "Output", "Task", "Reading", "Model"],
     "locate": ["Options", "Task", "Output", "Reading", "Model"],
 }
 
@@ -113,9 +113,14 @@ def test_help_shows_the_panels(name, width):
 
 
 def test_shared_options_are_the_same_everywhere():
-    """Declared once: names, defaults and help of the model's and the reading's options."""
-    for group, commands in ((ModelOptions, (explain, ablate, locate)), (ReadingOptions, (explain, compare, locate))):
+    """Declared once: names, defaults and help of the model's, the reading's and the task's options."""
+    shared = (
+        (ModelOptions, (explain, ablate, locate)),
+        (ReadingOptions, (explain, compare, locate)),
+        (TaskOptions, (explain, compare, ablate, locate)),
+    )
+    for group, commands in shared:
         for field in fields(group):
             found = [inspect.signature(command).parameters[field.name] for command in commands]
             described = [(p.default, vars(p.annotation.__metadata__[0])) for p in found]
-            assert described == described[:1] * 3
+            assert described == described[:1] * len(commands)

@@ -21,8 +21,9 @@ from icl_lens.report import html
 from icl_lens.report.html.page import body
 from icl_lens.report.html.script import circuitsvis_bundle, own, packed_bundle
 from icl_lens.report.html.sections import command, layer_bars
-from icl_lens.report.html.text import for_circuitsvis, json_script, percent, signed, visible
+from icl_lens.report.html.text import for_circuitsvis, json_script, signed, visible
 from icl_lens.report.html.twin import static_html
+from icl_lens.report.numbers import percent
 
 
 class Page(HTMLParser):
@@ -243,7 +244,7 @@ def test_numbers_have_one_form():
         "−0.500",
         "12.3%",
         "0.0%",
-        "1.2e−02%",
+        "0.012%",
     ]
     assert json_script([float("nan"), float("inf"), 0.123456789]) == "[null,null,0.12346]"
 
@@ -378,10 +379,27 @@ def test_what_the_command_line_cannot_say_is_python():
 
 def test_a_frame_holds_the_whole_page(paper):
     element = html.words_by_position(paper)
-    frames = Page(element._repr_html_()).all("iframe")
-    assert len(frames) == 1
-    assert frames[0]["srcdoc"] == str(element)
-    assert Page(paper._repr_html_()).all("iframe")[0]["srcdoc"] == html.explanation_page(paper)
+    held = [a["data-page"] for a in Page(element._repr_html_()).all("b") if "data-page" in a]
+    assert held == [str(element)]
+    assert html.explanation_page(paper) in [a.get("data-page") for a in Page(paper._repr_html_()).all("b")]
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
+    """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the page."""
+    sanitize = pytest.importorskip("nbconvert.preprocessors.sanitize", reason="nbconvert is missing").SanitizeHTML(
+        strip=strip
+    )
+    for shown in (paper, html.words_by_position(paper), il.compare(paper, paper)):
+        text = stdlib_html.unescape(sanitize.sanitize_html_tags(shown._repr_html_()))
+        bare = re.sub(r"<[^>]*>", " ", text)
+        assert len(text) < len(shown._repr_html_()) / 3
+        for source in ("CircuitsVis", "box-sizing", "prefers-color-scheme", "getComputedStyle", "H4sI"):
+            assert source not in text
+        assert len(max(bare.split(), key=len)) < 120
+        assert shown is not paper or all(
+            f"{one.head} {signed(one.increase)} 0." in " ".join(bare.split()) for one in paper.heads
+        )
 
 
 def test_attention_from_activations_is_the_pattern(gpt2_acts):
@@ -461,7 +479,7 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     assert "The model says foo" in whole
     for number in (*cells, *map(signed, paper.layer_attn), *map(signed, paper.layer_ffn)):
         assert number in whole
-    assert [whole.count(f"{one.head}{signed(one.increase)}") for one in paper.heads] == [1] * 5
+    assert [whole.count(f"{one.head} {signed(one.increase)} 0.") for one in paper.heads] == [1] * 5
     assert command(paper) in whole
 
 
@@ -496,8 +514,8 @@ def test_a_twin_takes_little_room():
 def test_to_html_writes_and_replaces(paper, tmp_path):
     path = tmp_path / "page.html"
     path.write_text("old")
-    page = paper.to_html(path)
-    assert path.read_text(encoding="utf-8") == page
+    assert paper.to_html(path) is None, "a notebook would show the whole page's source"
+    assert path.read_text(encoding="utf-8") == paper.to_html()
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(il.InputError, match="choose an existing, writable folder"):
         paper.to_html(tmp_path / "missing" / "page.html")

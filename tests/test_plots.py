@@ -1,8 +1,11 @@
 """Figures: what is drawn where, with which names and units; nothing is ever shown."""
 
+import base64
+import io
 from itertools import pairwise
 
 import explanations as ex
+import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
@@ -144,3 +147,47 @@ def test_figures_of_an_explanation_are_made_without_pyplot(monkeypatch):
 def test_tables_that_do_not_fit_are_said(draw, message):
     with pytest.raises(il.InputError, match=message):
         draw()
+
+
+def rgba(png):
+    return matplotlib.image.imread(io.BytesIO(png), format="png")
+
+
+@pytest.mark.parametrize("name", ["layers", "top_heads", "heads", "attention"])
+def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
+    """Nothing behind the picture, and nothing opaque in it that white or black would swallow; files stay."""
+    explanation = ex.made()
+    if name == "attention":
+        rows = [(head, which, 0.4, 0.2, 0.5) for head in NAMES for which in (True, False)]
+        columns = ["name", "is_answer", "attention", "low", "high"]
+        figure = plots.label_attention_bars(pd.DataFrame(rows, columns=columns))
+    else:
+        figure = explanation.figures[name]
+    figure.draw_without_rendering()  # matplotlib's constrained layout moves a colour bar between the first two draws
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    assert rgba(file.getvalue())[0, 0].tolist() == [1, 1, 1, 1]
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    figure._ipython_display_()
+    (data,) = shown
+    assert data["text/plain"] == repr(figure)
+    picture = rgba(base64.b64decode(data["image/png"]))
+    assert picture[0, 0, 3] == picture[-1, -1, 3] == 0
+    assert (picture[..., 3] == 0).mean() > (0.15 if name == "heads" else 0.4)
+    ink = picture[picture[..., 3] > 0.99][:, :3]
+    assert ink.max(axis=1).min() > 0.4, "black is lost in the dark"
+    assert name == "heads" or ink.min(axis=1).max() < 0.75, "white is lost in the light"
+    again = io.BytesIO()
+    figure.savefig(again, format="png")
+    assert np.array_equal(rgba(again.getvalue()), rgba(file.getvalue()))
+
+
+def test_ipython_takes_the_figure_that_suits_both_themes():
+    formatter = pytest.importorskip("IPython.core.formatters", reason="IPython is missing").DisplayFormatter()
+    shown = []
+    figure = ex.made().figures["layers"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+        assert formatter.format(figure) == ({}, {})
+    assert "image/png" in shown[0]

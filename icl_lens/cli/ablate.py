@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
+from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
 from icl_lens.cli.options import (
     ByChoice,
+    ClassesChoice,
     ModelOptions,
+    TaskOption,
     TaskOptions,
     TokenOptions,
-    check_unused,
     first_prompt,
 )
+from icl_lens.report.numbers import percent
 
 if TYPE_CHECKING:
     from icl_lens.interventions.removal import Answers, Removal
@@ -34,17 +38,14 @@ MOST_DRAWS = 1000
 class AblateTask(TaskOptions):
     """The task that is answered instead of one prompt."""
 
-    task: Annotated[str | None, typer.Option("--task", "-t", help="A task instead of one prompt.")] = None
-    n: Annotated[int, typer.Option(help="Prompts of the task; heads are located on as many others.")] = 200
+    task: TaskOption = None
+    n: Annotated[int, typer.Option("--n", "-n", help="Prompts of the task; heads are located on as many others.")] = 200
 
-    @property
-    def name(self) -> str | None:
-        return self.named(self.task)
-
-    def halves(self, task: str, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
+    def halves(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Prompts to locate heads on, and `n` others to remove them on."""
         half = self.n + self.n % 2  # in pairs, so that both halves have both labels as often
-        prompts = self.prompts(task, n=2 * half, seed=seed, balanced=True)
+        balanced = self.classes is ClassesChoice.binary  # with all classes, labels stay with them and answers vary
+        prompts = self.prompts(n=2 * half, seed=seed, balanced=balanced)
         return prompts[:half], prompts[half:][: self.n]
 
 
@@ -91,7 +92,7 @@ def ablate(
     _check(prompt, answer, task, heads)
     loaded = model.load()
     if task.name is not None:
-        choosing, testing = task.halves(task.name, seed)
+        choosing, testing = task.halves(seed)
     else:
         assert prompt is not None
         choosing = testing = [il.Prompt.parse(prompt, answer=answer)]
@@ -118,8 +119,7 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
     if heads.heads is not None and heads.by is not None:
         raise InputError("--by locates heads, and --heads names them: give one of the two")
     if prompt is not None:
-        own = ("path", "labels", "layout", "n", "demonstrations", "columns", "split", "max_words")
-        check_unused(*own, because="it is a task's, and a prompt says all of it itself")
+        task.check_no_task()
         if task.task is not None or task.path is not None or task.labels is not None:
             raise InputError("--path and --labels are a task's; a prompt says all of it itself: leave them out")
     if task.n < 1 or heads.draws < 1 or heads.top < 1:
@@ -144,36 +144,52 @@ def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "Pro
 
 
 def _of_task(removal: "Removal") -> Table:
+    """Accuracies with nothing removed, without the heads, and without random sets of as many, in a row each."""
+
     def shares(answers: "Answers") -> tuple[float, float]:
         return answers.accuracy_between_labels, answers.accuracy_over_vocabulary
 
-    return _table(removal, ["accuracy between labels", "over the vocabulary"], shares)
+    table = _table("", "accuracy between labels", "over the vocabulary")
+    for name, cells in zip(_removed(removal), zip(*_cells(removal, shares), strict=True), strict=True):
+        table.add_row(name, *cells)
+    return table
 
 
 def _of_prompt(removal: "Removal", labels: Sequence[str]) -> Table:
+    """The labels' probabilities, a row a label: there may be many."""
+
     def shares(answers: "Answers") -> list[float]:
         return answers.label_log_probs[0].exp().tolist()
 
-    return _table(removal, [f"p({label})" for label in labels], shares)
+    table = _table("probability of", *_removed(removal))
+    for label, cells in zip(labels, _cells(removal, shares), strict=True):
+        table.add_row(Text(label), *cells)
+    return table
 
 
-def _table(removal: "Removal", columns: list[str], shares: Callable[["Answers"], Sequence[float]]) -> Table:
-    """A row of shares with nothing removed, one without the heads, one of random sets: mean, least, most."""
-    table = Table()
-    table.add_column("")
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right")
-    count = len(removal.heads)
-    table.add_row("nothing removed", *[f"{share:.1%}" for share in shares(removal.nothing)])
-    table.add_row(f"{count} heads removed", *[f"{share:.1%}" for share in shares(removal.removed)])
-    spreads = [_spread(values) for values in zip(*map(shares, removal.random), strict=True)]
-    table.add_row(f"{count} random heads, {len(removal.random)} draws", *spreads)
     return table
+
+
+def _removed(removal: "Removal") -> tuple[str, str, str]:
+    """What is compared."""
+    count = len(removal.heads)
+    return "nothing removed", f"{count} heads removed", f"{count} random heads, {len(removal.random)} draws"
+
+
+def _cells(removal: "Removal", shares: Callable[["Answers"], Sequence[float]]) -> list[tuple[str, str, str]]:
+    """Of every share: with nothing removed, without the heads, and of the random sets mean, least and most."""
+    random = zip(*map(shares, removal.random), strict=True)
+    return [
+        (percent(before), percent(after), _spread(draws))
+        for before, after, draws in zip(shares(removal.nothing), shares(removal.removed), random, strict=True)
+    ]
 
 
 def _spread(values: Sequence[float]) -> str:
     """Mean, least and most of some shares."""
-    import torch
-
-    shares = torch.tensor(values)
-    return f"{float(shares.mean()):.1%} ({float(shares.min()):.1%} to {float(shares.max()):.1%})"
+    return f"{percent(sum(values) / len(values))} ({percent(min(values))} to {percent(max(values))})"

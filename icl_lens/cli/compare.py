@@ -13,8 +13,9 @@ from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, load
+from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, TaskOptions, load
 from icl_lens.cli.page import present, written
+from icl_lens.report.numbers import percent
 
 if TYPE_CHECKING:
     from icl_lens.explanation import Explanation
@@ -51,22 +52,31 @@ class ComparePage(PageOptions):
 @grouped
 def compare(
     output: ComparePage,
+    task: TaskOptions,
     reading: ReadingOptions,
     models: TwoModels,
-    a: Annotated[str, typer.Argument(help="The first prompt.", show_default=False)],
+    a: Annotated[str | None, typer.Argument(help="The first prompt.", show_default=False)] = None,
     b: Annotated[str | None, typer.Argument(help="The second prompt; default: the first.", show_default=False)] = None,
     answer: Annotated[str | None, typer.Option("--answer", "-a", help="The right label of A.")] = None,
     answer_b: Annotated[str | None, typer.Option(help="The right label of B. Default: what the model says.")] = None,
+    seed: Annotated[int, typer.Option(help="Which prompts are drawn from a task.")] = 0,
 ) -> None:
-    """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it."""
+    """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it.
+
+    With --task or --path, A and B are the first two prompts of a task, or its first on two models.
+    """
     from icl_lens import InputError, explain
     from icl_lens.files import check_writable
     from icl_lens.report.comparison import compare as compared
 
-    if b is None and models.one:
+    asked: list[Any] = task.drawn(2 if models.one else 1, seed=seed, beside=(a, b, answer, answer_b))
+    if not asked and a is None:
+        raise InputError("there is nothing to compare: give two prompts, or a task with --task or --path")
+    if not asked and b is None and models.one:
         raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
     check_writable(output.html)
     first, second = models.both()
+    asked = asked or [a, a if b is None else b]
     if b is None:
         answer_b = answer_b or answer
     settings: dict[str, Any] = {
@@ -75,8 +85,8 @@ def compare(
         "final_norm": reading.final_norm.value,
         "bias": reading.bias,
     }
-    before = explain(first, a, answer=answer, **settings)
-    after = explain(second, a if b is None else b, answer=answer_b, **settings)
+    before = explain(first, asked[0], answer=answer, **settings)
+    after = explain(second, asked[-1], answer=answer_b, **settings)
     page = written(compared(before, after).to_html(), output) if output.wanted else None
     console = PlainConsole()
     console.print(_answers(before, after))
@@ -93,7 +103,7 @@ def _answers(before: "Explanation", after: "Explanation") -> Group:
 
 
 def _probability(side: "Explanation", label: str) -> str:
-    return f"{math.exp(side.label_log_probs[side.labels.index(label)]):.1%}" if label in side.labels else "–"
+    return percent(math.exp(side.label_log_probs[side.labels.index(label)])) if label in side.labels else "–"
 
 
 def _heads(before: "Explanation", after: "Explanation") -> Group:

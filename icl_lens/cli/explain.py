@@ -8,7 +8,7 @@ import typer
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
-from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadingOptions
+from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadingOptions, TaskOptions
 from icl_lens.cli.page import present, written
 
 PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
@@ -61,6 +61,7 @@ class FreeOptions:
 def explain(
     output: ExplainOutput,
     free: FreeOptions,
+    task: TaskOptions,
     reading: ReadingOptions,
     model: ModelOptions,
     prompt: Annotated[
@@ -70,11 +71,12 @@ def explain(
     answer: AnswerOption = None,
     k: Annotated[int, typer.Option("--top", "-k", help="How many heads to describe.")] = 10,
     n_ablated: Annotated[int, typer.Option("--ablate", help="How many located heads to zero together.")] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the random heads to compare with.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a task's prompt, and of the random heads to compare with.")] = 0,
 ) -> None:
     """Explain one prompt: layers, heads, positions, words, and what removing the located heads does.
 
-    Without arguments: the paper's example on the bundled model. With --text: any text, without demonstrations.
+    Without arguments: the paper's example on the bundled model. With --text: any text, without demonstrations. With
+    --task or --path: a prompt of a task, the first that `icl-lens locate` reads with the same options.
     """
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.explanation import explain_text
@@ -83,6 +85,7 @@ def explain(
     from icl_lens.report.terminal import render
 
     free.check(prompt, answer, reading)
+    drawn = task.drawn(1, seed=seed, beside=(prompt, answer, free.text, free.target))
     check_writable(output.json_file, output.html)
     convention: dict[str, Any] = {
         "prepend_bos": reading.bos,
@@ -99,7 +102,7 @@ def explain(
     else:
         explanation = explain_prompt(
             model.load(),
-            PAPER_PROMPT if prompt is None else prompt,
+            drawn[0] if drawn else PAPER_PROMPT if prompt is None else prompt,
             answer=answer,
             against=free.against or None,
             **reading.of_prompt(),

@@ -26,9 +26,9 @@ from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
 from icl_lens.cli.options import (
     ByChoice,
-    ClassesChoice,
     ModelOptions,
     ReadingOptions,
+    TaskOption,
     TaskOptions,
     check_unused,
     decoded,
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from icl_lens.locate.processes import Processes
     from icl_lens.prompts.prompt import Prompt
 
+MOST_SHOWN = 20
+"""Heads that are found unless the user says how many."""
+
 PASSES = {"part": "locating", "again": "second pass over open heads"}
 
 
@@ -49,34 +52,13 @@ PASSES = {"part": "locating", "again": "second pass over open heads"}
 class LocateTask(TaskOptions):
     """The task that heads are located on, and how its prompts are written."""
 
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            "-t",
-            help="Word task (FALSE-TRUE categories) or sentence dataset.",
-            show_default="with --path, the file's name",
-        ),
-    ] = None
+    task: TaskOption = None
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts.")] = 1000
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0
-    classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a sentence dataset's.")] = (
-        ClassesChoice.binary
-    )
-
-    @property
-    def name(self) -> str:
-        """What the task is called; raises InputError where nothing says it."""
-        from icl_lens.errors import InputError
-
-        name = self.named(self.task)
-        if name is None:
-            raise InputError("give --task, for instance --task sentiment-number, or your own sentences with --path")
-        return name
 
     def draw(self) -> "list[Prompt]":
         """The task's prompts."""
-        return self.prompts(self.name, n=self.n, seed=self.seed, classes=self.classes.value)
+        return self.prompts(n=self.n, seed=self.seed)
 
     def asked(self, model: ModelOptions, reading: ReadingOptions, by: ByChoice) -> "Asked":
         """What the run's folder remembers of these options."""
@@ -86,7 +68,7 @@ class LocateTask(TaskOptions):
             model=model.model,
             revision=model.revision,
             dtype=model.dtype.value,
-            task=self.name,
+            task=self.name or "",
             n=self.n,
             seed=self.seed,
             layout=self.layout.value,
@@ -122,7 +104,9 @@ def locate(
     output: LocateOutput,
     reading: ReadingOptions,
     model: ModelOptions,
-    k: Annotated[int, typer.Option("--top", "-k", help="How many heads to find.")] = 20,
+    k: Annotated[
+        int | None, typer.Option("--top", "-k", help="How many heads to find.", show_default="20, or all if fewer")
+    ] = None,
     by: Annotated[
         ByChoice, typer.Option(help="Rank by log p(answer), or by its contrast with the other labels.")
     ] = ByChoice.increase,
@@ -140,6 +124,7 @@ def locate(
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.processes import Processes
     from icl_lens.locate.table import heads_table, summary, write_result
+    from icl_lens.models.view import ModelView
 
     if batch_size is not None:
         check_unused("budget", because="--batch-size says how many prompts a batch has")
@@ -147,7 +132,6 @@ def locate(
     console = PlainConsole(quiet=not processes.first)
     warnings = PlainConsole(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
     norm, bias = reading.final_norm.value, reading.bias
-    options = LocateOptions(k=k, final_norm=norm, bias=bias, batch_size=batch_size, byte_budget=budget * 2**20)
     keeping = out if processes.first else None
     with (
         _interruptible(out, warnings),
@@ -158,6 +142,8 @@ def locate(
         loaded = model.load(default_device=None if processes.device is None else str(processes.device))
         batch = reading.tokenize(loaded, prompts)
         console.print(first_prompt(batch))
+        found = min(MOST_SHOWN, len(ModelView.of(loaded).heads())) if k is None else k
+        options = LocateOptions(k=found, final_norm=norm, bias=bias, batch_size=batch_size, byte_budget=budget * 2**20)
         folder = None
         if keeping is not None:
             folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))

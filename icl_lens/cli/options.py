@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -46,6 +46,15 @@ DeviceOption = Annotated[
 ]
 DtypeOption = Annotated[DtypeChoice, typer.Option(help="The weights' precision; the readout is float32 at least.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Hub revision: branch, tag or commit.")]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        "-t",
+        help="Word task (FALSE-TRUE categories) or sentence dataset.",
+        show_default="with --path, the file's name",
+    ),
+]
 AnswerOption = Annotated[
     str | None, typer.Option("--answer", "-a", help="The right label; default: what the model says.")
 ]
@@ -212,10 +221,14 @@ class PageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """How a task's prompts are drawn and arranged."""
+    """A task: how its prompts are drawn and arranged."""
 
     panel: ClassVar[str] = "Task"
 
+    task: TaskOption = None
+    classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a sentence dataset's.")] = (
+        ClassesChoice.binary
+    )
     layout: Annotated[LayoutChoice, typer.Option(help="Where the true demonstrations stand.")] = LayoutChoice.order
     demonstrations: Annotated[int, typer.Option(help="Demonstrations of each class.")] = 2
     path: Annotated[
@@ -229,25 +242,55 @@ class TaskOptions:
         typer.Option(help="Label words, the true class's first; with --classes all in order of the classes' names."),
     ] = None
 
-    def named(self, task: str | None) -> str | None:
-        """The task's name: of your own file or folder, its name where none is given."""
-        return self.path.stem if task is None and self.path is not None else task
+    @property
+    def name(self) -> str | None:
+        """What the task is called: of your own file or folder, its name where none is given."""
+        return self.path.stem if self.task is None and self.path is not None else self.task
 
-    def prompts(self, name: str, *, n: int, seed: int, **more: Any) -> "list[Prompt]":
-        """The prompts of `load_task`, which `more` goes to; raises InputError, also for options that do nothing."""
+    def check_no_task(self) -> None:
+        """Raises InputError for a task's options where there is no task that they could be about."""
+        own = [field.name for field in fields(self)]
+        check_unused(*own, because="it is a task's, and a prompt says all of it itself")
+
+    def drawn(self, n: int, *, seed: int, beside: "Sequence[str | None]") -> "list[Prompt]":
+        """The task's first prompts; none where no task is asked for.
+
+        Raises InputError where a prompt or an answer (`beside`) is given as well, or a task's options without a task.
+        """
+        from icl_lens.errors import InputError
+
+        if self.name is None:
+            self.check_no_task()
+            return []
+        if any(given is not None for given in beside):
+            raise InputError(
+                "a task has its own prompts and answers: give either a prompt, or --task or --path, and --answer, "
+                "--text and --target only without a task"
+            )
+        return self.prompts(n=n, seed=seed)
+
+    def prompts(self, *, n: int, seed: int, balanced: bool = False) -> "list[Prompt]":
+        """The prompts of `load_task`.
+
+        Raises InputError, also where no task is named, and for options that would do nothing.
+        """
         from icl_lens.errors import InputError
         from icl_lens.prompts.tasks import load_task
 
+        if self.name is None:
+            raise InputError("give --task, for instance --task sentiment-number, or your own sentences with --path")
         text, _, label = self.columns.partition(",")
         if not (text and label) or "," in label:
             raise InputError(
                 f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
             )
-        self._check_used(name)
+        self._check_used(self.name)
         return load_task(
-            name,
+            self.name,
             n=n,
             seed=seed,
+            balanced=balanced,
+            classes=self.classes.value,
             layout=self.layout.value,
             demonstrations=self.demonstrations,
             path=self.path,
@@ -255,7 +298,6 @@ class TaskOptions:
             split=self.split,
             max_words=self.max_words,
             labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
-            **more,
         )
 
     def _check_used(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import pandas as pd
 
@@ -53,12 +54,17 @@ class Comparison:
         ]
         return pd.DataFrame(rows).sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """Both side by side as one self-contained page; written to `path` (beside it first, then moved) if given."""
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | Path) -> None: ...
+    def to_html(self, path: str | Path | None = None) -> str | None:
+        """Both side by side as one self-contained page, or written to `path`: beside it first, then moved."""
         page = compare_page(self.a, self.b)
-        if path is not None:
-            write_page(page, path)
-        return page
+        if path is None:
+            return page
+        write_page(page, path)
+        return None
 
     def _repr_html_(self) -> str:
         return frame("Comparison", compare_page(self.a, self.b), compare_body(self.a, self.b), height=720)

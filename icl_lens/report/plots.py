@@ -1,7 +1,8 @@
 """Figures: tidy tables or arrays in, matplotlib Figures out. Nothing is shown or written.
 
 Every function takes `width` in inches: `COLUMN` (3.3, one column of a paper) or `PAGE` (6.8). Colours are those of
-Okabe and Ito, or run from orange through white to blue, and can be told apart with any colour vision.
+Okabe and Ito, or run from orange through white to blue, and can be told apart with any colour vision. A notebook shows
+them without a background, readable in its light and its dark theme; files are black on white.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from icl_lens.errors import InputError
+from icl_lens.report.figure import NotebookFigure
 from icl_lens.report.findings import Findings
 from icl_lens.report.palette import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, SKY
 
@@ -217,7 +219,7 @@ _CAPS: dict[str, Any] = {"error_kw": {"elinewidth": 0.8, "capsize": 1.5, "ecolor
 
 
 def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=200, layout="constrained")
+    return NotebookFigure(figsize=(width, height), dpi=200, layout="constrained")
 
 
 def _tidy(ax: Axes) -> None:

@@ -1,7 +1,7 @@
 """An explanation for the terminal, as rich renderables."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -10,9 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.report.numbers import percent
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 
 BAR_WIDTH = 22
+# Columns of attention to labels, in characters, that fit beside the increases in a terminal of 80.
+ATTENTION_WIDTH = 44
 LABEL_STYLES = tuple(f"bold {colour}" for colour in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
 GAIN, LOSS, QUIET = SKY, AMBER, "dim"
 
@@ -35,53 +38,48 @@ def _label_style(index: int) -> str:
 
 
 def _title(explanation: Findings) -> RenderableType:
-    text = Text(overflow="fold")
-    by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
-    if explanation.free:
-        text.append(explanation.text)
-    else:
-        _append_tokens(text, explanation, by_position)
+    text = _prompt(explanation)
     settings = explanation.settings
     note = f"{settings.final_norm} final norm, {'with' if settings.bias else 'without'} bias"
     title = Text(explanation.model, "bold")
     return Panel(text, title=title, subtitle=note, title_align="left", subtitle_align="right")
 
 
-def _append_tokens(text: Text, explanation: Findings, by_position: Mapping[int, int]) -> None:
-    text.append_tokens(
-        (piece, _label_style(by_position.get(i, -1))) for i, piece in enumerate(_pieces(explanation.tokens))
-    )
-
-
-def _pieces(tokens: Sequence[str]) -> list[str]:
-    """Tokens ready to be joined: word-level tokenizers leave out the spaces, which are put back."""
-    if any(token[:1].isspace() for token in tokens[1:]):
-        return list(tokens)
-    return [token if i == 0 else f" {token}" for i, token in enumerate(tokens)]
+def _prompt(explanation: Findings) -> Text:
+    """The text the model continues, as it is written, its labels in their colours."""
+    if explanation.prompt is None:
+        return Text(explanation.text, overflow="fold")
+    rendered = explanation.template.render(explanation.prompt)
+    text = Text(rendered.text, overflow="fold")
+    for (start, stop), demonstration in zip(rendered.label_spans, explanation.prompt.demonstrations, strict=True):
+        text.stylize(_label_style(explanation.labels.index(demonstration.label)), start, stop)
+    return text
 
 
 def _answer(explanation: Findings) -> RenderableType:
     free, several = explanation.free, bool(explanation.whole_label_log_probs)
-    more = ["scored by", "whole, log-prob"] if several else []
+    more = ["scored by", "whole label" if not free else "all tokens"] if several else []
     name = ("Next token", "token") if free else ("Answer", "label")
-    table = _table(*name, "probability", "log-prob (nats)", *more, "")
+    table = _table(*name, *(("p", "log p") if several else ("probability", "log-prob (nats)")), *more, "")
+    for column in table.columns[:-1]:
+        column.no_wrap = True  # narrow terminals break the notes, never numbers
     for i, label in enumerate(explanation.labels):
         notes = {"predicted": None if free else explanation.predicted, "explained below": explanation.target}
         table.add_row(
             Text(label, _label_style(i)),
-            f"{math.exp(explanation.label_log_probs[i]):.1%}",
+            percent(math.exp(explanation.label_log_probs[i])),
             f"{explanation.label_log_probs[i]:.2f}",
             *(_whole(explanation, i) if several else []),
             ", ".join(note for note, which in notes.items() if which == label),
         )
     token, probability = explanation.next_tokens[0]
     remarks = [Text(remark) for remark in explanation.remarks]
-    return Group(table, Text(f"Most probable of all tokens: {token!r} ({probability:.1%})", QUIET), *remarks)
+    return Group(table, Text(f"Most probable of all tokens: {token!r} ({percent(probability)})", QUIET), *remarks)
 
 
 def _whole(explanation: Findings, i: int) -> list[Text | str]:
     spelling = explanation.label_spellings[i]
-    of = "" if len(spelling) == 1 else f" of {' '.join(map(repr, spelling))}"
+    of = "" if len(spelling) == 1 else f" of {len(spelling)}"
     return [Text(f"{spelling[explanation.n_shared]!r}{of}"), f"{explanation.whole_label_log_probs[i]:.2f}"]
 
 
@@ -107,10 +105,23 @@ def _heads(explanation: Findings) -> RenderableType:
         Text(f"→ {explanation.labels[label]}@{position}", _label_style(label))
         for position, label in zip(explanation.label_positions, explanation.demonstration_labels, strict=True)
     ]
+    if sum(len(name) + 3 for name in names) > ATTENTION_WIDTH:
+        return _many_labels(explanation, [str(name).removeprefix("→ ") for name in names])
     table = _table("Heads that raise it most, and where they look from the last token", *_columns(explanation), *names)
     for report in explanation.heads:
         weights = report.label_attention(explanation.label_positions)
         table.add_row(*_increases(report), *[_weight(weight) for weight in weights])
+    return Group(table, *_verdict(explanation))
+
+
+def _many_labels(explanation: Findings, names: Sequence[str]) -> RenderableType:
+    """With more demonstrations than columns: the labels that each head attends to most."""
+    title = "Heads that raise it most, and the labels they attend to most from the last token"
+    table = _table(title, *_columns(explanation), "attends most to")
+    for report in explanation.heads:
+        weights = report.label_attention(explanation.label_positions)
+        most = sorted(range(len(names)), key=lambda i: -weights[i])[:3]
+        table.add_row(*_increases(report), Text("  ".join(f"{names[i]} {weights[i]:.2f}" for i in most)))
     return Group(table, *_verdict(explanation))
 
 
@@ -154,7 +165,8 @@ def _subheads(explanation: Findings) -> RenderableType:
     by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
     for part in explanation.subheads[: explanation.settings.k]:
         style = _label_style(by_position.get(part.position, -1))
-        token = explanation.shown_tokens[part.position] if explanation.free else part.token
+        token = explanation.shown_tokens[part.position]
+        token = token if token.strip() else explanation.token_names[part.position]
         contrast = [] if part.contrast is None else [f"{part.contrast:+.3f}"]
         table.add_row(str(part.head), str(part.position), Text(token, style), f"{part.increase:+.3f}", *contrast)
     how = (
@@ -197,11 +209,11 @@ def _ablation(explanation: Findings) -> RenderableType:
     )
     for i, label in enumerate(explanation.labels):
         draws = [math.exp(draw[i]) for draw in ablation.random]
-        spread = f"{_mean(draws):.1%} ({min(draws):.1%}–{max(draws):.1%})"
+        spread = f"{percent(_mean(draws))} ({percent(min(draws))}–{percent(max(draws))})"
         table.add_row(
             Text(label, _label_style(i)),
-            f"{math.exp(explanation.label_log_probs[i]):.1%}",
-            f"{math.exp(ablation.located[i]):.1%}",
+            percent(math.exp(explanation.label_log_probs[i])),
+            percent(math.exp(ablation.located[i])),
             spread,
         )
     note = (

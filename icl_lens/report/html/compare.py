@@ -10,7 +10,8 @@ from icl_lens.report.html.heads import bar, heatmap
 from icl_lens.report.html.script import document
 from icl_lens.report.html.sections import answer, command, layer_bars, layer_reach, prompt_text, safe_lines, section
 from icl_lens.report.html.strips import label_legend
-from icl_lens.report.html.text import chip, label_class, percent, safe, signed, table
+from icl_lens.report.html.text import chip, label_class, safe, signed, table
+from icl_lens.report.numbers import percent
 
 N_CHANGED = 12
 

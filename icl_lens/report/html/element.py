@@ -1,7 +1,8 @@
 """A picture that shows itself in a notebook and turns into a page.
 
-In a notebook it is a frame with the page in it, and behind it a static twin. Where a viewer takes frames and scripts
-away, the twin is what remains; where the frame stays, a rule of style hides the twin, without waiting for any script.
+In a notebook it is a static twin, and before it the page, held in an attribute until a script of three lines puts it
+into a frame and hides the twin. Viewers that take scripts away take unknown attributes too, and those that show what
+they do not allow as text (`nbconvert --sanitize-html`) drop attributes without a word: the page's source is never read.
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from icl_lens.report.html.script import document
+from icl_lens.report.html.script import document, own
 from icl_lens.report.html.text import json_script, safe
 from icl_lens.report.html.twin import NOTE, static_html, static_text
+
+FRAME = own("frame.js").strip()
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,15 @@ class Element:
 
 
 def frame(title: str, page: str, body: str, *, height: int = 320) -> str:
-    """A page as an inline frame, and the static twin of its `body` for where the frame is stripped.
+    """A page as an inline frame, and the static twin of its `body` for where scripts are stripped.
 
     The page's scripts, names and styles cannot meet those of the notebook around it. The frame grows to its content's
     height where the notebook lets it, and scrolls where not.
     """
     return (
-        f'<iframe title="{escape(title)}" srcdoc="{escape(page)}" '
-        f'style="width:100%;height:{height}px;border:0;display:block" loading="eager"></iframe>'
+        f'<b class="icl-lens-page" title="{escape(title)}" data-height="{height}" data-page="{escape(page)}"></b>'
         f'<div class="icl-lens-twin">{static_html(body)}<p><em>{NOTE}</em></p></div>'
-        # Goes where scripts go: what strips the frame or this rule leaves the twin to be seen.
-        "<style>iframe[srcdoc] + .icl-lens-twin { display: none }</style>"
+        f"<script>{FRAME}</script>"
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html.strips import attention_strip, label_legend, scale_legend, value_strip
-from icl_lens.report.html.text import chip, isolated, json_script, label_class, percent, safe, signed, table, visible
+from icl_lens.report.html.text import chip, isolated, json_script, label_class, safe, signed, table, visible
+from icl_lens.report.numbers import percent
 
 # Rows of words shown without a scroll bar.
 LONG = 12
@@ -66,7 +67,7 @@ def located_table(explanation: Findings) -> str:
     Attention is summed by label; of a free prompt, the tokens that get most are named.
     """
     target = explanation.labels.index(explanation.target)
-    before = math.exp(explanation.label_log_probs[target])
+    before = explanation.label_log_probs[target]
     reach = max((abs(report.increase) for report in explanation.heads), default=0.0) or 1.0
     shown = [i for i, label in enumerate(explanation.labels) if i in explanation.demonstration_labels or i == target]
     shown = [] if explanation.free else shown
@@ -77,7 +78,7 @@ def located_table(explanation: Findings) -> str:
         weights = report.label_attention(explanation.label_positions)
         for label, weight in zip(explanation.demonstration_labels, weights, strict=True):
             sums[label] += weight
-        after = math.exp(report.ablated[target])
+        after = report.ablated[target]
         contrast = []
         if report.contrast is not None:
             contrast = [
@@ -90,15 +91,15 @@ def located_table(explanation: Findings) -> str:
                 *contrast,
                 *[f"{bar(sums[i], label_class(i))}{sums[i]:.2f}" for i in shown],
                 *([_attended(explanation, report)] if explanation.free else []),
-                f"{percent(after)}",
-                signed(100 * (after - before), 1),
+                percent(math.exp(after)),
+                signed(after - before),
             ]
         )
     names = [f"#to {chip(explanation.labels[i], i)}" for i in shown]
     target_name = chip(explanation.target, target)
     more = [f"#{contrast_name(explanation)}, nats"] if explanation.compared_with else []
     names += ["attends most to"] if explanation.free else []
-    head = ["head", "#increase, nats", *more, *names, f"#p({target_name}) without it", "#change, points"]
+    head = ["head", "#increase, nats", *more, *names, f"#p({target_name}) without it", "#change of log p, nats"]
     verdict = f'<p class="key">{safe(explanation.verdict)}</p>' if explanation.compared_with else ""
     return table(head, rows, kind="located") + verdict
 

@@ -90,7 +90,8 @@
         header.append(make("h3", "", name),
           make("p", "", `rank ${rank} of ${cells.length}, ${signed(Number(cell.dataset.value))} nats`));
         other.replaceChildren(header, make("h4", "", "Where it looks"), make("div", "weights"),
-          make("p", "key", `Only the ${data.k} heads of largest increase are described in full; this one would be with k = ${rank}.`));
+          make("p", "key", `The ${data.k} heads of largest increase are described in full. This one is number ${rank}: to have it described too, `
+            + `make the page anew with --top ${rank} (in Python k=${rank}) or more.`));
         other.dataset.head = name;
         other.setAttribute("aria-label", `Head ${name}`);
       }

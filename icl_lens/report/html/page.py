@@ -10,7 +10,8 @@ from icl_lens.report.html.heads import explorer, located_table
 from icl_lens.report.html.script import document
 from icl_lens.report.html.sections import section
 from icl_lens.report.html.strips import label_legend
-from icl_lens.report.html.text import chip, percent, safe
+from icl_lens.report.html.text import chip, safe
+from icl_lens.report.numbers import percent
 
 
 def explanation_page(explanation: Findings) -> str:

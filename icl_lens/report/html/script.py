@@ -36,7 +36,7 @@ def packed_bundle() -> str:
 
 @cache
 def own(name: str) -> str:
-    """One of our own files beside this module: `page.css`, `page.js`, `theme.js`."""
+    """One of our own files beside this module: `page.css`, `page.js`, `theme.js`, `frame.js`."""
     return (files("icl_lens.report.html") / name).read_text(encoding="utf-8").strip()
 
 

@@ -91,11 +91,6 @@ def signed(value: float, digits: int = 3) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def percent(value: float) -> str:
-    """A probability in per cent: one decimal, or two digits where that would be zero."""
-    return f"{value:.1%}" if value >= 0.001 or value == 0 else f"{100 * value:.1e}%".replace("-", "−")
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
     """An HTML table of cells that are HTML already. `head` entries that start with `#` are numeric columns."""
     names = [name.removeprefix("#") for name in head]

@@ -22,6 +22,8 @@ NOTE = "Static picture; in a notebook that is trusted and run it is interactive.
 
 VOID = {"br", "hr", "img", "input", "line", "rect", "circle"}
 KEPT = {"p", "b", "table", "thead", "tbody", "tr", "blockquote", "dl", "dt", "dd", "pre", "code", "bdi"}
+# With white space behind them, and behind cells: where even tags are taken away, words stay apart.
+BLOCKS = {"p", "tr", "blockquote", "dt", "dd", "pre"}
 HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5", "h4": "h5"}
 SKIPPED_TAGS = {"svg", "figure", "article", "summary", "i", "style"}
 SKIPPED_CLASSES = {"bar", "caret", "maphead", "readout", "corner", "hh", "hl", "weights", "scale"}
@@ -100,10 +102,12 @@ class _Static(HTMLParser):
             apart = " " if self._legend else ""
             return f"<span{tint(colour, share)}>", f"</span>{apart}"
         if tag in HEADINGS:
-            return f"<{HEADINGS[tag]}>", f"</{HEADINGS[tag]}>"
+            return f"<{HEADINGS[tag]}>", f"</{HEADINGS[tag]}>\n"
         if tag in ("td", "th"):
             side = "right" if "n" in classes else "left"
-            return f'<{tag} style="text-align: {side}{cell_tint(named, classes)}">', f"</{tag}>"
+            return f'<{tag} style="text-align: {side}{cell_tint(named, classes)}">', f"</{tag}> "
+        if tag in BLOCKS:
+            return f"<{tag}>", f"</{tag}>\n"
         return (f"<{tag}>", f"</{tag}>") if tag in KEPT else ("", "")
 
     def handle_endtag(self, tag: str) -> None:
@@ -176,18 +180,18 @@ def head_map(cells: Sequence[tuple[str, float]]) -> str:
     at = {tuple(map(int, name[1:].split("H"))): value for name, value in cells}
     n_layers, n_heads = 1 + max(layer for layer, _ in at), 1 + max(head for _, head in at)
     reach = max(map(abs, at.values())) or 1.0
-    rows = ["<tr><th>head \\ layer</th>" + "".join(f"<th>{layer}</th>" for layer in range(n_layers)) + "</tr>"]
+    rows = ["<tr><th>head \\ layer</th> " + "".join(f"<th>{layer}</th> " for layer in range(n_layers)) + "</tr>\n"]
     for head in range(n_heads):
-        row = [f"<tr><th>{head}</th>"]
+        row = [f"<tr><th>{head}</th> "]
         for layer in range(n_layers):
             value = at.get((layer, head))
             if value is None:
-                row.append("<td></td>")
+                row.append("<td></td> ")
                 continue
             number = signed(value, 2) if n_layers <= NUMBERED else ""
             colour = tint(BLUE if value >= 0 else ORANGE, 0.8 * abs(value) / reach)
-            row.append(f'<td title="L{layer}H{head}: {signed(value)}"{colour}>{number}</td>')
-        rows.append("".join(row) + "</tr>")
+            row.append(f'<td title="L{layer}H{head}: {signed(value)}"{colour}>{number}</td> ')
+        rows.append("".join(row) + "</tr>\n")
     order = sorted(at, key=lambda key: -abs(at[key]))[:NAMED]
     largest = ", ".join(f"L{layer}H{head} {signed(at[layer, head])}" for layer, head in order)
     return f"<table><tbody>{''.join(rows)}</tbody></table><p>Largest: {largest}.</p>"
