@@ -25,6 +25,7 @@ from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
+from icl_lens.cli.launched import interruptible, together
 from icl_lens.cli.options import (
     ClassesChoice,
     ModelOptions,
@@ -186,8 +187,8 @@ def locate(
         options = LocateOptions(k=k, final_norm=reading.final_norm.value, bias=reading.bias, **batches)
     keeping = out if processes.first else None
     with (
-        _interruptible(out, warnings),
-        _together(processes),
+        interruptible(out, warnings),
+        together(processes),
         opened(keeping) if keeping is not None else nullcontext(),
     ):
         prompts = task.draw()
@@ -225,36 +226,6 @@ def locate(
             console.print(summary(top))
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
-
-
-@contextmanager
-def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
-    """Ctrl-C ends the run with a line that says how to continue it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = "" if out is None else f"; the same command goes on from the chunks in {str(out)!r}"
-        console.print(f"icl-lens: interrupted{kept}")
-        raise SystemExit(130) from None
-
-
-@contextmanager
-def _together(processes: "Processes") -> Iterator[None]:
-    """What is wrong is said once: by the first process, or by the one that alone meets the error."""
-    from icl_lens.errors import InputError
-
-    try:
-        yield
-    except InputError as error:
-        if processes.first_also_fails():
-            raise SystemExit(2) from None
-        processes.explained()
-        if processes.first:
-            raise
-        raise InputError(f"process {processes.rank} of {processes.size}: {error}") from None
-    except Exception:
-        processes.explained()
-        raise
 
 
 def _shown(table: "pd.DataFrame", by: RankChoice) -> Table:

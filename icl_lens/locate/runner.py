@@ -6,7 +6,7 @@ own. Which pieces there are must be the same in all processes and in every run w
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -52,8 +52,10 @@ class Runner(Generic[Chunk]):
 
     def each(
         self, work: Mapping[int, Sequence[str]], compute: Callable[[int, Sequence[str]], Sequence[Chunk]]
-    ) -> Iterator[tuple[int, list[Chunk]]]:
-        """Every piece of work with its chunks, in order, in the first process; nothing in the others, which help.
+    ) -> Iterator[tuple[int, list[Chunk], bool]]:
+        """Every piece of work with its chunks, and whether they were computed now; in order, in the first process.
+
+        Nothing in the others, which help.
 
         `work` names each piece's chunks. `compute` is given a piece and those of its chunks that are not there yet.
         Every process takes one of as many pieces as there are processes; the first gathers them. Where one of them
@@ -75,7 +77,8 @@ class Runner(Generic[Chunk]):
                 continue
             for name, chunk in found.items():
                 self._store(name, chunk)
-            yield number, [found[name] if name in found else self._known(name) for name in names]
+            chunks = [found[name] if name in found else self._known(name) for name in names]
+            yield number, chunks, number in missing
 
     def _computed(
         self, missing: Mapping[int, Sequence[str]], compute: Callable[[int, Sequence[str]], Sequence[Chunk]]
@@ -120,6 +123,7 @@ class Runner(Generic[Chunk]):
         return None if table is None else self.form.read(table)
 
 
+@runtime_checkable
 class OfPrompts(Protocol):
     """A chunk that knows which prompts it is about."""
 
@@ -164,7 +168,7 @@ class BatchRunner(Generic[PromptChunk]):
             if not before:
                 self.progress(kind, 0, total)
         work = {number: [chunk_name(kind, number)] for number in numbers}
-        for _, (chunk,) in self.runner.each(work, lambda number, _: [compute(number)]):
+        for _, (chunk,), _ in self.runner.each(work, lambda number, _: [compute(number)]):
             done += len(chunk.rows)
             self.progress(kind, done, total)
             yield chunk
