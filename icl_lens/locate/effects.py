@@ -290,7 +290,8 @@ class _Sums:
         self.n += 1
         self.total += values
         # Element by element: a matrix product's rounding depends on where its operands lie in memory.
-        self.drawn += weights[:, None] * values
+        with np.errstate(invalid="ignore"):  # 0 · infinity: told as infinite by the mean
+            self.drawn += weights[:, None] * values
         self.weight += weights
         self.queries.add(sha256(query.encode()).digest()[:16])
 
