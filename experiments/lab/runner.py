@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from icl_lens.digest import json_digest, weights_digest
 from icl_lens.errors import InputError
 from icl_lens.locate.folder import RunFolder, opened
 from icl_lens.locate.processes import Processes
+from icl_lens.models.offload import Weights
 from icl_lens.prompts.batch import prompts_digest
 from icl_lens.prompts.tasks import data_digest
 
@@ -197,7 +198,10 @@ def _contents(study: Study) -> dict[str, Any]:
 
 def fingerprint(model: Any) -> str:
     """Twelve digits that change with a model's weights: a digest of up to 64 numbers from every parameter."""
-    return weights_digest(model.state_dict(), sample=64, most=64, dtype=torch.float64, digits=12)
+    state: Mapping[str, Any] = model.state_dict()
+    if any(tensor.is_meta for tensor in state.values()):
+        state = Weights(model)
+    return weights_digest(state, sample=64, most=64, dtype=torch.float64, digits=12)
 
 
 def versions() -> dict[str, str]:

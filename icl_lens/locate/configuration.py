@@ -11,6 +11,7 @@ from icl_lens.interventions.choice import Positions
 from icl_lens.interventions.effects import Method
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
+from icl_lens.models.offload import Weights
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
@@ -80,7 +81,7 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
     return {
         "model": asked.model,
         "revision": asked.revision,
-        "weights": weights_digest(dict(model.named_parameters())),
+        "weights": weights_digest(Weights(model)),
         "task": asked.task,
         "n": asked.n,
         "seed": asked.seed,
