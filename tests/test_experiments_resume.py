@@ -23,7 +23,7 @@ from icl_lens.locate.folder import RunFolder, opened
 
 ROWS = 6
 # One of each kind of pass: shared reductions, reductions of some rows, edits, and every loop of its own.
-IDS = ["order", "label-rank", "ffn", "majority-bias", "two-tower", "shallow-flow", "prediction-shift", "head-atlas"]
+IDS = ["order", "ffn", "two-tower", "shallow-flow", "head-atlas"]
 RESULTS = {"table.parquet", "table.csv", "figure.png", "figure.pdf", "result.json"}
 WORDS = {
     "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
@@ -75,18 +75,20 @@ def test_every_pass_leaves_chunks(unbroken):
     here = "tiny/sentiment-number"
     assert {name for name in unbroken if "/passes/" not in name} == {f"{here}/{i}/{f}" for i in IDS for f in RESULTS}
     names = {Path(name).name for name in chunks_of(unbroken)}
-    for kind in ("head_increases", "LabelReciprocalRanks", "NeuronIncreases", "majority-bias", "two-tower"):
-        assert any(name.startswith(kind) for name in names), kind
-    assert {f"{i}-001" for i in ("shallow-flow", "prediction-shift", "head-atlas")} <= {name[:-22] for name in names}
+    assert {"head_increases", "class_attention", "NeuronIncreases", "Separation"} <= {
+        name.split("-")[0] for name in names
+    }
+    passes = {name.rsplit("-", 2)[0] for name in names}
+    assert {"two-tower-030", "shallow-flow-004", "head-atlas-001", "head-atlas-002"} <= passes
     manifest = json.loads(next(data for name, data in unbroken.items() if name.endswith("manifest.json")))
     assert {"n", "seed", "weights", "prompts", "data", "code", "versions", "dtype", "device"} <= set(manifest)
 
 
 def test_killed_and_taken_up(inputs, unbroken, tmp_path):
-    """SIGKILL at six moments all over the run: nothing lost or written twice, the same bytes in the end."""
+    """SIGKILL at four moments all over the run: nothing lost or written twice, the same bytes in the end."""
     out, total, rng = tmp_path / "out", len(chunks_of(unbroken)), random.Random(2)
     before = {}
-    for target in sorted(rng.sample(range(1, total - 10), 6)):
+    for target in sorted(rng.sample(range(1, total - 10), 4)):
         pid = forked(main, ["experiments", *inputs, "--out", out], pause=0.002)
         assert killed(pid, lambda target=target: len(stamps(out, "passes/*/*.parquet")) >= target) == -signal.SIGKILL
         after = stamps(out, "passes/*/*.parquet")
@@ -121,14 +123,14 @@ def test_a_damaged_chunk_is_computed_again(inputs, unbroken, tmp_path, monkeypat
 
 def test_chunks_of_other_sources_are_not_taken_up(inputs, unbroken, tmp_path, monkeypatch, capsys):
     """They are removed, since nothing can take them up; chunks of other settings stay."""
-    few = ["run", "label-rank", *inputs[1 + len(IDS) :]]
+    few = ["run", "order", *inputs[1 + len(IDS) :]]
     out = tmp_path / "out"
     assert run([*few, "--seed", 1], out, monkeypatch, capsys)[0] == 0
-    (out / "tiny/sentiment-number/label-rank/result.json").unlink()
+    (out / "tiny/sentiment-number/order/result.json").unlink()
     assert run(few, out, monkeypatch, capsys)[0] == 0
     passes = out / "tiny/sentiment-number/passes"
     both = {path.name for path in passes.iterdir()}
-    (out / "tiny/sentiment-number/label-rank/result.json").unlink()
+    (out / "tiny/sentiment-number/order/result.json").unlink()
     monkeypatch.setattr("experiments.lab.runner.code_digest", lambda: "edited")
     assert run(few, out, monkeypatch, capsys)[0] == 0
     now = {path.name for path in passes.iterdir()}
