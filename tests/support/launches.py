@@ -61,7 +61,8 @@ def contents(out):
 
 def stamps(out, pattern):
     """When each file was written, and which file it is on the disk: neither survives its being written again."""
-    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in out.rglob(pattern)}
+    whole = (path for path in out.rglob(pattern) if not path.name.startswith("."))  # others are half-written
+    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in whole}
 
 
 def _kept(path):
