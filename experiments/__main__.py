@@ -1,9 +1,11 @@
 """`python -m experiments list | run ID… | report`: the paper's figures and tables, with verdicts."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -13,13 +15,17 @@ from rich.text import Text
 
 from icl_lens.cli import hush
 from icl_lens.cli.console import PlainConsole, report_error, tolerant_output
+from icl_lens.cli.launched import interruptible, together
 from icl_lens.cli.messages import spoken
 from icl_lens.cli.options import DeviceOption, DtypeChoice, DtypeOption, ModelOption, RevisionOption
 from icl_lens.cli.options import load as load_model
 from icl_lens.errors import InputError
 from icl_lens.report.palette import GREEN, ORANGE, SKY
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from experiments.lab.work import Work
+    from icl_lens.locate.processes import Processes
+
 DOCS = Path(__file__).parent.parent / "docs" / "results"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")]
 STYLES = {"supported": f"bold {GREEN}", "not supported": f"bold {ORANGE}", "undecided": f"bold {SKY}"}
@@ -64,7 +70,12 @@ def run(
     dtype: DtypeOption = DtypeChoice.float32,
     revision: RevisionOption = None,
 ) -> None:
-    """Run experiments; results go to OUT/MODEL/TASK/ID. What is done already is not computed again."""
+    """Run experiments; results go to OUT/MODEL/TASK/ID. What is done already is not computed again.
+
+    Every pass leaves chunks in OUT/MODEL/TASK/passes: killed at any moment and started again with the same settings, a
+    run goes on where it was and ends with the same files. `torchrun --nproc_per_node 2 -m experiments run --all` shares
+    the passes out among processes.
+    """
     from experiments.catalogue import IDS
     from experiments.lab.study import StudySettings
 
@@ -75,7 +86,7 @@ def run(
         StudySettings(model=model, task=task, n=n, seed=seed, path=path),
         out,
         overwrite=overwrite,
-        load=lambda name: load_model(name, device=device, dtype=dtype, revision=revision),
+        load=lambda name, own: load_model(name, device=device or own, dtype=dtype, revision=revision),
     )
 
 
@@ -85,25 +96,35 @@ def _run(
     out: Path,
     *,
     overwrite: bool,
-    load: Callable[[str], Any] = lambda name: load_model(name, device=None, dtype=DtypeChoice.float32, revision=None),
+    load: Callable[[str, str | None], Any] = lambda name, own: load_model(
+        name, device=own, dtype=DtypeChoice.float32, revision=None
+    ),
+    processes: "Processes | None" = None,
 ) -> None:
     """Runs experiments with progress shown; raises InputError, after all others, for those that cannot be run."""
     from experiments.catalogue import find
     from experiments.lab.runner import run as run_all
+    from icl_lens.locate.processes import Processes
 
     experiments = [find(name) for name in ids]
-    console = PlainConsole(soft_wrap=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    processes = processes or Processes.launched()
+    console = PlainConsole(soft_wrap=True, highlight=False, quiet=not processes.first)
+    warnings = PlainConsole(stderr=True, soft_wrap=True, highlight=False, quiet=not processes.first)
+    own = None if processes.device is None else str(processes.device)
+    with interruptible(out, warnings, program="experiments"), together(processes), _bar(console) as work:
         ran = run_all(
             experiments,
             settings,
-            load=load,
+            load=lambda name: load(name, own),
             out=out,
             overwrite=overwrite,
-            track=_Tracker(progress),
+            processes=processes,
+            work=work,
             say=lambda line: console.print(_coloured(line)),
+            warn=lambda line: warnings.print(f"experiments: {line}"),
         )
+        if ran.failed and not processes.first:
+            raise SystemExit(2)
     if ran.failed:
         raise InputError(
             f"{len(ran.failed)} of {len(experiments)} experiments could not be run: {', '.join(ran.failed)}"
@@ -121,14 +142,17 @@ def docs(
     from experiments.catalogue import IDS
     from experiments.lab.pages import write_pages
     from experiments.lab.study import StudySettings
+    from icl_lens.locate.processes import Processes
     from icl_lens.models.load import bundled_models
 
-    main_task = StudySettings.task
+    main_task, processes = StudySettings.task, Processes.launched()
     for model in bundled_models():
-        _run(list(IDS), StudySettings(model=model, n=n), out, overwrite=overwrite)
+        _run(list(IDS), StudySettings(model=model, n=n), out, overwrite=overwrite, processes=processes)
         # How many heads are removed was settled on the main task: another one is the test of that.
-        _run(["ablation"], StudySettings(model=model, task="animal-country", n=n), out, overwrite=overwrite)
-    write_pages(out, pages, task=main_task, order=IDS)
+        other = StudySettings(model=model, task="animal-country", n=n)
+        _run(["ablation"], other, out, overwrite=overwrite, processes=processes)
+    if processes.first:
+        write_pages(out, pages, task=main_task, order=IDS)
 
 
 @app.command()
@@ -144,20 +168,37 @@ def report(
     PlainConsole(soft_wrap=True, highlight=False).print(str(written))
 
 
-class _Tracker:
-    """Progress bars for passes; where nobody watches a terminal, one line each."""
+@contextmanager
+def _bar(console: PlainConsole) -> "Iterator[Work]":
+    """The run's work, shown as one bar with rate and time left; where nobody watches a terminal, a line a pass."""
+    from experiments.lab.work import Work
 
-    def __init__(self, progress: Progress):
-        self.progress = progress
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=None, rate="", left="", visible=False)
+        said = ""
 
-    def __call__(self, things: Iterable[T], total: int, what: str) -> Iterator[T]:
-        if not self.progress.console.is_terminal:
-            self.progress.console.print(f"  {what} …")
-        bar: Any = self.progress.add_task(what, total=total)
-        for thing in things:
-            yield thing
-            self.progress.advance(bar)
-        self.progress.remove_task(bar)
+        def changed(work: Work) -> None:
+            nonlocal said
+            if not console.is_terminal:
+                if work.what != said:
+                    said = work.what
+                    console.print(f"  {said} …")
+                return
+            rate = "" if work.rate is None else f"{work.rate:.1f} prompts/s"
+            left = "" if work.left is None else f"about {timedelta(seconds=round(work.left))} left"
+            progress.update(
+                bar, description=work.what, completed=work.done, total=work.total, rate=rate, left=left, visible=True
+            )
+
+        yield Work(changed)
 
 
 def _coloured(line: str) -> Text:

@@ -41,6 +41,8 @@ from .interventions.effects import HeadEffects as HeadEffects
 from .interventions.effects import agreement as agreement
 from .interventions.effects import head_effects as head_effects
 from .interventions.patching import patch_heads as patch_heads
+from .locate.effects import MeanEffects as MeanEffects
+from .locate.effects import locate_effects as locate_effects
 from .locate.locate import locate_heads as locate_heads
 from .locate.locate import mean_head_increases as mean_head_increases
 from .models.head import Head as Head

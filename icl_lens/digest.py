@@ -29,7 +29,8 @@ def weights_digest(
     locate` stores the default over the parameters, `experiments` another over the state.
     """
     found = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
+    for name in sorted(tensors):  # one at a time: a mapping may read them from the disk
+        tensor = tensors[name]
         flat = tensor.detach().reshape(-1)
         numbers = flat[:: max(1, len(flat) // sample)][:most].to("cpu", dtype)
         found.update(f"{name}{tuple(tensor.shape)}".encode() + numbers.numpy().tobytes())

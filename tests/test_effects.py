@@ -192,6 +192,10 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         ({"against": torch.tensor([1, 2, 97])}, "must lie in 0–96"),
         ({"against": torch.empty(3, 0, dtype=torch.long)}, "must be token ids"),
         ({"pass_tokens": 0}, "pass_tokens=0"),
+        ({"mode": "median"}, "mode='median' is not known"),
+        ({"mode": "mean"}, "mode='mean' needs reference="),
+        ({"reference": batch}, "mode='zero' takes no reference="),
+        ({"mode": "mean", "reference": batch}, "exact effects at the last position; got positions='all'"),
     ]:
         with pytest.raises(il.InputError, match=message):
             il.head_effects(model, batch, **options)
@@ -201,6 +205,32 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         effects.top(1, by="log_diff")
     with pytest.raises(il.InputError, match="by='size' is not known"):
         effects.top(1, by="size")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2"])
+def test_means_in_place_of_heads(load_tiny, monkeypatch, name):
+    """A head's mean over other prompts in its place: as `ablate_heads` one by one, with shared keys and without."""
+    model = load_tiny(name)
+    batch = ragged(model)
+    reference = [batch[[1, 2]], batch[0]]
+    clean = scores(model, batch)
+    expected = torch.empty(*clean.shape[:1], 3, 4, 2)
+    for layer in range(3):
+        for head in range(4):
+            with il.ablate_heads(model, [(layer, head)], mode="mean", reference=reference, positions="last"):
+                expected[:, layer, head] = clean - scores(model, batch)
+    for way in ("shared keys", "restarted passes"):
+        effects = il.head_effects(model, batch, positions="last", mode="mean", reference=reference)
+        assert effects.way == way
+        close(effects.log_prob, expected[..., 0])
+        close(effects.log_odds, expected[..., 1])
+
+        def not_shared(*_):
+            raise cached_rows.NotShared("tried")
+
+        monkeypatch.setattr(cached_rows.CachedRows, "of", not_shared)
+    zeroed = il.head_effects(model, batch, positions="last")
+    assert (zeroed.log_prob - expected[..., 0]).abs().max() > 1e-3
 
 
 # The long way -----------------------------------------------------------------------------------------------------

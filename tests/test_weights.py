@@ -7,7 +7,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
-from icl_lens.models.view import ModelView
+from icl_lens.digest import weights_digest
+from icl_lens.models.offload import Weights
+from icl_lens.models.view import ModelView, tl_version
 
 
 @pytest.fixture
@@ -48,6 +50,70 @@ def test_quantisers_that_leave_no_packed_parameter_are_refused(load):
     model.original_model.hf_quantizer = object()
     with pytest.raises(il.InputError, match="the weights of GPT2LMHeadModel are quantised, and heads cannot be read"):
         ModelView.of(model)
+
+
+# Where accelerate keeps what is no block.
+REST = {
+    "gpt2": {"transformer.wte": "cpu", "transformer.wpe": "disk", "transformer.ln_f": "disk", "lm_head": "cpu"},
+    "llama_gqa": {"model.embed_tokens": "disk", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "disk"},
+    "gemma2": {"model.embed_tokens": "cpu", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "cpu"},
+    "qwen3": {"model.embed_tokens": "disk", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "disk"},
+    "gptj": {"transformer.wte": "disk", "transformer.ln_f": "disk", "lm_head": "disk"},
+}
+
+
+@pytest.fixture
+def offloaded(load, tmp_path):
+    """A family's tiny model with all layers but the first on the disk."""
+
+    def offloaded(name, where="disk"):
+        blocks = "transformer.h" if "transformer.ln_f" in REST[name] else "model.layers"
+        spread = {f"{blocks}.{layer}": where if layer else "cpu" for layer in range(3)}
+        model = load(name, device_map=REST[name] | spread, offload_folder=str(tmp_path / "away"))
+        assert any(parameter.is_meta for parameter in model.original_model.parameters())
+        return model
+
+    return offloaded
+
+
+@pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 does not split fused matrices that are away")
+@pytest.mark.parametrize("name", REST)
+def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
+    """Everything that reads weights, as with the whole model in memory; nothing stays in memory afterwards."""
+    model, whole = offloaded(name), load_tiny(name)
+    away = {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta}
+    found, expected = (_everything(one) for one in (model, whole))
+    assert found.keys() == expected.keys()
+    for what in found:
+        torch.testing.assert_close(found[what], expected[what], atol=1e-6, rtol=0, msg=what)
+    assert {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta} == away
+    assert ModelView.of(model).fingerprint() == ModelView.of(whole).fingerprint()
+    parameters = dict(whole.named_parameters())
+    assert weights_digest(Weights(model)) == weights_digest(parameters)
+
+
+def _everything(model):
+    """What each part of the package makes of a model's weights."""
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    acts, targets = il.capture(model, batch), batch.answer_tokens
+    head = il.Head(1, 0)
+    found = {
+        "log-probabilities": il.last_log_probs(model, batch),
+        "layers": torch.stack(tuple(il.layer_log_prob_increase(acts, targets))),
+        "heads": il.head_log_prob_increase(acts, targets),
+        "subheads": il.top_subheads(acts, targets, k=5).value,
+        "neurons": il.neuron_log_prob_increase(acts, targets, 2),
+        "values": il.label_values(acts, head),
+        "keys": il.label_keys(acts, head),
+        "query": il.last_query(acts, head),
+        "top heads": il.locate_heads(model, batch, k=4).value,
+        "effects": il.head_effects(model, batch, positions="last").log_prob,
+        "effects everywhere": il.head_effects(model, batch).log_prob,
+        "estimates": il.head_effects(model, batch, method="gradient").log_prob,
+    }
+    with il.ablate_heads(model, [head]):
+        found["ablated"] = il.last_log_probs(model, batch)
+    return found
 
 
 def test_absent_weights_are_refused(load):

@@ -6,6 +6,7 @@ run. Peak memory is that of a child process that does nothing else.
 
 import tempfile
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,20 +57,32 @@ def batches(
         per_token = (rows[0].seconds or 0.0) / (tokens * batch)
 
 
-def on_real_weights(n: int, device: str, *, repeats: int) -> Iterator[Row]:
+class Only(StrEnum):
+    everything = "everything"
+    effects = "effects"
+
+
+def on_real_weights(n: int, device: str, *, repeats: int, only: Only = Only.everything) -> Iterator[Row]:
     """The bundled models."""
     for name in il.bundled_models():
         model = il.load_model(name, device=device)
-        yield from batches(model, name, [(14, 16)], [(14, 16)], repeats=repeats)
         batch = il.tokenize(model, load_task("sentiment-number", n=n))
+        if only is Only.effects:
+            yield from removing_at_last(model, name, batch[:100], repeats=repeats)
+            continue
+        yield from batches(model, name, [(14, 16)], [(14, 16)], repeats=repeats)
         yield from locating(model, name, batch, repeats=repeats, check=True)
         yield from shares(model, name, batch)
         yield from removing(model, name, batch[:100], repeats=repeats)
         yield from removing_at_last(model, name, batch[:100], repeats=repeats)
 
 
-def memory(folder: Path, n: int) -> Iterator[Peak]:
+def memory(folder: Path, n: int, *, only: Only = Only.everything) -> Iterator[Peak]:
     """Peaks of everything that is promised to be small."""
+    if only is Only.effects:
+        for tokens in AT_LAST_TOKENS:
+            yield peak_of(folder, "removed", 1, tokens)
+        return
     for key in ("bare", "captured", "certified", "linear"):
         yield peak_of(folder, key, 16, 14)
     yield peak_of(folder, "explain", 1, 14)
@@ -86,6 +99,9 @@ def main(
     sizes: Annotated[str, typer.Option(help="Tokens x batch sizes.")] = "14x1,14x16,14x64,200x1,200x16,200x64",
     slow: Annotated[str, typer.Option(help="Sizes on which the exhaustive searches are run, once.")] = "14x1,14x16",
     with_memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory.")] = True,
+    only: Annotated[
+        Only, typer.Option(help="Everything, or the effects of all heads at the last position, exact and estimated.")
+    ] = Only.everything,
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
     """Time and memory of location beside the bare forward pass: one table, one run."""
@@ -111,6 +127,11 @@ def main(
             folder = Path(temporary) / name
             build(SHAPES[name], folder)
             model = il.load_model(str(folder), device=device, dtype=SHAPES[name].dtype)
+            if only is Only.effects:
+                for tokens in AT_LAST_TOKENS:
+                    add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
+                del model
+                continue
             add(batches(model, name, wanted, slow_sizes, repeats=repeats))
             batch = il.tokenize(model, random_prompts(n, 14))
             add(locating(model, name, batch, repeats=1, check=False))
@@ -119,9 +140,9 @@ def main(
             for tokens in AT_LAST_TOKENS:
                 add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
             del model
-        add(on_real_weights(n, device, repeats=repeats))
+        add(on_real_weights(n, device, repeats=repeats, only=only))
         if with_memory and device == "cpu":
-            for peak in memory(Path(temporary) / shape, n):
+            for peak in memory(Path(temporary) / shape, n, only=only):
                 peaks.append(peak)
                 say.print("  ".join(peak.cells()), markup=False, highlight=False)
                 write_text(out, document(rows, peaks))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
@@ -13,6 +14,7 @@ from experiments.lab.drawing import WHISKERS, legend_below, whiskers
 from experiments.lab.editing import BAR, FOO, EditOf, located_for_both, odds, right, scores
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, stack, where
+from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, all_of, judge, verdict
@@ -82,8 +84,8 @@ class Bias:
         frames = []
         for answer, base in (("foo", FOO), ("bar", BAR)):
             variants = [Variant(layout, base.swapped) for layout in self.layouts]
-            for fixed, heads in cases:
-                strength = self._strength(study, variants, heads) if heads else 0.0
+            strengths = self._strengths(study, variants, [heads for _, heads in cases])
+            for (fixed, heads), strength in zip(cases, strengths, strict=True):
                 edit = self._edit(study, heads, strength)
                 log_odds, hits = [], []
                 for variant in variants:
@@ -99,11 +101,18 @@ class Bias:
                 frames.append(pd.DataFrame(columns).assign(fixed=fixed, answer=answer, strength=strength))
         return stack(*frames)
 
-    def _strength(self, study: Study, variants: Sequence[Variant], heads: list[il.Head]) -> float:
-        """The strength of the fix in these heads, chosen on prompts that are not tested on."""
+    def _strengths(self, study: Study, variants: Sequence[Variant], sets: Sequence[list[il.Head]]) -> list[float]:
+        """The strength of the fix in each set of heads, chosen on prompts that are not tested on; 0 without heads."""
         held_out = [study.batch(variant)[study.halves[0][:HELD_OUT]] for variant in variants]
-        best = choose_strength(study.model, heads, *held_out, fix=self.fix, tried=TRIED, max_loss=MAX_LOSS)
-        return best.strength
+
+        def chosen(i: int) -> Tensors:
+            if not sets[i]:
+                return {"value": torch.zeros(1, dtype=torch.float64)}
+            best = choose_strength(study.model, sets[i], *held_out, fix=self.fix, tried=TRIED, max_loss=MAX_LOSS)
+            return {"value": torch.tensor([best.strength], dtype=torch.float64)}
+
+        sizes = [2 * (1 + len(TRIED)) * len(held_out[0]) * bool(heads) for heads in sets]
+        return joined(study.passes.run(f"strength, {self.fix}", sizes, chosen))["value"].tolist()
 
     def _edit(self, study: Study, heads: list[il.Head], strength: float) -> EditOf:
         majority, recency = (strength if self.fix == fix else 0.0 for fix in ("majority", "recency"))

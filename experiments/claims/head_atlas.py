@@ -15,10 +15,10 @@ from experiments.lab.drawing import legend_below
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, mean_by, stack, where
+from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
-from icl_lens.metrics import label_log_odds
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -52,8 +52,10 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
     view, rows = study.view, study.test[: config.prompts]
     located = {*located_for_both(study, study.few(config.heads))}
     increase = study.get(head_increases, FOO)[rows]
-    repeats = [_repeated(study, row) for row in rows.tolist()]
-    induction, previous = (torch.stack(part) for part in zip(*repeats, strict=True))
+    repeats = joined(
+        study.passes.run("tokens shuffled and repeated", [2] * len(rows), lambda i: _repeated(study, int(rows[i])))
+    )
+    induction, previous = repeats["induction"], repeats["previous"]
     of_score = {
         "in-context": increase,
         "induction": induction,
@@ -69,8 +71,8 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
     return stack(*frames)
 
 
-def _repeated(study: Study, row: int) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-    """Induction and previous-token scores on one prompt's tokens, shuffled and repeated."""
+def _repeated(study: Study, row: int) -> Tensors:
+    """Induction and previous-token scores [1 layer head] on one prompt's tokens, shuffled and repeated."""
     batch = study.batch(FOO)[row]
     tokens = list(dict.fromkeys(batch.tokens[0].tolist()))
     front = tokens[:1] if tokens[0] == getattr(study.model.tokenizer, "bos_token_id", None) else []
@@ -92,8 +94,8 @@ def _repeated(study: Study, row: int) -> tuple[Float[Tensor, "layer head"], Floa
     hooks = [(view.hook(layer, "attn.hook_pattern"), keep(layer)) for layer in range(view.n_layers)]
     with torch.no_grad(), study.model.hooks(fwd_hooks=hooks):
         study.model(twice, return_type="logits")
-    induction, previous = torch.stack([seen[layer] for layer in range(view.n_layers)], dim=1)
-    return induction, previous
+    induction, previous = torch.stack([seen[layer] for layer in range(view.n_layers)], dim=1)[:, None]
+    return {"induction": induction, "previous": previous}
 
 
 def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row layer head"]:
@@ -105,20 +107,15 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
     clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
     prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
     shuffled = [il.tokenize(study.model, of_class, labels=("foo", "bar")) for of_class in prompts]
+    pieces = [piece for batch in shuffled for piece in batch.split(32)]
 
-    def log_odds() -> Float[Tensor, " row"]:
-        both = [
-            label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
-            for batch in shuffled
-        ]
-        return torch.stack(both).mean(0).float().cpu()
+    def restored(i: int) -> Tensors:
+        found = il.head_effects(study.model, pieces[i], positions="last", mode="mean", reference=clean)
+        return {"value": -found.log_odds.float()}
 
-    before, view = log_odds(), study.view
-    effects = torch.empty(len(rows), view.n_layers, view.n_heads)
-    for head in study.view.heads():
-        with il.ablate_heads(study.model, [head], mode="mean", reference=clean, positions="last"):
-            effects[:, head.layer, head.head] = log_odds() - before
-    return effects
+    # A row of one token for each head takes about as long as ten prompts.
+    found = study.passes.run("mean outputs put in", [10 * len(piece) for piece in pieces], restored)
+    return joined(found)["value"].unflatten(0, (len(shuffled), -1)).mean(0)
 
 
 def _labels_shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:

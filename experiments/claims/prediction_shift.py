@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -14,6 +13,7 @@ from experiments.lab.drawing import WHISKERS, legend_below, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, stack, where
+from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
@@ -36,12 +36,14 @@ def _attention(
     study: Study, batch: il.PromptBatch
 ) -> tuple[Float[Tensor, "prompt layer head label"], Int[Tensor, " prompt"]]:
     """Attention to each label (0–1), and the predicted one."""
-    pieces = []
-    for piece in batch.split(64):
-        acts = il.capture(study.model, piece)
-        pieces.append((il.attention_by_label(acts).float().cpu(), acts.predicted.cpu()))
-    attention, predicted = zip(*pieces, strict=True)
-    return torch.cat(attention), torch.cat(predicted)
+    pieces = list(batch.split(64))
+
+    def seen(i: int) -> Tensors:
+        acts = il.capture(study.model, pieces[i])
+        return {"attention": il.attention_by_label(acts).float(), "predicted": acts.predicted}
+
+    found = joined(study.passes.run("attention to labels", [len(piece) for piece in pieces], seen))
+    return found["attention"], found["predicted"]
 
 
 def table(study: Study, config: PredictionShiftConfig) -> pd.DataFrame:

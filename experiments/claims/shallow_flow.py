@@ -14,6 +14,7 @@ from experiments.lab.drawing import legend_below, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, mean_by, stack, where
+from experiments.lab.passes import Tensors
 from experiments.lab.reductions import head_increases, is_true_label
 from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
@@ -60,24 +61,28 @@ def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:
     for window in windows:
         blocked = [] if window is None else [head for head in study.view.heads() if window[0] <= head.layer < window[1]]
         name = "none" if window is None else f"{window[0]}–{window[1] - 1}"
-        odds, correct, gaps = [], [], []
-        for batch in study.batches(FOO, rows, what=f"layers {name} blocked"):
+
+        def measured(batch: il.PromptBatch, blocked: list[il.Head] = blocked) -> Tensors:
             with il.block_attention(study.model, blocked, label_to_text(batch)):
                 acts = il.capture(study.model, batch)
             scores = acts.label_log_probs
-            odds.append(label_log_odds(scores, batch.answer, choices=batch.label_mask))
-            correct.append(is_correct(scores, batch.answer, choices=batch.label_mask).float())
             attention = il.attention_to_labels(acts)[:, layers, indices].float().mean(1)
             true = is_true_label(batch).to(attention.device)
-            gaps.append((attention * true).sum(-1) - (attention * ~true).sum(-1))
-        log_odds = torch.cat(odds).double().cpu().numpy()
+            return {
+                "odds": label_log_odds(scores, batch.answer, choices=batch.label_mask),
+                "correct": is_correct(scores, batch.answer, choices=batch.label_mask).float(),
+                "gap": (attention * true).sum(-1) - (attention * ~true).sum(-1),
+            }
+
+        found = study.over(FOO, rows, measured, what=f"layers {name} blocked")
+        log_odds = found["odds"].double().numpy()
         whole = log_odds if whole is None else whole
         columns = {
             "prompt": rows.tolist(),
             "half": ["choose"] * len(study.halves[0]) + ["test"] * len(study.halves[1]),
             "fall": whole - log_odds,
-            "correct": torch.cat(correct).cpu().numpy(),
-            "gap": torch.cat(gaps).cpu().numpy(),
+            "correct": found["correct"].numpy(),
+            "gap": found["gap"].numpy(),
         }
         start = -1 if window is None else window[0]
         middle = np.nan if window is None else (window[0] + window[1] - 1) / 2 / max(view.n_layers - 1, 1)

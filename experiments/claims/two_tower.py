@@ -17,6 +17,7 @@ from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, stack, where
+from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases, is_true_label
 from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, judge
@@ -124,12 +125,16 @@ def _falls(
     def log_odds(batch: il.PromptBatch) -> Float[Tensor, " batch"]:
         return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
 
-    falls = []
-    for mine, theirs in zip(own.split(size), other.split(size), strict=True):
+    pairs = list(zip(own.split(size), other.split(size), strict=True))
+
+    def fall(i: int) -> Tensors:
+        mine, theirs = pairs[i]
         before = log_odds(mine)
         with il.patch_heads(study.model, heads, theirs, what=what, positions="last" if what == "q" else "all"):
-            falls.append(before - log_odds(mine))
-    return torch.cat(falls).double().cpu().numpy()
+            return {"value": before - log_odds(mine)}
+
+    found = study.passes.run(f"{what} exchanged", [2 * len(mine) for mine, _ in pairs], fall)
+    return joined(found)["value"].double().numpy()
 
 
 def claim(table: pd.DataFrame) -> Verdict:

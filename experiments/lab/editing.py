@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 import icl_lens as il
+from experiments.lab.passes import Tensors
 from experiments.lab.study import Study, Variant
 from icl_lens.metrics import is_correct, label_log_odds
 
@@ -24,25 +24,28 @@ def scores(
     study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
 ) -> Float[Tensor, "row label"]:
     """Log-probability of each label with an edit at work, nats."""
-    pieces = []
-    for batch in study.batches(variant, rows, what=what):
+
+    def scored(batch: il.PromptBatch) -> Tensors:
         with edit(batch) if edit is not None else nullcontext():
-            pieces.append(il.label_log_probs(study.model, batch).float().cpu())
-    return torch.cat(pieces)
+            return {"value": il.label_log_probs(study.model, batch).float()}
+
+    return study.over(variant, rows, scored, what=what)["value"]
 
 
 def says(
     study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
 ) -> pd.DataFrame:
     """Of each row, with an edit at work, 0–1: correct (the answer is the likeliest label), vocabulary (… token)."""
-    label, top = [], []
-    for batch in study.batches(variant, rows, what=what):
+
+    def said(batch: il.PromptBatch) -> Tensors:
         with edit(batch) if edit is not None else nullcontext():
             log_probs = il.last_log_probs(study.model, batch).cpu()
-        label.append(log_probs[:, batch.label_tokens.cpu()])
-        top.append(log_probs.argmax(-1) == batch.answer_tokens.cpu())
-    correct = right(study, variant, rows, torch.cat(label))
-    return pd.DataFrame({"correct": correct, "vocabulary": torch.cat(top).double().numpy()})
+        top = (log_probs.argmax(-1) == batch.answer_tokens.cpu()).double()
+        return {"label": log_probs[:, batch.label_tokens.cpu()], "top": top}
+
+    found = study.over(variant, rows, said, what=what)
+    correct = right(study, variant, rows, found["label"])
+    return pd.DataFrame({"correct": correct, "vocabulary": found["top"].numpy()})
 
 
 def right(

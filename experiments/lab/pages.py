@@ -95,13 +95,11 @@ def _index(experiments: list[list[Result]], task: str) -> str:
             cells.append("–" if verdict is None else f"{_said(verdict)}<br>{_number(verdict)}")
         lines.append(f"| [{same_id[0].id}]({same_id[0].id}.md) | {same_id[0].source} | " + " | ".join(cells) + " |")
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    seconds = sum(result.seconds for result in results)
     return "\n".join(
         [
             *lines,
             "",
-            f"Made with {versions}, in {seconds / 60:.0f} minutes beside the shared passes. "
-            "The numbers as a file: {download}`results.json`.",
+            f"Made with {versions}. The numbers as a file: {{download}}`results.json`.",
             "",
             "```{toctree}",
             ":hidden:",

@@ -125,7 +125,7 @@ def _of_model(result: Result, image: bytes) -> str:
         f'<span class="quiet">{escape(result.verdict.reason)}</span></p>'
         f'<figure><img alt="{escape(result.title)}: {escape(name)}" src="data:image/png;base64,{data}"></figure>'
         f"<details><summary>Configuration</summary><p><code>{escape(configuration)}</code></p>"
-        f"<p><code>{escape(versions)}</code></p><p>{result.seconds:.1f} s, {escape(result.finished)}</p></details>"
+        f"<p><code>{escape(versions)}</code></p></details>"
     )
 
 

@@ -1,4 +1,7 @@
-"""Result folders: what is in them, whether they are done, and writing them."""
+"""Result folders: what is in them, whether they are done, and writing them.
+
+Their bytes depend on the configuration, the program and the packages, not on when or how fast they were made.
+"""
 
 import json
 import math
@@ -31,8 +34,6 @@ class Result(Caption):
     verdict: Verdict
     competence: Competence
     versions: dict[str, str]
-    seconds: float
-    finished: str
 
     def to_json(self) -> str:
         """The result as JSON; numbers that are not finite become null."""
@@ -93,8 +94,10 @@ def save(folder: Path, result: Result, table: pd.DataFrame, figure: Figure) -> N
     with replacing(folder / "table.csv") as path:
         table.to_csv(path, index=False, float_format="%.6g", lineterminator=os.linesep)
     for name in ("figure.png", "figure.pdf"):
+        # The same figure is the same bytes: no time of writing.
+        dateless = {"CreationDate": None} if name.endswith(".pdf") else None
         with replacing(folder / name) as path:
-            figure.savefig(path, dpi=200, bbox_inches="tight")
+            figure.savefig(path, dpi=200, bbox_inches="tight", metadata=dateless)
     write_text(folder / RESULT, result.to_json())
 
 

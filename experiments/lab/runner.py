@@ -2,9 +2,9 @@
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,15 @@ from matplotlib import rc_context
 from experiments.lab import competence
 from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
+from experiments.lab.passes import Passes, chunk_folder, code_digest
 from experiments.lab.results import Result, check_folder, is_done, save
-from experiments.lab.study import Study, StudySettings, Track
+from experiments.lab.study import MOST_ROWS, PASS_BYTES, Study, StudySettings, folder_of
+from experiments.lab.work import Work
 from icl_lens.digest import json_digest, weights_digest
 from icl_lens.errors import InputError
+from icl_lens.locate.folder import RunFolder, opened
+from icl_lens.locate.processes import Processes
+from icl_lens.models.offload import Weights
 from icl_lens.prompts.batch import prompts_digest
 from icl_lens.prompts.tasks import data_digest
 
@@ -43,32 +48,70 @@ def run(
     load: Callable[[str], Any],
     out: Path,
     overwrite: bool = False,
-    track: Track[Any] | None = None,
+    processes: Processes | None = None,
+    work: Work | None = None,
     say: Callable[[str], None] = lambda line: None,
+    warn: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Runs experiments that are not yet done and writes their folders, <out>/<model>/<task>/<id>.
 
-    Nothing is computed before every folder has been checked. An experiment that the model cannot run (a family
-    without single neurons, say) is reported and the others go on. Raises InputError for bad settings, models, tasks
-    and folders, and for a folder that holds another configuration's result.
+    Nothing is computed before every folder has been checked. Every pass leaves chunks in <out>/<model>/<task>/passes:
+    a run that was killed goes on from there and ends with the same bytes. Several `processes` compute different chunks;
+    the first writes everything. An experiment that the model cannot run (a family without single neurons, say) is
+    reported and the others go on. Raises InputError for bad settings, models, tasks and folders, for a folder that
+    holds another configuration's result, and for one that another run is writing.
     """
+    processes = processes or Processes()
     if settings.n < LEAST_PROMPTS:
         raise InputError(f"n={settings.n} is too few for two halves and an interval; give at least {LEAST_PROMPTS}")
-    check_folder(out)
-    model = load(settings.model)
-    study = Study(model, settings, track=track)
+    folder = out / folder_of(settings)
+    with ExitStack() as stack:
+
+        def take() -> None:
+            check_folder(out)
+            stack.enter_context(opened(folder))
+
+        processes.agreed(take)
+        return _run(
+            experiments, settings, load(settings.model), folder, overwrite, processes, work or Work(), say, warn
+        )
+
+
+def _run(
+    experiments: Sequence[Experiment],
+    settings: StudySettings,
+    model: Any,
+    folder: Path,
+    overwrite: bool,
+    processes: Processes,
+    work: Work,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> Run:
+    """The same in a folder that is this run's."""
+    study = Study(model, settings)
     study.batch()  # a bad task shows here
-    folder = out / study.folder()
     configurations = {experiment.id: configuration(experiment, study) for experiment in experiments}
-    done = [name for name, wanted in configurations.items() if is_done(folder / name, wanted, overwrite=overwrite)]
+
+    def checked() -> list[str]:
+        return [name for name, wanted in configurations.items() if is_done(folder / name, wanted, overwrite=overwrite)]
+
+    done = processes.agreed(checked)
     for name in done:
         say(f"{name}: done before, {folder / name}")
     todo = [experiment for experiment in experiments if experiment.id not in done]
     if not todo:
         return Run([], done, {})
 
-    study.collect([*competence.NEEDS, *(need for experiment in todo for need in experiment.all_needs(settings))])
+    chunks: list[RunFolder] = []
+    processes.agreed(lambda: chunks.append(chunk_folder(folder, pass_configuration(study), overwrite=overwrite)))
+    study.passes = Passes(chunks[0] if chunks else None, processes, work, warn)
+    needs = [*competence.NEEDS, *(need for experiment in todo for need in experiment.all_needs(settings))]
+    work.expect(study, needs, todo)
+    work.begin("shared")
+    study.collect(needs)
     able = competence.measure(study)
+    work.end()
     say(
         f"{settings.model} on {settings.task}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "
         f"both labels and orders, chance {able.chance:.0%}"
@@ -76,17 +119,24 @@ def run(
     results, failed = [], {}
     for experiment in todo:
         start = time.perf_counter()
+        work.begin(experiment.id)
         try:
-            table = experiment.table(study, experiment.config)
+            with study.passes.part(experiment.id):
+                table = experiment.table(study, experiment.config)
         except InputError as error:
             failed[experiment.id] = str(error)
             say(f"{experiment.id}: cannot be run: {error}")
             continue
-        result = _result(experiment, study, table, able, configurations[experiment.id], since=start)
+        finally:
+            work.end()
+        if not processes.first:
+            continue
+        result = _result(experiment, study, table, able, configurations[experiment.id])
         with rc_context(STYLE):
             save(folder / experiment.id, result, table, experiment.figure(table))
         results.append(result)
-        say(f"{experiment.id}: {result.verdict.outcome}: {result.verdict.reason} ({result.seconds:.1f} s)")
+        seconds = time.perf_counter() - start
+        say(f"{experiment.id}: {result.verdict.outcome}: {result.verdict.reason} ({seconds:.1f} s)")
     return Run(results, done, failed)
 
 
@@ -96,8 +146,6 @@ def _result(
     table: pd.DataFrame,
     able: competence.Competence,
     made_with: dict[str, Any],
-    *,
-    since: float,
 ) -> Result:
     """The verdict on a table, and everything else that result.json holds."""
     verdict = experiment.verdict(table)
@@ -111,8 +159,6 @@ def _result(
         verdict=verdict,
         competence=able,
         versions=versions(),
-        seconds=round(time.perf_counter() - since, 2),
-        finished=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -123,10 +169,27 @@ def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
     from, in the task's other layouts and in other word tasks too.
     """
     settings = study.settings
+    return {**asdict(settings), **asdict(experiment.config), **_contents(study)}
+
+
+def pass_configuration(study: Study) -> dict[str, Any]:
+    """Everything a chunk depends on, beside which pass it is of."""
+    return {
+        **asdict(study.settings),
+        **_contents(study),
+        "dtype": str(study.model.W_U.dtype).removeprefix("torch."),
+        "device": study.view.home.type,
+        "batches": [PASS_BYTES, MOST_ROWS],
+        "code": code_digest(),
+        "versions": versions(),
+    }
+
+
+def _contents(study: Study) -> dict[str, Any]:
+    """What names stand for: digests of weights, prompts and data."""
+    settings = study.settings
     read = [data_digest(settings.task, path=settings.path), data_digest(StudySettings.task)]
     return {
-        **asdict(settings),
-        **asdict(experiment.config),
         "weights": fingerprint(study.model),
         "prompts": prompts_digest(study.batch()),
         "data": json_digest(read),
@@ -135,7 +198,10 @@ def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
 
 def fingerprint(model: Any) -> str:
     """Twelve digits that change with a model's weights: a digest of up to 64 numbers from every parameter."""
-    return weights_digest(model.state_dict(), sample=64, most=64, dtype=torch.float64, digits=12)
+    state: Mapping[str, Any] = model.state_dict()
+    if any(tensor.is_meta for tensor in state.values()):
+        state = Weights(model)
+    return weights_digest(state, sample=64, most=64, dtype=torch.float64, digits=12)
 
 
 def versions() -> dict[str, str]:

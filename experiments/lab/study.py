@@ -1,18 +1,20 @@
 """A model and a task under study: the prompts, passes over them, the two halves, located heads and their controls."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
 import icl_lens as il
+from experiments.lab.passes import Passes, Tensors, joined, stable_name
 from experiments.lab.reductions import head_increases
+from icl_lens.digest import json_digest
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.tasks import Asked, Layout, load_task
 
@@ -22,12 +24,10 @@ Reduction = Callable[[il.Activations], Tensor]
 A plain function, or a frozen dataclass that can be called: equal reductions are computed once.
 """
 
-# What one pass may hold of captured activations. The rest of its memory is the model's own.
+# What one batch may hold of captured activations. The rest of its memory is the model's own.
 PASS_BYTES = 128 * 2**20
-
-T = TypeVar("T")
-Track = Callable[[Iterable[T], int, str], Iterable[T]]
-"""Shows progress while iterating: (things, how many prompts in all, what is being done)."""
+# More prompts make no product faster; fewer are lost when a run is killed, and are shared out more evenly.
+MOST_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Study:
     same texts in every variant of a task.
     """
 
-    def __init__(self, model: Any, settings: StudySettings, *, track: Track[Any] | None = None):
+    def __init__(self, model: Any, settings: StudySettings, *, passes: Passes | None = None):
         self.model = model
         self.settings = settings
         self.view = ModelView.of(model)
-        self._track = track or (lambda things, total, what: things)
+        self.passes = passes or Passes()
         self._batches: dict[Variant, il.PromptBatch] = {}
         self._kept: dict[Need, Tensor] = {}
 
@@ -107,7 +107,7 @@ class Study:
         """The half that heads are tested on."""
         return self.halves[1]
 
-    def _own(self, variant: Variant) -> Variant:
+    def own(self, variant: Variant) -> Variant:
         """The variant, with the task under study left unnamed."""
         return replace(variant, task=None) if variant.task == self.settings.task else variant
 
@@ -117,7 +117,7 @@ class Study:
 
     def batch(self, variant: Variant = Variant()) -> il.PromptBatch:
         """All prompts of a variant, tokenized."""
-        variant = self._own(variant)
+        variant = self.own(variant)
         if variant not in self._batches:
             settings = self.settings
             task, path = variant.task or settings.task, settings.path
@@ -134,39 +134,60 @@ class Study:
             self._batches[variant] = il.tokenize(self.model, prompts, labels=("foo", "bar"))
         return self._batches[variant]
 
-    def batches(
-        self,
-        variant: Variant = Variant(),
-        rows: Int[Tensor, " row"] | None = None,
-        *,
-        what: str = "",
-    ) -> Iterator[il.PromptBatch]:
-        """The prompts of a variant (or only some rows) in pieces that fit into memory, with progress shown."""
+    def batches(self, variant: Variant = Variant(), rows: Int[Tensor, " row"] | None = None) -> list[il.PromptBatch]:
+        """The prompts of a variant (or only some rows) in batches that fit into memory."""
         batch = self.batch(variant) if rows is None else self.batch(variant)[rows]
         bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
-        size = max(1, PASS_BYTES // bytes_per_prompt)
-        pieces = list(batch.split(size))
-        yield from self._track(pieces, len(pieces), what or str(variant))
+        return list(batch.split(max(1, min(MOST_ROWS, PASS_BYTES // bytes_per_prompt))))
+
+    def over(
+        self,
+        variant: Variant,
+        rows: Int[Tensor, " row"],
+        compute: Callable[[il.PromptBatch], Tensors],
+        *,
+        what: str = "",
+        key: str | None = None,
+    ) -> dict[str, Shaped[Tensor, "row ..."]]:
+        """A pass over some rows of a variant: what `compute` makes of its batches, joined; see `Passes.run`."""
+        batches = self.batches(variant, rows)
+        sizes = [len(batch) for batch in batches]
+        found = self.passes.run(what or str(variant), sizes, lambda i: compute(batches[i]), key=key)
+        return joined(found)
 
     def collect(self, needs: Iterable[Need]) -> None:
         """Computes what is not yet there: one pass over each variant's prompts for all its reductions together."""
         wanted: dict[Variant, list[Reduction]] = {}
-        for need in (Need(self._own(need.variant), need.reduction) for need in needs):
+        for need in (Need(self.own(need.variant), need.reduction) for need in needs):
             reductions = wanted.setdefault(need.variant, [])
             if need not in self._kept and need.reduction not in reductions:
                 reductions.append(need.reduction)
         for variant, reductions in wanted.items():
-            pieces: list[list[Tensor]] = [[] for _ in reductions]
-            for batch in self.batches(variant) if reductions else ():
-                acts = il.capture(self.model, batch)
-                for kept, reduction in zip(pieces, reductions, strict=True):
-                    kept.append(reduction(acts).cpu())
-            for kept, reduction in zip(pieces, reductions, strict=True):
-                self._kept[Need(variant, reduction)] = torch.cat(kept)
+            if not reductions:
+                continue
+            batches = self.batches(variant)
+            sizes = [len(batch) for batch in batches]
+            what = str(variant) or "all prompts"
+            keys = [
+                _key(reduction, variant, sizes, None) or self.passes.numbered(what, sizes) for reduction in reductions
+            ]
+
+            def reduced(
+                number: int,
+                lacking: Sequence[int],
+                reductions: list[Reduction] = reductions,
+                batches: list[il.PromptBatch] = batches,
+            ) -> list[Tensors]:
+                acts = il.capture(self.model, batches[number])
+                return [{"value": reductions[i](acts)} for i in lacking]
+
+            every = self.passes.together(what, sizes, keys, reduced)
+            for found, reduction in zip(every, reductions, strict=True):
+                self._kept[Need(variant, reduction)] = joined(found)["value"]
 
     def get(self, reduction: Reduction, variant: Variant = Variant()) -> Shaped[Tensor, "prompt ..."]:
         """A reduction of all prompts of a variant; a pass of its own where nobody announced it."""
-        need = Need(self._own(variant), reduction)
+        need = Need(self.own(variant), reduction)
         if need not in self._kept:
             self.collect([need])
         return self._kept[need]
@@ -174,10 +195,15 @@ class Study:
     def reduce(
         self, reduction: Reduction, variant: Variant, rows: Int[Tensor, " row"], *, what: str = ""
     ) -> Shaped[Tensor, "row ..."]:
-        """A reduction of some rows only; not kept."""
-        return torch.cat(
-            [reduction(il.capture(self.model, batch)).cpu() for batch in self.batches(variant, rows, what=what)]
-        )
+        """A reduction of some rows only; not kept in memory."""
+        variant = self.own(variant)
+        sizes = [len(batch) for batch in self.batches(variant, rows)]
+        key = _key(reduction, variant, sizes, rows)
+
+        def reduced(batch: il.PromptBatch) -> Tensors:
+            return {"value": reduction(il.capture(self.model, batch))}
+
+        return self.over(variant, rows, reduced, what=what, key=key)["value"]
 
     def located(self, k: int, variant: Variant = Variant()) -> list[il.Head]:
         """The k heads of largest mean increase of the answer on the choosing half, best first."""
@@ -220,8 +246,20 @@ class Study:
 
     def folder(self) -> Path:
         """<model>/<task>, as folder names."""
-        name = Path(self.settings.model).name if Path(self.settings.model).is_dir() else self.settings.model
-        return Path(_slug(name), _slug(self.settings.task))
+        return folder_of(self.settings)
+
+
+def folder_of(settings: StudySettings) -> Path:
+    """<model>/<task>, as folder names."""
+    name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
+    return Path(_slug(name), _slug(settings.task))
+
+
+def _key(reduction: Reduction, variant: Variant, sizes: Sequence[int], rows: Int[Tensor, " row"] | None) -> str | None:
+    """What tells a reduction's pass from all others; None where the reduction has no lasting name."""
+    name = stable_name(reduction)
+    about = [repr(variant), list(sizes), None if rows is None else rows.tolist()]
+    return None if name is None else f"{name}-{json_digest(about)[:12]}"
 
 
 def _slug(name: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -24,8 +25,8 @@ from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.groups import grouped
+from icl_lens.cli.launched import interruptible, together
 from icl_lens.cli.options import (
-    ByChoice,
     ModelOptions,
     ReadingOptions,
     TaskOption,
@@ -48,6 +49,22 @@ MOST_SHOWN = 20
 PASSES = {"part": "locating", "again": "second pass over open heads"}
 
 
+class RankChoice(StrEnum):
+    increase = "increase"
+    contrast = "contrast"
+    effect = "effect"
+
+
+class PositionsChoice(StrEnum):
+    last = "last"
+    all = "all"
+
+
+class MethodChoice(StrEnum):
+    exact = "exact"
+    gradient = "gradient"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocateTask(TaskOptions):
     """The task that heads are located on, and how its prompts are written."""
@@ -60,7 +77,7 @@ class LocateTask(TaskOptions):
         """The task's prompts."""
         return self.prompts(n=self.n, seed=self.seed)
 
-    def asked(self, model: ModelOptions, reading: ReadingOptions, by: ByChoice) -> "Asked":
+    def asked(self, model: ModelOptions, reading: ReadingOptions, by: RankChoice) -> "Asked":
         """What the run's folder remembers of these options."""
         from icl_lens.locate.configuration import Asked
 
@@ -108,34 +125,52 @@ def locate(
         int | None, typer.Option("--top", "-k", help="How many heads to find.", show_default="20, or all if fewer")
     ] = None,
     by: Annotated[
-        ByChoice, typer.Option(help="Rank by log p(answer), or by its contrast with the other labels.")
-    ] = ByChoice.increase,
+        RankChoice,
+        typer.Option(
+            help="Rank by increase of log p(answer), by its contrast with the other labels, or by the effect: what the "
+            "answer loses when the head is zeroed."
+        ),
+    ] = RankChoice.increase,
+    positions: Annotated[
+        PositionsChoice, typer.Option(help="With --by effect: where heads are zeroed; all positions take far longer.")
+    ] = PositionsChoice.last,
+    method: Annotated[
+        MethodChoice, typer.Option(help="With --by effect: exact, or estimated from gradients in a few passes.")
+    ] = MethodChoice.exact,
     batch_size: Annotated[int | None, typer.Option(help="Prompts per batch, instead of as many as fit.")] = None,
     budget: Annotated[int, typer.Option(help="MiB that a batch's activations may take up.")] = 64,
 ) -> None:
     """Locate the heads of largest mean log-probability increase over a task's prompts: exact, certified.
 
+    Or, --by effect, those whose removal costs the answer most: every head's mean effect, measured.
+
     With --out, chunks are kept: killed at any moment and started again with the same settings, the run goes on where
     it was and ends with the same files. A damaged chunk is named and computed again. Other settings need another
     folder. `torchrun --nproc_per_node 2 -m icl_lens locate …` shares the prompts out among processes.
     """
-    from icl_lens.locate.configuration import LocateOptions, run_folder
+    from icl_lens.locate.configuration import EffectOptions, LocateOptions, run_folder
+    from icl_lens.locate.effects import locate_effects
     from icl_lens.locate.folder import opened
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.processes import Processes
-    from icl_lens.locate.table import heads_table, summary, write_result
+    from icl_lens.locate.table import heads_table, summary, write_effects, write_result
     from icl_lens.models.view import ModelView
 
+    if by is RankChoice.effect:
+        check_unused("final_norm", "bias", because="effects are measured on the model's own output")
+    else:
+        check_unused("positions", "method", because="only --by effect removes heads")
     if batch_size is not None:
         check_unused("budget", because="--batch-size says how many prompts a batch has")
     processes, out = Processes.launched(), output.out
     console = PlainConsole(quiet=not processes.first)
     warnings = PlainConsole(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
+    batches = {"batch_size": batch_size, "byte_budget": budget * 2**20}
     norm, bias = reading.final_norm.value, reading.bias
     keeping = out if processes.first else None
     with (
-        _interruptible(out, warnings),
-        _together(processes),
+        interruptible(out, warnings),
+        together(processes),
         opened(keeping) if keeping is not None else nullcontext(),
     ):
         prompts = task.draw()
@@ -143,71 +178,54 @@ def locate(
         batch = reading.tokenize(loaded, prompts)
         console.print(first_prompt(batch))
         found = min(MOST_SHOWN, len(ModelView.of(loaded).heads())) if k is None else k
-        options = LocateOptions(k=found, final_norm=norm, bias=bias, batch_size=batch_size, byte_budget=budget * 2**20)
+        if by is RankChoice.effect:
+            options = EffectOptions(positions=positions.value, method=method.value, **batches)
+        else:
+            options = LocateOptions(k=found, final_norm=norm, bias=bias, **batches)
         folder = None
         if keeping is not None:
             folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))
-        with _bar(console, processes) as progress:
-            top = locate_heads(
-                loaded,
-                batch,
-                **asdict(options),
-                against=batch.other_label_tokens if by is ByChoice.contrast else None,
-                folder=folder,
-                processes=processes,
-                progress=progress,
-                warn=lambda line: warnings.print(f"icl-lens: {line}"),
-            )
-        if not processes.first:
-            return
-        table = heads_table(top, folder)
-        if folder is not None:
-            write_result(folder, table, top)
-        console.print(_shown(table, by))
-        console.print(summary(top))
+        common: dict[str, Any] = {
+            **asdict(options),
+            "folder": folder,
+            "processes": processes,
+            "warn": lambda line: warnings.print(f"icl-lens: {line}"),
+        }
+        if by is RankChoice.effect:
+            with _bar(console, processes) as progress:
+                effects = locate_effects(loaded, batch, progress=progress, **common)
+            if not processes.first:
+                return
+            if folder is not None:
+                write_effects(folder, effects)
+            console.print(_shown(effects.to_frame().head(found), by))
+            console.print(effects.summary())
+        else:
+            others = batch.other_label_tokens if by is RankChoice.contrast else None
+            with _bar(console, processes) as progress:
+                top = locate_heads(loaded, batch, against=others, progress=progress, **common)
+            if not processes.first:
+                return
+            table = heads_table(top, folder)
+            if folder is not None:
+                write_result(folder, table, top)
+            console.print(_shown(table, by))
+            console.print(summary(top))
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
 
 
-@contextmanager
-def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
-    """Ctrl-C ends the run with a line that says how to continue it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = "" if out is None else f"; the same command goes on from the chunks in {str(out)!r}"
-        console.print(f"icl-lens: interrupted{kept}")
-        raise SystemExit(130) from None
-
-
-@contextmanager
-def _together(processes: "Processes") -> Iterator[None]:
-    """What is wrong is said once: by the first process, or by the one that alone meets the error."""
-    from icl_lens.errors import InputError
-
-    try:
-        yield
-    except InputError as error:
-        if processes.first_also_fails():
-            raise SystemExit(2) from None
-        processes.explained()
-        if processes.first:
-            raise
-        raise InputError(f"process {processes.rank} of {processes.size}: {error}") from None
-    except Exception:
-        processes.explained()
-        raise
-
-
-def _shown(table: "pd.DataFrame", by: ByChoice) -> Table:
+def _shown(table: "pd.DataFrame", by: RankChoice) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    value = "effect" if by is RankChoice.effect else "increase"
     intervals = "low" in table
-    for name in ("rank", "head", f"mean {by.value} (nats)", *(["95 % interval"] if intervals else []), "evaluated"):
+    for name in ("rank", "head", f"mean {by.value} (nats)", *(["95 % interval"] if intervals else [])):
         shown.add_column(name, justify="left" if name == "head" else "right")
+    shown.add_column("log-odds lost" if by is RankChoice.effect else "evaluated", justify="right")
     for row in table.to_dict("records"):
         interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
-        cells = [str(row["rank"]), row["name"], f"{row['increase']:.4f}", *interval, f"{row['share_evaluated']:.0%}"]
-        shown.add_row(*[Text(cell) for cell in cells])
+        more = f"{row['log_odds']:.4f}" if by is RankChoice.effect else f"{row['share_evaluated']:.0%}"
+        shown.add_row(*[Text(cell) for cell in [str(row["rank"]), row["name"], f"{row[value]:.4f}", *interval, more]])
     return shown
 
 

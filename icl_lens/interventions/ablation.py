@@ -51,7 +51,7 @@ def ablate_heads(
     means = None
     if reference is not None:
         batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
-        means = _mean_z(view, by_layer, batches, positions)
+        means = mean_z(view, by_layer, batches, positions)
         if not all(bool(mean.isfinite().all()) for mean in means.values()):
             raise InputError("the mean over the reference prompts is not finite (NaN or infinite); give other prompts")
 
@@ -99,10 +99,10 @@ def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -
         yield
 
 
-def _mean_z(
+def mean_z(
     view: ModelView, by_layer: dict[int, list[int]], batches: list[PromptBatch], positions: Positions
 ) -> dict[int, Tensor]:
-    """Layer -> mean z of its chosen heads [chosen d_head], in float64."""
+    """Layer -> mean z of its chosen heads [chosen d_head], in float64, over all tokens or each prompt's last one."""
     if not batches:
         raise InputError("there is no reference prompt to average over; give at least one")
     sums: dict[int, Tensor] = {}

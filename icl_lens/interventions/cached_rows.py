@@ -8,7 +8,7 @@ row; everything else is the model's own. Every pass is checked against the pass 
 model with edits at work, whose attention comes out otherwise is given back to the caller (`NotShared`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -170,10 +170,13 @@ class CachedRows:
                 handle.remove()
         return cls(view, batch, log_probs, keys, resid, z, returns)
 
-    def without_each_head(self, layers: Sequence[int]) -> Float[Tensor, "batch row d_vocab"]:
+    def without_each_head(
+        self, layers: Sequence[int], instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None
+    ) -> Float[Tensor, "batch row d_vocab"]:
         """Logits after each prompt without each head of some consecutive layers, layer by layer, in one pass.
 
-        Row 0 has lost nothing. Blocks before the first of the layers are not run.
+        Row 0 has lost nothing. Blocks before the first of the layers are not run. A head's z is 0, or what `instead`
+        has for its layer.
         """
         view, n, first = self.view, len(self.batch), layers[0]
         state = {"rows": 0}
@@ -219,7 +222,7 @@ class CachedRows:
                     start = state["rows"] - view.n_heads
                     self._check_z(layer, ours[:, start])
                     every = torch.arange(view.n_heads, device=z.device)
-                    ours[:, start + every, every] = 0.0
+                    ours[:, start + every, every] = 0.0 if instead is None else instead[layer].to(ours)
                 return ours.flatten(0, 1)[:, None]
 
             return hook_fn

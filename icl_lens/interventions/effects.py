@@ -6,7 +6,7 @@ only, keys and values of the prompt are made once, and all heads are removed in 
 Source: the published version (causal location of heads).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.increases import target_tokens
 from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.ablation import mean_z
 from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once, swapped
 from icl_lens.interventions.choice import Positions
 from icl_lens.interventions.gradients import first_order_falls
@@ -38,7 +39,10 @@ CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5
 
 Score = Literal["log_prob", "log_odds", "log_diff"]
 Method = Literal["exact", "gradient"]
+Mode = Literal["zero", "mean"]
 Way = Literal["restarted passes", "shared keys", "gradient"]
+Instead = Mapping[int, Float[Tensor, "head d_head"]] | None
+"""Layer -> what stands in place of each head's z; None for zero."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ def head_effects(
     positions: Positions = "all",
     against: Int[Tensor, "batch *n"] | None = None,
     method: Method = "exact",
+    mode: Mode = "zero",
+    reference: PromptBatch | Iterable[PromptBatch] | None = None,
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
     """The effect of zeroing each head, on every prompt: at all its positions, or at its last one.
@@ -156,6 +162,9 @@ def head_effects(
     `against`; no `log_odds`. See how far it agrees with exact effects (`agreement`) before relying on it. It keeps
     every layer's activations of at least one prompt for the way back.
 
+    `mode="mean"` puts a head's mean z over the `reference` prompts in place of its own instead of zero, as
+    `ablate_heads` does; for exact effects at the last position, where the mean is over the prompts' last ones.
+
     Raises InputError for bad targets, `against` or options.
 
     Example:
@@ -173,18 +182,33 @@ def head_effects(
     against = None if against is None else _against_tokens(view, against, targets)
     if pass_tokens < 1:
         raise InputError(f"pass_tokens={pass_tokens} must be at least 1")
+    check_choice("mode", mode, ("zero", "mean"))
+    if (mode == "mean") != (reference is not None):
+        raise InputError(
+            f"mode={mode!r} {'needs' if mode == 'mean' else 'takes no'} reference= prompts to average over"
+        )
+    instead = None
+    if reference is not None:
+        if positions != "last" or method != "exact":
+            raise InputError(
+                f'mode="mean" is for exact effects at the last position; got positions={positions!r}, '
+                f"method={method!r}: use ablate_heads for others"
+            )
+        everything = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
+        instead = mean_z(view, everything, [reference] if isinstance(reference, PromptBatch) else [*reference], "last")
     asked = _Asked(batch, targets, against)
     way: Way = "gradient"
     because = ""
     if method == "gradient":
         effects = _estimated(view, asked, positions)
     elif positions == "all":
-        effects, way = _restarted(view, asked, positions, pass_tokens), "restarted passes"
+        effects, way = _restarted(view, asked, positions, pass_tokens, None), "restarted passes"
     else:
         try:
-            effects, way = _shared(view, asked, pass_tokens), "shared keys"
+            effects, way = _shared(view, asked, pass_tokens, instead), "shared keys"
         except NotShared as error:
-            effects, way, because = _restarted(view, asked, positions, pass_tokens), "restarted passes", str(error)
+            effects = _restarted(view, asked, positions, pass_tokens, instead)
+            way, because = "restarted passes", str(error)
     log_prob, log_odds, log_diff = effects.unbind(-1)
     return HeadEffects(log_prob, log_odds, None if against is None else log_diff, positions, way, because)
 
@@ -283,7 +307,7 @@ def _estimated(view: ModelView, asked: _Asked, positions: Positions) -> Float[Te
 LOG_PROB_BYTES = 32 * 2**20
 
 
-def _shared(view: ModelView, asked: _Asked, pass_tokens: int) -> Float[Tensor, "batch layer head 3"]:
+def _shared(view: ModelView, asked: _Asked, pass_tokens: int, instead: Instead) -> Float[Tensor, "batch layer head 3"]:
     """Every head's effect at the last position, from rows that share their prompt's keys; raises NotShared."""
     size = prompts_at_once(view, asked.batch, pass_tokens=pass_tokens)
     # Prompts of about one length share a pass, so that none is padded for nothing.
@@ -298,7 +322,7 @@ def _shared(view: ModelView, asked: _Asked, pass_tokens: int) -> Float[Tensor, "
             if effects is None:
                 effects = clean.new_empty(len(order), view.n_layers, view.n_heads, 3)
             for layers in layers_at_once(view, len(prompts)):
-                edited = _judged_rows(kept.without_each_head(layers), some)
+                edited = _judged_rows(kept.without_each_head(layers, instead), some)
                 off = float((edited[:, 0, 0] - clean[:, 0]).abs().max())
                 if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
                     raise NotShared(f"a row of {view.architecture} without any removal is off by {off:.1e} nats")
@@ -330,7 +354,7 @@ def _judged_rows(logits: Float[Tensor, "batch row d_vocab"], asked: _Asked) -> F
 
 
 def _restarted(
-    view: ModelView, asked: _Asked, positions: Positions, pass_tokens: int
+    view: ModelView, asked: _Asked, positions: Positions, pass_tokens: int, instead: Instead
 ) -> Float[Tensor, "batch layer head 3"]:
     """Every head's effect from passes over whole prompts that begin at the head's layer."""
     batch = asked.batch
@@ -345,7 +369,8 @@ def _restarted(
             some = asked.of(rows)
             last = some.batch.last if positions == "last" else None
             # The piece may need less padding than the whole batch does.
-            with _starting_at(view, layer, stream, rows, heads, some.batch.tokens.shape[1], last):
+            own = None if instead is None else instead[layer]
+            with _starting_at(view, layer, stream, rows, heads, some.batch.tokens.shape[1], last, own):
                 effects[rows, layer, heads] = clean[rows] - _scores(view.model, some)
     return effects
 
@@ -404,6 +429,7 @@ def _starting_at(
     heads: list[int],
     width: int,
     last: Int[Tensor, " row"] | None,
+    instead: Float[Tensor, "head d_head"] | None = None,
 ) -> Iterator[None]:
     """Forward passes in the block start at a layer, each row without one of its heads: everywhere, or at `last`.
 
@@ -414,6 +440,8 @@ def _starting_at(
     kept = stream[layer]
     residual = kept.resid_pre[rows, :width]
     z = kept.z[rows, :width][torch.arange(len(rows)), :, heads]
+    if instead is not None:
+        z = z - instead[heads].to(z)[:, None]
     part = torch.bmm(z, view.raw_W_O(layer).to(z.device)[heads])
     if last is not None:
         there = torch.arange(width, device=part.device) == last.to(part.device)[:, None]

@@ -1,14 +1,17 @@
 """A located run in a folder: what it was asked, and everything else that its numbers depend on."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from icl_lens.attribution.search import check_k
 from icl_lens.digest import json_digest, weights_digest
+from icl_lens.interventions.choice import Positions
+from icl_lens.interventions.effects import Method
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
+from icl_lens.models.offload import Weights
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
@@ -17,14 +20,28 @@ PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch", "pyarrow")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocateOptions:
+class BatchOptions:
+    """How prompts are planned into batches."""
+
+    batch_size: int | None = None
+    byte_budget: int = BYTE_BUDGET
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocateOptions(BatchOptions):
     """The options of `locate_heads` that decide its numbers, by its names."""
 
     k: int = 20
     final_norm: FinalNorm = "frozen"
     bias: bool = True
-    batch_size: int | None = None
-    byte_budget: int = BYTE_BUDGET
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectOptions(BatchOptions):
+    """The options of `locate_effects` that decide its numbers, by its names."""
+
+    positions: Positions = "last"
+    method: Method = "exact"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +69,7 @@ class Asked:
     by: str = "increase"
 
 
-def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked: Asked) -> dict[str, Any]:
+def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: Asked) -> dict[str, Any]:
     """Everything a run's chunks and results depend on, in the order of the manifest.
 
     Beside what was asked for: digests of the weights, of the prompts' tokens and answers, and of the plan of batches;
@@ -64,7 +81,7 @@ def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked:
     return {
         "model": asked.model,
         "revision": asked.revision,
-        "weights": weights_digest(dict(model.named_parameters())),
+        "weights": weights_digest(Weights(model)),
         "task": asked.task,
         "n": asked.n,
         "seed": asked.seed,
@@ -81,9 +98,8 @@ def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked:
         "prefix": asked.prefix,
         "bos": asked.bos,
         "prompts": prompts_digest(batch),
-        "k": options.k,
-        "final_norm": options.final_norm,
-        "bias": options.bias,
+        # Batches are told by the plan that they make.
+        **{name: value for name, value in asdict(options).items() if name not in asdict(BatchOptions())},
         "dtype": asked.dtype,
         "device": view.home.type,
         "batches": len(plan),
@@ -91,18 +107,20 @@ def configuration(model: Any, batch: PromptBatch, options: LocateOptions, asked:
         "versions": {name: version(name) for name in PACKAGES},
         # Only where they differ from the default, so that folders written before they were there stay valid.
         **({} if asked.shared_prefix == "error" else {"shared_prefix": asked.shared_prefix}),
-        **({} if asked.by == "increase" else {"by": asked.by, "against": "the other labels"}),
+        **({} if asked.by == "increase" else {"by": asked.by}),
+        **({"against": "the other labels"} if asked.by == "contrast" else {}),
     }
 
 
-def run_folder(path: Path, model: Any, batch: PromptBatch, options: LocateOptions, asked: Asked) -> RunFolder:
-    """The folder of this run, taken: give it to `locate_heads` inside `folder.opened(path)`.
+def run_folder(path: Path, model: Any, batch: PromptBatch, options: BatchOptions, asked: Asked) -> RunFolder:
+    """The folder of this run, taken: give it to `locate_heads` or `locate_effects` inside `folder.opened(path)`.
 
     Raises InputError if the folder holds another configuration, or files without a manifest, and for a `k` that the
     model has not as many heads for.
     """
     view = ModelView.of(model)
-    check_k(options.k, view.n_layers * view.n_heads, "heads")  # before the folder is this run's
+    if isinstance(options, LocateOptions):
+        check_k(options.k, view.n_layers * view.n_heads, "heads")  # before the folder is this run's
     folder = RunFolder(path, configuration(model, batch, options, asked))
     folder.take()
     return folder

@@ -32,10 +32,10 @@ from icl_lens.attribution.increases import (
 )
 from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_heads, head_bounds, layer_gradients
 from icl_lens.errors import InputError
-from icl_lens.locate.chunk import HeadChunk
+from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.processes import Processes
-from icl_lens.locate.runner import Progress, Runner
+from icl_lens.locate.runner import BatchRunner, Form, Progress, Runner
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -144,7 +144,9 @@ def locate_heads(
     convention = _Convention(final_norm, bias, slack)
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     n_candidates = min(n_parts, k + MARGIN)
-    runner = Runner(view, folder, processes, progress or (lambda *_: None), warn or (lambda _: None), plan, len(batch))
+    form = Form[HeadChunk](lambda chunk: columns_of(chunk, view.n_heads), lambda table: chunk_from(table, view.n_heads))
+    chunks = Runner(form, folder, processes, warn or (lambda _: None))
+    runner = BatchRunner(chunks, plan, len(batch), progress or (lambda *_: None))
 
     def first_pass(number: int, candidates: np.ndarray | None) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
@@ -164,7 +166,7 @@ def locate_heads(
         acts, its = _captured(model, batch, targets, others, plan[number])
         return _second_look(acts, *its, convention, plan[number], numbers[number])
 
-    for chunk in runner.chunks("again", sorted(numbers), second_pass, []):
+    for chunk in runner.chunks("again", sorted(numbers), second_pass):
         sums.add_again(chunk)
     return processes.share(sums.top(k, view.n_heads, wanted) if processes.first else None)
 
@@ -246,7 +248,13 @@ def _captured(
 
 def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
     """Raises InputError where a folder could mix parts about log p(target) with parts about a contrast."""
-    if folder is None or (folder.configuration.get("against") is None) == (against is None):
+    if folder is None:
+        return
+    if folder.configuration.get("by") == "effect":
+        raise InputError(
+            "the folder's configuration says by='effect', and this run is about increases; give it to locate_effects"
+        )
+    if (folder.configuration.get("against") is None) == (against is None):
         return
     raise InputError(
         "the folder's configuration says "

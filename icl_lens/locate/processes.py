@@ -95,6 +95,21 @@ class Processes:
         self._exchanged(lambda: broadcast_object_list(values, src=0, group=self.group))
         return values[0]
 
+    def agreed(self, find: Callable[[], _Value]) -> _Value:
+        """What the first process finds, in every process; where it raises InputError, all do."""
+        if self.size == 1:
+            return find()
+        found: Any = None
+        if self.first:
+            try:
+                found = find()
+            except InputError as error:
+                found = error
+        found = self.share(found)
+        if isinstance(found, InputError):
+            raise found
+        return found
+
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in their order, in the first process; None for each of them in the others."""
         values = [value] if self.size == 1 else [None] * self.size

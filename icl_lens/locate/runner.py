@@ -1,87 +1,174 @@
-"""Chunks of a run, one a batch: computed here, in the other processes, or taken from the folder."""
+"""Chunks of a run: computed here, in the other processes, or taken from the folder. Every resumable run goes this way.
 
-from collections.abc import Callable, Iterator, Sequence
+A run is numbered pieces of work, each of which gives one or several chunks; every chunk is a file with a name of its
+own. Which pieces there are must be the same in all processes and in every run with one configuration.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from icl_lens.locate.chunk import HeadChunk, chunk_from, chunk_name, columns_of
+import pyarrow as pa
+
+from icl_lens.errors import InputError
+from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.folder import DamagedChunk, RunFolder
 from icl_lens.locate.processes import Processes
-from icl_lens.models.view import ModelView
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the pass, the prompts done and all prompts of that pass."""
 
+Chunk = TypeVar("Chunk")
+
+
+@dataclass(frozen=True)
+class Form(Generic[Chunk]):
+    """The form of chunks on disk."""
+
+    columns: Callable[[Chunk], Mapping[str, Any]]
+    """The columns of a chunk's file."""
+    read: Callable[[pa.Table], Chunk]
+    """The chunk that such a file holds."""
+
 
 @dataclass
-class Runner:
-    """Computes chunks in this and the other processes, or takes them from the folder, in the order of the batches."""
+class Runner(Generic[Chunk]):
+    """Computes chunks in this and the other processes, or takes them from the folder, in order."""
 
-    view: ModelView
+    form: Form[Chunk]
     folder: RunFolder | None
     processes: Processes
-    progress: Progress
     warn: Callable[[str], None]
-    plan: list[list[int]]
-    n_prompts: int
 
-    def chunk(self, kind: str, number: int, compute: Callable[[], HeadChunk]) -> HeadChunk:
+    def one(self, name: str, compute: Callable[[], Chunk]) -> Chunk:
         """One chunk, computed by the first process, known to all."""
         found = None
         if self.processes.first:
-            self.progress(kind, 0, self.n_prompts)
-            found = self._stored(kind, number)
+            found = self._stored(name)
             if found is None:
                 found = compute()
-                self._store(kind, number, found)
-            self.progress(kind, len(found.rows), self.n_prompts)
+                self._store(name, found)
         return self.processes.share(found)
 
-    def chunks(
-        self, kind: str, numbers: Sequence[int], compute: Callable[[int], HeadChunk], before: list[HeadChunk]
-    ) -> Iterator[HeadChunk]:
-        """The chunks in order in the first process, none in the others, which compute their share of them.
+    def each(
+        self, work: Mapping[int, Sequence[str]], compute: Callable[[int, Sequence[str]], Sequence[Chunk]]
+    ) -> Iterator[tuple[int, list[Chunk], bool]]:
+        """Every piece of work with its chunks, and whether they were computed now; in order, in the first process.
 
-        `before` come first. Every process takes one of as many batches as there are processes; the first gathers them.
+        Nothing in the others, which help.
+
+        `work` names each piece's chunks. `compute` is given a piece and those of its chunks that are not there yet.
+        Every process takes one of as many pieces as there are processes; the first gathers them. Where one of them
+        raises InputError, all do.
         """
-        processes = self.processes
-        total = sum(len(self.plan[number]) for number in numbers) + sum(len(chunk.rows) for chunk in before)
-        done = sum(len(chunk.rows) for chunk in before)
-        missing = [number for number in numbers if self._stored(kind, number) is None] if processes.first else None
-        missing = processes.share(missing)
+        first = self.processes.first
+        missing: dict[int, list[str]] = {}
+        if first:
+            for number, names in work.items():
+                if lacking := [name for name in names if self._stored(name) is None]:
+                    missing[number] = lacking
+        missing = self.processes.share(missing)
         fresh = self._computed(missing, compute)
-        if processes.first:
-            yield from before
-        for number in numbers:
+        for number, names in work.items():
+            found: dict[str, Chunk] = {}
             if number in missing:
-                _, chunk = next(fresh)
-                if processes.first:
-                    self._store(kind, number, chunk)
-            elif processes.first:
-                chunk = self._stored(kind, number)
-                assert chunk is not None
-            if processes.first:
-                done += len(chunk.rows)
-                self.progress(kind, done, total)
-                yield chunk
+                found = next(fresh)
+            if not first:
+                continue
+            for name, chunk in found.items():
+                self._store(name, chunk)
+            chunks = [found[name] if name in found else self._known(name) for name in names]
+            yield number, chunks, number in missing
 
-    def _computed(self, numbers: list[int], compute: Callable[[int], HeadChunk]) -> Iterator[tuple[int, HeadChunk]]:
-        size, rank = self.processes.size, self.processes.rank
+    def _computed(
+        self, missing: Mapping[int, Sequence[str]], compute: Callable[[int, Sequence[str]], Sequence[Chunk]]
+    ) -> Iterator[dict[str, Chunk]]:
+        numbers, size, rank = list(missing), self.processes.size, self.processes.rank
         for start in range(0, len(numbers), size):
-            mine = numbers[start : start + size]
-            found = self.processes.gather(compute(mine[rank]) if rank < len(mine) else None)
-            yield from zip(mine, found, strict=False)
+            some = numbers[start : start + size]
+            mine: Sequence[Chunk] | InputError | None = None
+            if rank < len(some):
+                try:
+                    mine = compute(some[rank], missing[some[rank]])
+                except InputError as error:
+                    if size == 1:
+                        raise
+                    mine = error
+            found = self.processes.gather(mine)
+            if size > 1:
+                # An error of one process is an error of all: otherwise the others would wait for it.
+                error = self.processes.share(next((one for one in found if isinstance(one, InputError)), None))
+                if error is not None:
+                    raise error
+            for number, chunks in zip(some, found, strict=False):
+                yield {} if chunks is None else dict(zip(missing[number], chunks, strict=True))
 
-    def _store(self, kind: str, number: int, chunk: HeadChunk) -> None:
+    def _store(self, name: str, chunk: Chunk) -> None:
         if self.folder is not None:
-            self.folder.write(chunk_name(kind, number), columns_of(chunk, self.view.n_heads))
+            self.folder.write(name, self.form.columns(chunk))
 
-    def _stored(self, kind: str, number: int) -> HeadChunk | None:
+    def _known(self, name: str) -> Chunk:
+        chunk = self._stored(name)
+        assert chunk is not None, f"{name} was there a moment ago"
+        return chunk
+
+    def _stored(self, name: str) -> Chunk | None:
         if self.folder is None:
             return None
-        name = chunk_name(kind, number)
         try:
             table = self.folder.read(name)
         except DamagedChunk as damage:
             self.warn(f"{damage}: computed again")
             return None
-        return None if table is None else chunk_from(table, self.view.n_heads)
+        return None if table is None else self.form.read(table)
+
+
+@runtime_checkable
+class OfPrompts(Protocol):
+    """A chunk that knows which prompts it is about."""
+
+    @property
+    def rows(self) -> Any: ...
+
+
+PromptChunk = TypeVar("PromptChunk", bound=OfPrompts)
+
+
+@dataclass
+class BatchRunner(Generic[PromptChunk]):
+    """Passes over planned batches of prompts, one chunk a batch, with progress."""
+
+    runner: Runner[PromptChunk]
+    plan: list[list[int]]
+    n_prompts: int
+    progress: Progress
+
+    def chunk(self, kind: str, number: int, compute: Callable[[], PromptChunk]) -> PromptChunk:
+        """One chunk, computed by the first process, known to all."""
+        first = self.runner.processes.first
+        if first:
+            self.progress(kind, 0, self.n_prompts)
+        found = self.runner.one(chunk_name(kind, number), compute)
+        if first:
+            self.progress(kind, len(found.rows), self.n_prompts)
+        return found
+
+    def chunks(
+        self,
+        kind: str,
+        numbers: Sequence[int],
+        compute: Callable[[int], PromptChunk],
+        before: Sequence[PromptChunk] = (),
+    ) -> Iterator[PromptChunk]:
+        """The chunks in order in the first process, none in the others; those given as `before` come first."""
+        done = sum(len(chunk.rows) for chunk in before)
+        total = sum(len(self.plan[number]) for number in numbers) + done
+        if self.runner.processes.first:
+            yield from before
+            if not before:
+                self.progress(kind, 0, total)
+        work = {number: [chunk_name(kind, number)] for number in numbers}
+        for _, (chunk,), _ in self.runner.each(work, lambda number, _: [compute(number)]):
+            done += len(chunk.rows)
+            self.progress(kind, done, total)
+            yield chunk

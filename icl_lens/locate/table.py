@@ -1,13 +1,14 @@
 """What a located run found, as a table with intervals, one sentence, and result files."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from icl_lens.attribution.search import TopHeads
 from icl_lens.locate.chunk import chunk_name
+from icl_lens.locate.effects import MeanEffects
 from icl_lens.locate.folder import RunFolder
 from icl_lens.metrics import bootstrap_interval
 
@@ -70,10 +71,22 @@ def summary(top: TopHeads) -> str:
     return text
 
 
+def write_effects(folder: RunFolder, effects: MeanEffects) -> None:
+    """Writes heads.parquet, heads.csv (every head), result.json; raises InputError if the folder does not allow it."""
+    found = {
+        "exact": effects.exact,
+        "positions": effects.positions,
+        "n_prompts": effects.n_prompts,
+        "n_queries": effects.n_queries,
+        "heads": effects.log_prob.mean.numel(),
+        "prompts_by_way": dict(effects.ways),
+        "because": effects.because or None,
+    }
+    _write(folder, effects.to_frame(), found)
+
+
 def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> None:
     """Writes heads.parquet, heads.csv and result.json; raises InputError if the folder does not allow it."""
-    folder.write("heads.parquet", {name: table[name].to_numpy() for name in table.columns})
-    folder.write_bytes("heads.csv", table.to_csv(index=False, lineterminator="\n").encode())
     found = {
         "certified": top.certified,
         "n_prompts": top.n_prompts,
@@ -82,4 +95,10 @@ def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> Non
         "share_evaluated": top.share,
         "largest_bound_left_out": top.left_out if top.n_exact < top.n_parts else None,
     }
+    _write(folder, table, found)
+
+
+def _write(folder: RunFolder, table: "pd.DataFrame", found: dict[str, Any]) -> None:
+    folder.write("heads.parquet", {name: table[name].to_numpy() for name in table.columns})
+    folder.write_bytes("heads.csv", table.to_csv(index=False, lineterminator="\n").encode())
     folder.write_bytes("result.json", (json.dumps(found, indent=1) + "\n").encode())

@@ -10,6 +10,7 @@ import torch
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.checkpoint import Checked
 from icl_lens.models.faults import check_config, why_not
+from icl_lens.models.offload import execution_device
 from icl_lens.models.source import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def load_model(
     "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. `revision` is a
     branch, tag or commit on the Hub: configuration, tokenizer and weights are all read from that one commit. Other
     keywords go to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
+    Where a model does not fit, `device_map` with "cpu" beside GPUs, or "disk" with `offload_folder=`, keeps weights
+    elsewhere: they are read a module at a time when needed, slowly, with the same numbers.
     Files of the Hub are fetched once into the cache of huggingface_hub; what is there is not fetched again.
     Raises InputError, with the reason and the remedy, if the model cannot be had, is no decoder-only model, or if
     its weights do not fit its configuration or are not finite.
@@ -76,6 +79,8 @@ def load_model(
         model = _booted(TransformerBridge.boot_transformers, name, revision, kwargs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if str(model.cfg.device) == "meta":  # the embedding is kept elsewhere: tokens belong where it runs
+        model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
     return model
 

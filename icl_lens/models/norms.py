@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.models.offload import present
 from icl_lens.models.readout import norm_scale
 
 
@@ -39,6 +40,11 @@ def probe_norm(module: Any, d_model: int, device: torch.device, *, default_eps: 
     Families disagree on where gains live and whether they are stored as `w` or `1 + w`; the module's answers
     to a few vectors do not. The vectors are long enough that eps does not show, then short enough that it does.
     """
+    with present(module):
+        return _probed(module, d_model, device, default_eps)
+
+
+def _probed(module: Any, d_model: int, device: torch.device, default_eps: float) -> NormView:
     weight = next((p for p in module.parameters()), None)
     # The module's own dtype: probing in it is exact for half precision, whose gains round the same way.
     dtype = torch.float32 if weight is None else weight.dtype

@@ -21,6 +21,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.norms import NormView, probe_norm
+from icl_lens.models.offload import execution_device, lost, present
 from icl_lens.models.readout import Readout, norm_scale
 from icl_lens.models.turns import taking_turn
 
@@ -115,8 +116,9 @@ class ModelView:
 
     @property
     def home(self) -> torch.device:
-        """Where recorded activations are kept: the unembedding's device."""
-        return self.model.W_U.device
+        """Where recorded activations are kept: the device that the unembedding runs on."""
+        device = self.model.W_U.device
+        return device if device.type != "meta" else execution_device(self.model.unembed) or torch.device("cpu")
 
     @property
     def is_hooked(self) -> bool:
@@ -129,11 +131,7 @@ class ModelView:
         Differs for other weights, dtypes and weight processing; the same on every device and TransformerLens version.
         """
         digest = hashlib.sha256()
-        matrices = [_optional(self.model, "W_E"), self.model.W_U]
-        for layer in range(self.n_layers):
-            attn = self.attn(layer)
-            matrices += [_optional(attn, "W_Q"), self.W_K(layer), self.W_V(layer), self.raw_W_O(layer)]
-        for matrix in matrices:
+        for matrix in self._matrices():
             if matrix is None:
                 continue
             sample = matrix.detach()
@@ -143,6 +141,20 @@ class ModelView:
             digest.update(f"{tuple(matrix.shape)} {matrix.dtype}".encode())
             digest.update(sample.double().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+    def _matrices(self) -> Iterator[Tensor | None]:
+        with present(getattr(self.model, "embed", None)):
+            yield _optional(self.model, "W_E")
+        yield self._W_U()
+        for layer in range(self.n_layers):
+            attn = self.attn(layer)
+            with present(attn):
+                yield _optional(attn, "W_Q")
+            yield from (self.W_K(layer), self.W_V(layer), self.raw_W_O(layer))
+
+    def _W_U(self) -> Tensor:
+        with present(self.model.unembed):
+            return self.model.W_U.detach()
 
     def attn(self, layer: int) -> Any:
         return self.model.blocks[layer].attn
@@ -185,11 +197,12 @@ class ModelView:
         return None if b_O is None else self.outward(b_O, self.attn_post_norm(layer))
 
     def raw_W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        return self.attn(layer).W_O.detach().to(self.home)
+        return self._weight(self.attn(layer), "W_O")
 
     def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        b_O = _optional(self.attn(layer), "b_O")
-        return None if b_O is None else b_O.detach().to(self.home)
+        with present(self.attn(layer)):
+            b_O = _optional(self.attn(layer), "b_O")
+            return None if b_O is None else b_O.detach().to(self.home)
 
     def outward(self, weight: Tensor, post: NormView | None) -> Tensor:
         """A raw output matrix or bias as it acts on the residual stream."""
@@ -218,13 +231,18 @@ class ModelView:
         return getattr(config, name, default)
 
     def W_V(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
-        return self._grouped(self.attn(layer).W_V.detach().to(self.home))
+        return self._grouped(self._weight(self.attn(layer), "W_V"))
 
     def W_K(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
-        return self._grouped(self.attn(layer).W_K.detach().to(self.home))
+        return self._grouped(self._weight(self.attn(layer), "W_K"))
 
     def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
-        return self.attn(layer).W_Q.detach().to(self.home)
+        return self._weight(self.attn(layer), "W_Q")
+
+    def _weight(self, owner: Any, name: str) -> Tensor:
+        """A weight on the home device, brought in for the moment where accelerate keeps it elsewhere."""
+        with present(owner):
+            return getattr(owner, name).detach().to(self.home)
 
     def b_Q(self, layer: int) -> Float[Tensor, "head d_head"] | None:
         """The queries' bias; None if the model has none."""
@@ -245,7 +263,9 @@ class ModelView:
         return self.outward(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        weight = _optional(self.model.blocks[layer].mlp, "W_out")
+        mlp = self.model.blocks[layer].mlp
+        with present(mlp):
+            weight = _optional(mlp, "W_out")
         if weight is None or weight.ndim != 2:
             raise InputError(
                 f"layer {layer} of {self.name} has no single FFN output matrix (a mixture of experts?): "
@@ -254,8 +274,10 @@ class ModelView:
         return weight.detach().to(self.home)
 
     def raw_b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        b_out = _optional(self.model.blocks[layer].mlp, "b_out")
-        return None if b_out is None else b_out.detach().to(self.home)
+        mlp = self.model.blocks[layer].mlp
+        with present(mlp):
+            b_out = _optional(mlp, "b_out")
+            return None if b_out is None else b_out.detach().to(self.home)
 
     # Norms -----------------------------------------------------------------------------------------------
 
@@ -337,12 +359,13 @@ class ModelView:
         norm = probe_norm(self.model.ln_final, self.d_model, self.home, default_eps=self._eps)
         final = final_resid.to(self.home, dtype)
         scale = norm_scale(final, eps=norm.eps, centre=norm.centre) if norm.normalize else final.new_ones(len(final))
-        b_U = _optional(self.model, "b_U")
+        with present(self.model.unembed):
+            W_U, b_U = self.model.W_U.detach(), _optional(self.model, "b_U")
         b_U = None if b_U is None else b_U.detach().to(self.home, dtype)
         cap = getattr(self.cfg, "output_logits_soft_cap", None)
         tokenizer = getattr(self.model, "tokenizer", None)
         return Readout(
-            W_U=self.model.W_U.detach(),
+            W_U=W_U,
             b_U=b_U if b_U is not None and bool(b_U.any()) else None,
             gain=None if norm.gain is None else norm.gain.to(dtype),
             shift=None if norm.shift is None else norm.shift.to(dtype),
@@ -424,21 +447,20 @@ READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def _check_weights(model: Any, name: str) -> None:
     """Raises InputError for weights that cannot be read: quantised, or not in memory."""
     quantised = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
-    away = False
     dtypes: set[torch.dtype] = set()
     for parameter in model.parameters():
         dtypes.add(parameter.dtype)
-        away = away or parameter.is_meta
     packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in READABLE)
     if quantised or packed:
         raise InputError(
             f"the weights of {name} are quantised{' (' + ', '.join(packed) + ')' if packed else ''}, and heads cannot "
             "be read out of packed weights; load the model unquantised, in dtype=torch.bfloat16 where memory is short"
         )
-    if away:
+    if lost(model):
         raise InputError(
-            f"some weights of {name} are not in memory (offloaded, or on the meta device); load the model where it "
-            "fits whole: dtype=torch.bfloat16, several GPUs with device_map, or device='cpu'"
+            f"some weights of {name} are not in memory (on the meta device), and no hook of accelerate brings them in; "
+            "load the model with its weights: dtype=torch.bfloat16 where memory is short, or device_map= with an "
+            "offload_folder="
         )
 
 

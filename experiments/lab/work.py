@@ -1,0 +1,112 @@
+"""How much there is to do: prompts through the model, known beforehand or estimated, done, and how fast they go.
+
+What an experiment will ask for depends on what it finds (which heads, how many neurons), so its work is estimated;
+when it ends, what it really took stands in the estimate's place.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.lab.experiment import Experiment
+from experiments.lab.study import Need, Study
+
+Estimate = Callable[[Any, "Size"], float]
+
+
+@dataclass(frozen=True)
+class Size:
+    """What estimates are made from."""
+
+    prompts: int
+    """Of one variant."""
+    test: int
+    """Of them, those that are tested on."""
+    heads: int
+    layers: int
+
+
+def _bias(config: Any, size: Size) -> float:
+    sets = 1 + config.draws
+    return 2.0 * (2 * size.test * (1 + sets) + sets * 10 * min(100, size.prompts - size.test))
+
+
+# Prompts through the model beside the shared passes. Experiments that are not here need few or none.
+ESTIMATES: dict[str, Estimate] = {
+    "ablation": lambda config, size: 2 * (2 + config.draws) * size.test,
+    "attention-vs-increase": lambda config, size: size.test,
+    "ffn": lambda config, size: 5 * min(config.prompts, size.test),
+    "head-atlas": lambda config, size: 22 * min(config.prompts, size.test),
+    "head-count": lambda config, size: 2 * (2 + config.draws) * size.test * size.heads.bit_length(),
+    "label-features": lambda config, size: 2 * size.test,
+    "label-rank": lambda config, size: size.test,
+    "majority-bias": _bias,
+    "prediction-shift": lambda config, size: 2 * size.test,
+    "recency-bias": _bias,
+    "shallow-flow": lambda config, size: size.prompts * (2 + size.layers - round(config.window * size.layers)),
+    "task-transfer": lambda config, size: 2 * (3 + config.draws) * size.test,
+    "two-tower": lambda config, size: (2 + 10 * (1 + config.draws)) * size.test,
+    "vocabulary": lambda config, size: size.test,
+}
+
+
+@dataclass
+class Work:
+    """The whole run's work in prompts; a `Meter`."""
+
+    changed: Callable[["Work"], None] = lambda work: None
+    """Called whenever something is done."""
+    what: str = ""
+    """What is being done."""
+    done: int = 0
+    computed: int = 0
+    """Of those done, not found in the folder."""
+    _open: dict[str, float] = field(default_factory=dict)
+    _part: str = ""
+    _in_part: int = 0
+    _since: float | None = None
+
+    def expect(self, study: Study, needs: Iterable[Need], experiments: Sequence[Experiment]) -> None:
+        """Sets down what a study's shared passes and the experiments will need."""
+        size = Size(study.settings.n, len(study.test), study.view.n_layers * study.view.n_heads, study.view.n_layers)
+        variants = {study.own(need.variant) for need in needs}
+        self._open = {"shared": float(len(variants) * size.prompts)}
+        for experiment in experiments:
+            estimate = ESTIMATES.get(experiment.id)
+            self._open[experiment.id] = 0.0 if estimate is None else float(estimate(experiment.config, size))
+
+    def begin(self, part: str) -> None:
+        self._part, self._in_part = part, 0
+
+    def end(self) -> None:
+        """The part under way took what it took."""
+        self._open.pop(self._part, None)
+        self.changed(self)
+
+    def __call__(self, what: str, prompts: int, *, computed: bool) -> None:
+        if computed and self._since is None:
+            self._since = time.monotonic()
+        self.what = what
+        self.done += prompts
+        self._in_part += prompts
+        if computed:
+            self.computed += prompts
+        self.changed(self)
+
+    @property
+    def total(self) -> int:
+        """Prompts in all: those done, and those that are expected still."""
+        left = sum(expected for part, expected in self._open.items() if part != self._part)
+        return self.done + round(left + max(0.0, self._open.get(self._part, 0.0) - self._in_part))
+
+    @property
+    def rate(self) -> float | None:
+        """Prompts a second, of those that were computed."""
+        spent = 0.0 if self._since is None else time.monotonic() - self._since
+        return self.computed / spent if spent > 0.5 else None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left at this rate."""
+        return None if not self.rate else (self.total - self.done) / self.rate

@@ -1,0 +1,87 @@
+"""Programs started in other processes: forked ones to kill, and several started together by a launcher."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "PORT"]
+ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "PORT"]
+LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE}
+
+
+def forked(main, arguments, *, pause=0.0):
+    """`main` with these arguments in a child process of its own, a pause before each chunk; its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        if pause:
+            from icl_lens.locate.folder import RunFolder
+
+            write = RunFolder.write
+            RunFolder.write = lambda *given: (time.sleep(pause), write(*given))[1]
+        sys.argv = list(map(str, arguments))
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    finally:
+        os._exit(code)
+
+
+def ended(pid):
+    """The exit code of a child, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed(pid, moment):
+    """SIGKILL to a child as soon as `moment()` holds; what it ended with, which a run that was too fast tells by 0."""
+    deadline = time.monotonic() + 400
+    while not moment() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    return ended(pid)
+
+
+def contents(out):
+    """Every file under a folder but locks."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if _kept(path)}
+
+
+def stamps(out, pattern):
+    """When each file was written, and which file it is on the disk: neither survives its being written again."""
+    whole = (path for path in out.rglob(pattern) if not path.name.startswith("."))  # others are half-written
+    return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in whole}
+
+
+def _kept(path):
+    return path.is_file() and path.name != ".lock"
+
+
+def launched(launch, arguments, log, **environment):
+    """Exit code, stdout, stderr; and the chunks that every (rank, process id) computed, from their logs."""
+    log.mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment = os.environ | environment | {"OMP_NUM_THREADS": "1", "LOGGED": str(log)}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
+    command = [sys.executable, *[{"PORT": port}.get(word, word) for word in launch], "-m", "logged"]
+    ran = subprocess.run(
+        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    chunks = {
+        tuple(map(int, path.name.split("-"))): [name for line in path.open() for name in json.loads(line)]
+        for path in log.iterdir()
+    }
+    return ran, chunks
