@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import warnings
+from errno import EDQUOT, EIO, ENOSPC
 from typing import Annotated
 
 import typer
@@ -66,7 +67,10 @@ def main() -> None:
         tolerant_output()
         if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
             hush()
-        app(args=sys.argv[1:] or ["explain"])
+        try:
+            app(args=sys.argv[1:] or ["explain"])
+        finally:
+            sys.stdout.flush()  # what cannot be printed says so here
     except InputError as error:
         report_error("icl-lens", spoken(str(error)))
         raise SystemExit(2) from None
@@ -76,5 +80,16 @@ def main() -> None:
         report_error("icl-lens", "the memory is full; take fewer prompts, --dtype bfloat16, or another --device")
         raise SystemExit(2) from None
     except BrokenPipeError:  # whoever read the output has gone; files are written by then
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_nowhere()
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (ENOSPC, EDQUOT, EIO) or error.filename is not None:
+            raise
+        _print_nowhere()
+        report_error("icl-lens", f"the output cannot be printed: {error.strerror}; make room, or send it elsewhere")
+        raise SystemExit(2) from None
+
+
+def _print_nowhere() -> None:
+    """Drops what is still to be printed, also by Python when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Span, Template, listed
+from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Span, Template, listed, several_prompts
 from icl_lens.prompts.token_ids import (
     TokenPositions,
     check_ids,
@@ -177,7 +177,11 @@ class PromptBatch:
             >>> random.answer_tokens
             tensor([ 8, 13,  5,  8, 13, -1])
         """
-        rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
+        try:
+            rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
+        except (TypeError, ValueError):
+            raise InputError(f"{tokens!r} are no rows of token ids; give one list of integers a prompt") from None
+        check_ids(None, [id for row in rows for id in row])
         if not rows or not all(rows):
             raise InputError("there are no tokens in some row; give each prompt at least one")
         device = tokens.device if isinstance(tokens, Tensor) else None
@@ -368,8 +372,9 @@ def tokenize(
         >>> batch.label_positions
         tensor([[ 2,  5,  8, 11]])
     """
-    several = (prompts,) if isinstance(prompts, (Prompt, str)) else tuple(prompts)
-    prompts = tuple(Prompt.parse(prompt) if isinstance(prompt, str) else prompt for prompt in several)
+    prompts = several_prompts(prompts)
+    if not isinstance(template, Template):
+        raise InputError(f"template={template!r} is no template; write il.Template(demonstration, query)")
     if not prompts:
         raise InputError("there is no prompt to tokenize; give at least one")
     every_label = _every_label(prompts, labels)
@@ -427,6 +432,8 @@ def tokenize(
 def check_fast(model: Any) -> Any:
     """The model's tokenizer; raises InputError for a slow one, or none."""
     tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise InputError(f"{type(model).__name__} is no model with a tokenizer; give what il.load_model(name) returns")
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"the model's tokenizer ({type(tokenizer).__name__}) gives no character offsets, by which "

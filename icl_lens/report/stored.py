@@ -31,7 +31,7 @@ def load(kind: type[Kind], path: str | Path) -> Kind:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror or error}; {remedy}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} is no JSON ({error}); {remedy}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise InputError(f"{str(path)!r} is no stored explanation; {remedy}")
@@ -40,8 +40,8 @@ def load(kind: type[Kind], path: str | Path) -> Kind:
             f"{str(path)!r} is of version {plain.get('version')}, and this icl-lens reads {VERSION}; "
             "read it with the icl-lens it names under versions, or explain anew"
         )
-    plain["versions"] = list((plain.get("versions") or {}).items())
     try:
+        plain["versions"] = list((plain.get("versions") or {}).items())
         return _restored(kind, plain)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error

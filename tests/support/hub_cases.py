@@ -243,6 +243,9 @@ def main(part: str, folder: Path) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         torch.set_num_threads(1)
         own.download_bars(False)
+        import icl_lens as il
+
+        il.load_model("icl-mini", device="cpu")  # what is imported on the way is not what is timed
         told = {case.label: tell(case, hub) for case in PARTS[part]}
     if part == "online":
         told |= {case.label: tell(case, hub) for case in REFUSED}
@@ -283,8 +286,8 @@ def tell(case: Case, hub: Any) -> dict[str, Any]:
         said = f"TRACEBACK {type(error).__name__}: {error}"
     found = {
         "seconds": time.monotonic() - start,
-        "asked": [path for _, path, *_ in hub.log],
-        "sent": sum(sent for *_, sent in hub.log),
+        "asked": [one.path for one in hub.log],
+        "sent": [(one.path, one.range, one.sent) for one in hub.log if one.sent and "/resolve/" in one.path],
         "kept": sum(len(files) for where, _, files in os.walk(home / "hub") if "snapshots" in where),
         "noted": notes.stream.getvalue(),
     }
