@@ -196,6 +196,13 @@ def _named(name: str, *bases: str) -> type[Exception]:
             _named("ReadTimeout", "TimeoutException")("read"),
             ("did not answer within 10 seconds", "HF_HUB_ETAG_TIMEOUT"),
         ),
+        (
+            _named("FileMetadataError", "OSError")("no 'X-Repo-Commit' header; a proxy's certificate may be missing"),
+            ("is not the Hugging Face Hub", "login page"),
+        ),
+        (NotADirectoryError(20, "Not a directory", "/cache/hub"), ("cache cannot be written", "/cache/hub", "HF_HOME")),
+        (FileNotFoundError(2, "No such file or directory", "/proc/x"), ("cache cannot be written", "HF_HOME")),
+        (FileNotFoundError(2, "No such file or directory"), ("could not be asked",)),
         (OSError(28, "No space left on device"), ("disk is full", "HF_HOME")),
         (PermissionError(13, "Permission denied", "/cache"), ("cannot be written", "HF_HOME")),
         (_named("UnsupportedProtocol")("no scheme"), ("HF_ENDPOINT is no address",)),
@@ -208,6 +215,17 @@ def test_reasons_of_the_network_and_the_disk(error, words):
     for one in words:
         assert one in sentence
     assert "\n" not in sentence
+
+
+def test_reasons_in_the_environment(monkeypatch):
+    """A file of certificates that is not there, and a proxy whose name nobody knows."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
+    assert "SSL_CERT_FILE names '/no/such.pem'" in reason_of(FileNotFoundError(2, "No such file"), "a/b", "model")
+    for proxy in ("http://user:secret@nowhere:8080", "nowhere"):
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        said = reason_of(socket.gaierror(-2, "Name or service not known"), "a/b", "model")
+        assert "nor the proxy nowhere that HTTPS_PROXY names" in said
+        assert "secret" not in said
 
 
 def test_one_line_of_an_error():

@@ -24,6 +24,8 @@ from icl_lens.prompts.batch import check_fast, read_texts, tokenize
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template, check_unicode, listed
 from icl_lens.prompts.rows import DATASETS, SUFFIXES, Table, from_files, from_hub
 
+_HALF = re.compile("[\ud800-\udfff]")
+
 Layout = Literal["order", "reorder", "imbalanced"]
 Asked = Literal["true", "false"]
 
@@ -311,7 +313,7 @@ def _not_words(categories: Any) -> str | None:
         if not isinstance(words, list):
             return f"the category {name!r} is no list"
         for word in words:
-            if not isinstance(word, str) or not word.strip():
+            if not isinstance(word, str) or not word.strip() or _HALF.search(word):
                 return f"the category {name!r} holds {word!r:.40}, which is no word"
     return None
 
@@ -445,6 +447,11 @@ def _plain(value: Any, number: int, column: str) -> str | int | float | None:
     if value is not None and not isinstance(value, (str, int)):
         raise InputError(
             f"row {number} has {_article(type(value).__name__)} in column {column!r}; write a text or a number"
+        )
+    if isinstance(value, str) and (half := _HALF.search(value)):
+        raise InputError(
+            f"row {number} has half a surrogate pair, {half[0]!r}, in column {column!r}, which is no text; write it "
+            "anew as UTF-8"
         )
     return value
 

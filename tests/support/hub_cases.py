@@ -78,6 +78,9 @@ ONLINE = [
     Case("out of order", "gpt2", ("out of order (503", "in some minutes"), {"status": (503, "", EVER)}),
     Case("out of order once", "gpt2", ("ok gpt2 main",), {"status": (500, "api", 1)}),
     Case("not a Hub", "gpt2", ("is not the Hugging Face Hub", "login page"), {"status": (200, "", EVER)}),
+    Case(
+        "not a Hub for files", "gpt2", ("is not the Hugging Face Hub", "login page"), {"status": (200, "resolve", EVER)}
+    ),
     Case("hangs up", "gpt2", ("broke off", "try again"), {"drop": (1, "", EVER)}),
     Case(
         "never answers", "gpt2", ("did not answer within 1 seconds", "HF_HUB_ETAG_TIMEOUT"), {"delay": (30, "", EVER)}
@@ -208,7 +211,9 @@ def content(folder: Path) -> dict[str, Any]:
         "SetFit/sst2": {f"{s}.jsonl": lines(s, "label_text", ["negative", "positive"]) for s in both},
         "SetFit/TREC-QC": {f"{s}.jsonl": lines(s, "label_coarse_original", coarse) for s in both},
         "SetFit/ethos_binary": {
-            f"{s}.jsonl": b"".join(b'{"text": "%s %d", "label": %d}\n' % (s.encode(), i, i % 2) for i in range(ROWS))
+            f"{s}.jsonl": b"".join(
+                b'{"text": "%s\xe2\x80\xa8%d", "label": %d}\n' % (s.encode(), i, i % 2) for i in range(ROWS)
+            )
             for s in both
         },
         "fancyzhx/ag_news": {
