@@ -279,8 +279,10 @@ class Template:
 
 def several_prompts(prompts: Any) -> tuple[Prompt, ...]:
     """One prompt or several, of which strings are read as `Prompt.parse` does; raises InputError for anything else."""
-    one_only = isinstance(prompts, str) or not isinstance(prompts, Iterable)
-    several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in ((prompts,) if one_only else prompts))
+    given: tuple[Any, ...] = (prompts,)
+    if isinstance(prompts, Iterable) and not isinstance(prompts, str):
+        given = tuple(prompts)
+    several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in given)
     for one in several:
         if not isinstance(one, Prompt):
             raise InputError(f"{one!r} is no prompt; give an il.Prompt, or a text such as 'love : bar one : foo two :'")

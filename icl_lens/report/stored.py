@@ -42,9 +42,29 @@ def load(kind: type[Kind], path: str | Path) -> Kind:
         )
     try:
         plain["versions"] = list((plain.get("versions") or {}).items())
-        return _restored(kind, plain)
+        found = _restored(kind, plain)
+        _check_lengths(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error
+    return found
+
+
+def _check_lengths(found: Findings) -> None:
+    """Raises ValueError where lists that belong together have lost some of their entries."""
+    layers, contrasts = len(found.layer_attn), len(found.layer_attn_contrast)
+    for name, wanted in {
+        "layer_ffn": layers,
+        "head_increases": layers,
+        "layer_attn_contrast": layers if contrasts else 0,
+        "layer_ffn_contrast": contrasts,
+        "label_log_probs": len(found.labels),
+        "demonstration_labels": len(found.label_positions),
+    }.items():
+        if len(getattr(found, name)) != wanted:
+            raise ValueError(f"{name} has {len(getattr(found, name))} entries instead of {wanted}")
+    last = max((*found.label_positions, *found.watched), default=-1)
+    if last >= len(found.tokens):
+        raise ValueError(f"position {last} is not there, with {len(found.tokens)} tokens")
 
 
 def _restored(kind: Any, value: Any) -> Any:
