@@ -13,10 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.cli import hush
-from icl_lens.cli.console import PlainConsole, report_error, tolerant_output
+from icl_lens.cli import hush, in_one_sentence
+from icl_lens.cli.console import PlainConsole, tolerant_output
 from icl_lens.cli.launched import interruptible, together
-from icl_lens.cli.messages import spoken
 from icl_lens.cli.options import DeviceOption, DtypeChoice, DtypeOption, ModelOption, RevisionOption
 from icl_lens.cli.options import load as load_model
 from icl_lens.errors import InputError
@@ -212,14 +211,11 @@ def _coloured(line: str) -> Text:
 
 def main() -> None:
     """InputError becomes one line on stderr and exit code 2."""
-    try:
+    with in_one_sentence("experiments"):
         tolerant_output()
         if not {"-h", "--help"} & set(sys.argv[1:]):
             hush()
         app(prog_name="python -m experiments")
-    except InputError as error:
-        report_error("experiments", spoken(str(error)))
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the user got wrong: one sentence with cause, values and remedy."""
 
 from collections.abc import Sequence
+from numbers import Integral
 
 
 class InputError(ValueError):
@@ -18,3 +19,15 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         *others, last = map(repr, choices)
         raise InputError(f"{name}={value!r} is not known; use {', '.join(others)} or {last}")
+
+
+def check_whole(**values: object) -> None:
+    """Raises InputError unless each value is a whole number, of Python or NumPy.
+
+    Example:
+        >>> from icl_lens.errors import check_whole
+        >>> check_whole(k=3, n=10)
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InputError(f"{name}={value!r} is no whole number; give one such as {name}=4")

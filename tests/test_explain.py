@@ -271,13 +271,19 @@ def test_saved_and_loaded(gpt2, explanation, tmp_path):
         ({"format": "x"}, "is no stored explanation"),
         ({"heads": 3}, "is damaged"),
         ({"tokens": [1]}, "is damaged"),
+        ({"tokens": []}, "is damaged .*with 0 tokens"),
+        ({"versions": 3}, "is damaged"),
+        ({"layer_ffn": []}, "is damaged .*layer_ffn has 0 entries instead of"),
+        ({"layer_attn_contrast": []}, "is damaged .*layer_ffn_contrast has"),
+        ({"labels": []}, "is damaged .*label_log_probs has"),
     ]:
         path.write_text(json.dumps(plain | change))
         with pytest.raises(il.InputError, match=message):
             il.Explanation.load(path)
-    path.write_text("{")
-    with pytest.raises(il.InputError, match="is no JSON"):
-        il.Explanation.load(path)
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(il.InputError, match="is no JSON"):
+            il.Explanation.load(path)
     with pytest.raises(il.InputError, match="cannot be read"):
         il.Explanation.load(tmp_path / "missing.json")
 

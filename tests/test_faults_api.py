@@ -69,6 +69,21 @@ TEXT = [
     (lambda: il.load_task("sentiment-number", labels=["a", "a"]), "2 different words"),
     (lambda: il.load_task("sentiment-number", max_words=0), "leaves no text"),
     (lambda: il.load_task("sentiment-number", columns="text"), "must be two names"),
+    (lambda: il.load_task("sentiment-number", n=1.5), "n=1.5 is no whole number"),
+    (lambda: il.load_task("sentiment-number", n="3"), "n='3' is no whole number"),
+    (lambda: il.load_task("sentiment-number", demonstrations=None), "demonstrations=None is no whole number"),
+    (lambda: il.load_task("sentiment-number", max_words="2"), "max_words='2' is no whole number"),
+    (lambda: il.load_task("sentiment-number", seed=None), "seed=None is no whole number"),
+    (lambda: il.load_task("sentiment-number", labels={"foo", "bar"}), "have no order"),
+    (lambda: il.load_task("sentiment-number", labels={"number": "foo", "sentiment": "bar"}), "have no order"),
+    (lambda: il.load_task("sentiment-number", path=3), "path=3 is no path"),
+    (lambda: il.load_task("mine", path="x" * 300 + ".csv"), "cannot be looked at: File name too long"),
+    (lambda: il.load_task(None), "is no text"),
+    (lambda: il.Head.parse(None), "names no head"),
+    (lambda: il.load_model("x" * 300), "File name too long; give another"),
+    (lambda: il.load_model("icl-mini", device="meta"), "cannot be used here"),
+    (lambda: il.load_model("icl-mini", device="xla"), "cannot be used here"),
+    (lambda: il.load_model("icl-mini", dtype=torch.int32), "holds no weights that can be read"),
     (lambda: il.load_model("icl-mini", dtype="int8x"), "is not known"),
     (lambda: il.load_model("icl-mini", device="gpu"), "is no device"),
     (lambda: il.load_model("icl-mini", device="cuda:99"), "is not there"),
@@ -92,6 +107,13 @@ MODEL = [
     (lambda m, b, o: il.tokenize(m, []), "there is no prompt"),
     (lambda m, b, o: il.tokenize(m, "qqzz : foo two :"), "does not know"),
     (lambda m, b, o: il.tokenize(m, ["love : foo one :"], labels=["bar"]), "must name every label"),
+    (lambda m, b, o: il.tokenize("icl-mini", ["love : foo one :"]), "str is no model with a tokenizer"),
+    (lambda m, b, o: il.tokenize(m, None), "None is no prompt"),
+    (lambda m, b, o: il.tokenize(m, ["love : foo one :", 3]), "3 is no prompt"),
+    (lambda m, b, o: il.tokenize(m, "love : foo one :", template="{text} : {label}"), "is no template"),
+    (lambda m, b, o: il.tokenize_text(m, 3), "3 is no text"),
+    (lambda m, b, o: il.tokenize_text(m, ["love", 3]), "3 is no text"),
+    (lambda m, b, o: il.tokenize_text(m, "love \ud800"), "no valid Unicode"),
     (lambda m, b, o: il.tokenize_text(m, ""), "is empty"),
     (lambda m, b, o: il.tokenize_text(m, []), "there is no text"),
     (lambda m, b, o: il.tokenize_text(m, "love", targets=10**6), "10"),
@@ -99,7 +121,18 @@ MODEL = [
     (lambda m, b, o: il.tokenize_text(m, "love", positions=99), "99"),
     (lambda m, b, o: il.PromptBatch.from_tokens([]), "no tokens"),
     (lambda m, b, o: il.PromptBatch.from_tokens([[]]), "no tokens"),
+    (lambda m, b, o: il.PromptBatch.from_tokens([1, 2, 3]), "no rows of token ids"),
+    (lambda m, b, o: il.PromptBatch.from_tokens([["a"]]), "no rows of token ids"),
+    (lambda m, b, o: il.PromptBatch.from_tokens(None), "no rows of token ids"),
+    (lambda m, b, o: il.PromptBatch.from_tokens([[-1]], model=m), "-1 is no token id"),
     (lambda m, b, o: il.PromptBatch.from_tokens([[10**6]], model=m), "vocabulary"),
+    (lambda m, b, o: il.top_heads(il.capture(m, b), "foo", k=1), "targets='foo' are no token ids"),
+    (lambda m, b, o: il.top_heads(il.capture(m, b), None, k=1), "targets=None are no token ids"),
+    (lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens > 0, k=1), "torch.bool"),
+    (lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens * 1j, k=1), "torch.complex64"),
+    (lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens, k="3"), "k='3' is no whole number"),
+    (lambda m, b, o: il.top_subheads(il.capture(m, b), b.answer_tokens, k=1.5), "k=1.5 is no whole number"),
+    (lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens, against="bar"), "against='bar' are"),
     (lambda m, b, o: il.capture(m, il.PromptBatch.from_tokens([[10**6]])), "tokenized for another model"),
     (lambda m, b, o: il.last_log_probs(m, il.PromptBatch.from_tokens([[10**6]])), "tokenized for another model"),
     (lambda m, b, o: il.capture(m, "love"), "give it il.tokenize"),
@@ -115,7 +148,13 @@ MODEL = [
     (lambda m, b, o: enter(il.patch_heads(o, HEADS, b, what="q")), "the source"),
     (lambda m, b, o: enter(il.ablate_heads(m, [il.Head(99, 0)])), "L99H0"),
     (lambda m, b, o: enter(il.ablate_heads(m, [(0, -1)])), "L0H-1"),
+    (lambda m, b, o: enter(il.ablate_heads(m, None)), "heads=None are no heads"),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="x")), "is not known"),
+    (lambda m, b, o: enter(il.block_attention(m, HEADS, None)), "edges must be a tensor of booleans"),
+    (lambda m, b, o: enter(il.block_attention(m, HEADS, torch.zeros(1, 9, 9))), "got (1, 9, 9) torch.float32"),
+    (lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, "x", renormalise=True)), "are no numbers"),
+    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_loss=NAN), "max_loss=nan must not"),
+    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_loss=-1), "max_loss=-1 must not"),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")), "needs reference="),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, reference=b)), "takes no reference="),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean", reference=[])), "no reference prompt"),
@@ -199,6 +238,24 @@ def test_another_batch_of_the_same_shape_is_refused(gpt2):
         il.last_log_probs(gpt2, one)
         with pytest.raises(il.InputError, match="run the same batch"):
             il.last_log_probs(gpt2, other)
+
+
+def test_a_pass_that_is_shorter_than_the_batch_is_refused(gpt2):
+    """Its labels would be looked for among other tokens."""
+    longer, shorter = (il.tokenize(gpt2, f"love : foo one : bar {words} :") for words in ("two three", "two"))
+    with (
+        il.scale_label_attention(gpt2, HEADS, longer, [[0.5, 1.0]], renormalise=True),
+        pytest.raises(il.InputError, match="the forward pass is shorter"),
+    ):
+        il.last_log_probs(gpt2, shorter)
+
+
+def test_targets_of_any_whole_number(gpt2, gpt2_batch):
+    """Token ids in few bits are the same ids."""
+    acts, targets = il.capture(gpt2, gpt2_batch), gpt2_batch.answer_tokens
+    wanted = il.head_log_prob_increase(acts, targets)
+    for dtype in (torch.int32, torch.int16):
+        assert torch.equal(il.head_log_prob_increase(acts, targets.to(dtype)), wanted)
 
 
 def test_another_thread_is_refused_while_a_block_is_open(gpt2, gpt2_batch):

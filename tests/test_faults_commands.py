@@ -307,6 +307,34 @@ def test_a_full_disk_is_one_sentence(run):
     faults.assert_sentence(err.removesuffix("\n"), "make room")
 
 
+@pytest.mark.parametrize("arguments", [["explain", PROMPT, "--json", "a.json"], ["models"], ["--help"]], ids=str)
+def test_an_output_that_is_full_is_one_sentence(arguments, tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    package = os.path.dirname(os.path.dirname(il.__file__))
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "icl_lens", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": package},
+            text=True,
+        )
+    assert ran.returncode == 2
+    faults.assert_sentence(ran.stderr.removesuffix("\n"), "cannot be printed: No space left on device; make room")
+    if "--json" in arguments:
+        assert json.loads((tmp_path / "a.json").read_text())["labels"] == ["bar", "foo"]
+
+
+def test_a_width_of_nothing_is_none(run, monkeypatch):
+    """COLUMNS=0 does not cut every line to nothing."""
+    from icl_lens.cli.console import PlainConsole
+
+    monkeypatch.setenv("COLUMNS", "0")
+    assert PlainConsole().width == 80
+
+
 def test_nan_is_named(run, monkeypatch, loaded, icl_mini):
     """Weights that became NaN give no accuracy of 50 %."""
     import copy

@@ -129,6 +129,14 @@ FAULTS = [
     # numbers that are none
     ("gpt2", "NaN", number(C_FC, float("nan")), ("hold NaN in", "c_fc.weight", "use another")),
     ("llama", "infinity", number("lm_head.weight", float("-inf")), ("hold infinity in", "use another")),
+    # quantised, and not said how
+    (
+        "gpt2",
+        "in 8 bits",
+        weights(lambda s: s.update({C_FC: s[C_FC].mul(99).to(torch.int8)})),
+        ("are whole numbers in", C_FC),
+    ),
+    ("llama", "one bit", weights(lambda s: s.update({"lm_head.weight": s["lm_head.weight"] > 0})), ("whole numbers",)),
     # damaged files
     ("gpt2", "cut short", write(WEIGHTS, lambda data: data[:4000]), ("is damaged or cut short", "4,000 bytes", "copy")),
     ("gpt2", "empty", write(WEIGHTS, b""), (f"'{WEIGHTS}'", "is empty")),
@@ -190,6 +198,7 @@ FAULTS = [
     ("llama", "an activation", config(hidden_act="swishy"), ("hidden_act='swishy'", "activation")),
     ("llama", "rotary positions", config(rope_parameters={"rope_type": "twisted"}), ("of type 'twisted'", "'linear'")),
     ("llama", "rotary positions of no kind", config(rope_scaling="linear"), ("rope_scaling='linear'", "object")),
+    ("gpt2", "scores that are not scaled", config(scale_attn_weights=False), ("scale_attn_weights=false", "choose")),
     ("gpt2", "a dtype", config(dtype="float17"), ("dtype='float17'", "'bfloat16'")),
     ("gpt2", "heads that do not divide", config(n_head=3), ("gpt2", "config.json")),
     ("gpt2", "no sizes", config(n_embd="wide"), ("config.json", "gpt2")),

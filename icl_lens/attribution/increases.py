@@ -85,9 +85,9 @@ def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tens
 
 def target_tokens(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
     """`check_targets` for `n` prompts of which there are no activations yet."""
-    targets = torch.as_tensor(targets, device=view.home)
+    targets = _ids("targets", targets, view)
     d_vocab = view.model.W_U.shape[1]
-    if targets.shape != (n,) or targets.is_floating_point():
+    if targets.shape != (n,):
         raise InputError(
             f"targets must be one token id per prompt, shape ({n},); got {tuple(targets.shape)} {targets.dtype}"
         )
@@ -97,6 +97,19 @@ def target_tokens(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> In
             "or score another token (for instance the predicted label's)"
         )
     return targets
+
+
+def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
+    """Token ids as a tensor on the model's device; raises InputError for what are none."""
+    try:
+        tensor = torch.as_tensor(ids, device=view.home)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"{what}={ids!r} are no token ids; give integers, such as batch.answer_tokens, or words to il.tokenize_text"
+        ) from None
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"{what} must be token ids, whole numbers; got {tuple(tensor.shape)} {tensor.dtype}")
+    return tensor.long()
 
 
 def check_against(acts: Activations, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
@@ -112,14 +125,14 @@ def against_tokens(view: ModelView, targets: Int[Tensor, " batch"], against: Aga
     """
     if against is None:
         return None
-    against = torch.as_tensor(against, device=view.home)
+    against = _ids("against", against, view)
     n, d_vocab = len(targets), view.model.W_U.shape[1]
-    if against.ndim not in (1, 2) or len(against) != n or against.is_floating_point():
+    if against.ndim not in (1, 2) or len(against) != n:
         raise InputError(
             f"against must be token ids of shape ({n},), one a prompt, or ({n}, …), several; got "
             f"{tuple(against.shape)} {against.dtype}"
         )
-    against = against.long().reshape(n, -1)
+    against = against.reshape(n, -1)
     if bool(((against < -1) | (against >= d_vocab)).any()):
         raise InputError(f"against must lie in 0–{d_vocab - 1}, or be -1 for no token")
     count = (against >= 0).sum(1)

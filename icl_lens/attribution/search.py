@@ -34,7 +34,7 @@ from icl_lens.attribution.increases import (
     subhead_log_prob_increase,
     subheads_along,
 )
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_whole
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.results import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
@@ -436,6 +436,7 @@ def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, T
 
 
 def check_k(k: int, n_parts: int, what: str) -> None:
-    """Raises InputError unless there are `k` of them."""
+    """Raises InputError unless `k` is a number and there are so many of them."""
+    check_whole(k=k)
     if not 1 <= k <= n_parts:
         raise InputError(f"k={k} asks for more than there is: choose 1 to {n_parts} {what}")

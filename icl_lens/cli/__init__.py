@@ -4,6 +4,9 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, EIO, ENOSPC
 from typing import Annotated
 
 import typer
@@ -58,23 +61,48 @@ def hush() -> None:
     download_bars(sys.stderr.isatty())
 
 
-def main() -> None:
-    """Entry point of `icl-lens`; no argument means `explain`. InputError becomes one line on stderr, exit code 2."""
+@contextmanager
+def in_one_sentence(program: str) -> Iterator[None]:
+    """What ends a program through no fault of its own becomes one line on standard error, and exit code 2.
+
+    That is bad input, too little memory, and an output that cannot be written. Where whoever read the output has gone,
+    nothing is said: files are written by then.
+    """
     from icl_lens.errors import InputError
 
     try:
-        tolerant_output()
-        if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
-            hush()
-        app(args=sys.argv[1:] or ["explain"])
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # what cannot be printed says so here
     except InputError as error:
-        report_error("icl-lens", spoken(str(error)))
+        report_error(program, spoken(str(error)))
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
             raise
-        report_error("icl-lens", "the memory is full; take fewer prompts, --dtype bfloat16, or another --device")
+        report_error(program, "the memory is full; take fewer prompts, --dtype bfloat16, or another --device")
         raise SystemExit(2) from None
-    except BrokenPipeError:  # whoever read the output has gone; files are written by then
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _print_nowhere()
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (ENOSPC, EDQUOT, EIO) or error.filename is not None:
+            raise
+        _print_nowhere()
+        report_error(program, f"the output cannot be printed: {error.strerror}; make room, or send it elsewhere")
+        raise SystemExit(2) from None
+
+
+def main() -> None:
+    """Entry point of `icl-lens`; no argument means `explain`. InputError becomes one line on stderr, exit code 2."""
+    with in_one_sentence("icl-lens"):
+        tolerant_output()
+        if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
+            hush()
+        app(args=sys.argv[1:] or ["explain"])
+
+
+def _print_nowhere() -> None:
+    """Drops what is still to be printed, also by Python when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

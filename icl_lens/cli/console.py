@@ -23,6 +23,8 @@ class PlainConsole(Console):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**{"markup": False, "emoji": False, **kwargs})
+        if self.width < 1:  # COLUMNS=0 says that the width is not known; every line would be cut to nothing
+            self.width = 80
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As rich does, with control characters in texts shown."""

@@ -11,6 +11,10 @@ from urllib.parse import urlsplit
 
 Kind = Literal["model", "dataset"]
 
+# What making a file in the cache fails with.
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
 KNOWN_MODELS = (
     "gpt2 gpt2-medium gpt2-large gpt2-xl distilgpt2 openai-community/gpt2 openai-community/gpt2-medium "
     "openai-community/gpt2-large openai-community/gpt2-xl EleutherAI/gpt-j-6b EleutherAI/gpt-neo-125m "
@@ -197,6 +201,11 @@ def _unanswered(error: BaseException, limit: float) -> str | None:
     text = text_of(error)
     lower = f"{text} {error}".lower()
     host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
+    if "JSONDecodeError" in types or "FileMetadataError" in types:  # whose own text speaks of certificates, too
+        return (
+            f"what answers at {host} is not the Hugging Face Hub ({text}); check for a login page of your network, "
+            "HTTPS_PROXY and HF_ENDPOINT"
+        )
     if "certificate" in lower:
         return (
             f"the certificate shown for {host} is not trusted ({text}); where a proxy of your network signs anew, set "
@@ -221,11 +230,20 @@ def _unanswered(error: BaseException, limit: float) -> str | None:
             "no address",
         )
     ):
+        proxy = next((os.environ[name] for name in ("HTTPS_PROXY", "https_proxy") if os.environ.get(name)), None)
+        if proxy is not None and (named := urlsplit(proxy if "//" in proxy else f"//{proxy}").hostname):
+            return (
+                f"neither {host} nor the proxy {named} that HTTPS_PROXY names could be looked up ({text}); mend or "
+                "unset HTTPS_PROXY, or connect to a network first"
+            )
         return f"the name {host} cannot be looked up ({text}): there is no network or no name server; connect first"
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT) or "no space left" in lower or "not enough free disk" in lower:
         return f"the disk is full ({text}); make room, or set HF_HOME to a folder on another disk"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+    certificates = os.environ.get("SSL_CERT_FILE", "")
+    if number == errno.ENOENT and certificates and not os.path.exists(certificates):
+        return f"SSL_CERT_FILE names {certificates!r}, which is not there; name a file of certificates, or unset it"
+    if number in _NOT_OURS or (number in _NO_FOLDER and getattr(error, "filename", None)):
         return f"the cache cannot be written ({text}); set HF_HOME to a folder you may write to"
     if "ConnectError" in types or "ConnectionRefusedError" in types or "NetworkError" in types:
         return f"{host} cannot be reached ({text}); check the network, HTTPS_PROXY and HF_ENDPOINT"
@@ -233,9 +251,4 @@ def _unanswered(error: BaseException, limit: float) -> str | None:
         return f"the connection to {host} broke off ({text}); try again"
     if "UnsupportedProtocol" in types or "InvalidURL" in types:
         return f"HF_ENDPOINT is no address of a Hub ({text}); write it like https://huggingface.co, or unset it"
-    if "JSONDecodeError" in types or "FileMetadataError" in types:
-        return (
-            f"what answers at {host} is not the Hugging Face Hub ({text}); check for a login page of your network, "
-            "HTTPS_PROXY and HF_ENDPOINT"
-        )
     return None

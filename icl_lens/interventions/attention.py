@@ -45,7 +45,10 @@ def scale_label_attention(
     view = ModelView.of(model)
     by_layer = group(view, heads)
     batch.check_labels("label attention to scale", "block_attention edits attention to any position")
-    weights = torch.as_tensor(weights, dtype=torch.float32)
+    try:
+        weights = torch.as_tensor(weights, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"weights={weights!r} are no numbers; give one per prompt and demonstration") from None
     shape = tuple(batch.label_positions.shape)
     if tuple(weights.shape) != shape:
         raise InputError(f"weights have shape {tuple(weights.shape)}; give one per prompt and demonstration, {shape}")
@@ -61,7 +64,7 @@ def scale_label_attention(
                 f"the weights are for {len(batch)} prompts, and the forward pass has {rows} rows; run the same batch"
             )
         positions = batch.label_positions.to(device).expand(rows, -1)
-        if int(positions.max()) >= work.pattern.shape[-1]:
+        if int(batch.last.max()) >= work.pattern.shape[-1]:
             raise InputError("the forward pass is shorter than the batch that the weights are for; run the same batch")
         # Where there is no demonstration: a factor of 1 for the first position.
         factors = weights.to(device).expand(rows, -1).masked_fill(positions < 0, 1.0)
@@ -144,6 +147,9 @@ def block_attention(
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)
+    if not isinstance(edges, Tensor) or edges.dtype != torch.bool or edges.ndim != 3:
+        what = f"{tuple(edges.shape)} {edges.dtype}" if isinstance(edges, Tensor) else type(edges).__name__
+        raise InputError(f"edges must be a tensor of booleans, [batch query key], true where none may go; got {what}")
     check_understood(view, by_layer)
 
     def block(work: Attention, indices: list[int], layer: int) -> None:

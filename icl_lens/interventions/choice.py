@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 
@@ -11,6 +12,8 @@ Positions = Literal["all", "last"]
 
 def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
     """Layer -> its chosen heads, each once; raises InputError for a head the model does not have."""
+    if not isinstance(heads, Iterable):
+        raise InputError(f"heads={heads!r} are no heads; give several, as in [(1, 6), 'L22H0']")
     by_layer: dict[int, list[int]] = {}
     for layer, index in sorted({view.check_head(head) for head in heads}):
         by_layer.setdefault(layer, []).append(index)

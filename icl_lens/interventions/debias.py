@@ -132,6 +132,8 @@ def choose_strength(
     check_choice("fix", fix, ("majority", "recency"))
     if not all(math.isfinite(one) and one >= 0 for one in tried):
         raise InputError(f"tried={tuple(tried)} must be finite and not negative; 0 changes nothing")
+    if not max_loss >= 0:
+        raise InputError(f"max_loss={max_loss} must not be negative; 0 keeps the accuracy, 0.01 gives up 1 %")
     if len(favoured) != len(against):
         raise InputError(f"{len(favoured)} and {len(against)} prompts are not the same ones in two layouts")
     for row, (one, other) in enumerate(zip(favoured.prompts, against.prompts, strict=True)):

@@ -16,6 +16,7 @@ from icl_lens.models.source import weight_files
 _BUFFERS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask|cos_cached|sin_cached|embed_positions|alibi|rope\.freqs)$"
 )
+_WHOLE = re.compile(r"BOOL|[IU]\d+")
 _MASK = re.compile(r"(attn|attention|self_attn|self_attention)\.bias$")
 
 
@@ -33,6 +34,7 @@ class Checked:
         """What `inner` gives; raises InputError for weights missing, left over, misshapen or not finite."""
         inner = self._inner or _class_for(kwargs["config"])
         check_count(self._name, Path(folder), kwargs["config"], inner)
+        check_unpacked(self._name, Path(folder), kwargs["config"])
         model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         check_keys(self._name, model, info)
         check_finite(self._name, model, kwargs.get("torch_dtype"))
@@ -66,6 +68,29 @@ def check_count(name: str, folder: Path, config: Any, inner: Any) -> None:
         raise InputError(
             f"the weights of {name!r} do not fit its config.json: they hold {held:,} numbers, and it asks for "
             f"{wanted:,}; use the config.json these weights were saved with"
+        )
+
+
+def check_unpacked(name: str, folder: Path, config: Any) -> None:
+    """Raises InputError if weights are stored as whole numbers and the configuration names no quantiser.
+
+    transformers would take quantised weights for the numbers they are packed into. Masks and positions are no weights.
+    """
+    files = weight_files(folder)
+    if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
+        return
+    packed = []
+    try:
+        for file in files:
+            with safe_open(file, framework="pt") as stored:
+                kinds = {key: str(stored.get_slice(key).get_dtype()) for key in stored.keys()}  # noqa: SIM118
+            packed += [key for key, kind in kinds.items() if _WHOLE.fullmatch(kind) and not _is_buffer(key)]
+    except Exception:  # whatever it is, loading will say it of the file
+        return
+    if packed:
+        raise InputError(
+            f"the weights of {name!r} are whole numbers in {_few(packed)}: they are quantised, and its config.json "
+            "does not say how; use the unquantised model"
         )
 
 
@@ -131,7 +156,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 def _belongs(key: str, model: nn.Module) -> bool:
     """Whether a key of the checkpoint speaks of a part the model has, or of a layer it should have."""
-    if _BUFFERS.search(key) or _MASK.search(key):
+    if _is_buffer(key):
         return False
     lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     roots = [*{name.rpartition(".")[0] for name in lists}, getattr(model, "base_model_prefix", "")]
@@ -143,6 +168,10 @@ def _belongs(key: str, model: nn.Module) -> bool:
         if name.rpartition(".")[0] in modules:
             return True
     return False
+
+
+def _is_buffer(key: str) -> bool:
+    return bool(_BUFFERS.search(key) or _MASK.search(key))
 
 
 def _few(keys: Iterable[str]) -> str:

@@ -37,6 +37,11 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> Any:
         _check_dtype(source, what, raw.get(what))
     for what in ("rope_scaling", "rope_parameters"):
         _check_rope(source, what, raw.get(what))
+    if raw.get("scale_attn_weights") is False:
+        raise InputError(
+            f"the config.json of model {source.name!r} has scale_attn_weights=false, and TransformerLens would divide "
+            "attention scores by the root of a head's width all the same; choose a model with scaled attention"
+        )
     if "auto_map" in raw and not trust_remote_code:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 

@@ -32,6 +32,8 @@ class Head(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Head":
         """Reads `L22H0`; raises InputError for anything else."""
+        if not isinstance(text, str):
+            raise InputError(f"{text!r} names no head; write a layer and a head like L22H0")
         layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
         if not sep or not layer.isdigit() or not head.isdigit():
             raise InputError(f"{text!r} names no head; write a layer and a head like L22H0")

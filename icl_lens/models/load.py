@@ -12,6 +12,7 @@ from icl_lens.models.checkpoint import Checked
 from icl_lens.models.faults import check_config, why_not
 from icl_lens.models.offload import execution_device
 from icl_lens.models.source import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
+from icl_lens.models.view import READABLE
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -53,6 +54,8 @@ def load_model(
         if not isinstance(found, torch.dtype):
             check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
         dtype = found
+    if dtype is not None and dtype not in READABLE:
+        raise InputError(f"dtype={dtype} holds no weights that can be read; use 'float32', 'bfloat16' or 'float16'")
     _check_device(device)
     tokenizer = kwargs.get("tokenizer")
     if kwargs.get("hf_model") is not None and tokenizer is None:
@@ -149,6 +152,19 @@ def _check_device(device: str | torch.device | None) -> None:
             f"the device {str(device)!r} is not there ({torch.cuda.device_count()} GPUs can be used); choose cpu, or "
             "leave the device out"
         )
+    if kind is not None and kind.type not in ("cpu", "cuda") and not _can_hold(kind):
+        raise InputError(
+            f"the device {str(device)!r} cannot be used here: this PyTorch computes nothing on it; choose cpu, cuda or "
+            "cuda:1 (the second GPU), or leave the device out"
+        )
+
+
+def _can_hold(device: torch.device) -> bool:
+    """Whether numbers can be put on a device and read off it again."""
+    try:
+        return float(torch.ones(1, device=device)) == 1.0
+    except (RuntimeError, NotImplementedError, AssertionError, ImportError):
+        return False
 
 
 def _device() -> str:

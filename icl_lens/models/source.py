@@ -105,6 +105,13 @@ def _local(name: str) -> Path | None:
     if name in bundled_models():
         return Path(str(files("icl_lens") / "bundled" / name))
     path = Path(name).expanduser()
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # too long, a folder one may not enter, a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{name!r} is no name of a model or folder: {reason}; give another") from error
     if path.is_dir():
         if not (path / "config.json").is_file():
             what = (

@@ -166,7 +166,11 @@ class PromptBatch:
             >>> random.answer_tokens
             tensor([ 8, 13,  5,  8, 13, -1])
         """
-        rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
+        try:
+            rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
+        except (TypeError, ValueError):
+            raise InputError(f"{tokens!r} are no rows of token ids; give one list of integers a prompt") from None
+        check_ids(None, [id for row in rows for id in row])
         if not rows or not all(rows):
             raise InputError("there are no tokens in some row; give each prompt at least one")
         device = tokens.device if isinstance(tokens, Tensor) else None

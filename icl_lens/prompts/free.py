@@ -7,7 +7,7 @@
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch, check_not_against_itself, without_demonstrations
-from icl_lens.prompts.prompt import Prompt, Rendered
+from icl_lens.prompts.prompt import Prompt, Rendered, check_unicode
 from icl_lens.prompts.spelling import check_fast, front_tokens, read_texts
 from icl_lens.prompts.token_ids import TokenPositions, check_fit, check_ids, named, padded_ids
 
@@ -54,12 +54,13 @@ def tokenize_text(
         torch.Size([1, 6, 8])
     """
     single = isinstance(texts, str)
-    several = (texts,) if isinstance(texts, str) else tuple(texts)
+    several = tuple(texts) if isinstance(texts, Iterable) and not single else (texts,)
     if not several:
         raise InputError("there is no text to tokenize; give at least one")
     for number, text in enumerate(several):
         if isinstance(text, Prompt):
             raise InputError("tokenize_text reads plain texts; for prompts with demonstrations use il.tokenize")
+        check_unicode(text)
         if not text.strip():
             raise InputError(f"text {number} is empty; give it words")
     tokenizer = check_fast(model)

@@ -5,8 +5,9 @@ braces or a colon.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from icl_lens.errors import InputError
 
@@ -274,6 +275,18 @@ class Template:
             label_spans.append(add(answer))
             add(after)
         return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span)
+
+
+def several_prompts(prompts: Any) -> tuple[Prompt, ...]:
+    """One prompt or several, of which strings are read as `Prompt.parse` does; raises InputError for anything else."""
+    given: tuple[Any, ...] = (prompts,)
+    if isinstance(prompts, Iterable) and not isinstance(prompts, str):
+        given = tuple(prompts)
+    several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in given)
+    for one in several:
+        if not isinstance(one, Prompt):
+            raise InputError(f"{one!r} is no prompt; give an il.Prompt, or a text such as 'love : bar one : foo two :'")
+    return several
 
 
 def listed(labels: Sequence[str]) -> str:

@@ -306,7 +306,7 @@ def _read(path: Path, source: HubDataset) -> Table:
             table = pq.read_table(path)
             rows, names = table.to_pylist(), _named(table.schema.metadata or {})
         else:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
             names = {}
         if not all(isinstance(row, dict) for row in rows):
             raise ValueError("a line is no object")

@@ -19,6 +19,8 @@ from icl_lens.prompts.token_ids import decoded
 def check_fast(model: Any) -> Any:
     """The model's tokenizer; raises InputError for a slow one, or none."""
     tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise InputError(f"{type(model).__name__} is no model with a tokenizer; give what il.load_model(name) returns")
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"the model's tokenizer ({type(tokenizer).__name__}) gives no character offsets, by which "

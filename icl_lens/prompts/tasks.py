@@ -19,11 +19,13 @@ from typing import Any, Literal, get_args
 import torch
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError, check_choice
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
+from icl_lens.errors import InputError, check_choice, check_whole
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template, check_unicode, listed
 from icl_lens.prompts.rows import DATASETS, SUFFIXES, Table, from_files, from_hub
 from icl_lens.prompts.spelling import check_fast, read_texts
 from icl_lens.prompts.tokenize import tokenize
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 Layout = Literal["order", "reorder", "imbalanced"]
 Asked = Literal["true", "false"]
@@ -119,6 +121,8 @@ def load_task(
     check_choice("layout", layout, get_args(Layout))
     check_choice("asked", asked, get_args(Asked))
     check_choice("classes", classes, ("binary", "all"))
+    check_unicode(name)
+    check_whole(n=n, demonstrations=demonstrations, seed=seed, max_words=1 if max_words is None else max_words)
     if n < 1 or demonstrations < 1:
         raise InputError(f"n={n} and demonstrations={demonstrations} must both be at least 1")
     if n > MOST_PROMPTS:
@@ -132,19 +136,21 @@ def load_task(
             "layout='imbalanced' leaves out one of the true demonstrations, and there is only one; "
             "ask for demonstrations=2 or more"
         )
+    if labels is not None and not isinstance(labels, Sequence):
+        raise InputError(f"labels={labels!r} have no order; give a list, of which the first is the true class's")
+    path = _there(path)
     rng = random.Random(seed)
     label = labels[0] if labels else _LABELS[0]
-    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
+    if (path is None and name not in DATASETS) or (path is not None and path.suffix == ".json"):
         false, false_words, true, true_words = _words(name, path)
         if same_length is not None:
             false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
         draws = _word_draws(false, false_words, true, true_words, demonstrations, rng)
         fixed = None
     else:
-        local = None if path is None else Path(path)
-        if local is not None and not local.is_dir():
+        if path is not None and not path.is_dir():
             split = "train"  # one file for both demonstrations and queries
-        rows = _rows(name, local, split, columns, max_words)
+        rows = _rows(name, path, split, columns, max_words)
         if same_length is not None:
             rows = _rows_of_one_length(rows, label, same_length, template)
         pool, queries = _pools(rows, split, demonstrations, rng)
@@ -166,6 +172,23 @@ def load_task(
     if same_length is not None:
         _check_rows_align(prompts, same_length, template, choices)
     return prompts
+
+
+def _there(path: str | Path | None) -> Path | None:
+    """`path` as one; raises InputError for what is none, and for a file or folder that one may not look at."""
+    if path is None:
+        return None
+    if not isinstance(path, str | Path):
+        raise InputError(f"path={path!r} is no path; give the name of a file or folder as a string")
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        pass  # said where it is read
+    except OSError as error:
+        raise InputError(
+            f"the file {str(path)!r} cannot be looked at: {error.strerror}; give the path of another file or folder"
+        ) from error
+    return Path(path)
 
 
 def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
@@ -240,11 +263,11 @@ def data_digest(name: str, *, path: str | Path | None = None, split: str = "test
         >>> len(data_digest("sentiment-number"))
         16
     """
-    if (path is None and name not in DATASETS) or (path is not None and Path(path).suffix == ".json"):
+    path = _there(path)
+    if (path is None and name not in DATASETS) or (path is not None and path.suffix == ".json"):
         return json_digest(_categories(path))
-    local = None if path is None else Path(path)
-    split = "train" if local is not None and not local.is_dir() else split
-    return json_digest(_rows(name, local, split, ("text", "label"), None))
+    split = "train" if path is not None and not path.is_dir() else split
+    return json_digest(_rows(name, path, split, ("text", "label"), None))
 
 
 # Words
@@ -291,7 +314,7 @@ def _not_words(categories: Any) -> str | None:
         if not isinstance(words, list):
             return f"the category {name!r} is no list"
         for word in words:
-            if not isinstance(word, str) or not word.strip():
+            if not isinstance(word, str) or not word.strip() or _HALF.search(word):
                 return f"the category {name!r} holds {word!r:.40}, which is no word"
     return None
 
@@ -425,6 +448,11 @@ def _plain(value: Any, number: int, column: str) -> str | int | float | None:
     if value is not None and not isinstance(value, (str, int)):
         raise InputError(
             f"row {number} has {_article(type(value).__name__)} in column {column!r}; write a text or a number"
+        )
+    if isinstance(value, str) and (half := _HALF.search(value)):
+        raise InputError(
+            f"row {number} has half a surrogate pair, {half[0]!r}, in column {column!r}, which is no text; write it "
+            "anew as UTF-8"
         )
     return value
 

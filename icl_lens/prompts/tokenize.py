@@ -8,7 +8,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.prompt import Prompt, Template, listed
+from icl_lens.prompts.prompt import Prompt, Template, listed, several_prompts
 from icl_lens.prompts.spelling import Spellings, check_fast, front_tokens, read_texts
 from icl_lens.prompts.token_ids import PAD, check_fit, decoded, named, vocabulary_digest
 
@@ -43,8 +43,9 @@ def tokenize(
         >>> batch.label_positions
         tensor([[ 2,  5,  8, 11]])
     """
-    several = (prompts,) if isinstance(prompts, (Prompt, str)) else tuple(prompts)
-    prompts = tuple(Prompt.parse(prompt) if isinstance(prompt, str) else prompt for prompt in several)
+    prompts = several_prompts(prompts)
+    if not isinstance(template, Template):
+        raise InputError(f"template={template!r} is no template; write il.Template(demonstration, query)")
     if not prompts:
         raise InputError("there is no prompt to tokenize; give at least one")
     every_label = _every_label(prompts, labels)

@@ -31,7 +31,7 @@ def load(kind: type[Kind], path: str | Path) -> Kind:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror or error}; {remedy}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} is no JSON ({error}); {remedy}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise InputError(f"{str(path)!r} is no stored explanation; {remedy}")
@@ -40,11 +40,31 @@ def load(kind: type[Kind], path: str | Path) -> Kind:
             f"{str(path)!r} is of version {plain.get('version')}, and this icl-lens reads {VERSION}; "
             "read it with the icl-lens it names under versions, or explain anew"
         )
-    plain["versions"] = list((plain.get("versions") or {}).items())
     try:
-        return _restored(kind, plain)
+        plain["versions"] = list((plain.get("versions") or {}).items())
+        found = _restored(kind, plain)
+        _check_lengths(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error
+    return found
+
+
+def _check_lengths(found: Findings) -> None:
+    """Raises ValueError where lists that belong together have lost some of their entries."""
+    layers, contrasts = len(found.layer_attn), len(found.layer_attn_contrast)
+    for name, wanted in {
+        "layer_ffn": layers,
+        "head_increases": layers,
+        "layer_attn_contrast": layers if contrasts else 0,
+        "layer_ffn_contrast": contrasts,
+        "label_log_probs": len(found.labels),
+        "demonstration_labels": len(found.label_positions),
+    }.items():
+        if len(getattr(found, name)) != wanted:
+            raise ValueError(f"{name} has {len(getattr(found, name))} entries instead of {wanted}")
+    last = max((*found.label_positions, *found.watched), default=-1)
+    if last >= len(found.tokens):
+        raise ValueError(f"position {last} is not there, with {len(found.tokens)} tokens")
 
 
 def _restored(kind: Any, value: Any) -> Any:

@@ -9,12 +9,23 @@ import hashlib
 import json
 import re
 import threading
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKENS = {"hf_good": "granted", "hf_nogrant": "known"}
 """Any other token is expired. `known`: logged in, but not among the readers of gated and private repositories."""
+
+
+@dataclass
+class Asked:
+    """One request, noted when it comes in. `sent` are the bytes of the answer's body, whoever reads how much of them:
+    what a connection that is closed early still takes depends on the buffers and the load of the machine."""
+
+    path: str
+    range: tuple[int, int] | None
+    sent: int = 0
 
 
 class Hub:
@@ -28,7 +39,7 @@ class Hub:
         self.content, self.private, self.gated = content, set(private), set(gated)
         self.faults: dict[str, tuple[Any, str, float]] = {}
         self.headers: dict[str, str] = {}
-        self.log: list[tuple[str, str, int, int]] = []
+        self.log: list[Asked] = []
         self.lock = threading.Lock()
 
     def __enter__(self):
@@ -44,10 +55,9 @@ class Hub:
         self.server.server_close()
 
     def clear(self):
+        """No faults and an empty log; requests that still wait belong to the log of before, and get no answer."""
         with self.lock:
-            self.faults.clear()
-            self.headers.clear()
-            self.log.clear()
+            self.faults, self.headers, self.log = {}, {}, []
 
     def fault(self, name, path):
         with self.lock:
@@ -85,17 +95,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.answered()
 
     def answered(self):
-        self.status, self.sent = 0, 0
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        self.asked = Asked(self.path, (int(wanted[1]), int(wanted[2] or -1)) if wanted else None)
+        with self.hub.lock:
+            log = self.hub.log
+            log.append(self.asked)
         try:
-            self.route(unquote(urlsplit(self.path).path))
+            self.route(unquote(urlsplit(self.path).path), log)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
-        with self.hub.lock:
-            self.hub.log.append((self.command, self.path, self.status, self.sent))
 
-    def route(self, path):
+    def route(self, path, log):
         if (seconds := self.hub.fault("delay", path)) is not None:
             threading.Event().wait(seconds)
+            if log is not self.hub.log:
+                self.close_connection = True
+                return self.connection.close()
         if self.hub.fault("drop", path) is not None:
             self.close_connection = True
             return self.connection.close()
@@ -138,10 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_file(self, path, data, commit):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         status, body = 200, data
-        if wanted and self.hub.fault("whole", path) is None:
-            first, last = int(wanted[1]), int(wanted[2] or len(data) - 1)
+        if self.asked.range and self.hub.fault("whole", path) is None:
+            first, last = self.asked.range
+            last = len(data) - 1 if last < 0 else last
             status, body = 206, data[first : last + 1]
             headers["Content-Range"] = f"bytes {first}-{first + len(body) - 1}/{len(data)}"
         if self.command == "GET" and (cut := self.hub.fault("cut", path)) is not None:
@@ -156,11 +171,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, status, body, headers=None, length=None):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.status = status
+        if self.command != "HEAD":
+            self.asked.sent = len(body)
         self.send_response(status)
         for name, value in {"Content-Length": str(length or len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-            self.sent = len(body)

@@ -78,6 +78,9 @@ ONLINE = [
     Case("out of order", "gpt2", ("out of order (503", "in some minutes"), {"status": (503, "", EVER)}),
     Case("out of order once", "gpt2", ("ok gpt2 main",), {"status": (500, "api", 1)}),
     Case("not a Hub", "gpt2", ("is not the Hugging Face Hub", "login page"), {"status": (200, "", EVER)}),
+    Case(
+        "not a Hub for files", "gpt2", ("is not the Hugging Face Hub", "login page"), {"status": (200, "resolve", EVER)}
+    ),
     Case("hangs up", "gpt2", ("broke off", "try again"), {"drop": (1, "", EVER)}),
     Case(
         "never answers", "gpt2", ("did not answer within 1 seconds", "HF_HUB_ETAG_TIMEOUT"), {"delay": (30, "", EVER)}
@@ -208,7 +211,9 @@ def content(folder: Path) -> dict[str, Any]:
         "SetFit/sst2": {f"{s}.jsonl": lines(s, "label_text", ["negative", "positive"]) for s in both},
         "SetFit/TREC-QC": {f"{s}.jsonl": lines(s, "label_coarse_original", coarse) for s in both},
         "SetFit/ethos_binary": {
-            f"{s}.jsonl": b"".join(b'{"text": "%s %d", "label": %d}\n' % (s.encode(), i, i % 2) for i in range(ROWS))
+            f"{s}.jsonl": b"".join(
+                b'{"text": "%s\xe2\x80\xa8%d", "label": %d}\n' % (s.encode(), i, i % 2) for i in range(ROWS)
+            )
             for s in both
         },
         "fancyzhx/ag_news": {
@@ -243,6 +248,9 @@ def main(part: str, folder: Path) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         torch.set_num_threads(1)
         own.download_bars(False)
+        import icl_lens as il
+
+        il.load_model("icl-mini", device="cpu")  # what is imported on the way is not what is timed
         told = {case.label: tell(case, hub) for case in PARTS[part]}
     if part == "online":
         told |= {case.label: tell(case, hub) for case in REFUSED}
@@ -283,8 +291,8 @@ def tell(case: Case, hub: Any) -> dict[str, Any]:
         said = f"TRACEBACK {type(error).__name__}: {error}"
     found = {
         "seconds": time.monotonic() - start,
-        "asked": [path for _, path, *_ in hub.log],
-        "sent": sum(sent for *_, sent in hub.log),
+        "asked": [one.path for one in hub.log],
+        "sent": [(one.path, one.range, one.sent) for one in hub.log if one.sent and "/resolve/" in one.path],
         "kept": sum(len(files) for where, _, files in os.walk(home / "hub") if "snapshots" in where),
         "noted": notes.stream.getvalue(),
     }
