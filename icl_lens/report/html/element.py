@@ -48,7 +48,7 @@ def frame(title: str, page: str, body: str, *, height: int = 320) -> str:
     """
     return (
         f'<b class="icl-lens-page" title="{escape(title)}" data-height="{height}" data-page="{escape(page)}"></b>'
-        f'<div class="icl-lens-twin">{static_html(body)}<p><em>{NOTE}</em></p></div>'
+        f'<div class="icl-lens-twin">{static_html(body)}<em>{NOTE}</em></div>'
         f"<script>{FRAME}</script>"
     )
 

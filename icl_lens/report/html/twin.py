@@ -6,6 +6,7 @@ the map of heads a table, tables stay tables; what only opens by a click, and wh
 """
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from html.parser import HTMLParser
@@ -31,8 +32,39 @@ SKIPPED_CLASSES = {"bar", "caret", "maphead", "readout", "corner", "hh", "hl", "
 SKIPPED_IN = {"heads": {"how"}, "removal": {"key"}}
 
 
+# `nbconvert --sanitize-html` leaves div, span, pre, code, table, tr, td, blockquote, lists, a, b, em, and writes every
+# other tag as text. Margins are in style attributes, which it drops without a word.
+_PARAGRAPH, _HEADING = '<div style="margin: 0.5em 0">', '<div style="margin: 1em 0 0.3em; font-size: 1.1em">'
+PLAIN = {
+    "p": (_PARAGRAPH, "</div>"),
+    "h3": (f"{_HEADING}<b>", "</b></div>"),
+    "h4": (f"{_HEADING}<b>", "</b></div>"),
+    "h5": (f"{_PARAGRAPH}<b>", "</b></div>"),
+    "thead": ("", ""),
+    "tbody": ("", ""),
+    "th": ("<td><b>", "</b></td>"),
+    "bdi": ("<span>", "</span>"),
+    "dl": ("<div>", "</div>"),
+    "dt": ("<div><b>", ": </b>"),
+    "dd": ("<span>", "</span></div>"),
+}
+
+
 def static_html(body: str) -> str:
     """A picture's body as HTML that needs neither script nor style sheet; `body` is our own markup."""
+    return re.sub(r"<(/?)(\w+)([^>]*)>", _plain, _static(body))
+
+
+def _plain(found: re.Match[str]) -> str:
+    """A tag in terms of those that every sanitizer leaves."""
+    end, tag, attributes = found.groups()
+    if tag not in PLAIN:
+        return found[0]
+    start, stop = PLAIN[tag]
+    return stop if end else start.replace("<td>", f"<td{attributes}>")
+
+
+def _static(body: str) -> str:
     reader = _Static()
     reader.feed(body)
     reader.close()
@@ -42,7 +74,7 @@ def static_html(body: str) -> str:
 def static_text(body: str) -> str:
     """The same as plain text, tables in columns."""
     reader = _Lines()
-    reader.feed(static_html(body))
+    reader.feed(_static(body))
     reader.close()
     return "\n".join(reader.lines())
 
