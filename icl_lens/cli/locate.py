@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from icl_lens.locate.configuration import Asked
     from icl_lens.locate.processes import Processes
+    from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt
 
 MOST_SHOWN = 20
@@ -149,11 +150,8 @@ def locate(
     folder. `torchrun --nproc_per_node 2 -m icl_lens locate …` shares the prompts out among processes.
     """
     from icl_lens.locate.configuration import EffectOptions, LocateOptions, run_folder
-    from icl_lens.locate.effects import locate_effects
     from icl_lens.locate.folder import opened
-    from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.processes import Processes
-    from icl_lens.locate.table import heads_table, summary, write_effects, write_result
     from icl_lens.models.view import ModelView
 
     if by is RankChoice.effect:
@@ -185,34 +183,45 @@ def locate(
         folder = None
         if keeping is not None:
             folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))
-        common: dict[str, Any] = {
-            **asdict(options),
-            "folder": folder,
-            "processes": processes,
-            "warn": lambda line: warnings.print(f"icl-lens: {line}"),
-        }
-        if by is RankChoice.effect:
-            with _bar(console, processes) as progress:
-                effects = locate_effects(loaded, batch, progress=progress, **common)
-            if not processes.first:
-                return
-            if folder is not None:
-                write_effects(folder, effects)
-            console.print(_shown(effects.to_frame().head(found), by))
-            console.print(effects.summary())
-        else:
-            others = batch.other_label_tokens if by is RankChoice.contrast else None
-            with _bar(console, processes) as progress:
-                top = locate_heads(loaded, batch, against=others, progress=progress, **common)
-            if not processes.first:
-                return
-            table = heads_table(top, folder)
-            if folder is not None:
-                write_result(folder, table, top)
-            console.print(_shown(table, by))
-            console.print(summary(top))
+        ranked = _by_effect if by is RankChoice.effect else _by_increase
+        with _bar(console, processes) as progress:
+            table, said = ranked(
+                loaded,
+                batch,
+                against=batch.other_label_tokens if by is RankChoice.contrast else None,
+                **asdict(options),
+                folder=folder,
+                processes=processes,
+                progress=progress,
+                warn=lambda line: warnings.print(f"icl-lens: {line}"),
+            )
+        console.print(_shown(table.head(found), by))
+        console.print(said)
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
+
+
+def _by_increase(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
+    """The table that is shown, and the sentence below it; both are written before, by the first process."""
+    from icl_lens.locate.locate import locate_heads
+    from icl_lens.locate.table import heads_table, summary, write_result
+
+    top = locate_heads(loaded, batch, **run)
+    table = heads_table(top, run["folder"])
+    if run["folder"] is not None:
+        write_result(run["folder"], table, top)
+    return table, summary(top)
+
+
+def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
+    """As `_by_increase`, of all heads: each of them has an effect."""
+    from icl_lens.locate.effects import locate_effects
+    from icl_lens.locate.table import write_effects
+
+    effects = locate_effects(loaded, batch, **run)
+    if run["folder"] is not None:
+        write_effects(run["folder"], effects)
+    return effects.to_frame(), effects.summary()
 
 
 def _shown(table: "pd.DataFrame", by: RankChoice) -> Table:
