@@ -4,6 +4,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.lab.competence import Competence
 from experiments.lab.experiment import Caption
+from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
 from icl_lens.errors import InputError
 from icl_lens.files import other_configuration, replacing, write_text
@@ -21,7 +23,7 @@ RESULT = "result.json"
 """Written last: a folder with it is complete."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result(Caption):
     """result.json: everything about one experiment on one model and task but its table and figure."""
 
@@ -29,6 +31,9 @@ class Result(Caption):
     task: str
     configuration: dict[str, Any]
     verdict: Verdict
+    """With heads located by the paper's ranking."""
+    contrast: Verdict | None
+    """With heads located by contrast; None where the claim is about no located heads, and the verdict the same."""
     competence: Competence
     versions: dict[str, str]
     seconds: float
@@ -50,6 +55,7 @@ class Result(Caption):
                 if not isinstance(raw[name], dict):
                     raise TypeError(f"its {name} is no object")
             raw["verdict"] = Verdict(**_numbers(raw["verdict"]))
+            raw["contrast"] = None if raw["contrast"] is None else Verdict(**_numbers(raw["contrast"]))
             raw["competence"] = Competence(**_numbers(raw["competence"]))
             return cls(**{field.name: raw[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -84,17 +90,23 @@ def check_folder(out: Path) -> None:
         ) from error
 
 
-def save(folder: Path, result: Result, table: pd.DataFrame, figure: Figure) -> None:
-    """Writes table.parquet, table.csv, figure.png, figure.pdf and, last, result.json."""
+def figure_name(ranking: str) -> str:
+    """The stem of a figure's files: that of the paper's ranking is the figure."""
+    return "figure" if ranking == "increase" else f"figure-{ranking}"
+
+
+def save(folder: Path, result: Result, table: pd.DataFrame, figures: Mapping[Ranking, Figure]) -> None:
+    """Writes table.parquet, table.csv, a figure for each ranking (figure_name; .png, .pdf) and, last, result.json."""
     check_folder(folder)
     (folder / RESULT).unlink(missing_ok=True)
     with replacing(folder / "table.parquet") as path:
         table.to_parquet(path, index=False)
     with replacing(folder / "table.csv") as path:
         table.to_csv(path, index=False, float_format="%.6g", lineterminator=os.linesep)
-    for name in ("figure.png", "figure.pdf"):
-        with replacing(folder / name) as path:
-            figure.savefig(path, dpi=200, bbox_inches="tight")
+    for ranking, figure in figures.items():
+        for kind in ("png", "pdf"):
+            with replacing(folder / f"{figure_name(ranking)}.{kind}") as path:
+                figure.savefig(path, dpi=200, bbox_inches="tight")
     write_text(folder / RESULT, result.to_json())
 
 

@@ -77,16 +77,18 @@ def run(
     for experiment in todo:
         start = time.perf_counter()
         try:
-            table = experiment.table(study, experiment.config)
+            table = experiment.tabulate(study)
         except InputError as error:
             failed[experiment.id] = str(error)
             say(f"{experiment.id}: cannot be run: {error}")
             continue
         result = _result(experiment, study, table, able, configurations[experiment.id], since=start)
         with rc_context(STYLE):
-            save(folder / experiment.id, result, table, experiment.figure(table))
+            save(folder / experiment.id, result, table, experiment.figures(table))
         results.append(result)
         say(f"{experiment.id}: {result.verdict.outcome}: {result.verdict.reason} ({result.seconds:.1f} s)")
+        if result.contrast is not None and result.contrast.outcome != result.verdict.outcome:
+            say(f"{experiment.id}, heads by contrast: {result.contrast.outcome}: {result.contrast.reason}")
     return Run(results, done, failed)
 
 
@@ -100,15 +102,16 @@ def _result(
     since: float,
 ) -> Result:
     """The verdict on a table, and everything else that result.json holds."""
-    verdict = experiment.verdict(table)
+    verdicts = experiment.verdicts(table)
     if experiment.mechanism:
-        verdict = competence.gated(verdict, able)
+        verdicts = {ranking: competence.gated(verdict, able) for ranking, verdict in verdicts.items()}
     return Result(
         **experiment.caption(),
         model=study.folder().parts[0],
         task=study.settings.task,
         configuration=made_with,
-        verdict=verdict,
+        verdict=verdicts["increase"],
+        contrast=verdicts.get("contrast"),
         competence=able,
         versions=versions(),
         seconds=round(time.perf_counter() - since, 2),
