@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,9 @@ from icl_lens.metrics import is_correct, label_log_odds
 
 EditOf = Callable[[il.PromptBatch], AbstractContextManager]
 """From a batch to the block in which it is scored."""
+
+REFERENCE = 50
+"""Prompts of each kind that a mean-ablation averages over."""
 
 FOO, BAR = Variant(), Variant(swapped=True)
 """The true label is "foo", or "bar"."""
@@ -34,15 +38,21 @@ def scores(
 def says(
     study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
 ) -> pd.DataFrame:
-    """Of each row, with an edit at work, 0–1: correct (the answer is the likeliest label), vocabulary (… token)."""
+    """Of each row, with an edit at work: correct (the answer is the likeliest label, 0–1), vocabulary (… token), odds (nats)."""
     label, top = [], []
     for batch in study.batches(variant, rows, what=what):
         with edit(batch) if edit is not None else nullcontext():
             log_probs = il.last_log_probs(study.model, batch).cpu()
         label.append(log_probs[:, batch.label_tokens.cpu()])
         top.append(log_probs.argmax(-1) == batch.answer_tokens.cpu())
-    correct = right(study, variant, rows, torch.cat(label))
-    return pd.DataFrame({"correct": correct, "vocabulary": torch.cat(top).double().numpy()})
+    found = torch.cat(label)
+    return pd.DataFrame(
+        {
+            "correct": right(study, variant, rows, found),
+            "vocabulary": torch.cat(top).double().numpy(),
+            "odds": odds(study, variant, rows, found),
+        }
+    )
 
 
 def right(
@@ -64,6 +74,16 @@ def odds(
 def zeroed(study: Study, heads: list[il.Head]) -> EditOf:
     """The edit that sets these heads to zero at every position."""
     return lambda batch: il.ablate_heads(study.model, heads)
+
+
+def averaged(study: Study, heads: list[il.Head]) -> EditOf:
+    """The edit that sets these heads to their mean over prompts on which heads are chosen, both labels and classes alike.
+
+    A mean over one label or class only would go on saying it.
+    """
+    variants = [replace(variant, asked=asked) for variant in (FOO, BAR) for asked in ("true", "false")]
+    reference = [study.batch(variant)[study.halves[0][:REFERENCE]] for variant in variants]
+    return lambda batch: il.ablate_heads(study.model, heads, mode="mean", reference=reference)
 
 
 def located_for_both(study: Study, k: int) -> list[il.Head]:
