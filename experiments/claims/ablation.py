@@ -121,7 +121,7 @@ class _Falls:
     def of(cls, table: pd.DataFrame, measure: str, mode: str) -> "_Falls":
         sets = beside(table, measure, mode=mode)
         none = sets.drawn.mean(by_prompt(table, measure, group="none").to_numpy())
-        return cls(none, sets.located, sets.random, sets.drawn, sets.named.replace("random", "random set", 1))
+        return cls(none, sets.located, sets.random, sets.drawn, sets.sets)
 
     def beyond(self, *, of: float | None = None) -> Estimate:
         """How much more located heads cost than random ones; `of` what there is above this value, if given."""

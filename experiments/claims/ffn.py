@@ -148,7 +148,9 @@ def table(study: Study, config: FfnConfig) -> pd.DataFrame:
 
     compared = Comparison.of(study, study.located(study.few(config.heads)), config.controls)
     for kind, members in (("best", neurons), ("random", random_neurons(study, neurons))):
-        drive = study.reduce(CoefficientDrive(members, compared.heads), Variant(), tested, what=f"drive of {kind} neurons")
+        drive = study.reduce(
+            CoefficientDrive(members, compared.heads), Variant(), tested, what=f"drive of {kind} neurons"
+        )
         value = study.reduce(Coefficients(members), Variant(), tested, what=f"coefficients of {kind} neurons").mean(0)
         # Of all the coefficients together: a neuron that is all but off would make any share of its own huge.
         share = ((drive * value.sign()[None, :, None]).sum(1) / (value.abs().sum() + 1e-12)).numpy()
@@ -248,7 +250,9 @@ def figure(table: pd.DataFrame) -> Figure:
     )
     for i, (kind, group, hue, label) in enumerate(bars):
         samples = [
-            by_prompt(table, "value", kind=kind, group=group, layer=layer, **({"name": name} if group == "located" else {}))
+            by_prompt(
+                table, "value", kind=kind, group=group, layer=layer, **({"name": name} if group == "located" else {})
+            )
             for name, layer in zip(names, layers, strict=True)
         ]
         spots = np.arange(len(names)) + 0.27 * (i - 1)

@@ -13,7 +13,7 @@ from icl_lens.prompts.tasks import Layout
 
 LAYOUTS: dict[Layout, str] = {"order": "balanced", "imbalanced": "one true\nleft out"}
 LEAST = 0.1
-"""Of the attention there was: the smallest change worth the claim."""
+"""Of located heads' attention on labels: the smallest change worth the claim."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,21 @@ def table(study: Study, config: ImbalanceConfig) -> pd.DataFrame:
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """In located heads attention on true labels falls, and that on false ones rises, by a tenth of what it was.
+    """In located heads attention on true labels falls, and that on false ones rises, by a tenth of that on labels.
 
     And both together more than in the other heads of the layers.
     """
     whole, less = (Attended.of(table, layout) for layout in LAYOUTS)
-    changes = {label: less.located[label] / whole.located[label] - 1 for label in ("true", "false")}
+    changes = {label: (less.located[label] - whole.located[label]) / whole.on_labels for label in ("true", "false")}
     moved = [
         (after["false"] - before["false"]) - (after["true"] - before["true"])
         for before, after in ((whole.located, less.located), (whole.random, less.random))
     ]
-    unit = "of what it was"
+    unit = "of attention on labels"
     return all_of(
-        verdict(whole.drawn.estimate(-changes["true"]), least=LEAST, unit=unit, what="fall of attention on true labels"),
+        verdict(
+            whole.drawn.estimate(-changes["true"]), least=LEAST, unit=unit, what="fall of attention on true labels"
+        ),
         verdict(whole.drawn.estimate(changes["false"]), least=LEAST, unit=unit, what="rise of that on false labels"),
         verdict(
             whole.drawn.estimate(moved[0] - moved[1]),
@@ -67,8 +69,8 @@ EXPERIMENT = Experiment(
         "summed attention follows label frequency."
     ),
     criterion=(
-        f"In located heads summed attention on true labels falls, and that on false ones rises, by {LEAST:.0%} of what it "
-        "was; the two together by more than in the other heads of the layers."
+        f"In located heads summed attention on true labels falls, and that on false ones rises, by {LEAST:.0%} of "
+        "that on labels; the two together by more than in the other heads of the layers."
     ),
     paper="GPT-2 large: true falls, false rises in L19H11 and L20H11; of the common heads only L21H19 goes against it",
     config=ImbalanceConfig(),

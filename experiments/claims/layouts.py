@@ -67,6 +67,11 @@ class Attended:
     drawn: Resample
     controls: str
 
+    @property
+    def on_labels(self) -> Float[np.ndarray, " draw"]:
+        """What located heads give labels of both classes together: the scale of changes."""
+        return self.located["true"] + self.located["false"]
+
     @classmethod
     def of(cls, table: pd.DataFrame, layout: str) -> "Attended":
         found = {label: beside(table, "attention", layout=layout, label=label) for label in CLASSES}

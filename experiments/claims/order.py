@@ -13,7 +13,7 @@ from icl_lens.prompts.tasks import Layout
 
 LAYOUTS: dict[Layout, str] = {"order": "true\nlast", "reorder": "true\nfirst"}
 LEAST = 0.1
-"""Of the attention there was: the smallest change worth the claim."""
+"""Of located heads' attention on labels: the smallest change worth the claim."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,15 @@ def table(study: Study, config: OrderConfig) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """In located heads attention on true labels falls by a tenth when they are moved away, beyond other heads' fall."""
     near, far = (Attended.of(table, layout) for layout in LAYOUTS)
-    fall = 1 - far.located["true"] / near.located["true"]
+    fall = (near.located["true"] - far.located["true"]) / near.on_labels
     beyond = (near.located["true"] - far.located["true"]) - (near.random["true"] - far.random["true"])
     return all_of(
-        verdict(near.drawn.estimate(fall), least=LEAST, unit="of what it was", what="fall of attention on true labels"),
+        verdict(
+            near.drawn.estimate(fall),
+            least=LEAST,
+            unit="of attention on labels",
+            what="fall of attention on true labels",
+        ),
         verdict(
             near.drawn.estimate(beyond),
             least=0.0,
@@ -56,7 +61,7 @@ EXPERIMENT = Experiment(
     source="Figures 9, 11",
     claim="With the true demonstrations far from the input, located heads attend less to true labels.",
     criterion=(
-        f"In located heads summed attention on true labels falls by {LEAST:.0%} of what it was, and by more than in the "
+        f"In located heads summed attention on true labels falls by {LEAST:.0%} of that on labels, and by more than in the "
         "other heads of their layers."
     ),
     paper="GPT-2 large: falls in all common heads, most in L21H19 and L22H0",

@@ -18,7 +18,6 @@ from experiments.lab.verdict import SHARE, Verdict, all_of, verdict
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
-
 NEARLY_ALL = 0.9
 
 
@@ -45,9 +44,7 @@ def table(study: Study, config: TopHeadsConfig) -> pd.DataFrame:
         return values.assign(rank=rank.get(head, 0), depth=head.layer / deepest)
 
     every = long(increases.clamp(min=0).sum((1, 2)), "increase", prompt=rows)
-    return stack(
-        *compared.rows(frame), every.assign(group="all", rank=0, layer=-1, depth=np.nan, name="")
-    )
+    return stack(*compared.rows(frame), every.assign(group="all", rank=0, layer=-1, depth=np.nan, name=""))
 
 
 def claim(table: pd.DataFrame) -> Verdict:

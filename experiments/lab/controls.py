@@ -47,9 +47,7 @@ class Comparison:
         """Every head of it once, the located ones first."""
         return tuple(dict.fromkeys([*self.located, *(head for heads in self.controls.values() for head in heads)]))
 
-    def rows(
-        self, frame_of: Callable[[il.Head], pd.DataFrame]
-    ) -> Iterator[pd.DataFrame]:
+    def rows(self, frame_of: Callable[[il.Head], pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """For each head a table of its own with columns group ("located" | "random"), layer and name.
 
         `layer` is that of the located heads which a random head is compared with.
@@ -73,9 +71,17 @@ class Beside:
 
     @property
     def named(self) -> str:
-        """The controls in words: few are named as such."""
-        few = ", which is few" if self.controls < FEW else ""
-        return f"{self.controls} random {'one' if self.controls == 1 else 'ones'}{few}"
+        """The controls in words: "2 other heads, which is few"."""
+        return self._in_words("other head")
+
+    @property
+    def sets(self) -> str:
+        """The same where heads are edited together: "5 random sets"."""
+        return self._in_words("random set")
+
+    def _in_words(self, one: str) -> str:
+        few = " (few)" if self.controls < FEW else ""
+        return f"{self.controls} {one}{'' if self.controls == 1 else 's'}{few}"
 
 
 FEW = 5

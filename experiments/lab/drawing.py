@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.lab.frames import by_prompt
 from experiments.lab.intervals import mean_estimate
+from icl_lens.report.plots import COLUMN
 
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -44,7 +45,9 @@ def whiskers(samples: Iterable[pd.Series | np.ndarray]) -> Float[np.ndarray, "2 
     return np.array(reach).reshape(-1, 2).T
 
 
-def by_name(table: pd.DataFrame, value: str, names: Iterable[Any], *, column: str = "name", **wanted: Any) -> list[pd.Series]:
+def by_name(
+    table: pd.DataFrame, value: str, names: Iterable[Any], *, column: str = "name", **wanted: Any
+) -> list[pd.Series]:
     """One sample over prompts for each name in a column, for bars with `whiskers`."""
     return [by_prompt(table, value, **{column: name}, **wanted) for name in names]
 
@@ -60,7 +63,18 @@ def mark_zeros(ax: Axes, at: Iterable[float], heights: Iterable[float], *, acros
     least = 0.004 * (high - low)
     flat = [place for place, height in zip(at, heights, strict=True) if abs(height) < least]
     here = ([0.0] * len(flat), flat) if across else (flat, [0.0] * len(flat))
-    ax.plot(*here, "o", color="white", markeredgecolor="0.2", markeredgewidth=0.6, markersize=3, zorder=4, clip_on=False)
+    ax.plot(
+        *here, "o", color="white", markeredgecolor="0.2", markeredgewidth=0.6, markersize=3, zorder=4, clip_on=False
+    )
+
+
+def nothing_to_show(why: str) -> Figure:
+    """A figure that says why there is nothing in it."""
+    drawn = Figure(figsize=(COLUMN, 1.2), layout="constrained")
+    ax = drawn.subplots()
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, f"Nothing to show:\n{why}", ha="center", va="center", transform=ax.transAxes, fontsize=8)
+    return drawn
 
 
 def legend_below(drawn: Figure, *axes: Axes, columns: int = 4) -> None:

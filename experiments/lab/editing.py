@@ -25,9 +25,9 @@ FOO, BAR = Variant(), Variant(swapped=True)
 
 
 def scores(
-    study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
+    study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str | None = ""
 ) -> Float[Tensor, "row label"]:
-    """Log-probability of each label with an edit at work, nats."""
+    """Log-probability of each label with an edit at work, nats; without progress shown where `what` is None."""
     pieces = []
     for batch in study.batches(variant, rows, what=what):
         with edit(batch) if edit is not None else nullcontext():

@@ -12,7 +12,6 @@ from experiments.lab.reductions import head_contrasts, head_increases, layer_con
 from experiments.lab.study import Need, Ranking, Study, StudySettings
 from experiments.lab.verdict import Verdict
 
-
 NO_HEADS = "the whole model: no heads are located, so both rankings give the same verdict"
 
 

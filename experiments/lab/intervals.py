@@ -6,8 +6,9 @@
 2. A claim about heads also draws the heads, within each layer and group, in the same way. A single head has no spread.
 3. The standard deviation of the draws is the standard error; the interval and the p-value are those of Student's t with
    G − 1 degrees of freedom, and so always agree. Shares are kept within their bounds.
-4. Where every cluster says the same, there is no spread to learn from. A share that is 0 or 1 throughout gets the exact
-   binomial bound of G clusters; any other constant the p-value of a sign test.
+4. Where every cluster says the same, there is no spread to learn from. What has bounds, such as a share, gets the exact
+   binomial bound of G clusters: so many may be otherwise and not be seen. Any other constant gets the p-value of a sign
+   test.
 5. Where many verdicts are given, their p-values are adjusted together (Holm 1979).
 
 Everything is a matrix product of weights [draw row] and values, and the same seed gives the same interval.
@@ -50,10 +51,11 @@ class Estimate:
             return 2 * t_tail(abs(self.value - least) / self.error, self.clusters - 1)
         if self.value == least:
             return 1.0
-        if self.bounds is not None and self.value in self.bounds:
-            low, high = self.bounds
-            share = (least - low) / (high - low) if self.value == high else (high - least) / (high - low)
-            return min(1.0, 2 * min(max(share, 0.0), 1.0) ** self.clusters)
+        if self.bounds is not None:
+            room = self.bounds[1] - self.value if least > self.value else self.value - self.bounds[0]
+            # The share of clusters that must have been otherwise, and were not seen, for the mean to be `least`.
+            unseen = min(1.0, abs(least - self.value) / room) if room > 0 else 1.0
+            return min(1.0, 2 * (1 - unseen) ** self.clusters)
         return 2.0 ** (1 - self.clusters)
 
 
@@ -65,13 +67,16 @@ class Resample:
     clusters: int
 
     def mean(self, values: Float[np.ndarray, "row *more"]) -> Float[np.ndarray, "draw *more"]:
-        """The weighted mean of each column of `values`, in the data and in every draw; rows without a value are left out.
+        """The weighted mean of each column of `values`, in the data and in every draw; rows without a value left out.
 
         NaN where a draw has no such row.
         """
         values = np.asarray(values, dtype=float)
         there = np.isfinite(values)
-        flat, known = np.where(there, values, 0.0).reshape(len(values), -1), there.reshape(len(values), -1).astype(float)
+        flat, known = (
+            np.where(there, values, 0.0).reshape(len(values), -1),
+            there.reshape(len(values), -1).astype(float),
+        )
         with np.errstate(invalid="ignore", divide="ignore"):
             means = (self.weights @ flat) / (self.weights @ known)
         return means.reshape(len(self.weights), *values.shape[1:])
@@ -96,15 +101,13 @@ class Resample:
 
 
 def _constant(value: float, clusters: int, bounds: Bounds | None) -> Estimate:
-    """The interval of what is the same in every cluster."""
-    low = high = value
-    if bounds is not None:
-        # A value next to its bound, by rounding, lies on it.
-        value = next((bound for bound in bounds if math.isclose(value, bound, abs_tol=1e-9)), value)
-        reach = (1 - ((1 - LEVEL) / 2) ** (1 / clusters)) * (bounds[1] - bounds[0])
-        low, high = (value - reach, value) if value == bounds[1] else (value, value + reach)
-        if value not in bounds:
-            low = high = value
+    """The interval of what is the same in every cluster: so many clusters may be otherwise, at a bound, and not be seen."""
+    if bounds is None:
+        return Estimate(value, value, value, 0.0, clusters)
+    # A value next to its bound, by rounding, lies on it.
+    value = next((bound for bound in bounds if math.isclose(value, bound, abs_tol=1e-9)), value)
+    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / clusters)
+    low, high = value - unseen * (value - bounds[0]), value + unseen * (bounds[1] - value)
     return Estimate(value, low, high, 0.0, clusters, bounds)
 
 

@@ -17,7 +17,8 @@ Outcome = Literal["supported", "not supported", "undecided"]
 
 ALPHA = 0.05
 SHARE: Bounds = (0.0, 1.0)
-"""Bounds of a share."""
+CHANGE: Bounds = (-1.0, 1.0)
+"""Bounds of a share, and of the difference of two."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def cannot_tell(why: str, *, unit: str, estimate: Estimate | None = None) -> Ver
 
 
 def adjusted(verdicts: Sequence[Verdict]) -> list[tuple[Outcome, float]]:
-    """For all verdicts given together: what of each is left, and its p-value, once their number is allowed for (Holm)."""
+    """Of verdicts given together: what of each is left, and its p-value, with their number allowed for (Holm)."""
     return [
         (one.outcome if p < ALPHA else "undecided", p)
         for one, p in zip(verdicts, holm([one.p for one in verdicts]), strict=True)
