@@ -19,7 +19,7 @@ from experiments.lab.frames import array, long, stack, where
 from experiments.lab.intervals import Resample
 from experiments.lab.reductions import head_increases, is_true_label
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, all_of, verdict
+from experiments.lab.verdict import CHANGE, Verdict, all_of, verdict
 from icl_lens.report.palette import BLUE, GREEN, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -86,7 +86,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     heads = beside_by(table, correlations)
     return all_of(
         verdict(
-            heads.drawn.estimate(heads.located, bounds=(-1, 1)),
+            heads.drawn.estimate(heads.located, bounds=CHANGE),
             least=0.5,
             unit="rank correlation",
             what="attention against increase",

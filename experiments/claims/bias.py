@@ -1,13 +1,13 @@
 """What majority-bias and recency-bias share: tilt and discrimination in two layouts, before and after a fix.
 
-The same demonstrations are asked about a text of either class. Of the true label's log-odds o (the label of the class that
-the two layouts treat differently), in a layout:
+The same demonstrations are asked about a text of either class. Of the true label's log-odds o (the label of the class
+that the two layouts treat differently), in a layout:
 
     tilt            mean over both questions of o                       whichever class is asked
     discrimination  half of (o when its own class is asked − o when the other one is)
 
-The bias is the tilt in the layout that favours the true label minus that in the other one. What leaving out a demonstration
-takes from discrimination is evidence lost, and no bias.
+The bias is the tilt in the layout that favours the true label minus that in the other one. What leaving out a
+demonstration takes from discrimination is evidence lost, and no bias.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.intervals import Estimate, Resample, clusters_of, drawn_counts, resample
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, all_of, cannot_tell, told, verdict
+from experiments.lab.verdict import CHANGE, Verdict, all_of, cannot_tell, told, verdict
 from icl_lens.interventions.debias import Fix, debias
 from icl_lens.prompts.tasks import Layout
 from icl_lens.report.palette import GREY, ORANGE
@@ -45,7 +45,8 @@ KEPT = 0.9
 """Of discrimination: what a fix must leave."""
 HELD_OUT = 100
 CRITERION = (
-    "There is a bias (tilt, over queries of both classes); the fix takes some of it away, and more than in random heads; no "
+    "There is a bias (tilt, over queries of both classes); the fix takes some of it away, and more than in random "
+    "heads; no "
     f"class loses {MOST_LOSS:.0%} of accuracy in either layout; {KEPT:.0%} of discrimination are kept."
 )
 
@@ -86,11 +87,12 @@ class Bias:
         )
 
     def table(self, study: Study, config: BiasConfig) -> pd.DataFrame:
-        """group ("none" | "located" | "random"), name (of the set), prompt, query, other, answer, layout, asked, odds, …
+        """group ("none" | "located" | "random"), name (of the set), prompt, query, other, answer, layout, asked, odds,
+        …
 
-        `odds`: log-odds (nats) of the true label, whichever class is `asked` ("true" | "false"); `correct` (0–1): the answer
-        scores highest; `layout`: "favoured" or "against"; `strength`: of the fix, chosen for each set of heads on
-        the half on which heads are located (`chosen`: whether one was found there that loses little).
+        `odds`: log-odds (nats) of the true label, whichever class is `asked` ("true" | "false"); `correct` (0–1): the
+        answer scores highest; `layout`: "favoured" or "against"; `strength`: of the fix, chosen for each set of heads
+        on the half on which heads are located (`chosen`: whether one was found there that loses little).
         """
         located = located_for_both(study, study.few(config.heads))
         controls = study.controls(located, config.draws)
@@ -266,7 +268,7 @@ class Tilts:
             after, before = (
                 by_prompt(table, "correct", group=group, layout=layout, asked=asked) for group in ("located", "none")
             )
-            changes[cell] = drawn.estimate(drawn.mean((after - before).to_numpy()), bounds=(-1, 1))
+            changes[cell] = drawn.estimate(drawn.mean((after - before).to_numpy()), bounds=CHANGE)
         by_layout = {
             layout: drawn.mean(_discrimination(where(none, layout=layout)).to_numpy())
             for layout in ("favoured", "against")

@@ -205,7 +205,8 @@ def top_neurons(study: Study, rows: Int[Tensor, " row"], k: int) -> tuple[Neuron
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Located heads drive the best neurons more than other heads of their layers do, and more than they drive any neurons.
+    """Located heads drive the best neurons more than other heads of their layers do, and more than they drive any
+    neurons.
 
     Random neurons are driven by located heads too, since these write much.
     """

@@ -135,7 +135,8 @@ def _labels_shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Located heads are induction heads and function-vector heads: both scores exceed those of their layers' other heads.
+    """Located heads are induction heads and function-vector heads: both scores exceed those of their layers' other
+    heads.
 
     Layers whose heads are all located are left out: there is nothing to compare them with.
     """
@@ -180,7 +181,7 @@ EXPERIMENT = Experiment(
     title="One table of heads",
     source="Section 2.4",
     claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
-    criterion="Located heads' mean induction and function-vector scores exceed those of the other heads of their layers.",
+    criterion="Located heads' mean induction and function-vector scores exceed those of their layers' other heads.",
     paper=None,
     config=HeadAtlasConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

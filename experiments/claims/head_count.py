@@ -16,7 +16,7 @@ from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, all_of, verdict
+from experiments.lab.verdict import CHANGE, Verdict, all_of, verdict
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import COLUMN
 
@@ -110,16 +110,16 @@ def claim(table: pd.DataFrame) -> Verdict:
             kept.drawn.estimate((kept.located - CHANCE) / (whole - CHANCE)),
             least=MOST,
             unit="of accuracy above chance",
-            what=f"what {few} heads alone keep (as many random ones {(kept.random[0] - CHANCE) / (whole[0] - CHANCE):.2g})",
+            what=f"what {few} heads alone keep (random ones {(kept.random[0] - CHANCE) / (whole[0] - CHANCE):.2g})",
         ),
         verdict(
-            kept.drawn.estimate(areas["kept"][0] - areas["kept"][1]),
+            kept.drawn.estimate(areas["kept"][0] - areas["kept"][1], bounds=CHANGE),
             least=0.0,
             unit=unit,
             what=f"kept located heads beyond {kept.sets}",
         ),
         verdict(
-            kept.drawn.estimate(areas["removed"][1] - areas["removed"][0]),
+            kept.drawn.estimate(areas["removed"][1] - areas["removed"][0], bounds=CHANGE),
             least=0.0,
             unit=unit,
             what="cost of removing located heads beyond random ones",
@@ -127,18 +127,14 @@ def claim(table: pd.DataFrame) -> Verdict:
     )
 
 
-def _area(
-    table: pd.DataFrame, edit: str, counts: list[int]
-) -> tuple[Float[np.ndarray, " draw"], Float[np.ndarray, " draw"]]:
+def _area(table: pd.DataFrame, edit: str, counts: list[int]) -> tuple[Float[np.ndarray, " draw"], ...]:
     """The mean height of the curves of located and of random heads, numbers of heads at equal distances (trapezoids)."""
     curves = [beside(table, "correct", edit=edit, count=count) for count in counts]
-    ends = (
-        np.array([0.5 if i in (0, len(counts) - 1) else 1.0 for i in range(len(counts))])
-        if len(counts) > 1
-        else np.ones(1)
-    )
-    ends /= ends.sum()
-    return tuple(ends @ np.stack([getattr(one, group) for one in curves]) for group in ("located", "random"))  # type: ignore[return-value]
+    weights = np.ones(len(counts))
+    if len(counts) > 1:
+        weights[[0, -1]] = 0.5
+    weights /= weights.sum()
+    return weights @ np.stack([one.located for one in curves]), weights @ np.stack([one.random for one in curves])
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -164,7 +160,8 @@ EXPERIMENT = Experiment(
     source="Published version, open question 3",
     claim="Few heads read out: an eighth, kept alone at the last position, keeps 90 % of accuracy above chance.",
     criterion=(
-        "One head in eight, kept alone, keeps 90 % of accuracy above chance; over all numbers of heads, kept located heads "
+        "One head in eight, kept alone, keeps 90 % of accuracy above chance; over all numbers of heads, kept located "
+        "heads "
         "keep more than as many random ones, and removed ones cost more."
     ),
     paper=None,

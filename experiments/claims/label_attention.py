@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from experiments.claims.layouts import Attended, attention_figure, attention_needs, attention_table
 from experiments.lab.experiment import Experiment
 from experiments.lab.study import Study, Variant
-from experiments.lab.verdict import Verdict, all_of, told, verdict
+from experiments.lab.verdict import CHANGE, Verdict, all_of, told, verdict
 from icl_lens.prompts.tasks import Layout
 
 LAYOUTS: dict[Layout, str] = {"order": "true\nlast", "reorder": "true\nfirst"}
@@ -44,22 +44,25 @@ def claim(table: pd.DataFrame) -> Verdict:
     return told(
         all_of(
             verdict(
-                near.drawn.estimate(preference, bounds=(-1, 1)),
+                near.drawn.estimate(preference, bounds=CHANGE),
                 least=TWICE,
                 unit="of attention on labels",
                 what="true minus false, true ones last",
             ),
             verdict(
-                near.drawn.estimate(near.located["true"] - near.even["true"]),
+                near.drawn.estimate(near.located["true"] - near.even["true"], bounds=CHANGE),
                 least=0.0,
                 unit="of attention",
                 what="attention on true labels minus what even attention would give them",
             ),
             verdict(
-                far.drawn.estimate(gaps[1]), least=0.0, unit="of attention", what="true minus false, true ones first"
+                far.drawn.estimate(gaps[1], bounds=CHANGE),
+                least=0.0,
+                unit="of attention",
+                what="true minus false, true ones first",
             ),
             verdict(
-                near.drawn.estimate(gaps[0] - other),
+                near.drawn.estimate(gaps[0] - other, bounds=(-2, 2)),
                 least=0.0,
                 unit="of attention",
                 what=f"true minus false beyond {near.controls} of the same layers",
@@ -80,7 +83,8 @@ EXPERIMENT = Experiment(
     source="Figures 6, 19–21, 25–27",
     claim="In located heads the last token attends far more to true labels than to false ones.",
     criterion=(
-        "In located heads true labels get twice the attention of false ones, and more than evenly spread attention would "
+        "In located heads true labels get twice the attention of false ones, and more than evenly spread attention "
+        "would "
         "give them; still more where the true demonstrations come first (the paper shows the order in which they "
         "also are the nearest); and the difference is larger than in the other heads of the layers."
     ),

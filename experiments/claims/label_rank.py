@@ -66,7 +66,8 @@ def claim(table: pd.DataFrame) -> Verdict:
     better = verdict(gap, least=0.0, unit="bits", what=least)
     if heads.random[0] < BIT and better.outcome != "not supported":
         why = (
-            f"the label's mean rank in other heads of the layers is {2 ** heads.random[0]:.2f} already, so that none could "
+            f"the label's mean rank in other heads of the layers is {2 ** heads.random[0]:.2f} already, so that none "
+            "could "
             f"have half of it; {better.reason}; {note}"
         )
         return cannot_tell(why, unit="bits", estimate=gap)

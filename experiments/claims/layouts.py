@@ -32,9 +32,9 @@ def attention_needs(layouts: Iterable[Layout]) -> tuple[Need, ...]:
 def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, controls: int) -> pd.DataFrame:
     """layout, group ("located" | "random"), layer, name, prompt, label, attention (0–1), even (0–1).
 
-    Attention is summed over all labels of a class; `even` is what they would get if all positions got the same. Heads are
-    located in the "order" layout on the choosing half; all else is the other half, mean of both labels as the true one,
-    so that no head passes that likes one of the words. "random" heads are the others of the layer.
+    Attention is summed over all labels of a class; `even` is what they would get if all positions got the same. Heads
+    are located in the "order" layout on the choosing half; all else is the other half, mean of both labels as the true
+    one, so that no head passes that likes one of the words. "random" heads are the others of the layer.
     """
     compared = Comparison.of(study, study.located(study.few(heads)), controls)
     rows = study.test.tolist()

@@ -61,7 +61,8 @@ EXPERIMENT = Experiment(
     source="Figures 9, 11",
     claim="With the true demonstrations far from the input, located heads attend less to true labels.",
     criterion=(
-        f"In located heads summed attention on true labels falls by {LEAST:.0%} of that on labels, and by more than in the "
+        f"In located heads summed attention on true labels falls by {LEAST:.0%} of that on labels, and by more than "
+        "in the "
         "other heads of their layers."
     ),
     paper="GPT-2 large: falls in all common heads, most in L21H19 and L22H0",

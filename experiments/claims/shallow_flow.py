@@ -48,7 +48,8 @@ def label_to_text(batch: il.PromptBatch) -> Bool[Tensor, "batch query key"]:
 
 
 def random_edges(edges: Bool[Tensor, "batch query key"], rng: torch.Generator) -> Bool[Tensor, "batch query key"]:
-    """For every query as many other edges, to earlier positions that it is not blocked from; fewer where there are fewer.
+    """For every query as many other edges, to earlier positions that it is not blocked from; fewer where there are
+    fewer.
 
     A query's own position is never among them.
     """
@@ -60,7 +61,8 @@ def random_edges(edges: Bool[Tensor, "batch query key"], rng: torch.Generator) -
 
 
 def windows_of(n_layers: int, size: int) -> list[tuple[int, int]]:
-    """Windows of layers, first and first beyond, that lie wholly in one half, from the first layer on; the rest is none.
+    """Windows of layers, first and first beyond, that lie wholly in one half, from the first layer on; the rest is
+    none.
 
     Those of the two halves share no layer, and those within a half none either.
     """
@@ -74,9 +76,9 @@ def windows_of(n_layers: int, size: int) -> list[tuple[int, int]]:
 def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:
     """window ("none" or "first–last"), edges ("own" | "random"), start, deep, half, prompt, fall (nats), correct, gap.
 
-    `half`: "choose" or "test"; windows are compared on the one and judged on the other. `edges`: from labels to their own
-    texts, or as many others. `fall`: what the answer's log-odds lose. `gap`: attention (0–1) of located heads on true minus
-    on false labels.
+    `half`: "choose" or "test"; windows are compared on the one and judged on the other. `edges`: from labels to their
+    own texts, or as many others. `fall`: what the answer's log-odds lose. `gap`: attention (0–1) of located heads on
+    true minus on false labels.
     """
     view = study.view
     heads = located_for_both(study, study.few(config.heads))
@@ -192,9 +194,11 @@ EXPERIMENT = Experiment(
     source="Published version, open question 1",
     claim="Labels gather their texts' features in shallow layers, and located heads compare the input with these.",
     criterion=(
-        "Blocking attention from labels to their texts costs the answer most in a window of the shallower half, more than in "
+        "Blocking attention from labels to their texts costs the answer most in a window of the shallower half, more "
+        "than in "
         "any window of the deeper half, which share no layer, and more than blocking as many random edges; and then "
-        f"located heads' attention on true minus false labels falls by {LEAST:.0%} of what it was. Windows are chosen on one "
+        f"located heads' attention on true minus false labels falls by {LEAST:.0%} of what it was. Windows are "
+        "chosen on one "
         "half of the prompts."
     ),
     paper=None,

@@ -43,9 +43,9 @@ def needs_for(config: TaskTransferConfig, settings: StudySettings) -> Iterable[N
 def table(study: Study, config: TaskTransferConfig) -> pd.DataFrame:
     """group ("none" | "own" | "other" | "random"), name (of the set), layer, prompt, answer, correct, odds (nats), …
 
-    `located_on`: the other task; `shared`, `apart`: heads that both tasks' lists name, and that each has for itself. "own",
-    "other": only those that the other list does not name, so that no head is its own proof. If there are none, `apart`
-    is 0 and only "none" is there.
+    `located_on`: the other task; `shared`, `apart`: heads that both tasks' lists name, and that each has for itself.
+    "own", "other": only those that the other list does not name, so that no head is its own proof. If there are none,
+    `apart` is 0 and only "none" is there.
     """
     everything = len(study.view.heads())
     own = located_for_both(study, study.few(config.heads))
@@ -77,7 +77,8 @@ def claim(table: pd.DataFrame) -> Verdict:
     shared, apart = int(table["shared"].iloc[0]), int(table["apart"].iloc[0])
     if not apart:
         return cannot_tell(
-            f"both tasks have the same {shared} located heads, so that none tells whether the other task's heads matter "
+            f"both tasks have the same {shared} located heads, so that none tells whether the other task's heads "
+            "matter "
             "here (whether tasks share heads is what head-overlap asks)",
             unit="nats",
         )
@@ -139,7 +140,8 @@ EXPERIMENT = Experiment(
     source="Published version, open question 2",
     claim="Tasks share in-context heads: those located on one task matter on another.",
     criterion=(
-        "Removing the heads that are located on the other task only costs half of what those located here only cost or more, "
+        "Removing the heads that are located on the other task only costs half of what those located here only cost "
+        "or more, "
         "and more than random ones. Undecided where both tasks have the same heads."
     ),
     paper=None,

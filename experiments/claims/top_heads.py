@@ -30,7 +30,8 @@ class TopHeadsConfig:
 
 
 def table(study: Study, config: TopHeadsConfig) -> pd.DataFrame:
-    """prompt, increase (nats; of the answer's log-odds, by contrast), group, rank (0 but for located), layer, depth, name.
+    """prompt, increase (nats; of the answer's log-odds, by contrast), group, rank (0 but for located), layer, depth,
+    name.
 
     Groups: "located" heads; "random" ones: the others of their layers; "all": the sum of all heads' positive increases.
     """
@@ -109,7 +110,8 @@ EXPERIMENT = Experiment(
     claim="A few heads, all in deep layers, raise the answer most.",
     criterion=(
         "Of the located heads' positive increases nine tenths are in the deeper half of layers; on prompts they were "
-        "not chosen on they exceed the other heads of their layers; and they hold more than half of all heads' positive "
+        "not chosen on they exceed the other heads of their layers; and they hold more than half of all heads' "
+        "positive "
         "increases."
     ),
     paper="GPT-2 large: the 20 best of 720 heads lie in layers 18–31 of 36",

@@ -19,10 +19,9 @@ from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.reductions import head_increases, is_true_label
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import SHARE, Verdict, all_of, judge, told, verdict
+from experiments.lab.verdict import CHANGE, SHARE, Verdict, all_of, judge, told, verdict
 from icl_lens.interventions.patching import What
 from icl_lens.metrics import label_log_odds
-from icl_lens.prompts.tasks import Asked
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -41,14 +40,14 @@ CELLS = tuple(
     for swapped in (False, True)
     for asked in ("true", "false")
 )
-"""Both orders, both labels, queries of both classes: over these a head that likes a label, or near labels, gains nothing."""
+"""Both orders, both labels, queries of both classes: a head that likes a label, or near labels, gains nothing."""
 
 COLUMNS = ["prompt", "query", "measure", "group", "layer", "name", "value", "mass"]
 
 
 @dataclass(frozen=True)
 class TwoTowerConfig:
-    """Heads located for each label (at most one in eight), the most controls of a layer, sets of random heads to swap."""
+    """Heads located for each label (at most one in eight), the most controls of a layer, random sets to swap."""
 
     heads: int = 6
     controls: int = 20
@@ -59,7 +58,7 @@ class TwoTowerConfig:
 
 @dataclass(frozen=True)
 class Separation:
-    """Chance that a true label's attention exceeds a false one's (AUROC; ½ is chance), and the attention on all labels."""
+    """Chance that a true label's attention exceeds a false one's (AUROC; chance is ½); attention on all labels."""
 
     heads: tuple[il.Head, ...]
 
@@ -77,11 +76,12 @@ class Separation:
 
 
 def table(study: Study, config: TwoTowerConfig) -> pd.DataFrame:
-    """measure ("auroc" | a swap of SWAPS), group, layer, name (of the head, or the set), prompt, query, value, mass (0–1).
+    """measure ("auroc" | a swap of SWAPS), group, layer, name (of the head, or the set), prompt, query, value, mass
+    (0–1).
 
-    "auroc": 0–1, for each head, each prompt in every one of CELLS; `mass`: attention on all labels. Swaps: by how many nats
-    the answer's log-odds fall when all heads of the group get what they have on the other prompt, at label positions and
-    as the last query sees it; prompts take turns in CELLS.
+    "auroc": 0–1, for each head, each prompt in every one of CELLS; `mass`: attention on all labels. Swaps: by how many
+    nats the answer's log-odds fall when all heads of the group get what they have on the other prompt, at label
+    positions and as the last query sees it; prompts take turns in CELLS.
     """
     heads = located_for_both(study, study.few(config.heads))
     return stack(*_separations(study, heads, config), *_swaps(study, heads, config))
@@ -107,12 +107,12 @@ def _separations(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> 
         return stack(*frames).assign(measure="auroc")
 
     for one in compared.rows(frame):
-        yield one[COLUMNS]
+        yield one.loc[:, COLUMNS]
 
 
-def _identity(study: Study, rows: Int[Tensor, " row"], asked: Asked) -> dict[str, Int[np.ndarray, " row"]]:
+def _identity(study: Study, rows: Int[Tensor, " row"], asked: str) -> dict[str, Int[np.ndarray, " row"]]:
     """prompt and query: even and positive for one class's questions, odd and negative for the other's."""
-    queries = study.queries(Variant(asked=asked))[rows.numpy()]
+    queries = study.queries(Variant(asked="true" if asked == "true" else "false"))[rows.numpy()]
     number = 2 * rows.numpy() + (asked == "false")
     return {"prompt": number, "query": queries if asked == "true" else -1 - queries}
 
@@ -139,7 +139,7 @@ def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterat
             for group, name, members in sets:
                 falls = _falls(study, own, other[source], members, what, size=config.rows)
                 frame = pd.DataFrame({**_identity(study, rows, cell.asked), "value": falls})
-                yield frame.assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan)[COLUMNS]
+                yield frame.assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan).loc[:, COLUMNS]
 
 
 def _falls(
@@ -210,7 +210,7 @@ def claim(table: pd.DataFrame) -> Verdict:
             what="q·k, true above false labels",
         ),
         verdict(
-            auroc.drawn.estimate(auroc.located - auroc.random),
+            auroc.drawn.estimate(auroc.located - auroc.random, bounds=CHANGE),
             least=0.0,
             unit="AUROC",
             what=f"the same beyond {auroc.named} of the same layers",
@@ -273,9 +273,12 @@ EXPERIMENT = Experiment(
     source="Open (direct evidence for the hypothesis)",
     claim="Queries and keys measure likeness of texts, values carry labels: each swapped alone moves what it should.",
     criterion=(
-        "The answer loses in 3 of 4 prompts when Q, or labels' K (texts) or V (labels) as the last query sees them, alone "
-        "comes from a prompt with the other answer, by more than in random heads; K by texts above K by labels, V by labels "
-        "above V by texts; and q·k is more often larger for true labels than for false ones, more so than in the other heads "
+        "The answer loses in 3 of 4 prompts when Q, or labels' K (texts) or V (labels) as the last query sees them, "
+        "alone "
+        "comes from a prompt with the other answer, by more than in random heads; K by texts above K by labels, V by "
+        "labels "
+        "above V by texts; and q·k is more often larger for true labels than for false ones, more so than in the "
+        "other heads "
         "of the layers. Both labels, both orders, queries of both classes."
     ),
     paper=None,

@@ -26,7 +26,7 @@ right half the time."""
 
 @dataclass(frozen=True)
 class Competence:
-    """Accuracy of the more probable label, averaged over both labels, both orders and queries of both classes, and chance."""
+    """Accuracy of the more probable label, over both labels, both orders and queries of both classes; and chance."""
 
     accuracy: float
     low: float

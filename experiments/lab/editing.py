@@ -17,7 +17,7 @@ from icl_lens.metrics import is_correct, label_log_odds
 EditOf = Callable[[il.PromptBatch], AbstractContextManager]
 """From a batch to the block in which it is scored."""
 
-REFERENCE = 50
+REFERENCE = 25
 """Prompts of each kind that a mean-ablation averages over."""
 
 FOO, BAR = Variant(), Variant(swapped=True)
@@ -38,7 +38,7 @@ def scores(
 def says(
     study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
 ) -> pd.DataFrame:
-    """Of each row, with an edit at work: correct (the answer is the likeliest label, 0–1), vocabulary (… token), odds (nats)."""
+    """Of each row, edited: correct (the answer is the likeliest label, 0–1), vocabulary (… token), odds (nats)."""
     label, top = [], []
     for batch in study.batches(variant, rows, what=what):
         with edit(batch) if edit is not None else nullcontext():
@@ -77,7 +77,8 @@ def zeroed(study: Study, heads: list[il.Head]) -> EditOf:
 
 
 def averaged(study: Study, heads: list[il.Head]) -> EditOf:
-    """The edit that sets these heads to their mean over prompts on which heads are chosen, both labels and classes alike.
+    """The edit that sets these heads to their mean over prompts on which heads are chosen, both labels and classes
+    alike.
 
     A mean over one label or class only would go on saying it.
     """

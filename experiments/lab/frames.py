@@ -54,7 +54,9 @@ def by_prompt(table: pd.DataFrame, value: str, **wanted: Any) -> pd.Series:
     Its index names each prompt and its clusters, so that differences are taken prompt by prompt and intervals know
     which prompts share a query (`intervals.mean_estimate`).
     """
-    return where(table, **wanted).groupby(levels(table))[value].mean()
+    means = where(table, **wanted).groupby(levels(table))[value].mean()
+    assert isinstance(means, pd.Series)
+    return means
 
 
 def mean_by(table: pd.DataFrame, value: str, name: str) -> Float[np.ndarray, " name"]:

@@ -101,7 +101,7 @@ class Resample:
 
 
 def _constant(value: float, clusters: int, bounds: Bounds | None) -> Estimate:
-    """The interval of what is the same in every cluster: so many clusters may be otherwise, at a bound, and not be seen."""
+    """The interval of what is the same in every cluster: so many may be otherwise, at a bound, and not be seen."""
     if bounds is None:
         return Estimate(value, value, value, 0.0, clusters)
     # A value next to its bound, by rounding, lies on it.

@@ -46,9 +46,9 @@ def patch_heads(
     keys and queries bring their position's share along. `positions="last"` patches the last position only (queries,
     pattern rows, z); queries and z may then come from prompts of another length.
 
-    `seen_by="last"`, for keys and values aligned by labels: only the last query sees them, at label positions, as if the
-    heads of all other positions had what they have without a patch (in a pass of `into` with no other block). So what moves
-    is what the last position reads from labels, and not what else is made of the patched ones on the way.
+    `seen_by="last"`, for keys and values aligned by labels: only the last query sees them, at label positions, as if
+    the heads of all other positions had what they have without a patch (in a pass of `into` with no other block). So
+    what moves is what the last position reads from labels, and not what else is made of the patched ones on the way.
 
     Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, what does not
     fit (naming the first row that differs), and families whose attention cannot be recomputed.
@@ -73,7 +73,8 @@ def patch_heads(
     check_choice("seen_by", seen_by, ("all", "last"))
     if seen_by == "last" and (into is None or what not in ("k", "v")):
         raise InputError(
-            "seen_by='last' is for keys and values that are aligned by labels: give what='k' or 'v', align='labels' and into="
+            "seen_by='last' is for keys and values that are aligned by labels: give what='k' or 'v', align='labels' "
+            "and into="
         )
     places = None if into is None else _aligned(source, into, ends=seen_by == "all")
     if what != "z":
