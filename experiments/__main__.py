@@ -20,6 +20,8 @@ from icl_lens.errors import InputError
 from icl_lens.report.palette import GREEN, ORANGE, SKY
 
 T = TypeVar("T")
+UNTUNED = ("animal-country", "fruit-instrument")
+"""Tasks on which no choice of any experiment was made."""
 DOCS = Path(__file__).parent.parent / "docs" / "results"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")]
 STYLES = {"supported": f"bold {GREEN}", "not supported": f"bold {ORANGE}", "undecided": f"bold {SKY}"}
@@ -126,8 +128,9 @@ def docs(
     main_task = StudySettings.task
     for model in bundled_models():
         _run(list(IDS), StudySettings(model=model, n=n), out, overwrite=overwrite)
-        # How many heads are removed was settled on the main task: another one is the test of that.
-        _run(["ablation"], StudySettings(model=model, task="animal-country", n=n), out, overwrite=overwrite)
+        # How many heads are removed was settled on the main task: others are the test of that.
+        for task in UNTUNED:
+            _run(["ablation"], StudySettings(model=model, task=task, n=n), out, overwrite=overwrite)
     write_pages(out, pages, task=main_task, order=IDS)
 
 

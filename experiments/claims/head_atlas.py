@@ -15,7 +15,7 @@ from experiments.lab.controls import beside
 from experiments.lab.drawing import legend_below
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import long, mean_by, stack, where
+from experiments.lab.frames import array, long, mean_by, stack, where
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, cannot_tell, verdict
@@ -140,8 +140,8 @@ def claim(table: pd.DataFrame) -> Verdict:
 
     Layers whose heads are all located are left out: there is nothing to compare them with.
     """
-    layers = table.groupby("layer")["group"].nunique()
-    table = table.loc[table["layer"].isin(layers.index[layers == 2])]
+    located, other = ({*where(table, group=group)["layer"]} for group in ("located", "random"))
+    table = table.loc[np.isin(array(table, "layer"), [*(located & other)])]
     if not len(table):
         return cannot_tell("no layer has located heads and others", unit="of attention")
     gaps = []
@@ -157,7 +157,7 @@ def figure(table: pd.DataFrame) -> Figure:
     drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
     axes = drawn.subplots(1, len(SCORES) - 1)
     names = np.array(sorted(set(table["name"])))
-    located = np.isin(names, where(table, group="located")["name"].unique())
+    located = np.isin(names, sorted({*where(table, group="located")["name"]}))
     x = mean_by(where(table, score="in-context"), "value", "name")
     for ax, score in zip(axes, list(SCORES)[1:], strict=True):
         y = mean_by(where(table, score=score), "value", "name")

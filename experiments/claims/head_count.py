@@ -128,7 +128,7 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def _area(table: pd.DataFrame, edit: str, counts: list[int]) -> tuple[Float[np.ndarray, " draw"], ...]:
-    """The mean height of the curves of located and of random heads, numbers of heads at equal distances (trapezoids)."""
+    """The mean height of the curves of located and of random heads, numbers of heads at equal distances."""
     curves = [beside(table, "correct", edit=edit, count=count) for count in counts]
     weights = np.ones(len(counts))
     if len(counts) > 1:

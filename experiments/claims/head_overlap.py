@@ -70,7 +70,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     """The mean overlap of all pairs of tasks that are not the same words with the classes exchanged, beyond chance."""
     table = table.loc[[not _mirrored(pair) for pair in table["pair"]]]
     beyond = mean_by(table.assign(beyond=table["shared"] - table["chance"]), "beyond", "draw")
-    found = Resample(np.ones((1, 1)), int(table["clusters"].min())).estimate(beyond)
+    found = Resample(np.ones((1, 1)), int(array(table, "clusters").min())).estimate(beyond)
     return verdict(found, least=0.25, unit="of the heads", what="overlap beyond chance")
 
 
@@ -87,7 +87,7 @@ def figure(table: pd.DataFrame) -> Figure:
     ax = drawn.subplots()
     shared = [array(where(table, pair=pair), "shared") for pair in pairs]
     actual = np.array([values[0] for values in shared])
-    clusters = [int(where(table, pair=pair)["clusters"].min()) for pair in pairs]
+    clusters = [int(array(where(table, pair=pair), "clusters").min()) for pair in pairs]
     found = [Resample(np.ones((1, 1)), n).estimate(values) for n, values in zip(clusters, shared, strict=True)]
     reach = np.array([(one.low, one.high) for one in found]).T
     at = np.arange(len(pairs))[::-1]

@@ -149,7 +149,7 @@ EXPERIMENT = Experiment(
     source="Published version, section 3.3",
     claim="When another input flips the prediction from foo to bar, attention falls at foo and rises at bar.",
     criterion=(
-        f"Both by {LEAST:.0%} of attention on labels in located heads, and more than in the other heads of their layers."
+        f"Both by {LEAST:.0%} of attention on labels in located heads, and more than in their layers' other heads."
     ),
     paper="attention falls at foo and rises at bar positions",
     config=PredictionShiftConfig(),

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.lab.competence import Competence
 from experiments.lab.experiment import Caption
+from experiments.lab.located import LocatedHead
 from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
 from icl_lens.errors import InputError
@@ -35,9 +36,19 @@ class Result(Caption):
     contrast: Verdict | None
     """With heads located by contrast; None where the claim is about no located heads, and the verdict the same."""
     competence: Competence
+    heads: tuple[LocatedHead, ...]
+    """Those located, by either ranking; none where no claim of the run was about located heads."""
     versions: dict[str, str]
     seconds: float
     finished: str
+
+    @property
+    def verdicts(self) -> dict[Ranking, Verdict]:
+        """By what heads are located: one verdict or two."""
+        found: dict[Ranking, Verdict] = {"increase": self.verdict}
+        if self.contrast is not None:
+            found["contrast"] = self.contrast
+        return found
 
     def to_json(self) -> str:
         """The result as JSON; numbers that are not finite become null."""
@@ -56,6 +67,7 @@ class Result(Caption):
                     raise TypeError(f"its {name} is no object")
             raw["verdict"] = Verdict(**_numbers(raw["verdict"]))
             raw["contrast"] = None if raw["contrast"] is None else Verdict(**_numbers(raw["contrast"]))
+            raw["heads"] = tuple(LocatedHead(**one) for one in raw["heads"])
             raw["competence"] = Competence(**_numbers(raw["competence"]))
             return cls(**{field.name: raw[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from matplotlib import rc_context
 
-from experiments.lab import competence
+from experiments.lab import competence, located
 from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.results import Result, check_folder, is_done, save
@@ -67,8 +67,11 @@ def run(
     if not todo:
         return Run([], done, {})
 
-    study.collect([*competence.NEEDS, *(need for experiment in todo for need in experiment.all_needs(settings))])
+    about_heads = any(len(experiment.rankings) > 1 for experiment in todo)
+    shared = [*competence.NEEDS, *(located.NEEDS if about_heads else ())]
+    study.collect([*shared, *(need for experiment in todo for need in experiment.all_needs(settings))])
     able = competence.measure(study)
+    heads = located.located_heads(study) if about_heads else ()
     say(
         f"{settings.model} on {settings.task}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "
         f"both labels and orders, chance {able.chance:.0%}"
@@ -82,7 +85,7 @@ def run(
             failed[experiment.id] = str(error)
             say(f"{experiment.id}: cannot be run: {error}")
             continue
-        result = _result(experiment, study, table, able, configurations[experiment.id], since=start)
+        result = _result(experiment, study, table, able, heads, configurations[experiment.id], since=start)
         with rc_context(STYLE):
             save(folder / experiment.id, result, table, experiment.figures(table))
         results.append(result)
@@ -97,6 +100,7 @@ def _result(
     study: Study,
     table: pd.DataFrame,
     able: competence.Competence,
+    heads: tuple[located.LocatedHead, ...],
     made_with: dict[str, Any],
     *,
     since: float,
@@ -113,6 +117,7 @@ def _result(
         verdict=verdicts["increase"],
         contrast=verdicts.get("contrast"),
         competence=able,
+        heads=heads,
         versions=versions(),
         seconds=round(time.perf_counter() - since, 2),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
