@@ -10,18 +10,19 @@ The bias is the tilt in the layout that favours the true label minus that in the
 demonstration takes from discrimination is evidence lost, and no bias.
 """
 
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
 from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, whiskers
-from experiments.lab.editing import BAR, FOO, EditOf, located_for_both, odds, right, scores
+from experiments.lab.editing import BAR, FOO, EditOf, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.intervals import Estimate, Resample, clusters_of, drawn_counts, resample
@@ -29,6 +30,7 @@ from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import CHANGE, Verdict, all_of, cannot_tell, told, verdict
 from icl_lens.interventions.debias import Fix, debias
+from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.prompts.tasks import Layout
 from icl_lens.report.palette import GREY, ORANGE
 from icl_lens.report.plots import PAGE
@@ -96,42 +98,21 @@ class Bias:
         """
         located = located_for_both(study, study.few(config.heads))
         controls = study.controls(located, config.draws)
-        rows = study.test
-        frames = []
         cases = [("none", "", []), ("located", "located", located)]
         cases += [("random", f"set {i}", drawn) for i, drawn in enumerate(controls)]
-        held_out = study.halves[0][:HELD_OUT]
-        before = stack(*self._asked(study, held_out, [], 0.0, shown=False))
+        held_out = Questions.of(study, study.halves[0][:HELD_OUT], self.layouts)
+        tested = Questions.of(study, study.test, self.layouts)
+        before = held_out.answered(study, None, what=None)
+        frames = []
         for group, name, heads in cases:
             strength, chosen = self._strength(study, held_out, heads, before) if heads else (0.0, True)
-            frames += [
-                frame.assign(group=group, name=name, layer=-1, strength=strength, chosen=chosen)
-                for frame in self._asked(study, rows, heads, strength)
-            ]
+            edit = self._edit(study, heads, strength) if heads else None
+            frame = tested.answered(study, edit, what=f"{self.fix} {strength:g}, {name or 'no'} heads")
+            frames.append(frame.assign(group=group, name=name, layer=-1, strength=strength, chosen=chosen))
         return stack(*frames)
 
-    def _asked(
-        self, study: Study, rows: Int[Tensor, " row"], heads: list[il.Head], strength: float, *, shown: bool = True
-    ) -> Iterator[pd.DataFrame]:
-        """Both labels, both layouts, both questions; progress `shown` or not."""
-        edit = self._edit(study, heads, strength) if heads else None
-        for answer, base in (("foo", FOO), ("bar", BAR)):
-            for place, layout in zip(("favoured", "against"), self.layouts, strict=True):
-                for asked in ("true", "false"):
-                    variant = Variant(layout, base.swapped, asked=asked)
-                    what = f"{self.fix} {strength:g}, {answer}, {place}, {asked} asked" if shown else None
-                    found = scores(study, variant, rows, edit, what=what)
-                    own = odds(study, variant, rows, found)
-                    columns = {
-                        "prompt": rows.tolist(),
-                        "odds": own if asked == "true" else -own,
-                        "correct": right(study, variant, rows, found),
-                        **study.both_queries(rows),
-                    }
-                    yield pd.DataFrame(columns).assign(answer=answer, layout=place, asked=asked)
-
     def _strength(
-        self, study: Study, rows: Int[Tensor, " row"], heads: list[il.Head], before: pd.DataFrame
+        self, study: Study, held_out: "Questions", heads: list[il.Head], before: pd.DataFrame
     ) -> tuple[float, bool]:
         """The strength of least bias on prompts that are not tested on, at little loss in every class.
 
@@ -139,7 +120,7 @@ class Bias:
         """
         usable: dict[float, float] = {}
         for strength in TRIED:
-            after = stack(*self._asked(study, rows, heads, strength, shown=False))
+            after = held_out.answered(study, self._edit(study, heads, strength), what=None)
             loss = max(_accuracies(before)[cell] - accuracy for cell, accuracy in _accuracies(after).items())
             kept = _simple(after, discrimination=True) >= KEPT * _simple(before, discrimination=True)
             if loss <= MAX_LOSS and kept:
@@ -219,6 +200,39 @@ class Bias:
         right_ax.set(ylabel="Accuracy (0–1)", ylim=(0, 1.04))
         legend_below(drawn, left)
         return drawn
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The same demonstrations in both layouts, with both labels, asked about either class: in one batch."""
+
+    batch: il.PromptBatch
+    frame: pd.DataFrame
+    """prompt, query, other, answer, layout, asked: one row for each of the batch."""
+
+    @classmethod
+    def of(cls, study: Study, rows: Int[Tensor, " row"], layouts: tuple[Layout, Layout]) -> "Questions":
+        prompts, frames = [], []
+        for answer, base in (("foo", FOO), ("bar", BAR)):
+            for place, layout in zip(("favoured", "against"), layouts, strict=True):
+                for asked in ("true", "false"):
+                    every = study.prompts(Variant(layout, base.swapped, asked=asked))
+                    prompts += [every[row] for row in rows.tolist()]
+                    frame = pd.DataFrame({"prompt": rows.tolist(), **study.both_queries(rows)})
+                    frames.append(frame.assign(answer=answer, layout=place, asked=asked))
+        return cls(il.tokenize(study.model, prompts, labels=("foo", "bar")), stack(*frames))
+
+    def answered(self, study: Study, edit: EditOf | None, *, what: str | None) -> pd.DataFrame:
+        """The frame with `odds` of the true label (nats) and `correct`, with an edit at work."""
+        odds, right = [], []
+        for batch in study.pieces(self.batch, what=what):
+            with edit(batch) if edit is not None else nullcontext():
+                scores = il.label_log_probs(study.model, batch)
+            odds.append(label_log_odds(scores, batch.answer, choices=batch.label_mask).double().cpu())
+            right.append(is_correct(scores, batch.answer, choices=batch.label_mask).double().cpu())
+        own = torch.cat(odds).numpy()
+        sign = np.where(self.frame["asked"] == "true", 1.0, -1.0)
+        return self.frame.assign(odds=sign * own, correct=torch.cat(right).numpy())
 
 
 CELLS = {

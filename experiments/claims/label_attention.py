@@ -62,7 +62,7 @@ def claim(table: pd.DataFrame) -> Verdict:
                 what="true minus false, true ones first",
             ),
             verdict(
-                near.drawn.estimate(gaps[0] - other, bounds=(-2, 2)),
+                near.drawn.estimate(gaps[0] - other, bounds=(-2.0, 2.0)),
                 least=0.0,
                 unit="of attention",
                 what=f"true minus false beyond {near.controls} of the same layers",

@@ -57,7 +57,7 @@ def means(samples: Iterable[pd.Series | np.ndarray]) -> list[float]:
     return [float(np.nanmean(sample)) if len(sample) else math.nan for sample in samples]
 
 
-def mark_zeros(ax: Axes, at: Iterable[float], heights: Iterable[float], *, across: bool = False) -> None:
+def mark_zeros(ax: Axes, at: Iterable[Any], heights: Iterable[Any], *, across: bool = False) -> None:
     """A small ring where a bar has no height to be seen, so that zero does not look like missing data."""
     low, high = ax.get_xlim() if across else ax.get_ylim()
     least = 0.004 * (high - low)

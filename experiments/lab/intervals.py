@@ -17,6 +17,7 @@ Everything is a matrix product of weights [draw row] and values, and the same se
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -118,14 +119,22 @@ def resample(clusters: Sequence[Int[np.ndarray, " row"]], *, draws: int = DRAWS,
     """
     if not clusters:
         raise InputError("these values do not say which prompts share a query; give the table a column 'query'")
+    return _resample(tuple(np.asarray(ids, dtype=np.int64).tobytes() for ids in clusters), draws, seed)
+
+
+@lru_cache(maxsize=16)
+def _resample(clusters: tuple[bytes, ...], draws: int, seed: int) -> Resample:
+    """The same prompts are asked about again and again, for every bar of every figure."""
     rng = np.random.default_rng(seed)
-    weights = np.ones((draws + 1, len(clusters[0])))
+    numberings = [np.frombuffer(ids, dtype=np.int64) for ids in clusters]
+    weights = np.ones((draws + 1, len(numberings[0])))
     counts = []
-    for ids in clusters:
-        found, place = np.unique(np.asarray(ids), return_inverse=True)
+    for ids in numberings:
+        found, place = np.unique(ids, return_inverse=True)
         counts.append(len(found))
         if len(found) > 1:
             weights[1:] *= drawn_counts(len(found), draws, rng)[:, place]
+    weights.flags.writeable = False
     return Resample(weights, min(counts))
 
 
@@ -144,7 +153,7 @@ def clusters_of(index: pd.Index) -> list[Int[np.ndarray, " row"]]:
     return [pd.factorize(index.get_level_values(name))[0] for name in levels]
 
 
-def mean_estimate(values: "pd.Series | Sequence[float] | np.ndarray", *, bounds: Bounds | None = None) -> Estimate:
+def mean_estimate(values: pd.Series | Sequence[float] | np.ndarray, *, bounds: Bounds | None = None) -> Estimate:
     """The mean of one number per prompt and its interval; prompts without a value (NaN) are left out.
 
     A Series (`frames.by_prompt`) names the clusters of its prompts; the numbers of a plain array are independent.

@@ -153,15 +153,16 @@ class Study:
         *,
         what: str | None = "",
     ) -> Iterator[il.PromptBatch]:
-        """The prompts of a variant (or only some rows) in pieces that fit into memory, with progress shown.
-
-        Not shown where `what` is None, which is for many short passes.
-        """
+        """The prompts of a variant (or only some rows) in pieces that fit into memory; see `pieces`."""
         batch = self.batch(variant) if rows is None else self.batch(variant)[rows]
+        return self.pieces(batch, what=what if what is None else what or str(variant))
+
+    def pieces(self, batch: il.PromptBatch, *, what: str | None) -> Iterator[il.PromptBatch]:
+        """A batch in pieces that fit into memory, with progress shown unless `what` is None."""
         bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
         size = max(1, PASS_BYTES // bytes_per_prompt)
         pieces = list(batch.split(size))
-        yield from pieces if what is None else self._track(pieces, len(pieces), what or str(variant))
+        yield from pieces if what is None else self._track(pieces, len(pieces), what)
 
     def collect(self, needs: Iterable[Need]) -> None:
         """Computes what is not yet there: one pass over each variant's prompts for all its reductions together."""
