@@ -1,7 +1,7 @@
 """Giving chosen heads the queries, keys, values, patterns or z that they have on another prompt."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -30,6 +30,7 @@ def patch_heads(
     positions: Positions = "all",
     align: Align = "positions",
     into: PromptBatch | None = None,
+    seen_by: Positions = "all",
 ) -> Iterator[None]:
     """Gives chosen heads what they have on other prompts, position by position or label by label.
 
@@ -44,6 +45,10 @@ def patch_heads(
     position is patched then, and the other positions share what is left as they did before. With learned positions,
     keys and queries bring their position's share along. `positions="last"` patches the last position only (queries,
     pattern rows, z); queries and z may then come from prompts of another length.
+
+    `seen_by="last"`, for keys and values aligned by labels: only the last query sees them, at label positions, as if
+    the heads of all other positions had what they have without a patch (in a pass of `into` with no other block). So
+    what moves is what the last position reads from labels, and not what else is made of the patched ones on the way.
 
     Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, what does not
     fit (naming the first row that differs), and families whose attention cannot be recomputed.
@@ -65,10 +70,17 @@ def patch_heads(
     if (align == "labels") != (into is not None):
         needs = "needs into=, the batch that is run in the block" if into is None else "takes no into="
         raise InputError(f"align={align!r} {needs}")
-    places = None if into is None else _aligned(source, into)
+    check_choice("seen_by", seen_by, ("all", "last"))
+    if seen_by == "last" and (into is None or what not in ("k", "v")):
+        raise InputError(
+            "seen_by='last' is for keys and values that are aligned by labels: give what='k' or 'v', align='labels' "
+            "and into="
+        )
+    places = None if into is None else _aligned(source, into, ends=seen_by == "all")
     if what != "z":
         check_understood(view, by_layer)
     sources = _record(view, by_layer, source, what)
+    own = _record(view, by_layer, into, "z") if into is not None and seen_by == "last" else {}
     free = positions == "last" and what in ("q", "z")
 
     def check_rows(rows: int, last: Tensor) -> None:
@@ -145,14 +157,23 @@ def patch_heads(
     def patch_z(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         write(z, sources[layer]["z"], indices, last)
 
+    def restore(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+        """z [batch pos head d_head] as it was without the patch, at all positions but each row's last."""
+        check_rows(len(z), last)
+        earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
+        z[:, :, indices] = torch.where(earlier[..., None, None], own[layer]["z"].to(z), z[:, :, indices])
+
     stage = {"pattern": Stage.pattern, "z": Stage.z}.get(what, Stage.inputs)
     check_moves(view, heads_of(by_layer))
-    with editing(view, Edit(stage, by_layer, patch_z if what == "z" else patch, only=into)):
+    with ExitStack() as stack:
+        stack.enter_context(editing(view, Edit(stage, by_layer, patch_z if what == "z" else patch, only=into)))
+        if own:
+            stack.enter_context(editing(view, Edit(Stage.z, by_layer, restore, only=into)))
         yield
 
 
-def _aligned(source: PromptBatch, into: PromptBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, its position, and the source's, for every label and, last in each row, the last position.
+def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, its position, and the source's, for every label and, with `ends` and last in each row, the last position.
 
     Raises InputError where a row has not as many demonstrations as its source.
     """
@@ -169,8 +190,8 @@ def _aligned(source: PromptBatch, into: PromptBatch) -> tuple[Tensor, Tensor, Te
                 f"row {row} has {len(ours)} demonstrations and its source {len(theirs)}, so labels do not correspond; "
                 "use prompts with equally many"
             )
-        ends = int(into.last[row]), int(source.last[of])
-        found += [(row, *pair) for pair in [*zip(ours, theirs, strict=True), ends]]
+        last = [(int(into.last[row]), int(source.last[of]))] if ends else []
+        found += [(row, *pair) for pair in [*zip(ours, theirs, strict=True), *last]]
     rows, ours, theirs = torch.tensor(found).unbind(-1)
     return rows, ours, theirs
 
