@@ -5,6 +5,7 @@ import json
 import random
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -262,7 +263,7 @@ def same_tables(found, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", LAUNCHES)
 def test_two_processes(inputs, unbroken, tmp_path, way):
-    """Two processes compute different chunks, about half of them each; no chunk twice; the same results."""
+    """Two processes compute different chunks, of every pass half of them each; none twice; the same results."""
     out = tmp_path / "out"
     given = ["experiments", *inputs, "--out", out]
     ran, chunks = launched(LAUNCHES[way], given, tmp_path / "log", LOGGED_ROWS=str(ROWS))
@@ -271,7 +272,9 @@ def test_two_processes(inputs, unbroken, tmp_path, way):
     assert len({pid for _, pid in chunks}) == 2
     first, second = chunks.values()
     assert sorted(first + second) == sorted(Path(name).name for name in chunks_of(unbroken))
-    assert min(len(first), len(second)) > 0.3 * len(first + second)
+    ours, theirs = (Counter(name.rsplit("-", 1)[0] for name in names) for names in (first, second))
+    assert {ours[name] - theirs[name] for name in ours | theirs} == {0, 1}, "of every pass each takes half"
+    assert sum(theirs.values()) > 20
     assert ran.stdout.count("accuracy ") == 1
     same_tables(contents(out), unbroken)
 
