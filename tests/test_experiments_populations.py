@@ -262,14 +262,15 @@ def test_heads_that_are_the_same_transfer_nothing() -> None:
 
 
 @pytest.mark.parametrize(("n_layers", "size"), [(6, 2), (12, 3), (36, 9), (5, 1), (2, 1), (7, 2)])
-def test_windows_share_no_layer(n_layers: int, size: int) -> None:
+def test_shallow_and_deep_windows_share_no_layer(n_layers: int, size: int) -> None:
     windows = shallow_flow.windows_of(n_layers, size)
-    seen = [layer for start, stop in windows for layer in range(start, stop)]
-    assert len(seen) == len(set(seen))
     half = n_layers // 2
-    assert all(stop <= half or start >= n_layers - half for start, stop in windows)
-    assert any(stop <= half for _, stop in windows)
-    assert any(start >= n_layers - half for start, _ in windows)
+    shallow, deep = ([one for one in windows if (one[0] < half) == first] for first in (True, False))
+    assert shallow
+    assert deep
+    assert max(stop for _, stop in shallow) == half
+    assert min(start for start, _ in deep) == n_layers - half
+    assert {stop - start for start, stop in windows} == {min(size, half)}
     assert shallow_flow.windows_of(1, 1) == []
 
 

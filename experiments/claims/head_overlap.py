@@ -17,7 +17,7 @@ from experiments.lab.frames import array, mean_by, stack, where
 from experiments.lab.intervals import Resample, resample
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, StudySettings, Variant
-from experiments.lab.verdict import Verdict, verdict
+from experiments.lab.verdict import SHARE, Verdict, verdict
 from icl_lens.report.palette import BLUE
 from icl_lens.report.plots import COLUMN
 
@@ -88,7 +88,9 @@ def figure(table: pd.DataFrame) -> Figure:
     shared = [array(where(table, pair=pair), "shared") for pair in pairs]
     actual = np.array([values[0] for values in shared])
     clusters = [int(array(where(table, pair=pair), "clusters").min()) for pair in pairs]
-    found = [Resample(np.ones((1, 1)), n).estimate(values) for n, values in zip(clusters, shared, strict=True)]
+    found = [
+        Resample(np.ones((1, 1)), n).estimate(values, bounds=SHARE) for n, values in zip(clusters, shared, strict=True)
+    ]
     reach = np.array([(one.low, one.high) for one in found]).T
     at = np.arange(len(pairs))[::-1]
     ax.barh(at, actual, height=0.6, color=BLUE)
