@@ -73,6 +73,10 @@ def test_heads_are_drawn_within_layers() -> None:
     # By hand: the standard error of the mean of −1, 0, 1, 2.
     assert unsure.error == pytest.approx(np.std([-1, 0, 1, 2], ddof=1) / 2, rel=0.1)
     assert unsure.low < 0
+    both = pd.concat([table([0.0, 0.0]), table([0.0, 0.0]).query("group == 'located'").assign(name="L1H9", value=5.0)])
+    kind, these = (beside(both, "value", these=these) for these in (False, True))
+    errors = [one.drawn.estimate(one.located).error for one in (kind, these)]
+    assert errors == [pytest.approx(2.0, rel=0.1), pytest.approx(0.0, abs=0.05)], "1 and 5: half their difference"
     assert (alike.controls, alike.named, beside(table([0.5]), "value").named) == (
         4,
         "4 other heads (few)",
