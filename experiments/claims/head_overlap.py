@@ -62,7 +62,7 @@ def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
 
 def _top_lists(increases: Float[Tensor, "prompt head"], k: int, drawn: Resample) -> Bool[Tensor, "draw head"]:
     """Whether a head is among the k best: of all prompts, then of every draw's."""
-    top = (torch.from_numpy(drawn.weights).to(increases.dtype) @ increases).topk(k, dim=-1).indices
+    top = (torch.tensor(drawn.weights, dtype=increases.dtype) @ increases).topk(k, dim=-1).indices
     return torch.zeros(len(top), increases.shape[1], dtype=torch.bool).scatter_(1, top, True)
 
 
