@@ -29,7 +29,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(binary: bool) -> None:
     hits = old_hits = 0
     for seed in range(500):
         data = clustered(seed, binary=binary)
-        drawn = resample(clusters_of(data.index), draws=400)
+        drawn = resample(clusters_of(data.index), draws=200)
         found = drawn.estimate(drawn.mean(data.to_numpy()))
         hits += found.low <= 0 <= found.high
         assert (found.p(0.0) < 0.05) == (not found.low <= 0 <= found.high)
@@ -73,6 +73,10 @@ def test_heads_are_drawn_within_layers() -> None:
     # By hand: the standard error of the mean of −1, 0, 1, 2.
     assert unsure.error == pytest.approx(np.std([-1, 0, 1, 2], ddof=1) / 2, rel=0.1)
     assert unsure.low < 0
+    both = pd.concat([table([0.0, 0.0]), table([0.0, 0.0]).query("group == 'located'").assign(name="L1H9", value=5.0)])
+    kind, these = (beside(both, "value", these=these) for these in (False, True))
+    errors = [one.drawn.estimate(one.located).error for one in (kind, these)]
+    assert errors == [pytest.approx(2.0, rel=0.1), pytest.approx(0.0, abs=0.05)], "1 and 5: half their difference"
     assert (alike.controls, alike.named, beside(table([0.5]), "value").named) == (
         4,
         "4 other heads (few)",
@@ -100,9 +104,11 @@ def test_a_share_that_never_varies_gets_the_binomial_bound() -> None:
     found = mean_estimate(pd.Series(1.0, index=index), bounds=(0.0, 1.0))
     assert (found.low, found.high) == (pytest.approx(0.025 ** (1 / 30)), 1.0)
     assert found.p(0.75) == pytest.approx(2 * 0.75**30)
+    assert found.p(found.low) == pytest.approx(0.05)
+    never = mean_estimate(pd.Series(0.0, index=index), bounds=(0.0, 1.0))
+    assert (never.low, never.high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
     still = mean_estimate(pd.Series(0.0, index=index), bounds=(-1.0, 1.0))
-    assert still.low == pytest.approx(-still.high) == pytest.approx(0.025 ** (1 / 30) - 1)
-    assert still.p(still.low) == pytest.approx(0.05)
+    assert (still.low, still.high, still.p(-0.02)) == (0.0, 0.0, pytest.approx(2**-29))
 
 
 @pytest.mark.parametrize(

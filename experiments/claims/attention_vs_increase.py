@@ -136,14 +136,14 @@ def figure(table: pd.DataFrame) -> Figure:
     table = where(table, group="located")
     names = list(dict.fromkeys(table["name"]))
     drawn = Figure(figsize=(PAGE, 2.3), layout="constrained")
-    axes = drawn.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    axes = drawn.subplots(1, len(names), squeeze=False)[0]
     first = table["prompt"].iloc[0]
     for ax, name, hue in zip(axes, names, (BLUE, ORANGE, GREEN) * len(names), strict=False):
         part, own = where(table, name=name), where(table, name=name, prompt=first)
         ax.plot(part["attention"], part["increase"], ".", color=hue, markersize=3, alpha=0.4, markeredgewidth=0)
         ax.plot(own["attention"], own["increase"], "o", color="black", markersize=4, label="one prompt")
         rho = correlations(Resample(np.ones((1, len(part))), 0), part)[0]
-        # Each head's own reach: a head that attends by a few hundredths is no dot in a corner.
+        # Each head's own reach, both ways: one that attends by a few hundredths is no dot in a corner.
         ax.margins(0.06)
         ax.set(title=f"{name}: rank correlation {rho:.2f}", xlabel="Attention to a true label")
         ax.xaxis.set_major_locator(MaxNLocator(5))

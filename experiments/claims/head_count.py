@@ -99,7 +99,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     The area under the curve of accuracy against the number of heads (doubling; 0–1): kept ones above random kept ones,
     random removed ones above located removed ones.
     """
-    counts = sorted(table["count"].unique())
+    counts = sorted({int(count) for count in table["count"]})
     few = max([count for count in counts if count and where(table, count=count)["share"].iloc[0] <= FEW] or [1])
     kept = beside(table, "correct", edit="kept", count=few)
     whole = beside(table, "correct", edit="removed", count=0).located

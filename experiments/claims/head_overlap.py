@@ -17,7 +17,7 @@ from experiments.lab.frames import array, mean_by, stack, where
 from experiments.lab.intervals import Resample, resample
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, StudySettings, Variant
-from experiments.lab.verdict import Verdict, verdict
+from experiments.lab.verdict import SHARE, Verdict, verdict
 from icl_lens.report.palette import BLUE
 from icl_lens.report.plots import COLUMN
 
@@ -62,7 +62,7 @@ def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
 
 def _top_lists(increases: Float[Tensor, "prompt head"], k: int, drawn: Resample) -> Bool[Tensor, "draw head"]:
     """Whether a head is among the k best: of all prompts, then of every draw's."""
-    top = (torch.from_numpy(drawn.weights).to(increases.dtype) @ increases).topk(k, dim=-1).indices
+    top = (torch.tensor(drawn.weights, dtype=increases.dtype) @ increases).topk(k, dim=-1).indices
     return torch.zeros(len(top), increases.shape[1], dtype=torch.bool).scatter_(1, top, True)
 
 
@@ -88,7 +88,9 @@ def figure(table: pd.DataFrame) -> Figure:
     shared = [array(where(table, pair=pair), "shared") for pair in pairs]
     actual = np.array([values[0] for values in shared])
     clusters = [int(array(where(table, pair=pair), "clusters").min()) for pair in pairs]
-    found = [Resample(np.ones((1, 1)), n).estimate(values) for n, values in zip(clusters, shared, strict=True)]
+    found = [
+        Resample(np.ones((1, 1)), n).estimate(values, bounds=SHARE) for n, values in zip(clusters, shared, strict=True)
+    ]
     reach = np.array([(one.low, one.high) for one in found]).T
     at = np.arange(len(pairs))[::-1]
     ax.barh(at, actual, height=0.6, color=BLUE)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.lab.controls import Comparison, beside, matched
-from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, name_heads, whiskers
+from experiments.lab.drawing import WHISKERS, by_name, legend_below, mark_zeros, means, name_heads, whiskers
 from experiments.lab.editing import BAR, FOO
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import long, stack, where
@@ -79,6 +79,7 @@ def figure(table: pd.DataFrame) -> Figure:
     drawn = Figure(figsize=(PAGE, 2.3), layout="constrained")
     ax = drawn.subplots()
     located = where(table, group="located").drop_duplicates("name")
+    bars: list[tuple[float, float]] = []
     for i, (label, hue) in enumerate(KINDS.items()):
         own = by_name(where(table, group="located", label=label), "mrr", located["name"])
         other = [matched(where(table, label=label, layer=layer), "mrr") for layer in located["layer"]]
@@ -89,6 +90,8 @@ def figure(table: pd.DataFrame) -> Figure:
             shown = f"{label} labels, {group}"
             ax.bar(at, means(samples), width=0.2, color=fill, hatch=hatch, edgecolor=hue, linewidth=0.6, label=shown)
             ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
+            bars += zip(at, means(samples), strict=True)
+    mark_zeros(ax, *zip(*bars, strict=True))
     ax.set(xlabel="Located heads, best first", ylabel="Mean reciprocal rank of\nthe label in its value (0–1)")
     name_heads(ax, list(located["name"]))
     legend_below(drawn, ax)

@@ -62,16 +62,13 @@ def random_edges(edges: Bool[Tensor, "batch query key"], rng: torch.Generator) -
 
 
 def windows_of(n_layers: int, size: int) -> list[tuple[int, int]]:
-    """Windows of layers, first and first beyond, that lie wholly in one half, from the first layer on; the rest is
-    none.
+    """Windows of layers, first and first beyond, each wholly in one half, so that shallow and deep ones share no layer.
 
-    Those of the two halves share no layer, and those within a half none either.
+    The middle one of an odd number of layers is in none.
     """
     half = n_layers // 2
     size = max(1, min(size, half))
-    return [
-        (start, start + size) for first in (0, n_layers - half) for start in range(first, first + half - size + 1, size)
-    ]
+    return [(start, start + size) for first in (0, n_layers - half) for start in range(first, first + half - size + 1)]
 
 
 def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:

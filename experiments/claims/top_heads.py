@@ -59,7 +59,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     of_all, of_located, of_deep = (
         drawn.mean(sample.to_numpy()) for sample in (every, by_prompt(gain, "increase"), by_prompt(deep, "increase"))
     )
-    heads = beside(table.loc[table["group"] != "all"], "increase")
+    heads = beside(table.loc[table["group"] != "all"], "increase", these=True)
     return all_of(
         verdict(
             drawn.estimate(of_deep / of_located, bounds=SHARE),

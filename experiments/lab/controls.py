@@ -87,16 +87,21 @@ class Beside:
 FEW = 5
 
 
-def beside(table: pd.DataFrame, value: str, **wanted: object) -> Beside:
+def beside(table: pd.DataFrame, value: str, *, these: bool = False, **wanted: object) -> Beside:
     """Located heads beside random ones of their layers, drawing whole queries, and heads within layer and group.
 
-    Each layer counts as often as it has located heads.
+    Each layer counts as often as it has located heads. `these`: the claim is about these very located heads, and not
+    about what kind of heads they are, so that only the others are drawn.
     """
-    return beside_by(table, lambda drawn, part: drawn.mean(part[value].to_numpy()), **wanted)
+    return beside_by(table, lambda drawn, part: drawn.mean(part[value].to_numpy()), these=these, **wanted)
 
 
 def beside_by(
-    table: pd.DataFrame, statistic: Callable[[Resample, pd.DataFrame], Float[np.ndarray, " draw"]], **wanted: object
+    table: pd.DataFrame,
+    statistic: Callable[[Resample, pd.DataFrame], Float[np.ndarray, " draw"]],
+    *,
+    these: bool = False,
+    **wanted: object,
 ) -> Beside:
     """`beside` for any statistic of one head: from the bootstrap's weights and that head's rows, which they are for."""
     table = where(table, **wanted)
@@ -122,7 +127,7 @@ def beside_by(
                 own = Resample(drawn.weights[:, [place[prompt] for prompt in rows["prompt"]]], drawn.clusters)
                 values.append(statistic(own, rows))
             weights = np.ones((len(sums), len(heads)))
-            if len(heads) > 1:
+            if len(heads) > 1 and not (these and group == "located"):
                 weights[1:] = drawn_counts(len(heads), len(sums) - 1, rng)
             sums += count / located.sum() * (weights * np.stack(values, axis=1)).mean(1)
         total[group] = sums

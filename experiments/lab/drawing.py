@@ -62,6 +62,8 @@ def mark_zeros(ax: Axes, at: Iterable[Any], heights: Iterable[Any], *, across: b
     low, high = ax.get_xlim() if across else ax.get_ylim()
     least = 0.004 * (high - low)
     flat = [place for place, height in zip(at, heights, strict=True) if abs(height) < least]
+    if not flat:  # an empty line that is not clipped would take the layout apart
+        return
     here = ([0.0] * len(flat), flat) if across else (flat, [0.0] * len(flat))
     ax.plot(
         *here, "o", color="white", markeredgecolor="0.2", markeredgewidth=0.6, markersize=3, zorder=4, clip_on=False

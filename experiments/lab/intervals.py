@@ -6,9 +6,9 @@
 2. A claim about heads also draws the heads, within each layer and group, in the same way. A single head has no spread.
 3. The standard deviation of the draws is the standard error; the interval and the p-value are those of Student's t with
    G − 1 degrees of freedom, and so always agree. Shares are kept within their bounds.
-4. Where every cluster says the same, there is no spread to learn from. What has bounds, such as a share, gets the exact
-   binomial bound of G clusters: so many may be otherwise and not be seen. Any other constant gets the p-value of a sign
-   test.
+4. Where every cluster says the same, there is no spread to learn from. A share of 0 or 1 throughout gets the exact
+   binomial bound of G clusters: so many may be otherwise and not be seen. Any other constant (two edits that never
+   differ) gets no interval beyond itself, and the p-value of a sign test.
 5. Where many verdicts are given, their p-values are adjusted together (Holm 1979).
 
 Everything is a matrix product of weights [draw row] and values, and the same seed gives the same interval.
@@ -52,10 +52,9 @@ class Estimate:
             return 2 * t_tail(abs(self.value - least) / self.error, self.clusters - 1)
         if self.value == least:
             return 1.0
-        if self.bounds is not None:
-            room = self.bounds[1] - self.value if least > self.value else self.value - self.bounds[0]
+        if self.bounds is not None and self.value in self.bounds:
             # The share of clusters that must have been otherwise, and were not seen, for the mean to be `least`.
-            unseen = min(1.0, abs(least - self.value) / room) if room > 0 else 1.0
+            unseen = min(1.0, abs(least - self.value) / (self.bounds[1] - self.bounds[0]))
             return min(1.0, 2 * (1 - unseen) ** self.clusters)
         return 2.0 ** (1 - self.clusters)
 
@@ -102,13 +101,15 @@ class Resample:
 
 
 def _constant(value: float, clusters: int, bounds: Bounds | None) -> Estimate:
-    """The interval of what is the same in every cluster: so many may be otherwise, at a bound, and not be seen."""
-    if bounds is None:
-        return Estimate(value, value, value, 0.0, clusters)
-    # A value next to its bound, by rounding, lies on it.
-    value = next((bound for bound in bounds if math.isclose(value, bound, abs_tol=1e-9)), value)
-    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / clusters)
-    low, high = value - unseen * (value - bounds[0]), value + unseen * (bounds[1] - value)
+    """The interval of what is the same in every cluster: at a bound, so many may be otherwise and not be seen."""
+    low = high = value
+    if bounds is not None:
+        # A value next to its bound, by rounding, lies on it.
+        value = next((bound for bound in bounds if math.isclose(value, bound, abs_tol=1e-9)), value)
+        unseen = (1 - ((1 - LEVEL) / 2) ** (1 / clusters)) * (bounds[1] - bounds[0])
+        low = high = value
+        if value in bounds:
+            low, high = max(bounds[0], value - unseen), min(bounds[1], value + unseen)
     return Estimate(value, low, high, 0.0, clusters, bounds)
 
 
