@@ -5,6 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+import icl_lens as il
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.shapes import SHAPES, build, random_prompts
@@ -34,6 +35,19 @@ def test_one_command_one_page(tmp_path):
         assert any(row[0] == name and row[2].endswith("shared keys") and not row[-1] for row in rows)
         assert any(row[0] == name and row[-1].startswith("Spearman") for row in rows)
     assert [row[1] for row in small if row[2].endswith("shared keys")] == ["1 × 14", "1 × 200", "1 × 1000"]
+
+
+def test_effects_alone(tmp_path):
+    """One command for the effects of all heads: three lengths, exact and estimated, and the bundled models."""
+    out = tmp_path / "effects.md"
+    result = run(*"--only effects --shape small --repeats 1 --n 4 --no-memory --out".split(), str(out))
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if "| " in line]
+    ways = [(row[0], row[1]) for row in rows if row[2].endswith("shared keys")]
+    assert ways[:3] == [("small", "1 × 14"), ("small", "1 × 200"), ("small", "1 × 1000")]
+    assert [name for name, _ in ways[3:]] == list(il.bundled_models())
+    assert sum(row[-1].startswith("Spearman") for row in rows) == 6
+    assert not any("certified" in row[2] for row in rows)
 
 
 def test_a_bad_size_is_one_line():

@@ -6,13 +6,29 @@ are read outside a pass. Source: accelerate.hooks.AlignDevicesHook.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from icl_lens.errors import InputError
+
+# Models some of whose weights are kept elsewhere: others are not searched for them at every reading.
+_AWAY: "WeakSet[Any]" = WeakSet()
+
+
+def note(model: Any, *, away: bool) -> None:
+    """Remembers whether a model has weights that are kept elsewhere."""
+    _AWAY.add(model) if away else _AWAY.discard(model)
+
+
+@contextmanager
+def present_in(model: Any, owner: Any) -> Iterator[None]:
+    """`present`, for a part of a model of which `note` has been told."""
+    with present(owner) if model in _AWAY else nullcontext():
+        yield
 
 
 def keepers(module: nn.Module) -> list[Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.norms import NormView, probe_norm
-from icl_lens.models.offload import execution_device, lost, present
+from icl_lens.models.offload import execution_device, lost, note, present_in
 from icl_lens.models.readout import Readout, norm_scale
 from icl_lens.models.turns import taking_turn
 
@@ -143,17 +143,17 @@ class ModelView:
         return digest.hexdigest()
 
     def _matrices(self) -> Iterator[Tensor | None]:
-        with present(getattr(self.model, "embed", None)):
+        with present_in(self.model, getattr(self.model, "embed", None)):
             yield _optional(self.model, "W_E")
         yield self._W_U()
         for layer in range(self.n_layers):
             attn = self.attn(layer)
-            with present(attn):
+            with present_in(self.model, attn):
                 yield _optional(attn, "W_Q")
             yield from (self.W_K(layer), self.W_V(layer), self.raw_W_O(layer))
 
     def _W_U(self) -> Tensor:
-        with present(self.model.unembed):
+        with present_in(self.model, self.model.unembed):
             return self.model.W_U.detach()
 
     def attn(self, layer: int) -> Any:
@@ -200,7 +200,7 @@ class ModelView:
         return self._weight(self.attn(layer), "W_O")
 
     def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        with present(self.attn(layer)):
+        with present_in(self.model, self.attn(layer)):
             b_O = _optional(self.attn(layer), "b_O")
             return None if b_O is None else b_O.detach().to(self.home)
 
@@ -241,7 +241,7 @@ class ModelView:
 
     def _weight(self, owner: Any, name: str) -> Tensor:
         """A weight on the home device, brought in for the moment where accelerate keeps it elsewhere."""
-        with present(owner):
+        with present_in(self.model, owner):
             return getattr(owner, name).detach().to(self.home)
 
     def _grouped(self, weight: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ class ModelView:
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         mlp = self.model.blocks[layer].mlp
-        with present(mlp):
+        with present_in(self.model, mlp):
             weight = _optional(mlp, "W_out")
         if weight is None or weight.ndim != 2:
             raise InputError(
@@ -265,7 +265,7 @@ class ModelView:
 
     def raw_b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
         mlp = self.model.blocks[layer].mlp
-        with present(mlp):
+        with present_in(self.model, mlp):
             b_out = _optional(mlp, "b_out")
             return None if b_out is None else b_out.detach().to(self.home)
 
@@ -347,7 +347,7 @@ class ModelView:
         norm = probe_norm(self.model.ln_final, self.d_model, self.home, default_eps=self._eps)
         final = final_resid.to(self.home, dtype)
         scale = norm_scale(final, eps=norm.eps, centre=norm.centre) if norm.normalize else final.new_ones(len(final))
-        with present(self.model.unembed):
+        with present_in(self.model, self.model.unembed):
             W_U, b_U = self.model.W_U.detach(), _optional(self.model, "b_U")
         b_U = None if b_U is None else b_U.detach().to(self.home, dtype)
         cap = getattr(self.cfg, "output_logits_soft_cap", None)
@@ -435,16 +435,19 @@ READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def _check_weights(model: Any, name: str) -> None:
     """Raises InputError for weights that cannot be read: quantised, or not in memory."""
     quantised = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
+    away = False
     dtypes: set[torch.dtype] = set()
     for parameter in model.parameters():
         dtypes.add(parameter.dtype)
+        away = away or parameter.is_meta
+    note(model, away=away)
     packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in READABLE)
     if quantised or packed:
         raise InputError(
             f"the weights of {name} are quantised{' (' + ', '.join(packed) + ')' if packed else ''}, and heads cannot "
             "be read out of packed weights; load the model unquantised, in dtype=torch.bfloat16 where memory is short"
         )
-    if lost(model):
+    if away and lost(model):
         raise InputError(
             f"some weights of {name} are not in memory (on the meta device), and no hook of accelerate brings them in; "
             "load the model with its weights: dtype=torch.bfloat16 where memory is short, or device_map= with an "
