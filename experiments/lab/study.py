@@ -29,6 +29,7 @@ PASS_BYTES = 128 * 2**20
 
 Ranking = Literal["increase", "contrast"]
 """By what heads are located: the paper's log p(answer), or the answer's log-odds against the other label."""
+RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
 
 T = TypeVar("T")
 Track = Callable[[Iterable[T], int, str], Iterable[T]]
