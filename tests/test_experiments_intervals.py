@@ -107,6 +107,8 @@ def test_a_share_that_never_varies_gets_the_binomial_bound() -> None:
     assert found.p(found.low) == pytest.approx(0.05)
     never = mean_estimate(pd.Series(0.0, index=index), bounds=(0.0, 1.0))
     assert (never.low, never.high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
+    half = mean_estimate(pd.Series(0.5, index=index), bounds=(0.0, 1.0))
+    assert (0.5 - half.low) == pytest.approx(half.high - 0.5) == pytest.approx((1 - 0.025 ** (1 / 30)) / 2)
     still = mean_estimate(pd.Series(0.0, index=index), bounds=(-1.0, 1.0))
     assert (still.low, still.high, still.p(-0.02)) == (0.0, 0.0, pytest.approx(2**-29))
 

@@ -256,7 +256,7 @@ def test_heads_that_are_the_same_transfer_nothing() -> None:
     """Removing the same heads twice costs the same twice."""
     judged = task_transfer.EXPERIMENT.verdict(published.task_transfer_table(2.0, apart=0))
     assert judged.outcome == OPEN
-    assert "same" in judged.reason
+    assert "both tasks have the same 1 located heads" in judged.reason
     assert said(task_transfer, published.task_transfer_table(1.8)) == SUPPORTED
     assert said(task_transfer, published.task_transfer_table(0.2)) == NOT
 

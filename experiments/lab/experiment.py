@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.lab.frames import stack, where
 from experiments.lab.reductions import head_contrasts, head_increases, layer_contrasts, layer_increases
-from experiments.lab.study import Need, Ranking, Study, StudySettings
+from experiments.lab.study import RANKINGS, Need, Ranking, Study, StudySettings
 from experiments.lab.verdict import Verdict
 
 NO_HEADS = "the whole model: no heads are located, so both rankings give the same verdict"
@@ -67,7 +67,7 @@ class Experiment(Caption):
     @property
     def rankings(self) -> tuple[Ranking, ...]:
         """By what heads are located, in turn: the paper's ranking first."""
-        return ("increase",) if self.about == NO_HEADS else ("increase", "contrast")
+        return RANKINGS[:1] if self.about == NO_HEADS else RANKINGS
 
     def tabulate(self, study: Study) -> pd.DataFrame:
         """The experiment's table for every ranking (`by`), each prompt with the number of its query (`query`)."""

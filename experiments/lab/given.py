@@ -20,9 +20,9 @@ class Given:
     @classmethod
     def of(cls, results: Sequence[Result]) -> "Given":
         """Every verdict counts, undecided ones too; a claim about no heads has one, not two."""
-        every = [(result, ranking, verdict) for result in results for ranking, verdict in result.verdicts.items()]
-        left = adjusted([verdict for _, _, verdict in every])
-        return cls(tuple(results), {_key(result, by): one for (result, by, _), one in zip(every, left, strict=True)})
+        keys = [_key(result, ranking) for result in results for ranking in result.verdicts]
+        left = adjusted([verdict for result in results for verdict in result.verdicts.values()])
+        return cls(tuple(results), dict(zip(keys, left, strict=True)))
 
     def every(self) -> Iterator[tuple[Result, Ranking, Verdict, float]]:
         """Result, ranking, verdict, and its p-value as adjusted."""

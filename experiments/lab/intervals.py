@@ -6,9 +6,9 @@
 2. A claim about heads also draws the heads, within each layer and group, in the same way. A single head has no spread.
 3. The standard deviation of the draws is the standard error; the interval and the p-value are those of Student's t with
    G − 1 degrees of freedom, and so always agree. Shares are kept within their bounds.
-4. Where every cluster says the same, there is no spread to learn from. A share of 0 or 1 throughout gets the exact
-   binomial bound of G clusters: so many may be otherwise and not be seen. Any other constant (two edits that never
-   differ) gets no interval beyond itself, and the p-value of a sign test.
+4. Where every cluster says the same, there is no spread to learn from. What has bounds, such as a share, gets the exact
+   binomial bound of G clusters: so many may be otherwise and not be seen. A difference of none throughout (two edits
+   that never differ), and what has no bounds, gets no interval beyond itself, and the p-value of a sign test.
 5. Where many verdicts are given, their p-values are adjusted together (Holm 1979).
 
 Everything is a matrix product of weights [draw row] and values, and the same seed gives the same interval.
@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -52,9 +53,11 @@ class Estimate:
             return 2 * t_tail(abs(self.value - least) / self.error, self.clusters - 1)
         if self.value == least:
             return 1.0
-        if self.bounds is not None and self.value in self.bounds:
+        if _can_vary(self.bounds, self.value):
+            low, high = self.bounds
             # The share of clusters that must have been otherwise, and were not seen, for the mean to be `least`.
-            unseen = min(1.0, abs(least - self.value) / (self.bounds[1] - self.bounds[0]))
+            room = high - self.value if least > self.value else self.value - low
+            unseen = min(1.0, abs(least - self.value) / room) if room > 0 else 1.0
             return min(1.0, 2 * (1 - unseen) ** self.clusters)
         return 2.0 ** (1 - self.clusters)
 
@@ -101,16 +104,20 @@ class Resample:
 
 
 def _constant(value: float, clusters: int, bounds: Bounds | None) -> Estimate:
-    """The interval of what is the same in every cluster: at a bound, so many may be otherwise and not be seen."""
-    low = high = value
+    """The interval of what is the same in every cluster: so many may be otherwise, at a bound, and not be seen."""
     if bounds is not None:
-        # A value next to its bound, by rounding, lies on it.
-        value = next((bound for bound in bounds if math.isclose(value, bound, abs_tol=1e-9)), value)
-        unseen = (1 - ((1 - LEVEL) / 2) ** (1 / clusters)) * (bounds[1] - bounds[0])
-        low = high = value
-        if value in bounds:
-            low, high = max(bounds[0], value - unseen), min(bounds[1], value + unseen)
+        # A value next to its bound, or to none, by rounding, lies on it.
+        value = next((known for known in (*bounds, 0.0) if math.isclose(value, known, abs_tol=1e-9)), value)
+    if not _can_vary(bounds, value):
+        return Estimate(value, value, value, 0.0, clusters, bounds)
+    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / clusters)
+    low, high = value - unseen * (value - bounds[0]), value + unseen * (bounds[1] - value)
     return Estimate(value, low, high, 0.0, clusters, bounds)
+
+
+def _can_vary(bounds: Bounds | None, value: float) -> TypeGuard[Bounds]:
+    """Whether other clusters may be otherwise: all that has bounds, but not a difference that is none throughout."""
+    return bounds is not None and (value != 0 or value in bounds)
 
 
 def resample(clusters: Sequence[Int[np.ndarray, " row"]], *, draws: int = DRAWS, seed: int = 0) -> Resample:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.reductions import head_contrasts, head_increases
-from experiments.lab.study import Need, Ranking, Study
+from experiments.lab.study import RANKINGS, Need, Ranking, Study
 from icl_lens.report.findings import TELLS_APART
 
 HEADS = 6
@@ -38,6 +38,6 @@ def located_heads(study: Study) -> tuple[LocatedHead, ...]:
     )
     return tuple(
         LocatedHead(str(head), round(float(increase[head]), 6), round(float(contrast[head]), 6), ranking)
-        for ranking in ("increase", "contrast")
+        for ranking in RANKINGS
         for head in located_for_both(study.ranked_by(ranking), study.few(HEADS))
     )

@@ -7,15 +7,13 @@ from pathlib import Path
 
 from experiments.lab.given import Given
 from experiments.lab.results import Result, figure_name, read_all
-from experiments.lab.study import Ranking
+from experiments.lab.study import RANKINGS, Ranking
 from experiments.lab.verdict import Outcome, Verdict
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
 
 MARKS: dict[Outcome, str] = {"supported": "●", "not supported": "✕", "undecided": "○"}
 """Beside its colour, so that an outcome is told without it."""
-
-RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #5d5d5d; --paper: #fff; --rule: #d9d9d9; --wash: #f6f6f4;
@@ -94,7 +92,7 @@ def _verdicts(ids: list[str], models: list[tuple[str, str]], results: list[Resul
     head = "".join(
         f'<th scope="col">{escape(model)}<br><span class="quiet">{escape(task)}, by {by}</span></th>'
         for model, task in models
-        for by in ("increase", "contrast")
+        for by in RANKINGS
     )
     able = "".join(
         f'<td class="number" colspan="2">{next(_accuracy(one) for one in results if _place(one) == place)}</td>'

@@ -33,6 +33,7 @@ MOST_ROWS = 128
 
 Ranking = Literal["increase", "contrast"]
 """By what heads are located: the paper's log p(answer), or the answer's log-odds against the other label."""
+RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
 
 
 @dataclass(frozen=True)
