@@ -271,7 +271,7 @@ def test_two_processes(inputs, unbroken, tmp_path, way):
     assert ran.returncode == 0, ran.stderr
     assert sorted(rank for rank, _ in chunks) == [0, 1]
     assert len({pid for _, pid in chunks}) == 2
-    first, second = chunks.values()
+    first, second = (chunks[key] for key in sorted(chunks))
     assert sorted(first + second) == sorted(Path(name).name for name in chunks_of(unbroken))
     ours, theirs = (Counter(name.rsplit("-", 1)[0] for name in names) for names in (first, second))
     assert {ours[name] - theirs[name] for name in ours | theirs} == {0, 1}, "of every pass each takes half"
