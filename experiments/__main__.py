@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from experiments.lab.work import Work
     from icl_lens.locate.processes import Processes
 
+UNTUNED = ("animal-country", "fruit-instrument")
+"""Tasks on which no choice of any experiment was made."""
 DOCS = Path(__file__).parent.parent / "docs" / "results"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")]
 STYLES = {"supported": f"bold {GREEN}", "not supported": f"bold {ORANGE}", "undecided": f"bold {SKY}"}
@@ -147,9 +149,10 @@ def docs(
     main_task, processes = StudySettings.task, Processes.launched()
     for model in bundled_models():
         _run(list(IDS), StudySettings(model=model, n=n), out, overwrite=overwrite, processes=processes)
-        # How many heads are removed was settled on the main task: another one is the test of that.
-        other = StudySettings(model=model, task="animal-country", n=n)
-        _run(["ablation"], other, out, overwrite=overwrite, processes=processes)
+        # How many heads are removed was settled on the main task: others are the test of that.
+        for task in UNTUNED:
+            other = StudySettings(model=model, task=task, n=n)
+            _run(["ablation"], other, out, overwrite=overwrite, processes=processes)
     if processes.first:
         write_pages(out, pages, task=main_task, order=IDS)
 

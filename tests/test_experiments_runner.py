@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import families
-import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import icl_lens as il
 from experiments import catalogue
 from experiments.lab.competence import Competence
 from experiments.lab.controls import Comparison
+from experiments.lab.experiment import NO_HEADS
+from experiments.lab.given import Given
+from experiments.lab.located import LocatedHead
 from experiments.lab.pages import write_pages
-from experiments.lab.reductions import class_attention, head_increases, is_true_label
+from experiments.lab.reductions import class_attention, head_contrasts, head_increases, is_true_label
 from experiments.lab.report import report_page, write_report
 from experiments.lab.results import Result, read_all
 from experiments.lab.runner import fingerprint
@@ -28,6 +31,8 @@ from experiments.lab.study import Need, Study, StudySettings, Variant
 from experiments.lab.verdict import Verdict
 
 FILES = {"table.parquet", "table.csv", "figure.png", "figure.pdf", "result.json"}
+BOTH = FILES | {"figure-contrast.png", "figure-contrast.pdf"}
+CAPTION = ["id", "title", "source", "claim", "criterion", "paper", "about", "chosen"]
 ROOT = Path(__file__).parent.parent
 
 
@@ -67,25 +72,31 @@ def everything(gpt2: Any, settings: StudySettings, tmp_path_factory: pytest.Temp
 def test_all_experiments_write_their_folders(everything: Path) -> None:
     for name in catalogue.IDS:
         folder = everything / "tiny" / "sentiment-number" / name
-        assert {path.name for path in folder.iterdir()} == FILES
+        one = catalogue.find(name).about == NO_HEADS
+        assert {path.name for path in folder.iterdir()} == (FILES if one else BOTH)
         table = pd.read_parquet(folder / "table.parquet")
+        assert {*table["by"]} == ({"increase"} if one else {"increase", "contrast"})
+        assert "query" in table or "prompt" not in table
         assert len(table) == len(pd.read_csv(folder / "table.csv")) > 0
         assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_claim_is_supported_for_random_weights(everything: Path) -> None:
-    outcomes = {result.id: result.verdict.outcome for _, result in read_all(everything)}
-    assert set(outcomes) == set(catalogue.IDS)
+    verdicts = {(result.id, by): one for _, result in read_all(everything) for by, one in result.verdicts.items()}
+    assert {name for name, _ in verdicts} == set(catalogue.IDS)
+    outcomes = {key: one.outcome for key, one in verdicts.items()}
     assert "supported" not in outcomes.values(), outcomes
+    assert len(outcomes) == 2 * len(catalogue.IDS) - 1
 
 
 def test_result_says_what_it_was_made_with(everything: Path, gpt2: Any) -> None:
     raw = json.loads((everything / "tiny" / "sentiment-number" / "label-rank" / "result.json").read_text())
-    assert list(raw)[:8] == ["id", "title", "source", "claim", "criterion", "paper", "model", "task"]
+    assert list(raw)[:10] == [*CAPTION, "model", "task"]
     assert raw["configuration"]["n"] == 24
-    assert raw["configuration"]["draws"] == 100
+    assert raw["configuration"]["controls"] == 20
     assert raw["configuration"]["weights"] == fingerprint(gpt2)
     assert {"torch", "transformer-lens", "python"} <= set(raw["versions"])
+    assert {"increase", "contrast"} == {one["ranked_by"] for one in raw["heads"]}
     assert raw["verdict"]["low"] <= raw["verdict"]["effect"] <= raw["verdict"]["high"]
 
 
@@ -181,12 +192,6 @@ def test_controls_are_of_the_same_layers_and_none_is_chosen(study: Study) -> Non
     assert len({tuple(drawn) for drawn in draws}) == 3 * 2
 
 
-def test_controls_head_by_head_stay_in_their_layer_when_few_are_left(study: Study) -> None:
-    """Three of four heads chosen: the one left is the control of each, not a head of another layer."""
-    heads = [il.Head(1, 0), il.Head(1, 1), il.Head(1, 2)]
-    assert study.controls(heads, 2, distinct=False) == [[il.Head(1, 3)] * 3] * 2
-
-
 def test_controls_of_a_layer_without_free_heads_come_from_the_nearest(study: Study) -> None:
     heads = [il.Head(0, head) for head in range(4)]
     for drawn in study.controls(heads, 10):
@@ -194,31 +199,51 @@ def test_controls_of_a_layer_without_free_heads_come_from_the_nearest(study: Stu
         assert len({*drawn}) == 4
 
 
-def test_random_heads_beside_each_located_one(study: Study) -> None:
-    """By hand: the mean over draws of the head drawn for this one, not of all heads drawn."""
-    a, b, c, d, e = il.Head(0, 0), il.Head(1, 1), il.Head(0, 2), il.Head(1, 0), il.Head(0, 3)
-    compared = Comparison((a, b), ((c, d), (e, d)))
-    assert compared.heads == (a, b, c, d, e)
-    value = {a: [1.0, 2.0], b: [3.0, 4.0], c: [10.0, 20.0], d: [5.0, 6.0], e: [30.0, 0.0]}
-    groups = [(head, group, values.tolist()) for head, group, values in compared.groups(lambda h: np.array(value[h]))]
-    assert groups == [
-        (a, "located", [1.0, 2.0]),
-        (a, "random", [20.0, 10.0]),
-        (b, "located", [3.0, 4.0]),
-        (b, "random", [5.0, 6.0]),
-    ]
-    drawn = Comparison.of(study, [a, b], 4)
-    assert drawn.draws == tuple(map(tuple, study.controls([a, b], 4, distinct=False)))
+def test_all_other_heads_of_the_layers_stand_beside_located_ones(study: Study) -> None:
+    """Three of four heads located: the one left; none left: those of the nearest layer; many: as many as are wanted."""
+    three = [il.Head(1, 0), il.Head(1, 1), il.Head(1, 2), il.Head(2, 0)]
+    compared = Comparison.of(study, three, 20)
+    assert compared.controls == {1: (il.Head(1, 3),), 2: (il.Head(2, 1), il.Head(2, 2), il.Head(2, 3))}
+    assert compared.heads == (*three, il.Head(1, 3), *compared.controls[2])
+    layer = [il.Head(0, head) for head in range(4)]
+    assert Comparison.of(study, layer, 20).controls == {0: tuple(il.Head(1, head) for head in range(4))}
+    assert len(Comparison.of(study, three, 2).controls[2]) == 2
+    assert Comparison.of(study, three, 2) == Comparison.of(study, three, 2)
+    with pytest.raises(il.InputError, match="none is left to compare with"):
+        Comparison.of(study, study.view.heads(), 20)
+    frame = pd.concat(compared.rows(lambda head: pd.DataFrame({"layer of its own": [head.layer]})))
+    assert frame["group"].tolist() == ["located"] * 4 + ["random"] * 4
+    assert frame["layer"].tolist() == [1, 1, 1, 2, 1, 2, 2, 2]
+
+
+def test_prompts_that_ask_about_the_same_word_have_the_same_number(study: Study) -> None:
+    numbers = study.queries()
+    for row, other in [(0, 1), (3, 9), (5, 5)]:
+        same = study.prompts()[row].query == study.prompts()[other].query
+        assert (numbers[row] == numbers[other]) == same
+    both = study.both_queries(study.test)
+    assert len(both["query"]) == len(both["other"]) == len(study.test)
+
+
+def test_both_rankings_read_one_study(study: Study) -> None:
+    ranked = study.ranked_by("contrast")
+    assert (ranked.ranking, study.ranking) == ("contrast", "increase")
+    assert ranked.get(head_contrasts) is study.get(head_contrasts)
+    assert torch.equal(ranked.rises(), study.get(head_contrasts))
+    answer = study.batch().answer_tokens
+    acts = il.capture(study.model, study.batch())
+    expected = il.head_log_prob_increase(acts, answer, against=study.batch().other_label_tokens)
+    torch.testing.assert_close(ranked.rises(), expected)
 
 
 def test_needs_that_depend_on_the_task_are_told(settings: StudySettings) -> None:
     tasks = {need.variant.task for need in catalogue.find("head-overlap").all_needs(settings)}
     assert {"sentiment-number", "animal-country"} < tasks
     variants = [need.variant for need in catalogue.find("order").all_needs(settings)]
-    assert variants == [
-        Variant(),
-        *(Variant(layout, swapped) for layout in ("order", "reorder") for swapped in (False, True)),
-    ]
+    assert {*variants} == {Variant(layout, swapped) for layout in ("order", "reorder") for swapped in (False, True)}
+    reductions = {need.reduction for need in catalogue.find("order").all_needs(settings)}
+    assert {head_increases, head_contrasts} < reductions
+    assert head_contrasts not in {need.reduction for need in catalogue.find("accuracy").all_needs(settings)}
 
 
 def test_one_pass_serves_all_reductions_and_pieces_join_in_order(
@@ -319,7 +344,9 @@ def made(**changes: Any) -> Result:
         "model": "tiny",
         "task": "sentiment-number",
         "configuration": {"n": 10},
-        "verdict": Verdict("supported", 1.0, 0.5, 1.5, "nats", "a reason"),
+        "verdict": Verdict("supported", 1.0, 0.5, 1.5, "nats", "a reason", 0.01),
+        "contrast": None,
+        "heads": (LocatedHead("L1H0", 1.0, 0.1, "increase"), LocatedHead("L2H1", 0.8, 0.7, "contrast")),
         "competence": Competence(0.9, 0.8, 1.0, 0.5),
         "versions": {"torch": "1"},
     }
@@ -339,9 +366,11 @@ def test_report_escapes_everything() -> None:
         task=nasty,
         configuration={nasty: nasty},
         versions={nasty: nasty},
+        about=nasty,
+        chosen=nasty,
         verdict=Verdict("supported", 1.0, 0.5, 1.5, nasty, nasty),
     )
-    page = report_page([(result, b"png")])
+    page = report_page([(result, {"increase": b"png"})])
     assert "<script" not in page
     assert "<img src=x" not in page
     assert page.count("<img ") == 1
@@ -354,7 +383,8 @@ def test_report_needs_no_network(everything: Path) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
     assert "<script" not in page
-    assert page.count("data:image/png;base64,") == len(catalogue.IDS)
+    assert page.count("data:image/png;base64,") == 2 * len(catalogue.IDS) - 1
+    assert f"{2 * len(catalogue.IDS) - 1} verdicts are given" in page
     assert page.index("<table>") < page.index("<section")
     for name in catalogue.IDS:
         assert f'<section id="{name}">' in page
@@ -367,14 +397,51 @@ def test_pages_of_the_documentation(everything: Path, tmp_path: Path) -> None:
     write_pages(everything, folder, task="sentiment-number", order=catalogue.IDS)
     assert {path.stem for path in folder.glob("*.md")} == {"index", *catalogue.IDS}
     index = (folder / "index.md").read_text()
-    outcomes = {result.id: result.verdict for _, result in read_all(everything)}
+    results = {result.id: result for _, result in read_all(everything)}
     for name in catalogue.IDS:
-        assert re.search(rf"^\| \[{name}\]\({name}.md\) .*{outcomes[name].outcome}<br>", index, re.MULTILINE)
+        (row,) = re.findall(rf"^\| \[{name}\]\({name}.md\) .*", index, re.MULTILINE)
+        both = [one.outcome for one in results[name].verdicts.values()]
+        assert re.findall(r"not supported|supported|undecided", row) == both
+        assert ("same: no heads" in row) == (len(both) == 1)
         page = (folder / f"{name}.md").read_text()
-        (image,) = re.findall(r"{image} (\S+)", page)
-        assert (folder / image).read_bytes().startswith(b"\x89PNG")
-    rows = {row["id"]: row for row in json.loads((folder / "results.json").read_text())}
-    assert rows["accuracy"]["effect"] == pytest.approx(outcomes["accuracy"].effect, rel=1e-3)
+        images = re.findall(r"{image} (\S+)", page)
+        assert len(images) == len(both)
+        assert all((folder / image).read_bytes().startswith(b"\x89PNG") for image in images)
+    assert f"{2 * len(catalogue.IDS) - 1} verdicts are given" in index
+    assert "## Located heads" in index
+    rows = {(row["id"], row["by"]): row for row in json.loads((folder / "results.json").read_text())}
+    assert len(rows) == 2 * len(catalogue.IDS) - 1
+    assert rows["accuracy", "increase"]["effect"] == pytest.approx(results["accuracy"].verdict.effect, rel=1e-3)
+    assert all(row["holm"] >= row["p"] for row in rows.values())
+
+
+def test_the_table_counts_all_verdicts_and_marks_those_that_do_not_survive(tmp_path: Path) -> None:
+    """By hand: p-values 0.01, 0.03 and 0.04 of three verdicts are 0.03, 0.06 and 0.06 with all."""
+    verdicts = [Verdict("supported", 1.0, 0.5, 1.5, "nats", "a reason", p) for p in (0.01, 0.03, 0.04)]
+    results = [made(id="order", verdict=verdicts[0], contrast=verdicts[1]), made(id="layers", verdict=verdicts[2])]
+    given = Given.of(results)
+    assert str(given).startswith("3 verdicts are given: 3 supported, 0 not supported, 0 undecided; 2 of them do not")
+    assert given.said(results[0], "increase") == "p = 0.01, with all = 0.03"
+    assert given.said(results[0], "contrast") == "p = 0.03, with all = 0.06 †"
+    assert [holm for *_, holm in given.every()] == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_pages_say_which_choices_came_after_results(tmp_path: Path) -> None:
+    chosen = made(id="order", chosen="The number of heads, on tiny.", about="located heads")
+    for result in (chosen, made(id="layers", about=NO_HEADS)):
+        folder = tmp_path / "results" / "tiny" / "sentiment-number" / result.id
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(result.to_json())
+        Image.new("RGB", (8, 8)).save(folder / "figure.png")
+    write_pages(tmp_path / "results", tmp_path / "pages", task="sentiment-number", order=catalogue.IDS)
+    page = (tmp_path / "pages" / "order.md").read_text()
+    assert "Chosen after results were seen\n: The number of heads, on tiny." in page
+    assert "About\n: Located heads." in page
+    other = (tmp_path / "pages" / "layers.md").read_text()
+    assert "Chosen after" not in other
+    assert "both rankings give the same verdict" in other
+    index = (tmp_path / "pages" / "index.md").read_text()
+    assert "| tiny | L1H0 1.00/0.10 | **L2H1** 0.80/0.70 |" in index
 
 
 def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
@@ -383,6 +450,8 @@ def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
     again = Result.read(tmp_path)
     assert again.verdict.effect != again.verdict.effect
     assert again.competence == result.competence
+    assert again.heads == result.heads
+    assert again.contrast is None
     assert (again.claim, again.configuration) == (result.claim, result.configuration)
 
 

@@ -22,7 +22,8 @@ from experiments.claims import (
 )
 from experiments.lab.competence import Competence, gated
 from experiments.lab.frames import long, stack
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.verdict import Verdict, adjusted, all_of, any_of, judge
+from icl_lens.errors import InputError
 
 N = 200
 OUTCOMES = ["supported", "not supported", "undecided"]
@@ -56,47 +57,61 @@ def top_heads_table(deep: float, located: float = 1.0, control: float = 0.1, spr
     first = noisy(deep, spread)
     parts = []
     for rank, (layer, depth, values) in enumerate(((3, 1.0, first), (0, 0.0, 1 - first)), start=1):
-        common = {"rank": rank, "layer": layer, "depth": depth}
-        parts.append(
-            long(located * values, "increase", prompt=range(N)).assign(kind="located", name=f"a{rank}", **common)
-        )
-        parts.append(long(noisy(control), "increase", prompt=range(N)).assign(kind="random", name=f"b{rank}", **common))
+        common = {"layer": layer, "depth": depth}
+        own = long(located * values, "increase", prompt=range(N)).assign(group="located", name=f"a{rank}", rank=rank)
+        other = long(noisy(control), "increase", prompt=range(N)).assign(group="random", name=f"b{rank}", rank=0)
+        parts += [own.assign(**common), other.assign(**common)]
     everything = long(np.full(N, 1.2 * located), "increase", prompt=range(N))
-    return stack(*parts, everything.assign(kind="all", name="", rank=0, layer=-1, depth=np.nan))
+    return stack(*parts, everything.assign(group="all", name="", rank=0, layer=-1, depth=np.nan))
 
 
 def overlap_table(shared: float, spread: float) -> pd.DataFrame:
     values = np.concatenate([[shared], noisy(shared, spread)])
-    return pd.DataFrame({"pair": "a / b", "draw": range(N + 1), "shared": values, "chance": 0.1})
+    columns = {"pair": "a / b", "draw": range(N + 1), "shared": values, "chance": 0.1, "clusters": 50}
+    return pd.DataFrame(columns)
+
+
+def heads(**values: np.ndarray) -> pd.DataFrame:
+    """A column for each keyword [group prompt …]: a located head and one of the same layer, by prompt."""
+    parts = []
+    for i, (group, name) in enumerate((("located", "L1H0"), ("random", "L1H1"))):
+        columns = {column: array[i].reshape(N, -1).mean(1) for column, array in values.items()}
+        parts.append(pd.DataFrame({"prompt": range(N), **columns}).assign(group=group, layer=1, name=name))
+    return stack(*parts)
 
 
 def rank_table(located: float, control: float, spread: float = 0.005) -> pd.DataFrame:
-    values = np.stack([noisy(located, spread), noisy(control, spread, seed=1)])
-    values = np.stack([values, values], axis=-1)
-    axes = {"group": ["located", "random"], "name": ["L1H0"], "prompt": range(N), "label": ["true", "false"]}
-    return long(values[:, None], "mrr", **axes)
+    """Mean log2 ranks."""
+    bits = np.stack([noisy(located, spread), noisy(control, spread, seed=1)])
+    table = heads(bits=bits, mrr=2.0**-bits)
+    return stack(*(table.assign(label=label) for label in ("true", "false")))
 
 
 def layout_table(
-    layouts: tuple[str, str], means: dict[tuple[str, str, str], float], spread: float = 0.02
+    layouts: tuple[str, str], means: dict[tuple[str, str, str], float], spread: float = 0.02, even: float = 0.1
 ) -> pd.DataFrame:
     """Attention by (layout, group, label), 0.1 where nothing is said."""
     parts = []
     for layout in layouts:
-        for group in ("located", "random"):
-            for label in ("true", "false"):
-                values = noisy(means.get((layout, group, label), 0.1), spread, seed=len(parts))
-                axes = {"layout": [layout], "group": [group], "name": ["L1H0"], "prompt": range(N), "label": [label]}
-                parts.append(long(values[None, None, None, :, None], "attention", **axes))
+        for label in ("true", "false"):
+            found = [
+                noisy(means.get((layout, group, label), 0.1), spread, seed=len(parts) + i)
+                for i, group in enumerate(("located", "random"))
+            ]
+            parts.append(heads(attention=np.stack(found)).assign(layout=layout, label=label, even=even))
     return stack(*parts)
 
 
-def scatter_table(slope: float, noise: float) -> pd.DataFrame:
+def scatter_table(slope: float, noise: float, other: float = 3.0) -> pd.DataFrame:
+    """Two located heads, and one of the same layer with this much noise."""
     random = np.random.default_rng(0)
-    attention = random.uniform(size=(N, 2, 2))
-    axes = {"prompt": range(N), "name": ["L1H0", "L1H1"], "demo": [2, 3]}
-    increase = slope * attention**2 + noise * random.normal(size=attention.shape)
-    return long(attention, "attention", **axes).assign(increase=increase.reshape(-1))
+    parts = []
+    for group, name, much in (("located", "L1H0", noise), ("located", "L1H1", noise), ("random", "L1H2", other)):
+        attention = random.uniform(size=(N, 2))
+        increase = slope * attention**2 + much * random.normal(size=attention.shape)
+        part = long(attention, "attention", prompt=range(N), demo=[2, 3]).assign(increase=increase.reshape(-1))
+        parts.append(part.assign(group=group, layer=1, name=name, answer="foo"))
+    return stack(*parts)
 
 
 def words_table(value: float, key: float, query: float, spread: float = 0.05) -> pd.DataFrame:
@@ -105,10 +120,11 @@ def words_table(value: float, key: float, query: float, spread: float = 0.05) ->
     return long(wins[None, None], "wins", **axes)
 
 
-def neurons_table(located: float, control: float, spread: float = 0.01) -> pd.DataFrame:
-    values = np.stack([noisy(located, spread), noisy(control, spread, seed=1)])
-    axes = {"kind": ["located", "random"], "neuron": ["L1N3"], "name": ["L1H0"], "prompt": range(N)}
-    return long(values[:, None, None], "value", **axes)
+def neurons_table(located: float, control: float, spread: float = 0.01, any_neuron: float = 0.0) -> pd.DataFrame:
+    """Share driven of the best neurons by located and other heads; `any_neuron`: of random ones, by located heads."""
+    best = heads(value=np.stack([noisy(located, spread), noisy(control, spread, seed=1)])).assign(kind="best")
+    other = heads(value=np.stack([noisy(any_neuron), noisy(0, seed=1)])).assign(kind="random")
+    return stack(best, other)
 
 
 def attended(true: float, false: float, far_true: float, far_false: float, spread: float = 0.02) -> pd.DataFrame:
@@ -128,11 +144,11 @@ def unbalanced(true: float, false: float, spread: float = 0.02) -> pd.DataFrame:
 
 
 CASES = {
-    "layers": (layers, layers_table(0.8), layers_table(0.3), layers_table(0.505, spread=0.2)),
+    "layers": (layers, layers_table(0.95), layers_table(0.3), layers_table(0.9, spread=0.05)),
     "accuracy": (accuracy, accuracy_table(0.9, 0.9), accuracy_table(0.4, 0.4), accuracy_table(0.55, 0.6)),
-    "top-heads": (top_heads, top_heads_table(0.9), top_heads_table(0.2), top_heads_table(0.505, spread=0.2)),
+    "top-heads": (top_heads, top_heads_table(0.95), top_heads_table(0.2), top_heads_table(0.9, spread=0.05)),
     "head-overlap": (head_overlap, overlap_table(0.7, 0.05), overlap_table(0.1, 0.05), overlap_table(0.36, 0.1)),
-    "label-rank": (label_rank, rank_table(0.5, 0.01), rank_table(0.02, 0.02), rank_table(0.021, 0.01, 0.05)),
+    "label-rank": (label_rank, rank_table(1, 5), rank_table(3, 3), rank_table(3, 4, 1.0)),
     "label-attention": (
         label_attention,
         attended(0.6, 0.1, 0.5, 0.1),
@@ -145,12 +161,12 @@ CASES = {
         scatter_table(0, 1),
         scatter_table(1, 0.5),
     ),
-    "imbalance": (imbalance, unbalanced(0.3, 0.3), unbalanced(0.4, 0.2), unbalanced(0.378, 0.3, spread=0.05)),
+    "imbalance": (imbalance, unbalanced(0.3, 0.3), unbalanced(0.4, 0.2), unbalanced(0.34, 0.3, spread=0.05)),
     "order": (
         order,
         attended(0.6, 0.1, 0.4, 0.1),
         attended(0.6, 0.1, 0.6, 0.1),
-        attended(0.6, 0.1, 0.578, 0.1, spread=0.1),
+        attended(0.6, 0.1, 0.53, 0.1, spread=0.1),
     ),
     "vocabulary": (
         vocabulary,
@@ -162,45 +178,59 @@ CASES = {
 }
 
 
+def asked(table: pd.DataFrame) -> pd.DataFrame:
+    """Four prompts ask about each word."""
+    return table.assign(query=table["prompt"] % 50) if "prompt" in table else table
+
+
 @pytest.mark.parametrize("experiment", CASES)
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_claim(experiment: str, outcome: str) -> None:
     module, *tables = CASES[experiment]
-    verdict = module.claim(tables[OUTCOMES.index(outcome)])
+    verdict = module.claim(asked(tables[OUTCOMES.index(outcome)]))
     assert verdict.outcome == outcome, verdict.reason
+    assert (verdict.p < 0.05) == (outcome != "undecided")
+
+
+@pytest.mark.parametrize("experiment", sorted({*CASES} - {"head-overlap"}))
+def test_a_table_that_does_not_say_what_was_asked_is_refused(experiment: str) -> None:
+    module, table, *_ = CASES[experiment]
+    with pytest.raises(InputError, match="share a query"):
+        module.claim(table)
 
 
 # The others also draw an example prompt, neurons or both orders; test_experiments_runner.py draws them.
 @pytest.mark.parametrize("experiment", sorted({*CASES} - {"layers", "vocabulary", "ffn", "accuracy"}))
 def test_figures_of_made_up_tables_are_drawn(experiment: str) -> None:
     module, table, *_ = CASES[experiment]
-    assert module.figure(table).axes
+    assert module.figure(asked(table)).axes
 
 
 def test_one_answer_right_and_the_other_wrong_is_no_classification() -> None:
     """Always saying "foo"."""
-    assert accuracy.claim(accuracy_table(1.0, 0.0)).outcome == "not supported"
+    assert accuracy.claim(asked(accuracy_table(1.0, 0.0))).outcome == "not supported"
 
 
 def test_saying_the_nearest_label_is_no_classification() -> None:
     near = accuracy_table(1.0, 1.0)
     far = accuracy_table(0.0, 0.0).assign(layout="reorder")
-    assert accuracy.claim(stack(near, far)).outcome == "not supported"
+    assert accuracy.claim(asked(stack(near, far))).outcome == "not supported"
 
 
 def test_located_heads_no_better_than_random_ones_are_not_supported() -> None:
-    assert top_heads.claim(top_heads_table(0.9, located=1.0, control=0.5)).outcome != "supported"
-    assert top_heads.claim(top_heads_table(0.9, located=1.0, control=0.9)).outcome == "not supported"
+    assert top_heads.claim(asked(top_heads_table(0.95, located=1.0, control=0.5))).outcome != "supported"
+    assert top_heads.claim(asked(top_heads_table(0.95, located=1.0, control=0.9))).outcome == "not supported"
 
 
 def test_attention_that_only_follows_the_order_is_not_supported() -> None:
     """True labels get more when they are nearest, and less when they are not: recency, not similarity."""
-    assert label_attention.claim(attended(0.6, 0.1, 0.1, 0.6)).outcome == "not supported"
+    assert label_attention.claim(asked(attended(0.6, 0.1, 0.1, 0.6))).outcome == "not supported"
 
 
 def test_where_attention_never_changes_nothing_rises_with_it() -> None:
-    assert attention_vs_increase.rises(np.array([1.0, 2, 3, 4]), np.array([1.0, 4, 9, 16])) == pytest.approx(1)
-    assert attention_vs_increase.rises(np.ones(4), np.arange(4.0)) == 0
+    once = np.ones((1, 4))
+    assert attention_vs_increase.rises(np.array([1.0, 2, 3, 4]), np.array([1.0, 4, 9, 16]), once) == pytest.approx(1)
+    assert attention_vs_increase.rises(np.ones(4), np.arange(4.0), once) == 0
 
 
 @pytest.mark.parametrize(("mean", "outcome"), [(0.8, "supported"), (0.2, "not supported"), (0.5, "undecided")])
@@ -217,27 +247,59 @@ def test_too_few_values_are_undecided(values: list[float]) -> None:
 
 
 def test_no_effect_measured_exactly_is_not_supported() -> None:
-    """An interval of no width below the threshold."""
-    assert judge([0.0] * 20, least=0.01, unit="nats", what="effect").outcome == "not supported"
+    """An interval of no width below the threshold; as sure as there are prompts."""
+    judged = judge([0.0] * 20, least=0.01, unit="nats", what="effect")
+    assert (judged.outcome, judged.p) == ("not supported", pytest.approx(2**-19))
     assert judge([0.0] * 20, least=0.0, unit="nats", what="effect").outcome == "undecided"
+    assert judge([0.0] * 3, least=0.01, unit="nats", what="effect").outcome == "undecided"
 
 
-def made(outcome: str) -> Verdict:
-    return Verdict(outcome, 1.0, 0.9, 1.1, "nats", outcome)  # type: ignore[arg-type]
+def made(outcome: str, p: float = 0.001, effect: float = 1.0) -> Verdict:
+    return Verdict(outcome, effect, 0.9, 1.1, "nats", f"{outcome} {effect:g}", p)  # type: ignore[arg-type]
+
+
+YES, NO, OPEN = ("supported", 0.001), ("not supported", 0.001), ("undecided", 0.3)
 
 
 @pytest.mark.parametrize(
-    ("parts", "outcome"),
+    ("parts", "outcome", "p", "decides"),
     [
-        (["supported", "supported"], "supported"),
-        (["supported", "undecided"], "undecided"),
-        (["supported", "undecided", "not supported"], "not supported"),
+        ([YES, ("supported", 0.04)], "supported", 0.04, 0),  # as sure as the least sure one
+        ([YES, OPEN], "undecided", 0.3, 1),
+        ([YES, OPEN, NO], "not supported", 0.003, 2),  # three chances to fail
+        ([YES, YES, ("not supported", 0.03)], "undecided", 0.09, 2),  # allowed for, it is no failure
     ],
 )
-def test_all_of(parts: list[str], outcome: str) -> None:
-    joined = all_of(*map(made, parts))
-    assert joined.outcome == outcome
-    assert joined.reason == "; ".join(parts)
+def test_all_of(parts: list[tuple[str, float]], outcome: str, p: float, decides: int) -> None:
+    joined = all_of(*(made(*part, effect=float(i)) for i, part in enumerate(parts)))
+    assert (joined.outcome, joined.p, joined.effect) == (outcome, pytest.approx(p), decides)
+    assert joined.reason.startswith(f"{parts[decides][0]} {decides}")
+    assert joined.reason.count(";") == len(parts) - 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome", "p", "decides"),
+    [
+        ([NO, YES], "supported", 0.002, 1),
+        ([NO, ("not supported", 0.04)], "not supported", 0.04, 1),
+        ([NO, OPEN], "undecided", 0.3, 1),
+        ([NO, ("supported", 0.03)], "undecided", 0.06, 1),
+    ],
+)
+def test_any_of(parts: list[tuple[str, float]], outcome: str, p: float, decides: int) -> None:
+    joined = any_of(*(made(*part, effect=float(i)) for i, part in enumerate(parts)))
+    assert (joined.outcome, joined.p, joined.effect) == (outcome, pytest.approx(p), decides)
+
+
+def test_many_verdicts_are_allowed_for() -> None:
+    """By hand: 0.001 · 3, 0.02 · 2, 0.03 · 1; the last takes over the one before."""
+    left = adjusted([made("supported", 0.02), made("not supported", 0.001), made("supported", 0.03)])
+    assert left == [
+        ("supported", pytest.approx(0.04)),
+        ("not supported", pytest.approx(0.003)),
+        ("supported", pytest.approx(0.04)),
+    ]
+    assert adjusted([made("supported", 0.03), made("supported", 0.04)])[0] == ("undecided", pytest.approx(0.06))
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
@@ -245,6 +307,7 @@ def test_gate(outcome: str) -> None:
     able, unable = Competence(0.9, 0.88, 0.92, 0.5), Competence(0.56, 0.54, 0.58, 0.5)
     assert gated(made(outcome), able) == made(outcome)
     assert gated(made(outcome), unable).outcome == "undecided"
+    assert gated(made(outcome), unable).p == 1
     assert "does not do the task" in gated(made(outcome), unable).reason
 
 
@@ -252,5 +315,5 @@ def test_gate(outcome: str) -> None:
 def test_every_experiment_says_what_it_claims(name: str) -> None:
     experiment = find(name)
     assert experiment.id == name
-    assert all((experiment.title, experiment.source, experiment.claim, experiment.criterion))
+    assert all((experiment.title, experiment.source, experiment.claim, experiment.criterion, experiment.about))
     assert not {"model", "task", "n", "seed", "path", "weights"} & set(vars(experiment.config))

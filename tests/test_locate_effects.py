@@ -213,7 +213,7 @@ def test_two_processes(inputs, unbroken, tmp_path, way):
     assert ran.returncode == 0, ran.stderr
     assert sorted(rank for rank, _ in chunks) == [0, 1]
     assert len({pid for _, pid in chunks}) == 2
-    first, second = chunks.values()
+    first, second = (chunks[key] for key in sorted(chunks))
     assert not {*first} & {*second}
     assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in range(N // BATCH)]
     assert abs(len(first) - len(second)) <= 1

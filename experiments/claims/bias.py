@@ -1,28 +1,39 @@
-"""What majority-bias and recency-bias share: the answer's log-odds in two layouts, before and after a fix."""
+"""What majority-bias and recency-bias share: tilt and discrimination in two layouts, before and after a fix.
 
-from collections.abc import Sequence
+The same demonstrations are asked about a text of either class. Of the true label's log-odds o (the label of the class
+that the two layouts treat differently), in a layout:
+
+    tilt            mean over both questions of o                       whichever class is asked
+    discrimination  half of (o when its own class is asked − o when the other one is)
+
+The bias is the tilt in the layout that favours the true label minus that in the other one. What leaving out a
+demonstration takes from discrimination is evidence lost, and no bias.
+"""
+
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
+from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import WHISKERS, legend_below, whiskers
-from experiments.lab.editing import BAR, FOO, EditOf, located_for_both, odds, right, scores
+from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, whiskers
+from experiments.lab.editing import BAR, FOO, EditOf, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import array, by_prompt, stack, where
+from experiments.lab.frames import by_prompt, stack, where
+from experiments.lab.intervals import Estimate, Resample, clusters_of, drawn_counts, resample
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, all_of, judge, verdict
-from icl_lens.interventions.debias import Fix, choose_strength, debias
-from icl_lens.metrics import bootstrap_interval
+from experiments.lab.verdict import CHANGE, Verdict, all_of, cannot_tell, told, verdict
+from icl_lens.interventions.debias import Fix, debias
+from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.prompts.tasks import Layout
 from icl_lens.report.palette import GREY, ORANGE
-from icl_lens.report.plots import COLUMN
+from icl_lens.report.plots import PAGE
 
 GROUPS = {
     "none": ("no fix", GREY),
@@ -30,9 +41,16 @@ GROUPS = {
     "located": ("fix in located heads", ORANGE),
 }
 TRIED = (0.25, 0.5, 0.75, 1.0)
-MAX_LOSS = 0.01
+MAX_LOSS, MOST_LOSS = 0.01, 0.02
+"""Of accuracy, in the layout and class that lose most: when a strength is chosen, and when it is tested."""
+KEPT = 0.9
+"""Of discrimination: what a fix must leave."""
 HELD_OUT = 100
-CRITERION = "A bias; a reduction above zero and above that of random heads; at most 2 points of accuracy lost."
+CRITERION = (
+    "There is a bias (tilt, over queries of both classes); the fix takes some of it away, and more than in random "
+    "heads; no "
+    f"class loses {MOST_LOSS:.0%} of accuracy in either layout; {KEPT:.0%} of discrimination are kept."
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class Bias:
     name: str
     fix: Fix
     layouts: tuple[Layout, Layout]
-    """The one that helps the answer, and the one that does not."""
+    """The one that favours the true label, and the one that does not."""
     paper: float
     """The share of the bias that the paper's fix takes away."""
 
@@ -71,101 +89,233 @@ class Bias:
         )
 
     def table(self, study: Study, config: BiasConfig) -> pd.DataFrame:
-        """fixed ("none" | "located" | "random": every draw), prompt, answer, favoured, against, accuracy, strength.
+        """group ("none" | "located" | "random"), name (of the set), prompt, query, other, answer, layout, asked, odds,
+        …
 
-        `favoured`, `against`: log-odds (nats) of the answer in the layout that helps it and in the one that does not.
-        Each set of heads gets the strength of smallest bias on the half on which heads are located, at a loss of at
-        most one point of accuracy there: 0, and no fix, where none does.
+        `odds`: log-odds (nats) of the true label, whichever class is `asked` ("true" | "false"); `correct` (0–1): the
+        answer scores highest; `layout`: "favoured" or "against"; `strength`: of the fix, chosen for each set of heads
+        on the half on which heads are located (`chosen`: whether one was found there that loses little).
         """
         located = located_for_both(study, study.few(config.heads))
         controls = study.controls(located, config.draws)
-        cases = [("none", []), ("located", located), *(("random", drawn) for drawn in controls)]
-        rows = study.test
+        cases = [("none", "", []), ("located", "located", located)]
+        cases += [("random", f"set {i}", drawn) for i, drawn in enumerate(controls)]
+        held_out = Questions.of(study, study.halves[0][:HELD_OUT], self.layouts)
+        tested = Questions.of(study, study.test, self.layouts)
+        before = held_out.answered(study, None, what=f"{self.fix}, held out")
         frames = []
-        for answer, base in (("foo", FOO), ("bar", BAR)):
-            variants = [Variant(layout, base.swapped) for layout in self.layouts]
-            strengths = self._strengths(study, variants, [heads for _, heads in cases])
-            for (fixed, heads), strength in zip(cases, strengths, strict=True):
-                edit = self._edit(study, heads, strength)
-                log_odds, hits = [], []
-                for variant in variants:
-                    label_scores = scores(study, variant, rows, edit, what=f"{self.fix}, {fixed}, {answer}")
-                    log_odds.append(odds(study, variant, rows, label_scores))
-                    hits.append(right(study, variant, rows, label_scores))
-                columns = {
-                    "prompt": rows.tolist(),
-                    "favoured": log_odds[0],
-                    "against": log_odds[1],
-                    "accuracy": np.mean(hits, 0),
-                }
-                frames.append(pd.DataFrame(columns).assign(fixed=fixed, answer=answer, strength=strength))
+        for group, name, heads in cases:
+            strength, chosen = self._strength(study, held_out, heads, before) if heads else (0.0, True)
+            edit = self._edit(study, heads, strength) if heads else None
+            frame = tested.answered(study, edit, what=f"{self.fix} {strength:g}, {name or 'no'} heads")
+            frames.append(frame.assign(group=group, name=name, layer=-1, strength=strength, chosen=chosen))
         return stack(*frames)
 
-    def _strengths(self, study: Study, variants: Sequence[Variant], sets: Sequence[list[il.Head]]) -> list[float]:
-        """The strength of the fix in each set of heads, chosen on prompts that are not tested on; 0 without heads."""
-        held_out = [study.batch(variant)[study.halves[0][:HELD_OUT]] for variant in variants]
+    def _strength(
+        self, study: Study, held_out: "Questions", heads: list[il.Head], before: pd.DataFrame
+    ) -> tuple[float, bool]:
+        """The strength of least bias on prompts that are not tested on, at little loss in every class.
 
-        def chosen(i: int) -> Tensors:
-            if not sets[i]:
-                return {"value": torch.zeros(1, dtype=torch.float64)}
-            best = choose_strength(study.model, sets[i], *held_out, fix=self.fix, tried=TRIED, max_loss=MAX_LOSS)
-            return {"value": torch.tensor([best.strength], dtype=torch.float64)}
-
-        sizes = [2 * (1 + len(TRIED)) * len(held_out[0]) * bool(heads) for heads in sets]
-        return joined(study.passes.run(f"strength, {self.fix}", sizes, chosen))["value"].tolist()
+        Where none loses so little, the gentlest, which the test is then to judge; and False.
+        """
+        usable: dict[float, float] = {}
+        for strength in TRIED:
+            after = held_out.answered(
+                study, self._edit(study, heads, strength), what=f"{self.fix} {strength:g}, held out"
+            )
+            loss = max(_accuracies(before)[cell] - accuracy for cell, accuracy in _accuracies(after).items())
+            kept = _simple(after, discrimination=True) >= KEPT * _simple(before, discrimination=True)
+            if loss <= MAX_LOSS and kept:
+                usable[strength] = abs(_simple(after))
+        return (min(usable, key=lambda one: usable[one]), True) if usable else (TRIED[0], False)
 
     def _edit(self, study: Study, heads: list[il.Head], strength: float) -> EditOf:
         majority, recency = (strength if self.fix == fix else 0.0 for fix in ("majority", "recency"))
         return lambda batch: debias(study.model, batch, heads, majority=majority, recency=recency)
 
     def claim(self, table: pd.DataFrame) -> Verdict:
-        """There is a bias; the fix in located heads takes some of it away, beyond random heads.
+        """There is a bias; the fix in located heads takes some of it away, beyond random heads, and costs little.
 
-        At a loss of no more than two points of accuracy.
+        Undecided where there is no bias to be reduced.
         """
-        before, after, control = (_bias(table, fixed) for fixed in ("none", "located", "random"))
-        if not array(where(table, fixed="located"), "strength").any():
-            unfixed = judge(before, least=0.0, unit="nats", what="bias without a fix")
-            reason = (
-                f"no strength tried ({', '.join(map(str, TRIED))}) makes the bias smaller on held-out prompts at a "
-                f"loss of at most {MAX_LOSS:.0%} of accuracy (paper: {self.paper:.0%}); {unfixed.reason}"
-            )
-            return Verdict("not supported", 0.0, 0.0, 0.0, "of the bias", reason)
-        effect, low, high = bootstrap_interval(np.stack([before, after], axis=1), statistic=_reduction)
-        others = bootstrap_interval(np.stack([before, control], axis=1), statistic=_reduction)
-        loss = by_prompt(table, "accuracy", fixed="none") - by_prompt(table, "accuracy", fixed="located")
-        joint = np.stack([before, after, control], axis=1)
-        beyond = bootstrap_interval(joint, statistic=lambda x: _reduction(x[:, :2]) - _reduction(x[:, [0, 2]]))
-        what = f"reduction (paper: {self.paper:.0%}; random {others.value:.0%})"
-        return all_of(
-            verdict(effect, low, high, least=0.0, unit="of the bias", what=what),
-            judge(before, least=0.0, unit="nats", what="bias without a fix"),
-            verdict(*beyond, least=0.0, unit="of the bias", what="reduction beyond random heads"),
-            judge(-loss, least=-0.02, unit="of accuracy", what="gain of accuracy"),
+        found = Tilts.of(table)
+        bias = verdict(
+            found.drawn.estimate(found.bias["none"]), least=0.0, unit="nats", what=f"{self.name.lower()} without a fix"
         )
+        evidence = found.evidence("none")
+        lost = f"evidence lost (discrimination): {evidence.value:.3g} nats [{evidence.low:.3g}, {evidence.high:.3g}]"
+        if bias.outcome != "supported":
+            why = f"there is no such bias that a fix could reduce: {bias.reason}; {lost}"
+            return cannot_tell(why, unit="nats", estimate=found.drawn.estimate(found.bias["none"]))
+        reduced = {group: 1 - np.abs(found.bias[group]) / np.abs(found.bias["none"]) for group in ("located", "random")}
+        located = where(table, group="located")
+        what = f"reduction (paper: {self.paper:.0%}; random sets {reduced['random'][0]:.0%})"
+        judged = all_of(
+            verdict(found.drawn.estimate(reduced["located"]), least=0.0, unit="of the bias", what=what),
+            bias,
+            verdict(
+                found.drawn.estimate(reduced["located"] - reduced["random"]),
+                least=0.0,
+                unit="of the bias",
+                what=f"reduction beyond {found.controls} random sets",
+            ),
+            verdict(
+                found.drawn.estimate(found.discrimination["located"] / found.discrimination["none"]),
+                least=KEPT,
+                unit="of discrimination",
+                what="kept",
+            ),
+            *(
+                verdict(change, least=-MOST_LOSS, unit="of accuracy", what=f"change where {cell} is asked")
+                for cell, change in found.changes.items()
+            ),
+        )
+        notes = [lost, f"strength {located['strength'].iloc[0]:g}"]
+        if not located["chosen"].iloc[0]:
+            notes[-1] += ", the gentlest tried: on held-out prompts every one cost too much"
+        return told(judged, *notes)
 
     def figure(self, table: pd.DataFrame) -> Figure:
-        """Left: bias without a fix, with it in random and in located heads. Right: accuracy over both layouts."""
-        drawn = Figure(figsize=(COLUMN, 2.3), layout="constrained")
-        left, right_ax = drawn.subplots(1, 2)
-        for i, (fixed, (label, hue)) in enumerate(GROUPS.items()):
-            for ax, sample in ((left, _bias(table, fixed)), (right_ax, by_prompt(table, "accuracy", fixed=fixed))):
-                ax.bar(i, sample.mean(), color=hue, width=0.8, label=label if ax is left else None)
+        """Tilt, discrimination, and accuracy by class asked: no fix, fix in random and in located heads."""
+        drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
+        left, middle, right_ax = drawn.subplots(1, 3, width_ratios=(1, 1, 2))
+        for ax, discrimination, title in (
+            (left, False, f"{self.name}: tilt between\nlayouts (nats of log-odds)"),
+            (middle, True, "Discrimination\n(nats of log-odds)"),
+        ):
+            bars = []
+            for i, (group, (label, hue)) in enumerate(GROUPS.items()):
+                sample = _by_prompt(where(table, group=group), discrimination=discrimination)
+                ax.bar(i, sample.mean(), color=hue, width=0.8, label=label)
                 ax.errorbar(i, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
-                ax.set_xticks([])
-        left.axhline(0, color="0.3", linewidth=0.6)
-        left.set_ylabel(f"{self.name} (nats of log-odds)")
-        right_ax.set(ylabel="Accuracy (0–1)", ylim=(0, 1.02))
-        legend_below(drawn, left, columns=2)
+                bars.append((i, sample.mean()))
+            ax.set_xticks([])
+            ax.axhline(0, color="0.3", linewidth=0.6)
+            ax.set_ylabel(title)
+            mark_zeros(ax, *zip(*bars, strict=True))
+        for i, (group, (_, hue)) in enumerate(GROUPS.items()):
+            samples = [by_prompt(table, "correct", group=group, layout=layout, asked=asked) for layout, asked in CELLS]
+            at = np.arange(len(CELLS)) + 0.27 * (i - 1)
+            right_ax.bar(at, means(samples), color=hue, width=0.27)
+            right_ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
+        right_ax.set_xticks(range(len(CELLS)), [text.replace(", ", ",\n") for text in CELLS.values()], fontsize=6)
+        right_ax.set(ylabel="Accuracy (0–1)", ylim=(0, 1.04))
+        legend_below(drawn, left)
         return drawn
 
 
-def _bias(table: pd.DataFrame, fixed: str) -> Float[np.ndarray, " prompt"]:
-    """How much less the answer's log-odds are in the layout that does not help it, nats."""
-    return by_prompt(table, "favoured", fixed=fixed) - by_prompt(table, "against", fixed=fixed)
+@dataclass(frozen=True)
+class Questions:
+    """The same demonstrations in both layouts, with both labels, asked about either class: in one batch."""
+
+    batch: il.PromptBatch
+    frame: pd.DataFrame
+    """prompt, query, other, answer, layout, asked: one row for each of the batch."""
+
+    @classmethod
+    def of(cls, study: Study, rows: Int[Tensor, " row"], layouts: tuple[Layout, Layout]) -> "Questions":
+        prompts, frames = [], []
+        for answer, base in (("foo", FOO), ("bar", BAR)):
+            for place, layout in zip(("favoured", "against"), layouts, strict=True):
+                for asked in ("true", "false"):
+                    every = study.prompts(Variant(layout, base.swapped, asked=asked))
+                    prompts += [every[row] for row in rows.tolist()]
+                    frame = pd.DataFrame({"prompt": rows.tolist(), **study.both_queries(rows)})
+                    frames.append(frame.assign(answer=answer, layout=place, asked=asked))
+        return cls(il.tokenize(study.model, prompts, labels=("foo", "bar")), stack(*frames))
+
+    def answered(self, study: Study, edit: EditOf | None, *, what: str) -> pd.DataFrame:
+        """The frame with `odds` of the true label (nats) and `correct`, with an edit at work."""
+        pieces = study.pieces(self.batch)
+
+        def scored(i: int) -> Tensors:
+            batch = pieces[i]
+            with edit(batch) if edit is not None else nullcontext():
+                scores = il.label_log_probs(study.model, batch)
+            return {
+                "odds": label_log_odds(scores, batch.answer, choices=batch.label_mask).double(),
+                "correct": is_correct(scores, batch.answer, choices=batch.label_mask).double(),
+            }
+
+        found = joined(study.passes.run(what, [len(piece) for piece in pieces], scored))
+        sign = np.where(self.frame["asked"] == "true", 1.0, -1.0)
+        return self.frame.assign(odds=sign * found["odds"].numpy(), correct=found["correct"].numpy())
 
 
-def _reduction(rows: Float[np.ndarray, "prompt 2"]) -> float:
-    """The share of the mean bias (before, after) that is gone; NaN where there is none to begin with."""
-    before, after = rows[:, 0].mean(), rows[:, 1].mean()
-    return float(1 - abs(after) / abs(before)) if before else float("nan")
+CELLS = {
+    ("favoured", "true"): "true class, favoured",
+    ("favoured", "false"): "false class, true one favoured",
+    ("against", "true"): "true class, not favoured",
+    ("against", "false"): "false class, true one not favoured",
+}
+
+
+@dataclass(frozen=True)
+class Tilts:
+    """Bias and discrimination without a fix and with it, in the data and in bootstrap draws."""
+
+    bias: dict[str, Float[np.ndarray, " draw"]]
+    discrimination: dict[str, Float[np.ndarray, " draw"]]
+    by_layout: dict[str, Float[np.ndarray, " draw"]]
+    changes: dict[str, Estimate]
+    drawn: Resample
+    controls: int
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> "Tilts":
+        none = where(table, group="none")
+        drawn = resample(clusters_of(_by_prompt(none).index))
+        sets = list(dict.fromkeys(where(table, group="random")["name"]))
+        weights = np.ones((len(drawn.weights), len(sets)))
+        weights[1:] = drawn_counts(len(sets), len(weights) - 1, np.random.default_rng(1))
+
+        def means_of(discrimination: bool) -> dict[str, Float[np.ndarray, " draw"]]:
+            found = {
+                group: drawn.mean(_by_prompt(where(table, group=group), discrimination=discrimination).to_numpy())
+                for group in ("none", "located")
+            }
+            each = [
+                drawn.mean(
+                    _by_prompt(where(table, group="random", name=name), discrimination=discrimination).to_numpy()
+                )
+                for name in sets
+            ]
+            # What is left of the bias, whichever way: sets that overcorrect must not cancel those that do nothing.
+            each = each if discrimination else [np.abs(one) for one in each]
+            return found | {"random": (weights * np.stack(each, axis=1)).mean(1)}
+
+        changes = {}
+        for (layout, asked), cell in CELLS.items():
+            after, before = (
+                by_prompt(table, "correct", group=group, layout=layout, asked=asked) for group in ("located", "none")
+            )
+            changes[cell] = drawn.estimate(drawn.mean((after - before).to_numpy()), bounds=CHANGE)
+        by_layout = {
+            layout: drawn.mean(_discrimination(where(none, layout=layout)).to_numpy())
+            for layout in ("favoured", "against")
+        }
+        return cls(means_of(False), means_of(True), by_layout, changes, drawn, len(sets))
+
+    def evidence(self, group: str) -> Estimate:
+        """How much less the model discriminates in the layout that does not favour the true label, nats."""
+        return self.drawn.estimate(self.by_layout["favoured"] - self.by_layout["against"])
+
+
+def _by_prompt(table: pd.DataFrame, *, discrimination: bool = False) -> pd.Series:
+    """Each prompt's bias: tilt in the layout that favours the true label minus that in the other; or discrimination."""
+    if discrimination:
+        return _discrimination(table)
+    return by_prompt(table, "odds", layout="favoured") - by_prompt(table, "odds", layout="against")
+
+
+def _discrimination(table: pd.DataFrame) -> pd.Series:
+    return (by_prompt(table, "odds", asked="true") - by_prompt(table, "odds", asked="false")) / 2
+
+
+def _simple(table: pd.DataFrame, *, discrimination: bool = False) -> float:
+    return float(_by_prompt(table, discrimination=discrimination).mean())
+
+
+def _accuracies(table: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """By layout and class asked."""
+    return {cell: float(by_prompt(table, "correct", layout=cell[0], asked=cell[1]).mean()) for cell in CELLS}

@@ -1,5 +1,7 @@
 """Appendix E: the FFN neurons that raise the answer most, and which heads drive their coefficients."""
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,13 +12,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.controls import Comparison
-from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison, beside
+from experiments.lab.drawing import WHISKERS, by_name, legend_below, mark_zeros, means, name_heads, whiskers
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import array, by_prompt, long, stack, where, wide
+from experiments.lab.frames import by_prompt, long, stack, where
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, judge
+from experiments.lab.verdict import Verdict, all_of, verdict
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
@@ -26,11 +28,11 @@ Neuron = tuple[int, int]
 
 @dataclass(frozen=True)
 class FfnConfig:
-    """Neurons shown; heads located (at most one in eight); random sets; prompts of either half, the first ones."""
+    """Neurons shown; heads located (at most one in eight); the most controls of a layer; prompts of either half."""
 
     neurons: int = 10
     heads: int = 6
-    draws: int = 100
+    controls: int = 20
     prompts: int = 100
 
 
@@ -130,27 +132,47 @@ def coefficients(
 
 
 def table(study: Study, config: FfnConfig) -> pd.DataFrame:
-    """kind, neuron ("L5N123"), name, prompt, value.
+    """kind, group, layer, name, neuron ("L5N123"), prompt, value.
 
-    Kinds: "increase" of the best neurons, nats; "located" and "random": share of the neuron's coefficient lost without
-    a head's direct contribution, for each located head, and mean of all draws of a head of its layer.
+    Kinds: "increase" of the best neurons, nats; "best" and "random" neurons (as many of the same layers): the share of
+    all the group's coefficients together that is lost without a head's direct contribution. Groups: "located" heads,
+    and the others of their layers.
     """
     chosen, tested = (rows[: config.prompts] for rows in study.halves)
     neurons = top_neurons(study, chosen, config.neurons)
     names = [f"L{layer}N{neuron}" for layer, neuron in neurons]
     increases = study.reduce(NeuronIncreases(neurons), Variant(), tested, what="increases of neurons").numpy()
     rows = tested.tolist()
-    frames = [long(increases.T[None, :, None], "value", kind=["increase"], neuron=names, name=[""], prompt=rows)]
+    first = long(increases.T, "value", neuron=names, prompt=rows)
+    frames = [first.assign(kind="increase", group="", layer=-1, name="")]
 
-    compared = Comparison.of(study, study.located(study.few(config.heads)), config.draws)
-    drive = study.reduce(CoefficientDrive(neurons, compared.heads), Variant(), tested, what="what drives neurons")
-    value = study.reduce(Coefficients(neurons), Variant(), tested, what="coefficients of neurons")
-    # Relative to the neuron's mean coefficient, so that neurons of different size count alike.
-    share = (drive / (value.mean(0).abs() + 1e-12)[None, :, None] * value.mean(0).sign()[None, :, None]).numpy()
-    column = {head: share[:, :, i].T for i, head in enumerate(compared.heads)}
-    for head, kind, values in compared.groups(column.__getitem__):
-        frames.append(long(values[None, :, None], "value", kind=[kind], neuron=names, name=[str(head)], prompt=rows))
+    compared = Comparison.of(study, study.located(study.few(config.heads)), config.controls)
+    for kind, members in (("best", neurons), ("random", random_neurons(study, neurons))):
+        drive = study.reduce(
+            CoefficientDrive(members, compared.heads), Variant(), tested, what=f"drive of {kind} neurons"
+        )
+        value = study.reduce(Coefficients(members), Variant(), tested, what=f"coefficients of {kind} neurons").mean(0)
+        # Of all the coefficients together: a neuron that is all but off would make any share of its own huge.
+        share = ((drive * value.sign()[None, :, None]).sum(1) / (value.abs().sum() + 1e-12)).numpy()
+
+        def frame(head: il.Head, share: np.ndarray = share, kind: str = kind) -> pd.DataFrame:
+            values = long(share[:, compared.heads.index(head)], "value", prompt=rows)
+            return values.assign(kind=kind, neuron="")
+
+        frames += compared.rows(frame)
     return stack(*frames)
+
+
+def random_neurons(study: Study, neurons: Sequence[Neuron]) -> tuple[Neuron, ...]:
+    """As many other neurons of the same layers, at random."""
+    rng = random.Random(study.settings.seed)
+    width = study.view.W_out(neurons[0][0]).shape[0]
+    drawn = []
+    for layer in sorted({layer for layer, _ in neurons}):
+        best = [neuron for own, neuron in neurons if own == layer]
+        free = [neuron for neuron in range(width) if neuron not in best]
+        drawn += [(layer, neuron) for neuron in sorted(rng.sample(free, min(len(best), len(free))))]
+    return tuple(drawn)
 
 
 @dataclass(frozen=True)
@@ -183,13 +205,27 @@ def top_neurons(study: Study, rows: Int[Tensor, " row"], k: int) -> tuple[Neuron
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Located heads drive the coefficients of the best neurons more than random heads of their layers do."""
-    located, control = (by_prompt(table, "value", kind=kind) for kind in ("located", "random"))
-    return judge(
-        located - control,
-        least=0.01,
-        unit="of the coefficient a head",
-        what="share driven by located minus random heads",
+    """Located heads drive the best neurons more than other heads of their layers do, and more than they drive any
+    neurons.
+
+    Random neurons are driven by located heads too, since these write much.
+    """
+    best, other = (beside(table, "value", kind=kind) for kind in ("best", "random"))
+    gap = best.located - best.random
+    unit = "of the coefficients a head"
+    return all_of(
+        verdict(
+            best.drawn.estimate(gap),
+            least=0.01,
+            unit=unit,
+            what=f"share driven by located heads minus {best.named} of the same layers",
+        ),
+        verdict(
+            best.drawn.estimate(gap - (other.located - other.random)),
+            least=0.0,
+            unit=unit,
+            what=f"the same beyond random neurons ({other.located[0] - other.random[0]:.3g})",
+        ),
     )
 
 
@@ -197,24 +233,38 @@ def figure(table: pd.DataFrame) -> Figure:
     """Left: increase by neuron. Right: share of its coefficient a head contributes directly. 95 % intervals."""
     drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(1, 1))
-    increases = wide(where(table, kind="increase"), "value", index="neuron", columns="prompt")
-    at = np.arange(len(increases))
-    left.bar(at, increases.mean(axis=1), color=BLUE, width=0.7)
-    left.errorbar(at, increases.mean(axis=1), yerr=whiskers(increases.to_numpy()), **WHISKERS)
-    left.set_xticks(at, list(increases.index), rotation=60)
+    increases = where(table, kind="increase")
+    neurons = list(dict.fromkeys(increases["neuron"]))
+    samples = by_name(increases, "value", neurons, column="neuron")
+    at = np.arange(len(neurons))
+    left.bar(at, means(samples), color=BLUE, width=0.7)
+    left.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
+    left.set_xticks(at, neurons, rotation=60)
     left.set(title="Best neurons", ylabel="Log-probability increase (nats)")
     left.axhline(0, color="0.3", linewidth=0.6)
-    names = list(dict.fromkeys(array(where(table, kind="located"), "name")))
-    for i, (kind, hue) in enumerate((("located", ORANGE), ("random", GREY))):
-        samples = [by_prompt(table, "value", kind=kind, name=name) for name in names]
-        spots = np.arange(len(names)) + 0.4 * (i - 0.5)
-        label = "located head" if kind == "located" else "random heads, same layer"
-        right.bar(spots, [sample.mean() for sample in samples], color=hue, width=0.4, label=label)
-        right.errorbar(spots, [sample.mean() for sample in samples], yerr=whiskers(samples), **WHISKERS)
+    located = where(table, kind="best", group="located").drop_duplicates("name")
+    names, layers = list(located["name"]), list(located["layer"])
+    bars = (
+        ("best", "located", ORANGE, "best neurons, located head"),
+        ("best", "random", GREY, "best neurons, other heads of the layer"),
+        ("random", "located", "white", "random neurons, located head"),
+    )
+    for i, (kind, group, hue, label) in enumerate(bars):
+        samples = [
+            by_prompt(
+                table, "value", kind=kind, group=group, layer=layer, **({"name": name} if group == "located" else {})
+            )
+            for name, layer in zip(names, layers, strict=True)
+        ]
+        spots = np.arange(len(names)) + 0.27 * (i - 1)
+        edge = {"edgecolor": ORANGE, "linewidth": 0.6, "hatch": "/////"} if hue == "white" else {}
+        right.bar(spots, means(samples), color=hue, width=0.27, label=label, **edge)
+        right.errorbar(spots, means(samples), yerr=whiskers(samples), **WHISKERS)
+        mark_zeros(right, spots, means(samples))
     name_heads(right, names)
     right.set(title="What drives them", ylabel="Share of the neurons' coefficients\ndue to a head", xlabel="Head")
     right.axhline(0, color="0.3", linewidth=0.6)
-    legend_below(drawn, right)
+    legend_below(drawn, right, columns=3)
     return drawn
 
 
@@ -225,7 +275,7 @@ EXPERIMENT = Experiment(
     claim="The FFN neurons that raise the answer are switched on by what located heads write.",
     criterion=(
         "Taking a located head's output from the neurons' input costs one hundredth more of their coefficients than "
-        "taking that of a random head of the same layer."
+        "taking that of another head of the same layer, and this difference is larger than for random neurons."
     ),
     paper=None,
     config=FfnConfig(),

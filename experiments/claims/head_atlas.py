@@ -11,14 +11,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
+from experiments.lab.controls import beside
 from experiments.lab.drawing import legend_below
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import by_prompt, long, mean_by, stack, where
+from experiments.lab.frames import array, long, mean_by, stack, where
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.verdict import Verdict, all_of, cannot_tell, verdict
+from icl_lens.digest import json_digest
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -43,7 +45,7 @@ class HeadAtlasConfig:
 
 
 def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
-    """score (of SCORES), name, layer, located, prompt, value.
+    """score (of SCORES), name, layer, group ("located" | "random": all others), prompt, value.
 
     "induction", "previous": on prompts' own tokens, shuffled and shown twice, mean over the second half. "function":
     demonstrations' labels shuffled, the head's output at the last position replaced by its mean over true prompts, of
@@ -51,9 +53,14 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
     """
     view, rows = study.view, study.test[: config.prompts]
     located = {*located_for_both(study, study.few(config.heads))}
-    increase = study.get(head_increases, FOO)[rows]
+    increase = study.rises(FOO)[rows]
     repeats = joined(
-        study.passes.run("tokens shuffled and repeated", [2] * len(rows), lambda i: _repeated(study, int(rows[i])))
+        study.passes.run(
+            "tokens shuffled and repeated",
+            [2] * len(rows),
+            lambda i: _repeated(study, int(rows[i])),
+            key=f"repeated-{json_digest(rows.tolist())}",
+        )
     )
     induction, previous = repeats["induction"], repeats["previous"]
     of_score = {
@@ -67,7 +74,9 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
         frame = long(values, "value", prompt=rows.tolist(), layer=range(view.n_layers), head=range(view.n_heads))
         heads = [il.Head(*pair) for pair in zip(frame["layer"], frame["head"], strict=True)]
         names = [str(head) for head in heads]
-        frames.append(frame.assign(score=score, name=names, located=[head in located for head in heads]))
+        frames.append(
+            frame.assign(score=score, name=names, group=["located" if head in located else "random" for head in heads])
+        )
     return stack(*frames)
 
 
@@ -114,7 +123,12 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
         return {"value": -found.log_odds.float()}
 
     # A row of one token for each head takes about as long as ten prompts.
-    found = study.passes.run("mean outputs put in", [10 * len(piece) for piece in pieces], restored)
+    found = study.passes.run(
+        "mean outputs put in",
+        [10 * len(piece) for piece in pieces],
+        restored,
+        key=f"means-{json_digest(rows.tolist())}",
+    )
     return joined(found)["value"].unflatten(0, (len(shuffled), -1)).mean(0)
 
 
@@ -129,17 +143,20 @@ def _labels_shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Located heads are induction heads and function-vector heads: both scores exceed other heads' on average."""
-    gaps = [
-        judge(
-            by_prompt(table, "value", score=score, located=True)
-            - by_prompt(table, "value", score=score, located=False),
-            least=0.0,
-            unit=unit,
-            what=f"{score} score of located heads minus other heads",
-        )
-        for score, unit in (("induction", "of attention"), ("function", "nats"))
-    ]
+    """Located heads are induction heads and function-vector heads: both scores exceed those of their layers' other
+    heads.
+
+    Layers whose heads are all located are left out: there is nothing to compare them with.
+    """
+    located, other = ({*where(table, group=group)["layer"]} for group in ("located", "random"))
+    table = table.loc[np.isin(array(table, "layer"), [*(located & other)])]
+    if not len(table):
+        return cannot_tell("no layer has located heads and others", unit="of attention")
+    gaps = []
+    for score, unit in (("induction", "of attention"), ("function", "nats")):
+        heads = beside(table, "value", score=score)
+        what = f"{score} score of located heads minus {heads.named} of their layers"
+        gaps.append(verdict(heads.drawn.estimate(heads.located - heads.random), least=0.0, unit=unit, what=what))
     return all_of(*gaps)
 
 
@@ -148,7 +165,7 @@ def figure(table: pd.DataFrame) -> Figure:
     drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
     axes = drawn.subplots(1, len(SCORES) - 1)
     names = np.array(sorted(set(table["name"])))
-    located = np.isin(names, table.loc[table["located"], "name"].unique())
+    located = np.isin(names, sorted({*where(table, group="located")["name"]}))
     x = mean_by(where(table, score="in-context"), "value", "name")
     for ax, score in zip(axes, list(SCORES)[1:], strict=True):
         y = mean_by(where(table, score=score), "value", "name")
@@ -159,6 +176,8 @@ def figure(table: pd.DataFrame) -> Figure:
         for turn, i in enumerate(named):
             offset = (2, 3) if turn % 2 else (2, -7)
             ax.annotate(names[i], (x[i], y[i]), xytext=offset, textcoords="offset points", fontsize=5, color=BLUE)
+        # Room for the dots at the edges, and for names that stand to their right.
+        ax.margins(x=0.16, y=0.1)
         ax.axhline(0, color="0.3", linewidth=0.4)
         ax.set(xlabel=f"In-context score:\n{SCORES['in-context']}", ylabel=f"{score.capitalize()}: {SCORES[score]}")
     legend_below(drawn, axes[0])
@@ -170,7 +189,7 @@ EXPERIMENT = Experiment(
     title="One table of heads",
     source="Section 2.4",
     claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
-    criterion="Located heads' mean induction and function-vector scores exceed those of the other heads.",
+    criterion="Located heads' mean induction and function-vector scores exceed those of their layers' other heads.",
     paper=None,
     config=HeadAtlasConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

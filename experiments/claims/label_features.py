@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.controls import Comparison
-from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison, beside, matched
+from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, name_heads, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import by_prompt, long, stack, where, wide
+from experiments.lab.frames import long, stack, where
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.verdict import SHARE, Verdict, all_of, verdict
 from icl_lens.report.palette import BLUE, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -26,10 +26,10 @@ LABELS = {"foo": BLUE, "bar": ORANGE}
 
 @dataclass(frozen=True)
 class LabelFeaturesConfig:
-    """Heads located for each label (at most one in eight), and sets of random heads."""
+    """Heads located for each label (at most one in eight), and the most controls of a layer."""
 
     heads: int = 6
-    draws: int = 20
+    controls: int = 20
 
 
 @dataclass(frozen=True)
@@ -56,48 +56,60 @@ class LabelDifferences:
 
 
 def table(study: Study, config: LabelFeaturesConfig) -> pd.DataFrame:
-    """group ("located" | "random": mean of draws from the same layer), name, prompt, label, difference (nats), follows.
+    """group ("located" | "random": the others of the layer), layer, name, prompt, label, difference (nats), follows.
 
     `follows`: share of positions (0–1) whose sign is that of their label. Mean of both labels as the true one, since a
     label's class and place would otherwise be told from the same positions.
     """
-    compared = Comparison.of(study, located_for_both(study, study.few(config.heads)), config.draws)
+    compared = Comparison.of(study, located_for_both(study, study.few(config.heads)), config.controls)
     reduction = LabelDifferences(compared.heads)
     both = [study.reduce(reduction, variant, study.test, what=f"label values, {variant}") for variant in (FOO, BAR)]
     differences = torch.stack(both).mean(0).numpy()
-    column = {head: differences[:, i] for i, head in enumerate(compared.heads)}
-    frames = []
-    for head, group, values in compared.groups(column.__getitem__):
-        axes = {"group": [group], "name": [str(head)], "prompt": study.test.tolist(), "label": list(LABELS)}
-        frame = long(values[None, None, ..., 0], "difference", **axes)
-        frames.append(frame.assign(follows=values[..., 1].reshape(-1)))
-    return stack(*frames)
+
+    def frame(head: il.Head) -> pd.DataFrame:
+        values = differences[:, compared.heads.index(head)]
+        values_of = long(values[..., 0], "difference", prompt=study.test.tolist(), label=list(LABELS))
+        return values_of.assign(follows=values[..., 1].reshape(-1))
+
+    return stack(*compared.rows(frame))
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """The sign follows the label, in located heads, and more so than in random ones."""
-    foo, bar = (by_prompt(table, "difference", group="located", label=label) for label in LABELS)
-    other = [by_prompt(table, "difference", group="random", label=label) for label in LABELS]
+    """The sign follows the label, in located heads, and more so than in the other heads of their layers."""
+    signs = beside(table, "follows")
+    foo, bar = (beside(table, "difference", label=label) for label in LABELS)
+    gap = (foo.located - bar.located) - (foo.random - bar.random)
     return all_of(
-        judge(by_prompt(table, "follows", group="located"), least=0.75, unit="of values", what="share of right signs"),
-        judge(foo - bar - (other[0] - other[1]), least=0.0, unit="nats", what="gap between labels beyond random heads"),
+        verdict(
+            signs.drawn.estimate(signs.located, bounds=SHARE),
+            least=0.75,
+            unit="of values",
+            what="share of right signs",
+        ),
+        verdict(
+            foo.drawn.estimate(gap),
+            least=0.0,
+            unit="nats",
+            what=f"gap between labels beyond {foo.named} of the same layers",
+        ),
     )
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """log p(foo) − log p(bar) of values at "foo" and "bar" positions, by head; hollow: random heads of its layer."""
+    """log p(foo) − log p(bar) of values at "foo" and "bar" positions, by head; hollow: the other heads of its layer."""
     drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
     ax = drawn.subplots()
-    names = list(dict.fromkeys(table["name"]))
+    located = where(table, group="located").drop_duplicates("name")
+    names = list(located["name"])
     for i, (label, hue) in enumerate(LABELS.items()):
-        for group, face, shift in (("located", hue, -0.12), ("random", "white", 0.12)):
-            part = where(table, label=label, group=group)
-            values = wide(part, "difference", index="name", columns="prompt").to_numpy()
+        own = by_name(where(table, label=label, group="located"), "difference", names)
+        other = [matched(where(table, label=label, layer=layer), "difference") for layer in located["layer"]]
+        for group, samples, face, shift in (("located", own, hue, -0.12), ("other", other, "white", 0.12)):
             at = np.arange(len(names)) + shift
-            ax.errorbar(at, values.mean(1), yerr=whiskers(values), **WHISKERS)
+            ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
             marker = "os"[i]
             shown = f"at {label} positions, {group} heads"
-            ax.plot(at, values.mean(1), marker, color=hue, markerfacecolor=face, markersize=5, label=shown)
+            ax.plot(at, means(samples), marker, color=hue, markerfacecolor=face, markersize=5, label=shown)
     ax.axhline(0, color="0.3", linewidth=0.6)
     ax.set(xlabel="Located heads, best first", ylabel="log p(foo) − log p(bar)\nof the value (nats)")
     name_heads(ax, names)
@@ -110,7 +122,7 @@ EXPERIMENT = Experiment(
     title="Values carry the label",
     source="Published version, section 3.3",
     claim="Value-output vectors of located heads hold the label of their position: foo at foo, bar at bar.",
-    criterion="Three in four have the sign of their label, and the gap between labels exceeds that of random heads.",
+    criterion="Three in four have the sign of their label, and the gap between labels exceeds that of the other heads.",
     paper="the sign follows the label in located heads",
     config=LabelFeaturesConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

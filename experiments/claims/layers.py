@@ -8,17 +8,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import icl_lens as il
-from experiments.lab.drawing import WHISKERS, legend_below, whiskers
+from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, whiskers
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import array, by_prompt, long, stack, where, wide
-from experiments.lab.reductions import layer_increases
+from experiments.lab.frames import array, by_prompt, long, stack, where
+from experiments.lab.intervals import clusters_of, resample
+from experiments.lab.reductions import layer_contrasts, layer_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, judge
+from experiments.lab.verdict import SHARE, Verdict, verdict
 from icl_lens.report.palette import BLUE, ORANGE
 from icl_lens.report.plots import PAGE
 
 COMPONENTS = ("attention", "FFN")
 HUES = {"attention": BLUE, "FFN": ORANGE}
+NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,13 @@ class LayersConfig:
 
 
 def table(study: Study, config: LayersConfig) -> pd.DataFrame:
-    """prompts ("example" | "task"), prompt, layer, component, increase (nats)."""
+    """prompts ("example" | "task"), prompt, layer, component, increase (nats).
+
+    By contrast, the increase of the answer's log-odds.
+    """
+    measure = layer_increases if study.ranking == "increase" else layer_contrasts
     batch = il.tokenize(study.model, [il.Prompt.parse(config.example, answer=config.answer)])
-    parts = {"example": layer_increases(il.capture(study.model, batch)).cpu(), "task": study.get(layer_increases)}
+    parts = {"example": measure(il.capture(study.model, batch)).cpu(), "task": study.get(measure)}
     return stack(
         *(
             long(
@@ -49,14 +55,16 @@ def table(study: Study, config: LayersConfig) -> pd.DataFrame:
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """The share of deep attention layers in all positive increases, prompt by prompt."""
+    """The share of deep attention layers in all positive increases of the prompts together."""
     task = where(table, prompts="task")
     layer, gain = array(task, "layer"), np.maximum(array(task, "increase"), 0)
     deep = (layer >= (layer.max() + 1) / 2) & (array(task, "component") == "attention")
     of_prompt = task.assign(gain=gain, deep_gain=gain * deep)
-    with np.errstate(invalid="ignore"):
-        share = by_prompt(of_prompt, "deep_gain") / by_prompt(of_prompt, "gain")
-    return judge(share, least=0.5, unit="of all increases", what="share of attention in the deeper half of layers")
+    part, whole = by_prompt(of_prompt, "deep_gain"), by_prompt(of_prompt, "gain")
+    drawn = resample(clusters_of(whole.index))
+    share = drawn.estimate(drawn.mean(part.to_numpy()) / drawn.mean(whole.to_numpy()), bounds=SHARE)
+    what = "share of attention in the deeper half of layers"
+    return verdict(share, least=NEARLY_ALL, unit="of all increases", what=what)
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -66,11 +74,10 @@ def figure(table: pd.DataFrame) -> Figure:
     for ax, prompts, title in zip(axes, ("example", "task"), ("Example prompt", "Mean over prompts"), strict=True):
         for i, component in enumerate(COMPONENTS):
             part = where(table, prompts=prompts, component=component)
-            values = wide(part, "increase", index="layer", columns="prompt").to_numpy()
-            at = np.arange(len(values)) + 0.4 * (i - 0.5)
-            ax.bar(at, values.mean(axis=1), width=0.4, color=HUES[component], label=component)
-            if values.shape[1] > 1:
-                ax.errorbar(at, values.mean(axis=1), yerr=whiskers(values), **WHISKERS)
+            samples = by_name(part, "increase", sorted(set(part["layer"])), column="layer")
+            at = np.arange(len(samples)) + 0.4 * (i - 0.5)
+            ax.bar(at, means(samples), width=0.4, color=HUES[component], label=component)
+            ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
         ax.axhline(0, color="0.3", linewidth=0.6)
         ax.set(xlabel="Layer", title=title)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -84,7 +91,8 @@ EXPERIMENT = Experiment(
     title="Which layers raise the answer",
     source="Figure 2",
     claim="Nearly all of the answer's log-probability increase comes from deep attention layers.",
-    criterion="Attention layers of the deeper half hold more than half of all positive increases.",
+    criterion="Attention layers of the deeper half hold nine tenths of all positive increases.",
+    about="layers: by increase of the answer's log-probability, and by contrast",
     paper="GPT-2 large, example prompt: almost all in attention layers 18–31 of 36",
     config=LayersConfig(),
     needs=(Need(Variant(), layer_increases),),

@@ -1,17 +1,20 @@
 """Attention on true and false labels in two layouts: what label-attention, imbalance and order share."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from experiments.lab.controls import Comparison
-from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
-from experiments.lab.frames import by_prompt, long, stack, where, wide
-from experiments.lab.reductions import class_attention, head_increases
+import icl_lens as il
+from experiments.lab.controls import Comparison, beside, matched
+from experiments.lab.drawing import WHISKERS, by_name, legend_below, mark_zeros, means, name_heads, whiskers
+from experiments.lab.frames import by_prompt, long, stack, where
+from experiments.lab.intervals import Resample
+from experiments.lab.reductions import class_attention, head_increases, is_true_label
 from experiments.lab.study import Need, Study, Variant
 from icl_lens.prompts.tasks import Layout
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
@@ -26,23 +29,61 @@ def attention_needs(layouts: Iterable[Layout]) -> tuple[Need, ...]:
     return (Need(Variant(), head_increases), *(Need(variant, class_attention) for variant in variants))
 
 
-def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, draws: int) -> pd.DataFrame:
-    """layout, group ("located" | "random"), name (of the located head), prompt, label, attention (0–1).
+def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, controls: int) -> pd.DataFrame:
+    """layout, group ("located" | "random"), layer, name, prompt, label, attention (0–1), even (0–1).
 
-    Attention is summed over all labels of a class. Heads are located in the "order" layout on the choosing half; all
-    else is the other half, mean of both labels as the true one, so that no head passes that likes one of the words.
-    "random" is the mean over all draws of a head of the same layer.
+    Attention is summed over all labels of a class; `even` is what they would get if all positions got the same. Heads
+    are located in the "order" layout on the choosing half; all else is the other half, mean of both labels as the true
+    one, so that no head passes that likes one of the words. "random" heads are the others of the layer.
     """
-    compared = Comparison.of(study, study.located(study.few(heads)), draws)
+    compared = Comparison.of(study, study.located(study.few(heads)), controls)
     rows = study.test.tolist()
     frames = []
     for variant in layouts:
         both = [study.get(class_attention, replace(variant, swapped=swapped))[study.test] for swapped in (False, True)]
         attention = torch.stack(both).mean(0).numpy()
-        for head, group, values in compared.groups(lambda head, every=attention: every[:, head.layer, head.head]):
-            axes = {"layout": [variant.layout], "group": [group], "name": [str(head)]}
-            frames.append(long(values[None, None, None], "attention", **axes, prompt=rows, label=list(CLASSES)))
+        batch = study.batch(variant)[study.test]
+        true = is_true_label(batch)
+        counts = torch.stack([true.sum(-1), ((batch.label_index >= 0) & ~true).sum(-1)], dim=-1)
+        even = (counts / batch.attention_mask.sum(-1, keepdim=True)).cpu().numpy().reshape(-1)
+
+        def frame(
+            head: il.Head, every: np.ndarray = attention, variant: Variant = variant, even: np.ndarray = even
+        ) -> pd.DataFrame:
+            values = long(every[:, head.layer, head.head], "attention", prompt=rows, label=list(CLASSES))
+            return values.assign(layout=variant.layout, even=even)
+
+        frames += compared.rows(frame)
     return stack(*frames)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Attention of located and of random heads on both classes in one layout, in the data and in bootstrap draws."""
+
+    located: dict[str, Float[np.ndarray, " draw"]]
+    random: dict[str, Float[np.ndarray, " draw"]]
+    even: dict[str, Float[np.ndarray, " draw"]]
+    drawn: Resample
+    controls: str
+
+    @property
+    def on_labels(self) -> Float[np.ndarray, " draw"]:
+        """What located heads give labels of both classes together: the scale of changes."""
+        return self.located["true"] + self.located["false"]
+
+    @classmethod
+    def of(cls, table: pd.DataFrame, layout: str) -> "Attended":
+        found = {label: beside(table, "attention", layout=layout, label=label) for label in CLASSES}
+        even = {label: beside(table, "even", layout=layout, label=label).located for label in CLASSES}
+        any_of = found["true"]
+        return cls(
+            {label: one.located for label, one in found.items()},
+            {label: one.random for label, one in found.items()},
+            even,
+            any_of.drawn,
+            any_of.named,
+        )
 
 
 def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_head: bool) -> Figure:
@@ -52,35 +93,40 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_
     """
     drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(2, 3), sharey=True)
-    ticks = []
+    ticks, drawn_bars = [], []
     for i, (layout, title) in enumerate(layouts.items()):
         for j, group in enumerate(("located", "random")):
             ticks.append((3 * j + i, title))
             for k, (label, hue) in enumerate(CLASSES.items()):
-                sample = by_prompt(table, "attention", layout=layout, group=group, label=label)
+                part = where(table, layout=layout, label=label)
+                sample = by_prompt(part, "attention", group=group) if group == "located" else matched(part, "attention")
                 at = 3 * j + i + 0.4 * (k - 0.5)
                 shown = f"{label} labels" if i == j == 0 else None
                 left.bar(at, sample.mean(), width=0.4, color=hue, label=shown)
                 left.errorbar(at, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
+                drawn_bars.append((at, sample.mean()))
     ticks.sort()
     left.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
     for at, text in ((0.5 * (len(layouts) - 1), "located heads"), (3 + 0.5 * (len(layouts) - 1), "random heads")):
         left.text(at, -0.22, text, transform=left.get_xaxis_transform(), ha="center", va="top", fontsize=7)
     left.set_ylabel("Attention from the last token,\nsum over labels (0–1)")
 
-    names = list(dict.fromkeys(table["name"]))
+    names = list(dict.fromkeys(where(table, group="located")["name"]))
     shades = [GREEN, GREY] if per_head else [BLUE, ORANGE]
     bars: list[tuple[Layout, str]] = [(layout, "true") for layout in layouts]
     if not per_head:
         bars = [(next(iter(layouts)), label) for label in CLASSES]
+    drawn_right = []
     for i, ((layout, label), hue) in enumerate(zip(bars, shades, strict=True)):
-        part = where(table, layout=layout, group="located", label=label)
-        values = wide(part, "attention", index="name", columns="prompt").to_numpy()
+        samples = by_name(where(table, layout=layout, group="located", label=label), "attention", names)
         at = np.arange(len(names)) + 0.4 * (i - 0.5)
         flat = layouts[layout].replace("\n", " ")
         shown = f"{label} labels, {flat}" if per_head else f"{label} labels"
-        right.bar(at, values.mean(1), width=0.4, color=hue, label=shown)
-        right.errorbar(at, values.mean(1), yerr=whiskers(values), **WHISKERS)
+        right.bar(at, means(samples), width=0.4, color=hue, label=shown)
+        right.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
+        drawn_right += zip(at, means(samples), strict=True)
+    for ax, seen in ((left, drawn_bars), (right, drawn_right)):
+        mark_zeros(ax, *zip(*seen, strict=True))
     name_heads(right, names)
     right.set_xlabel("Located heads, best first")
     legend_below(drawn, left, right)

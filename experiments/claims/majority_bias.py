@@ -1,6 +1,7 @@
 """Published version: the bias towards the frequent label, before and after weighting label attention against it.
 
-One true demonstration is left out: what the answer's log-odds lose is the bias. Table, claim and figure: bias.py.
+One true demonstration is left out: the true label's log-odds fall whichever class is asked, which is the bias; what the
+model loses in telling classes apart is evidence. Table, claim and figure: bias.py.
 """
 
 from experiments.claims.bias import Bias

@@ -9,27 +9,29 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import WHISKERS, legend_below, whiskers
+from experiments.lab.controls import Comparison, beside, matched
+from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, nothing_to_show, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, stack, where
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.verdict import Verdict, all_of, cannot_tell, verdict
 from icl_lens.report.palette import BLUE, ORANGE
 from icl_lens.report.plots import PAGE
 
 LABELS = {"foo": BLUE, "bar": ORANGE}
-LEAST = 0.02
+LEAST = 0.1
+"""Of located heads' attention on labels: the smallest change worth the claim."""
 
 
 @dataclass(frozen=True)
 class PredictionShiftConfig:
-    """Heads located for each label (at most one in eight), and sets of random heads."""
+    """Heads located for each label (at most one in eight), and the most controls of a layer."""
 
     heads: int = 6
-    draws: int = 100
+    controls: int = 20
 
 
 def _attention(
@@ -47,64 +49,97 @@ def _attention(
 
 
 def table(study: Study, config: PredictionShiftConfig) -> pd.DataFrame:
-    """group, input ("first" | "exchanged"), prompt, label ("foo" | "bar"), attention (0–1, mean over heads), flipped.
+    """group, layer, name, input ("first" | "exchanged"), prompt, query, other, label ("foo" | "bar"), attention,
+    flipped.
 
-    Only demonstrations' labels count. "random" is the mean over all draws. `flipped`: whether the prediction goes from
-    "foo" to "bar".
+    Only demonstrations' labels count. "random" heads are the others of the layers. `flipped`: whether the prediction
+    goes from "foo" to "bar".
     """
-    heads = located_for_both(study, study.few(config.heads))
-    draws = study.controls(heads, config.draws, distinct=False)
+    compared = Comparison.of(study, located_for_both(study, study.few(config.heads)), config.controls)
     rows = study.test
     first = study.batch(FOO)[rows]
     exchanged = study.batch(replace(FOO, asked="false"))[rows]
     (before, was), (after, now) = (_attention(study, batch) for batch in (first, exchanged))
     flipped = ((was == 0) & (now == 1)).numpy()
-    groups = {"located": heads, "random": [head for drawn in draws for head in drawn]}
-    frames = []
-    for group, members in groups.items():
-        layers, indices = [head.layer for head in members], [head.head for head in members]
+    queries = study.both_queries(rows)
+
+    def frame(head: il.Head) -> pd.DataFrame:
+        frames = []
         for name, attention in (("first", before), ("exchanged", after)):
-            mean = attention[:, layers, indices].mean(1).numpy()
-            axes = {"group": [group], "input": [name], "prompt": rows.tolist(), "label": list(LABELS)}
-            frames.append(long(mean[None, None], "attention", **axes).assign(flipped=np.repeat(flipped, 2)))
-    return stack(*frames)
+            values = long(attention[:, head.layer, head.head], "attention", prompt=rows.tolist(), label=list(LABELS))
+            both = {column: np.repeat(numbers, 2) for column, numbers in queries.items()}
+            frames.append(values.assign(input=name, flipped=np.repeat(flipped, 2), **both))
+        return stack(*frames)
+
+    return stack(*compared.rows(frame))
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Where the prediction flips, attention leaves "foo" and comes to "bar", more than in random heads."""
+    """Where the prediction flips, attention leaves "foo" and comes to "bar", by a tenth of that on labels.
 
-    def shift(group: str, label: str) -> Float[np.ndarray, " prompt"]:
-        part = where(table, flipped=True)
-        first, exchanged = (
-            by_prompt(part, "attention", group=group, input=shown, label=label) for shown in ("first", "exchanged")
+    And by more than in the other heads of the layers.
+    """
+    part = where(table, flipped=True)
+    n = len(set(part["prompt"]))
+    if n < 2:
+        return cannot_tell(
+            f"the prediction flips from foo to bar in {n} prompts, which is too few", unit="of attention on labels"
         )
-        return exchanged - first
+    found = {
+        (shown, label): beside(part, "attention", input=shown, label=label)
+        for shown in ("first", "exchanged")
+        for label in LABELS
+    }
+    drawn = found["first", "foo"].drawn
+    on_labels = found["first", "foo"].located + found["first", "bar"].located
+    change = {
+        label: (found["exchanged", label].located - found["first", label].located) / on_labels for label in LABELS
+    }
 
-    fall, rise = -shift("located", "foo"), shift("located", "bar")
-    both = fall + rise + shift("random", "foo") - shift("random", "bar")
+    def moved(group: str) -> Float[np.ndarray, " draw"]:
+        foo, bar = (
+            getattr(found["exchanged", label], group) - getattr(found["first", label], group) for label in LABELS
+        )
+        return bar - foo
+
+    unit = "of attention on labels"
     return all_of(
-        judge(fall, least=LEAST, unit="of attention", what="fall at foo positions"),
-        judge(rise, least=LEAST, unit="of attention", what="rise at bar positions"),
-        judge(both, least=0.0, unit="of attention", what="shift beyond random heads"),
+        verdict(drawn.estimate(-change["foo"]), least=LEAST, unit=unit, what="fall of attention at foo positions"),
+        verdict(drawn.estimate(change["bar"]), least=LEAST, unit=unit, what="rise of attention at bar positions"),
+        verdict(
+            drawn.estimate(moved("located") - moved("random")),
+            least=0.0,
+            unit="of attention",
+            what=f"shift beyond {found['first', 'foo'].named} of the same layers",
+        ),
     )
 
 
 def figure(table: pd.DataFrame) -> Figure:
     """Attention at "foo" and "bar" positions before and after, where the prediction flips; 95 % intervals."""
     part = where(table, flipped=True)
+    if part.empty:
+        return nothing_to_show("in no prompt does the prediction flip from foo to bar")
     drawn = Figure(figsize=(PAGE, 2.3), layout="constrained")
     axes = drawn.subplots(1, 2, sharey=True)
+    bars: list[list[tuple[float, float]]] = []
     for ax, group in zip(axes, ("located", "random"), strict=True):
+        seen: list[tuple[float, float]] = []
         for i, (label, hue) in enumerate(LABELS.items()):
-            samples = [
-                by_prompt(part, "attention", group=group, input=shown, label=label) for shown in ("first", "exchanged")
-            ]
+            samples = []
+            for shown in ("first", "exchanged"):
+                of_input = where(part, input=shown, label=label)
+                both = by_prompt(of_input, "attention", group="located") if group == "located" else None
+                samples.append(matched(of_input, "attention") if both is None else both)
             at = np.arange(2) + 0.36 * (i - 0.5)
-            means = [sample.mean() if len(sample) else np.nan for sample in samples]
-            ax.bar(at, means, width=0.36, color=hue, label=f"at {label} positions")
-            ax.errorbar(at, means, yerr=whiskers(samples), **WHISKERS)
+            ax.bar(at, means(samples), width=0.36, color=hue, label=f"at {label} positions")
+            ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
+            seen += zip(at, means(samples), strict=True)
+        bars.append(seen)
         ax.set_xticks(range(2), ["first input\n(predicts foo)", "exchanged\n(predicts bar)"])
         ax.set_title(f"{group} heads")
+    for ax, seen in zip(axes, bars, strict=True):
+        mark_zeros(ax, *zip(*seen, strict=True))
     axes[0].set_ylabel("Attention from the last token,\nmean over heads (0–1)")
     legend_below(drawn, axes[0])
     return drawn
@@ -115,7 +150,9 @@ EXPERIMENT = Experiment(
     title="Attention goes where the prediction goes",
     source="Published version, section 3.3",
     claim="When another input flips the prediction from foo to bar, attention falls at foo and rises at bar.",
-    criterion=f"Both by {LEAST} or more in located heads, and more than in random heads of their layers.",
+    criterion=(
+        f"Both by {LEAST:.0%} of attention on labels in located heads, and more than in their layers' other heads."
+    ),
     paper="attention falls at foo and rises at bar positions",
     config=PredictionShiftConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

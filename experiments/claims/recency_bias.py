@@ -1,7 +1,7 @@
 """Published version: the bias towards the nearer label, before and after located heads lose the position term.
 
-The true demonstrations come first instead of last: what the answer's log-odds lose is the bias. Table, claim and
-figure: bias.py.
+The true demonstrations come first instead of last: the true label's log-odds fall whichever class is asked, which is
+the bias. Table, claim and figure: bias.py.
 """
 
 from experiments.claims.bias import Bias

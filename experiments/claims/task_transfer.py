@@ -3,24 +3,23 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Float
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from experiments.lab.drawing import WHISKERS, legend_below, whiskers
-from experiments.lab.editing import BAR, FOO, located_for_both, odds, right, scores, zeroed
+from experiments.lab.controls import beside
+from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, whiskers
+from experiments.lab.editing import BAR, FOO, located_for_both, says, zeroed
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, StudySettings, Variant
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.verdict import Verdict, all_of, cannot_tell, judge, verdict
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import COLUMN
 
-GROUPS = {"none": ("nothing", "0.85"), "random": ("random heads", GREY), "other": ("located elsewhere", BLUE)}
-GROUPS["own"] = ("located here", ORANGE)
+GROUPS = {"none": ("nothing", "0.85"), "random": ("random heads", GREY), "other": ("located elsewhere only", BLUE)}
+GROUPS["own"] = ("located here only", ORANGE)
 
 
 @dataclass(frozen=True)
@@ -42,52 +41,73 @@ def needs_for(config: TaskTransferConfig, settings: StudySettings) -> Iterable[N
 
 
 def table(study: Study, config: TaskTransferConfig) -> pd.DataFrame:
-    """removed ("none" | "own" | "other" | "random": mean of draws), prompt, answer, correct, odds (nats), …
+    """group ("none" | "own" | "other" | "random"), name (of the set), layer, prompt, answer, correct, odds (nats), …
 
-    "own": heads located on this task; "other": as many located on the other task.
+    `located_on`: the other task; `shared`, `apart`: heads that both tasks' lists name, and that each has for itself.
+    "own", "other": only those that the other list does not name, so that no head is its own proof. If there are none,
+    `apart` is 0 and only "none" is there.
     """
     everything = len(study.view.heads())
     own = located_for_both(study, study.few(config.heads))
     away = _variants(config, study.settings.task)
     pairs = zip(*(study.located(everything, variant) for variant in away), strict=True)
     other = list(dict.fromkeys(head for pair in pairs for head in pair))[: len(own)]
-    draws = study.controls(own, config.draws, avoid=other)
+    only = {"own": [head for head in own if head not in other], "other": [head for head in other if head not in own]}
+    sets: list[tuple[str, str, list[il.Head]]] = [("none", "", [])]
+    if only["own"]:
+        sets += [(group, group, heads) for group, heads in only.items()]
+        draws = study.controls(only["other"], config.draws, avoid=own)
+        sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(draws)]
     frames = []
     for answer, variant in (("foo", FOO), ("bar", BAR)):
-
-        def measured(
-            removed: list[il.Head], variant: Variant = variant, answer: str = answer
-        ) -> Float[np.ndarray, "2 row"]:
-            label_scores = scores(study, variant, study.test, zeroed(study, removed), what=f"transfer, {answer}")
-            return np.stack([measure(study, variant, study.test, label_scores) for measure in (right, odds)])
-
-        values = {
-            "none": measured([]),
-            "own": measured(own),
-            "other": measured(other),
-            "random": np.mean([measured(drawn) for drawn in draws], axis=0),
-        }
-        for removed, (correct, log_odds) in values.items():
-            frame = pd.DataFrame({"prompt": study.test.tolist(), "correct": correct, "odds": log_odds})
-            frames.append(
-                frame.assign(removed=removed, answer=answer, located_on=away[0].task, shared=len({*own} & {*other}))
-            )
+        for group, name, removed in sets:
+            edit = zeroed(study, removed) if removed else None
+            frame = says(study, variant, study.test, edit, what=f"transfer, {group}, {answer}")
+            frame = frame.assign(prompt=study.test.tolist(), group=group, name=name, layer=-1, answer=answer)
+            told = {"located_on": away[0].task, "shared": len({*own} & {*other}), "apart": len(only["own"])}
+            frames.append(frame.assign(**told))
     return stack(*frames)
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Heads located on the other task cost at least half of what this task's own cost, and more than random ones."""
-    none, own, other, random = (by_prompt(table, "odds", removed=name) for name in ("none", "own", "other", "random"))
+    """Heads located on the other task only cost at least half of what this task's own cost, and more than random ones.
+
+    Undecided where both tasks have the same heads, of which neither can tell anything of the other.
+    """
+    shared, apart = int(table["shared"].iloc[0]), int(table["apart"].iloc[0])
+    if not apart:
+        return cannot_tell(
+            f"both tasks have the same {shared} located heads, so that none tells whether the other task's heads "
+            "matter "
+            "here (whether tasks share heads is what head-overlap asks)",
+            unit="nats",
+        )
+    none = by_prompt(table, "odds", group="none")
+    falls = {group: none - by_prompt(table, "odds", group=group) for group in ("own", "other")}
+    # "located" beside random sets, as everywhere.
+    renamed = table.assign(group=table["group"].replace({"other": "located"}))
+    sets = beside(where_in(renamed, ("located", "random")), "odds")
+    heads = f"{apart} of {shared + apart} heads"
     return all_of(
-        judge(none - own, least=0.0, unit="nats", what="fall of the answer without this task's heads"),
+        judge(falls["own"], least=0.0, unit="nats", what=f"fall without those located here only ({heads})"),
         judge(
-            (none - other) - 0.5 * (none - own),
+            falls["other"] - 0.5 * falls["own"],
             least=0.0,
             unit="nats",
-            what="the other task's heads minus half of that",
+            what="fall without those located elsewhere only, minus half of that",
         ),
-        judge(random - other, least=0.0, unit="nats", what="the other task's heads beyond random ones"),
+        verdict(
+            sets.drawn.estimate(sets.random - sets.located),
+            least=0.0,
+            unit="nats",
+            what=f"the same beyond {sets.sets}",
+        ),
     )
+
+
+def where_in(table: pd.DataFrame, groups: tuple[str, ...]) -> pd.DataFrame:
+    """The rows of these groups."""
+    return table.loc[table["group"].isin(groups)]
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -95,15 +115,21 @@ def figure(table: pd.DataFrame) -> Figure:
     drawn = Figure(figsize=(COLUMN, 2.4), layout="constrained")
     axes = drawn.subplots(1, 2)
     for ax, value, title in zip(axes, ("correct", "odds"), ("Accuracy (0–1)", "Answer's log-odds (nats)"), strict=True):
-        for i, (removed, (label, hue)) in enumerate(GROUPS.items()):
-            sample = by_prompt(table, value, removed=removed)
+        bars = []
+        for i, (group, (label, hue)) in enumerate(GROUPS.items()):
+            sample = by_prompt(table, value, group=group)
+            if not len(sample):
+                continue
             ax.bar(i, sample.mean(), color=hue, width=0.8, label=label)
             ax.errorbar(i, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
+            bars.append((i, sample.mean()))
+        mark_zeros(ax, *zip(*bars, strict=True))
         ax.set_xticks([])
         ax.axhline(0, color="0.3", linewidth=0.6)
         ax.set_ylabel(title)
     axes[0].set_xlabel("Removed")
-    axes[1].set_xlabel(f"elsewhere: {table['located_on'].iloc[0]}", fontsize=7)
+    apart = table["apart"].iloc[0]
+    axes[1].set_xlabel(f"elsewhere: {table['located_on'].iloc[0]}\n({apart} heads there only)", fontsize=7)
     legend_below(drawn, axes[0], columns=2)
     return drawn
 
@@ -113,7 +139,11 @@ EXPERIMENT = Experiment(
     title="Do tasks share their heads",
     source="Published version, open question 2",
     claim="Tasks share in-context heads: those located on one task matter on another.",
-    criterion="Removing the other task's heads costs half of what the own ones cost or more, and more than random.",
+    criterion=(
+        "Removing the heads that are located on the other task only costs half of what those located here only cost "
+        "or more, "
+        "and more than random ones. Undecided where both tasks have the same heads."
+    ),
     paper=None,
     config=TaskTransferConfig(),
     needs_for=needs_for,

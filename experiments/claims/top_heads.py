@@ -6,74 +6,96 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.lab.controls import Comparison
-from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
+import icl_lens as il
+from experiments.lab.controls import Comparison, beside, matched
+from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, name_heads, whiskers
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import array, by_prompt, long, stack, where, wide
+from experiments.lab.frames import array, by_prompt, long, stack, where
+from experiments.lab.intervals import clusters_of, resample
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.verdict import SHARE, Verdict, all_of, verdict
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
+
+NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True)
 class TopHeadsConfig:
-    """How many heads are shown (the paper: 20 of 720; at most one in eight), and how many random sets."""
+    """How many heads are shown (the paper: 20 of 720; at most one in eight), and the most controls of a layer."""
 
     heads: int = 20
-    draws: int = 100
+    controls: int = 20
 
 
 def table(study: Study, config: TopHeadsConfig) -> pd.DataFrame:
-    """prompt, increase (nats), kind, rank, layer, depth (0–1), name.
+    """prompt, increase (nats; of the answer's log-odds, by contrast), group, rank (0 but for located), layer, depth,
+    name.
 
-    Kinds: "located" heads; "random" heads of the same layer as the located one of that rank, mean of all draws; "all":
-    the sum of all heads' positive increases.
+    Groups: "located" heads; "random" ones: the others of their layers; "all": the sum of all heads' positive increases.
     """
-    increases = study.get(head_increases)[study.test]
-    compared = Comparison.of(study, study.located(study.few(config.heads)), config.draws)
+    increases = study.rises()[study.test]
+    compared = Comparison.of(study, study.located(study.few(config.heads)), config.controls)
     rows, deepest = study.test.tolist(), max(study.view.n_layers - 1, 1)
-    frames = []
-    for head, kind, values in compared.groups(lambda head: increases[:, head.layer, head.head].numpy()):
-        frame = long(values, "increase", prompt=rows).assign(kind=kind, rank=compared.located.index(head) + 1)
-        name = str(head) if kind == "located" else f"random L{head.layer}"
-        frames.append(frame.assign(layer=head.layer, depth=head.layer / deepest, name=name))
+    rank = {head: place for place, head in enumerate(compared.located, start=1)}
+
+    def frame(head: il.Head) -> pd.DataFrame:
+        values = long(increases[:, head.layer, head.head], "increase", prompt=rows)
+        return values.assign(rank=rank.get(head, 0), depth=head.layer / deepest)
+
     every = long(increases.clamp(min=0).sum((1, 2)), "increase", prompt=rows)
-    return stack(*frames, every.assign(kind="all", rank=0, layer=-1, depth=np.nan, name=""))
+    return stack(*compared.rows(frame), every.assign(group="all", rank=0, layer=-1, depth=np.nan, name=""))
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Located heads lie deep, beat random heads of their layers, and hold much of what all heads add."""
-    located = where(table, kind="located")
+    """Located heads lie deep, beat other heads of their layers, and hold much of what all heads add."""
+    located = where(table, group="located")
     gain = located.assign(increase=np.maximum(array(located, "increase"), 0))
     deep = gain.assign(increase=gain["increase"] * (gain["depth"] > 0.5))
     count = located["rank"].nunique()
-    with np.errstate(invalid="ignore", divide="ignore"):
-        deep_share = by_prompt(deep, "increase") / by_prompt(gain, "increase")
-        share = by_prompt(gain, "increase") * count / by_prompt(table, "increase", kind="all")
-    above = by_prompt(table, "increase", kind="located") - by_prompt(table, "increase", kind="random")
+    every = by_prompt(table, "increase", group="all")
+    drawn = resample(clusters_of(every.index))
+    of_all, of_located, of_deep = (
+        drawn.mean(sample.to_numpy()) for sample in (every, by_prompt(gain, "increase"), by_prompt(deep, "increase"))
+    )
+    heads = beside(table.loc[table["group"] != "all"], "increase", these=True)
     return all_of(
-        judge(deep_share, least=0.5, unit="of their increases", what="share of located heads in the deeper half"),
-        judge(above, least=0.0, unit="nats a head", what="located minus random heads of the same layers"),
-        judge(share, least=0.5, unit="of all heads' positive increases", what=f"share of the {count} located heads"),
+        verdict(
+            drawn.estimate(of_deep / of_located, bounds=SHARE),
+            least=NEARLY_ALL,
+            unit="of their increases",
+            what="share of located heads in the deeper half",
+        ),
+        verdict(
+            heads.drawn.estimate(heads.located - heads.random),
+            least=0.0,
+            unit="nats a head",
+            what=f"located heads minus {heads.named} of the same layers",
+        ),
+        verdict(
+            drawn.estimate(of_located * count / of_all, bounds=SHARE),
+            least=0.5,
+            unit="of all heads' positive increases",
+            what=f"share of the {count} located heads",
+        ),
     )
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Mean increase of each located head on the other half, 95 % intervals; diamonds: random heads of its layer."""
-    values = wide(where(table, kind="located"), "increase", index="name", columns="prompt").to_numpy()
-    control = [part["increase"].mean() for _, part in where(table, kind="random").groupby("rank")]
-    located = where(table, kind="located").drop_duplicates("name")
+    """Mean increase of each located head on the other half, 95 % intervals; diamonds: other heads of its layer."""
+    located = where(table, group="located").drop_duplicates("name")
+    values = by_name(where(table, group="located"), "increase", located["name"])
+    control = [matched(where(table, layer=layer), "increase").mean() for layer in located["layer"]]
     deep = array(located, "depth") > 0.5
     drawn = Figure(figsize=(PAGE, 2.3), layout="constrained")
     ax = drawn.subplots()
     at = np.arange(len(values))
     for chosen, hue, label in ((deep, BLUE, "deeper half of layers"), (~deep, ORANGE, "shallower half")):
         if chosen.any():
-            ax.bar(at[chosen], values[chosen].mean(1), color=hue, width=0.7, label=label)
-    ax.errorbar(at, values.mean(1), yerr=whiskers(values), **WHISKERS)
-    ax.plot(at, control, "D", color=GREY, markeredgecolor="0.2", markersize=3.5, label="random heads, same layer")
+            ax.bar(at[chosen], np.array(means(values))[chosen], color=hue, width=0.7, label=label)
+    ax.errorbar(at, means(values), yerr=whiskers(values), **WHISKERS)
+    ax.plot(at, control, "D", color=GREY, markeredgecolor="0.2", markersize=3.5, label="other heads, same layer")
     ax.axhline(0, color="0.3", linewidth=0.6)
     ax.set(xlabel="Located heads, best first", ylabel="Mean log-probability\nincrease (nats)")
     name_heads(ax, list(located["name"]))
@@ -87,8 +109,9 @@ EXPERIMENT = Experiment(
     source="Figures 3, 4, 12–15",
     claim="A few heads, all in deep layers, raise the answer most.",
     criterion=(
-        "Of the located heads' positive increases more than half is in the deeper half of layers; on prompts they were "
-        "not chosen on they exceed random heads of their layers; and they hold more than half of all heads' positive "
+        "Of the located heads' positive increases nine tenths are in the deeper half of layers; on prompts they were "
+        "not chosen on they exceed the other heads of their layers; and they hold more than half of all heads' "
+        "positive "
         "increases."
     ),
     paper="GPT-2 large: the 20 best of 720 heads lie in layers 18–31 of 36",

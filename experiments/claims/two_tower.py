@@ -12,15 +12,15 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.claims.queries import texts_exchanged
-from experiments.lab.controls import Comparison
-from experiments.lab.drawing import WHISKERS, legend_below, name_heads, whiskers
+from experiments.lab.controls import Comparison, beside
+from experiments.lab.drawing import WHISKERS, by_name, legend_below, mark_zeros, means, name_heads, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import array, by_prompt, stack, where
+from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases, is_true_label
-from experiments.lab.study import Need, Study
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.study import Need, Study, Variant
+from experiments.lab.verdict import CHANGE, SHARE, Verdict, all_of, judge, told, verdict
 from icl_lens.interventions.patching import What
 from icl_lens.metrics import label_log_odds
 from icl_lens.report.palette import BLUE, GREY, ORANGE
@@ -35,23 +35,35 @@ SWAPS: dict[str, tuple[What, str, bool]] = {
 }
 """What is patched, from which prompt, and whether two towers predict that the answer loses."""
 
+CELLS = tuple(
+    Variant(layout, swapped, asked=asked)
+    for layout in ("order", "reorder")
+    for swapped in (False, True)
+    for asked in ("true", "false")
+)
+"""Both orders, both labels, queries of both classes: a head that likes a label, or near labels, gains nothing."""
+
+COLUMNS = ["prompt", "query", "measure", "group", "layer", "name", "value", "mass"]
+
 
 @dataclass(frozen=True)
 class TwoTowerConfig:
-    """Heads located for each label (at most one in eight), sets of random heads, and prompts in a pass."""
+    """Heads located for each label (at most one in eight), the most controls of a layer, random sets to swap."""
 
     heads: int = 6
+    controls: int = 20
     draws: int = 5
     rows: int = 64
+    """Prompts in a pass."""
 
 
 @dataclass(frozen=True)
 class Separation:
-    """Chance that a true label's attention exceeds a false one's (AUROC), in each head; ½ is chance."""
+    """Chance that a true label's attention exceeds a false one's (AUROC; chance is ½); attention on all labels."""
 
     heads: tuple[il.Head, ...]
 
-    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head"]:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head 2"]:
         layers, indices = [head.layer for head in self.heads], [head.head for head in self.heads]
         # Attention orders positions as q·k does: softmax is increasing.
         attention = il.attention_to_labels(acts)[:, layers, indices].float()
@@ -60,14 +72,17 @@ class Separation:
         pairs = (true[:, :, None] & (real & ~true)[:, None, :])[:, None]
         gap = attention[..., :, None] - attention[..., None, :]
         wins = (gap > 0).float() + 0.5 * (gap == 0).float()
-        return (wins * pairs).sum((-1, -2)) / pairs.sum((-1, -2))
+        auroc = (wins * pairs).sum((-1, -2)) / pairs.sum((-1, -2))
+        return torch.stack([auroc, (attention * real[:, None]).sum(-1)], dim=-1)
 
 
 def table(study: Study, config: TwoTowerConfig) -> pd.DataFrame:
-    """measure ("auroc" | a swap of SWAPS), group, name (for "auroc"), prompt, value.
+    """measure ("auroc" | a swap of SWAPS), group, layer, name (of the head, or the set), prompt, query, value, mass
+    (0–1).
 
-    "auroc": 0–1, for each head, mean of both orders. Swaps: by how many nats the answer's log-odds fall when all heads
-    of the group get what they have on the other prompt. Prompts whose parts do not lie in the same places are left out.
+    "auroc": 0–1, for each head, each prompt in every one of CELLS; `mass`: attention on all labels. Swaps: by how many
+    nats the answer's log-odds fall when all heads of the group get what they have on the other prompt, at label
+    positions and as the last query sees it; prompts take turns in CELLS.
     """
     heads = located_for_both(study, study.few(config.heads))
     return stack(*_separations(study, heads, config), *_swaps(study, heads, config))
@@ -75,52 +90,63 @@ def table(study: Study, config: TwoTowerConfig) -> pd.DataFrame:
 
 def _separations(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterator[pd.DataFrame]:
     """The rows "auroc", head by head."""
-    compared = Comparison.of(study, heads, config.draws)
-    reduction = Separation(compared.heads)
-    # Both orders, so that a head of near labels is not taken for one of true labels.
-    orders = (FOO, replace(FOO, layout="reorder"))
-    both = [study.reduce(reduction, variant, study.test, what=f"q·k by class, {variant}") for variant in orders]
-    separation = torch.stack(both).mean(0).numpy()
-    column = {head: separation[:, i] for i, head in enumerate(compared.heads)}
-    for head, group, values in compared.groups(column.__getitem__):
-        frame = pd.DataFrame({"prompt": study.test.tolist(), "value": values})
-        yield frame.assign(measure="auroc", group=group, name=str(head))
+    compared = Comparison.of(study, heads, config.controls)
+    reduction, rows = Separation(compared.heads), study.test
+    found = [study.reduce(reduction, cell, rows, what=f"q·k by class, {cell}") for cell in CELLS]
+    # Each question counts as a prompt of its own, with its own query; both halves of CELLS are balanced.
+    parts = {
+        asked: torch.stack([one for one, cell in zip(found, CELLS, strict=True) if cell.asked == asked]).mean(0).numpy()
+        for asked in ("true", "false")
+    }
+
+    def frame(head: il.Head) -> pd.DataFrame:
+        place = compared.heads.index(head)
+        frames = [
+            pd.DataFrame({**_identity(study, rows, asked), "value": part[:, place, 0], "mass": part[:, place, 1]})
+            for asked, part in parts.items()
+        ]
+        return stack(*frames).assign(measure="auroc")
+
+    for one in compared.rows(frame):
+        yield one.loc[:, COLUMNS]
+
+
+def _identity(study: Study, rows: Int[Tensor, " row"], asked: str) -> dict[str, Int[np.ndarray, " row"]]:
+    """prompt and query: even and positive for one class's questions, odd and negative for the other's."""
+    queries = study.queries(Variant(asked="true" if asked == "true" else "false"))[rows.numpy()]
+    number = 2 * rows.numpy() + (asked == "false")
+    return {"prompt": number, "query": queries if asked == "true" else -1 - queries}
 
 
 def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterator[pd.DataFrame]:
-    """The rows of SWAPS, all heads of a group together."""
-    rows = study.test.tolist()
-    prompts, asked = study.prompts(FOO), study.prompts(replace(FOO, asked="false"))
-    sources = {
-        "query": [asked[row] for row in rows],
-        "texts": [texts_exchanged(prompts[row]) for row in rows],
-        "labels": [study.prompts(BAR)[row] for row in rows],
-    }
-    own = study.batch(FOO)[study.test]
-    groups = {"located": [heads], "random": study.controls(heads, config.draws)}
-    for measure, (what, source, _) in SWAPS.items():
-        other = il.tokenize(study.model, sources[source], labels=("foo", "bar"))
-        fits = _aligned(own, other, only_last=what == "q")
-        for group, sets in groups.items():
-            falls = [_falls(study, own[fits], other[fits], members, what, size=config.rows) for members in sets]
-            frame = pd.DataFrame({"prompt": study.test[fits].tolist(), "value": np.mean(falls, axis=0)})
-            yield frame.assign(measure=measure, group=group, name="")
-
-
-def _aligned(own: il.PromptBatch, other: il.PromptBatch, *, only_last: bool) -> Int[Tensor, " fit"]:
-    """Indices of prompts whose labels and ends lie in the same places as the other prompt's."""
-    same = torch.ones(len(own), dtype=torch.bool, device=own.last.device)
-    if not only_last:
-        same = (own.label_positions == other.label_positions).all(-1) & (own.last == other.last)
-    if not bool(same.any()):
-        raise il.InputError("no two prompts of this task have their parts in the same places; use a word task")
-    return same.nonzero().flatten()
+    """The rows of SWAPS, all heads of a group together; prompts take turns in the cells."""
+    sets = [("located", "located", heads)]
+    sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(study.controls(heads, config.draws))]
+    for place, cell in enumerate(CELLS):
+        rows = study.test[place :: len(CELLS)]
+        if not len(rows):
+            continue
+        prompts = study.prompts(cell)
+        other_query = study.prompts(replace(cell, asked="false" if cell.asked == "true" else "true"))
+        other_labels = study.prompts(replace(cell, swapped=not cell.swapped))
+        sources = {
+            "query": [other_query[row] for row in rows],
+            "texts": [texts_exchanged(prompts[row]) for row in rows],
+            "labels": [other_labels[row] for row in rows],
+        }
+        own = study.batch(cell)[rows]
+        other = {name: il.tokenize(study.model, found, labels=("foo", "bar")) for name, found in sources.items()}
+        for measure, (what, source, _) in SWAPS.items():
+            for group, name, members in sets:
+                falls = _falls(study, own, other[source], members, what, size=config.rows)
+                frame = pd.DataFrame({**_identity(study, rows, cell.asked), "value": falls})
+                yield frame.assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan).loc[:, COLUMNS]
 
 
 def _falls(
     study: Study, own: il.PromptBatch, other: il.PromptBatch, heads: list[il.Head], what: What, *, size: int
 ) -> Float[np.ndarray, " prompt"]:
-    """Nats by which the answer's log-odds fall."""
+    """Nats by which the answer's log-odds fall when the last query sees the other prompt's q, or labels' k or v."""
 
     def log_odds(batch: il.PromptBatch) -> Float[Tensor, " batch"]:
         return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
@@ -130,7 +156,11 @@ def _falls(
     def fall(i: int) -> Tensors:
         mine, theirs = pairs[i]
         before = log_odds(mine)
-        with il.patch_heads(study.model, heads, theirs, what=what, positions="last" if what == "q" else "all"):
+        if what == "q":
+            block = il.patch_heads(study.model, heads, theirs, what="q", positions="last")
+        else:
+            block = il.patch_heads(study.model, heads, theirs, what=what, align="labels", into=mine, seen_by="last")
+        with block:
             return {"value": before - log_odds(mine)}
 
     found = study.passes.run(f"{what} exchanged", [2 * len(mine) for mine, _ in pairs], fall)
@@ -141,58 +171,97 @@ def claim(table: pd.DataFrame) -> Verdict:
     """Swaps and separation as two towers say.
 
     The three swaps lower the answer as predicted, more than in random heads, and more than the two idle swaps; q·k is
-    larger for true labels than for false ones, and more often so than in random heads.
+    larger for true labels than for false ones, and more often so than in the other heads of the layers.
     """
-
-    def fall(measure: str, group: str = "located") -> Float[np.ndarray, " prompt"]:
-        return by_prompt(table, "value", measure=measure, group=group)
-
     active = [name for name, (_, _, predicted) in SWAPS.items() if predicted]
-    agree = [judge(fall(name) > 0, least=0.75, unit="of prompts", what=f"share that falls ({name})") for name in active]
+    falls = {name: beside(table, "value", measure=name) for name in SWAPS}
+    signs = table.assign(value=(table["value"] > 0).astype(float))
+    agree = [
+        judge(
+            by_prompt(signs, "value", measure=name, group="located"),
+            least=0.75,
+            unit="of prompts",
+            what=f"share that falls ({name})",
+            bounds=SHARE,
+        )
+        for name in active
+    ]
     beyond = [
-        judge(fall(name) - fall(name, "random"), least=0.0, unit="nats", what=f"fall beyond random heads ({name})")
+        verdict(
+            falls[name].drawn.estimate(falls[name].located - falls[name].random),
+            least=0.0,
+            unit="nats",
+            what=f"fall beyond {falls[name].sets} ({name})",
+        )
         for name in active
     ]
     gaps = (("K, texts exchanged", "K, labels exchanged"), ("V, labels exchanged", "V, texts exchanged"))
     idle = [
-        judge(_shared(table, first) - _shared(table, second), least=0.0, unit="nats", what=f"{first} over {second}")
+        verdict(
+            falls[first].drawn.estimate(falls[first].located - falls[second].located),
+            least=0.0,
+            unit="nats",
+            what=f"{first} over {second}",
+        )
         for first, second in gaps
     ]
-    auroc, others = (by_prompt(table, "value", measure="auroc", group=group) for group in ("located", "random"))
+    auroc = beside(table, "value", measure="auroc")
+    mass = beside(table, "mass", measure="auroc")
     towers = [
-        judge(auroc, least=0.5, unit="AUROC", what="q·k, true above false labels"),
-        judge(auroc - others, least=0.0, unit="AUROC", what="the same beyond random heads"),
+        verdict(
+            auroc.drawn.estimate(auroc.located, bounds=SHARE),
+            least=0.5,
+            unit="AUROC",
+            what="q·k, true above false labels",
+        ),
+        verdict(
+            auroc.drawn.estimate(auroc.located - auroc.random, bounds=CHANGE),
+            least=0.0,
+            unit="AUROC",
+            what=f"the same beyond {auroc.named} of the same layers",
+        ),
     ]
-    return all_of(*agree, *beyond, *idle, *towers)
-
-
-def _shared(table: pd.DataFrame, measure: str) -> Float[np.ndarray, " prompt"]:
-    """Falls of a swap in located heads, on the prompts that the exchange of texts leaves."""
-    part = where(table, measure=measure, group="located")
-    kept = array(where(table, measure="K, texts exchanged", group="located"), "prompt")
-    return by_prompt(part.loc[np.isin(array(part, "prompt"), kept)], "value")
+    return told(
+        all_of(*agree, *beyond, *idle, *towers),
+        f"located heads give labels {mass.located[0]:.3g} of their attention, the others {mass.random[0]:.3g}",
+    )
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Left: AUROC of attention, true against false labels, by head. Right: fall of log-odds by swap, and how often."""
-    drawn = Figure(figsize=(PAGE, 2.7), layout="constrained")
+    """AUROC of attention, true against false labels, and attention on labels, by head; fall of log-odds by swap."""
+    drawn = Figure(figsize=(PAGE, 3.0), layout="constrained")
     left, right = drawn.subplots(1, 2)
-    names = list(dict.fromkeys(where(table, measure="auroc")["name"]))
+    heads = where(table, measure="auroc", group="located").drop_duplicates("name")
+    names, layers = list(heads["name"]), list(heads["layer"])
     for group, hue, shift in (("located", ORANGE, -0.18), ("random", GREY, 0.18)):
-        samples = [by_prompt(table, "value", measure="auroc", group=group, name=name) for name in names]
+        own = [
+            by_prompt(
+                table,
+                "value",
+                measure="auroc",
+                group=group,
+                layer=layer,
+                **({"name": name} if group == "located" else {}),
+            )
+            for name, layer in zip(names, layers, strict=True)
+        ]
         at = np.arange(len(names)) + shift
-        left.bar(at, [sample.mean() for sample in samples], width=0.36, color=hue, label=f"{group} heads")
-        left.errorbar(at, [sample.mean() for sample in samples], yerr=whiskers(samples), **WHISKERS)
+        shown = "located heads" if group == "located" else "other heads, same layer"
+        left.bar(at, means(own), width=0.36, color=hue, label=shown)
+        left.errorbar(at, means(own), yerr=whiskers(own), **WHISKERS)
         falls = [by_prompt(table, "value", measure=measure, group=group) for measure in SWAPS]
         at = np.arange(len(SWAPS)) + shift
-        right.barh(at, [sample.mean() for sample in falls], height=0.36, color=hue)
-        right.errorbar([sample.mean() for sample in falls], at, xerr=whiskers(falls), **WHISKERS)
+        right.barh(at, means(falls), height=0.36, color=hue)
+        right.errorbar(means(falls), at, xerr=whiskers(falls), **WHISKERS)
+        mark_zeros(right, at, means(falls), across=True)
         if group == "located":
             for y, sample in zip(at, falls, strict=True):
                 text = f" {np.mean(sample > 0):.0%}"
                 right.text(max(sample.mean(), 0), y - 0.22, text, va="bottom", fontsize=6, color=BLUE)
+    mass = by_name(where(table, measure="auroc", group="located"), "mass", names)
+    left.plot(np.arange(len(names)) - 0.18, means(mass), "D", color="black", markersize=3, label="attention on labels")
     left.axhline(0.5, color="0.3", linewidth=0.6, linestyle=":")
-    left.set(ylabel="q·k, true above false labels\n(AUROC, 0–1)", ylim=(0, 1))
+    left.set(ylabel="q·k, true above false labels\n(AUROC, 0–1)", ylim=(0, 1.02))
     name_heads(left, names)
     left.set_xlabel("Located heads, best first")
     right.set_yticks(range(len(SWAPS)), list(SWAPS))
@@ -209,9 +278,13 @@ EXPERIMENT = Experiment(
     source="Open (direct evidence for the hypothesis)",
     claim="Queries and keys measure likeness of texts, values carry labels: each swapped alone moves what it should.",
     criterion=(
-        "The answer loses in 3 of 4 prompts when Q, K (texts) or V (labels) alone comes from a prompt with the other "
-        "answer, by more than in random heads; K by texts above K by labels, V by labels above V by texts; and q·k, "
-        "over both orders, is more often larger for true labels than for false ones, also than in random heads."
+        "The answer loses in 3 of 4 prompts when Q, or labels' K (texts) or V (labels) as the last query sees them, "
+        "alone "
+        "comes from a prompt with the other answer, by more than in random heads; K by texts above K by labels, V by "
+        "labels "
+        "above V by texts; and q·k is more often larger for true labels than for false ones, more so than in the "
+        "other heads "
+        "of the layers. Both labels, both orders, queries of both classes."
     ),
     paper=None,
     config=TwoTowerConfig(),

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.drawing import WHISKERS, whiskers
+from experiments.lab.drawing import WHISKERS, means, whiskers
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import array, long, stack, where
+from experiments.lab.frames import by_prompt, long, stack, where
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, all_of, judge
+from experiments.lab.verdict import SHARE, Verdict, all_of, judge
 from icl_lens.report.palette import BLUE, GREEN, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -132,8 +132,10 @@ def _example(acts: il.Activations, head: il.Head, config: VocabularyConfig) -> p
 def claim(table: pd.DataFrame) -> Verdict:
     """Values name their label, keys their demonstration, the query the input: each more often than 6 times in 10."""
     task = where(table, prompts="task")
-    wins = {kind: array(where(task, kind=kind), "wins") for kind in KINDS}
-    return all_of(*(judge(wins[kind], least=0.6, unit="of comparisons", what=NAMES[kind]) for kind in KINDS))
+    wins = {kind: by_prompt(task, "wins", kind=kind) for kind in KINDS}
+    return all_of(
+        *(judge(wins[kind], least=0.6, unit="of comparisons", what=NAMES[kind], bounds=SHARE) for kind in KINDS)
+    )
 
 
 def figure(table: pd.DataFrame) -> Figure:
@@ -150,10 +152,9 @@ def figure(table: pd.DataFrame) -> Figure:
         left.text(0.11, y, row["kind"], va="center", fontsize=7, transform=left.transAxes, color=hue)
         listed = shorten(row["words"], 78, placeholder=" …")
         left.text(0.19, y, listed, va="center", fontsize=7, transform=left.transAxes)
-    samples = [array(where(table, prompts="task", kind=kind), "wins") for kind in KINDS]
-    means = [np.nanmean(sample) for sample in samples]
-    right.bar(range(3), means, color=list(KINDS.values()), width=0.7)
-    right.errorbar(range(3), means, yerr=whiskers(sample[np.isfinite(sample)] for sample in samples), **WHISKERS)
+    samples = [by_prompt(table, "wins", prompts="task", kind=kind) for kind in KINDS]
+    right.bar(range(3), means(samples), color=list(KINDS.values()), width=0.7)
+    right.errorbar(range(3), means(samples), yerr=whiskers(samples), **WHISKERS)
     right.axhline(0.5, color="0.3", linewidth=0.8, linestyle="--")
     right.set(ylim=(0, 1.02), ylabel="Own word wins\n(share of comparisons)")
     right.set_xticks(range(3), list(KINDS))
@@ -169,6 +170,7 @@ EXPERIMENT = Experiment(
         "In more than six of ten comparisons a label's value puts its own label before the other, its key the words of "
         "its own demonstration before those of another, and the query the words of the input before a demonstration's."
     ),
+    about="the best located head",
     paper="GPT-2 large, L22H0, one prompt: values all; keys three of four; the query names related words",
     config=VocabularyConfig(),
     needs=(Need(Variant(), head_increases),),

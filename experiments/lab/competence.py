@@ -2,23 +2,31 @@
 
 from dataclasses import dataclass, replace
 
+import pandas as pd
 import torch
 
+from experiments.lab.frames import by_prompt
+from experiments.lab.intervals import mean_estimate
 from experiments.lab.reductions import correct
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict
-from icl_lens.metrics import bootstrap_interval
+from experiments.lab.verdict import SHARE, Verdict
 
 MARGIN = 0.05
 """By how much accuracy must exceed chance, beyond its interval."""
 
-VARIANTS = tuple(Variant(layout, swapped) for layout in ("order", "reorder") for swapped in (False, True))
-"""Over these, a model that always says the same label, or the nearest, or the first one, is right half the time."""
+VARIANTS = tuple(
+    Variant(layout, swapped, asked=asked)
+    for layout in ("order", "reorder")
+    for swapped in (False, True)
+    for asked in ("true", "false")
+)
+"""Over these, a model that always says the same label, the nearest, the first one, or that of one class of texts, is
+right half the time."""
 
 
 @dataclass(frozen=True)
 class Competence:
-    """Accuracy of the more probable label, averaged over both labels as the answer and both orders, and chance."""
+    """Accuracy of the more probable label, over both labels, both orders and queries of both classes; and chance."""
 
     accuracy: float
     low: float
@@ -36,11 +44,12 @@ NEEDS = tuple(Need(variant, correct) for variant in VARIANTS)
 
 
 def measure(study: Study) -> Competence:
-    """The model's competence on the study's task: one number per prompt, its mean over the four variants."""
-    per_prompt = torch.stack([study.get(correct, variant) for variant in VARIANTS]).mean(0)
+    """The model's competence on the study's task: one number per prompt, its mean over all variants."""
+    per_prompt = torch.stack([study.get(correct, variant) for variant in VARIANTS]).mean(0).numpy()
     chance = float((1 / study.batch().label_mask.sum(-1).float()).mean())
-    accuracy, low, high = bootstrap_interval(per_prompt.numpy())
-    return Competence(accuracy, low, high, chance)
+    table = pd.DataFrame({"prompt": range(len(per_prompt)), "correct": per_prompt, **study.both_queries()})
+    found = mean_estimate(by_prompt(table, "correct"), bounds=SHARE)
+    return Competence(found.value, found.low, found.high, chance)
 
 
 def gated(verdict: Verdict, competence: Competence) -> Verdict:
@@ -51,4 +60,4 @@ def gated(verdict: Verdict, competence: Competence) -> Verdict:
         f"the model does not do the task (accuracy {competence.accuracy:.1%} [{competence.low:.1%}, "
         f"{competence.high:.1%}], chance {competence.chance:.0%}), so how it does it is no question; {verdict.reason}"
     )
-    return replace(verdict, outcome="undecided", reason=reason)
+    return replace(verdict, outcome="undecided", reason=reason, p=1.0)

@@ -1,14 +1,18 @@
 """What the experiments' figures have in common: interval whiskers, legends, names of heads."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+import pandas as pd
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from icl_lens.metrics import bootstrap_interval
+from experiments.lab.frames import by_prompt
+from experiments.lab.intervals import mean_estimate
+from icl_lens.report.plots import COLUMN
 
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -32,10 +36,47 @@ WHISKERS: dict[str, Any] = {"fmt": "none", "ecolor": "0.2", "elinewidth": 0.8, "
 """For `Axes.errorbar(x, mean, yerr=whiskers(…), **WHISKERS)`."""
 
 
-def whiskers(samples: Iterable[np.ndarray]) -> Float[np.ndarray, "2 item"]:
-    """How far the 95 % bootstrap interval of each item's mean over prompts reaches below and above it."""
-    reach = [(0.0, 0.0) if len(sample) < 2 else _reach(sample) for sample in samples]
+def whiskers(samples: Iterable[pd.Series | np.ndarray]) -> Float[np.ndarray, "2 item"]:
+    """How far the 95 % interval of each item's mean over prompts reaches below and above it; whole queries are drawn.
+
+    Nothing is drawn where there is no interval.
+    """
+    reach = [_reach(sample) for sample in samples]
     return np.array(reach).reshape(-1, 2).T
+
+
+def by_name(
+    table: pd.DataFrame, value: str, names: Iterable[Any], *, column: str = "name", **wanted: Any
+) -> list[pd.Series]:
+    """One sample over prompts for each name in a column, for bars with `whiskers`."""
+    return [by_prompt(table, value, **{column: name}, **wanted) for name in names]
+
+
+def means(samples: Iterable[pd.Series | np.ndarray]) -> list[float]:
+    """The mean of each sample; NaN, which draws nothing, where it is empty."""
+    return [float(np.nanmean(sample)) if len(sample) else math.nan for sample in samples]
+
+
+def mark_zeros(ax: Axes, at: Iterable[Any], heights: Iterable[Any], *, across: bool = False) -> None:
+    """A small ring where a bar has no height to be seen, so that zero does not look like missing data."""
+    low, high = ax.get_xlim() if across else ax.get_ylim()
+    least = 0.004 * (high - low)
+    flat = [place for place, height in zip(at, heights, strict=True) if abs(height) < least]
+    if not flat:  # an empty line that is not clipped would take the layout apart
+        return
+    here = ([0.0] * len(flat), flat) if across else (flat, [0.0] * len(flat))
+    ax.plot(
+        *here, "o", color="white", markeredgecolor="0.2", markeredgewidth=0.6, markersize=3, zorder=4, clip_on=False
+    )
+
+
+def nothing_to_show(why: str) -> Figure:
+    """A figure that says why there is nothing in it."""
+    drawn = Figure(figsize=(COLUMN, 1.2), layout="constrained")
+    ax = drawn.subplots()
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, f"Nothing to show:\n{why}", ha="center", va="center", transform=ax.transAxes, fontsize=8)
+    return drawn
 
 
 def legend_below(drawn: Figure, *axes: Axes, columns: int = 4) -> None:
@@ -53,6 +94,8 @@ def name_heads(ax: Axes, names: Sequence[str]) -> None:
     ax.set_xlim(-0.6, max(len(names), 4) - 0.4)
 
 
-def _reach(sample: Shaped[np.ndarray, " prompt"]) -> tuple[float, float]:
-    mean, low, high = bootstrap_interval(sample)
-    return max(mean - low, 0.0), max(high - mean, 0.0)
+def _reach(sample: pd.Series | np.ndarray) -> tuple[float, float]:
+    found = mean_estimate(sample)
+    if not math.isfinite(found.low) or not math.isfinite(found.high):
+        return 0.0, 0.0
+    return max(found.value - found.low, 0.0), max(found.high - found.value, 0.0)

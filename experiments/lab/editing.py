@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,9 @@ from icl_lens.metrics import is_correct, label_log_odds
 
 EditOf = Callable[[il.PromptBatch], AbstractContextManager]
 """From a batch to the block in which it is scored."""
+
+REFERENCE = 25
+"""Prompts of each kind that a mean-ablation averages over."""
 
 FOO, BAR = Variant(), Variant(swapped=True)
 """The true label is "foo", or "bar"."""
@@ -35,7 +39,7 @@ def scores(
 def says(
     study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
 ) -> pd.DataFrame:
-    """Of each row, with an edit at work, 0–1: correct (the answer is the likeliest label), vocabulary (… token)."""
+    """Of each row, edited: correct (the answer is the likeliest label, 0–1), vocabulary (… token), odds (nats)."""
 
     def said(batch: il.PromptBatch) -> Tensors:
         with edit(batch) if edit is not None else nullcontext():
@@ -44,8 +48,13 @@ def says(
         return {"label": log_probs[:, batch.label_tokens.cpu()], "top": top}
 
     found = study.over(variant, rows, said, what=what)
-    correct = right(study, variant, rows, found["label"])
-    return pd.DataFrame({"correct": correct, "vocabulary": found["top"].numpy()})
+    return pd.DataFrame(
+        {
+            "correct": right(study, variant, rows, found["label"]),
+            "vocabulary": found["top"].numpy(),
+            "odds": odds(study, variant, rows, found["label"]),
+        }
+    )
 
 
 def right(
@@ -67,6 +76,17 @@ def odds(
 def zeroed(study: Study, heads: list[il.Head]) -> EditOf:
     """The edit that sets these heads to zero at every position."""
     return lambda batch: il.ablate_heads(study.model, heads)
+
+
+def averaged(study: Study, heads: list[il.Head]) -> EditOf:
+    """The edit that sets these heads to their mean over prompts on which heads are chosen, both labels and classes
+    alike.
+
+    A mean over one label or class only would go on saying it.
+    """
+    variants = [replace(variant, asked=asked) for variant in (FOO, BAR) for asked in ("true", "false")]
+    reference = [study.batch(variant)[study.halves[0][:REFERENCE]] for variant in variants]
+    return lambda batch: il.ablate_heads(study.model, heads, mode="mean", reference=reference)
 
 
 def located_for_both(study: Study, k: int) -> list[il.Head]:

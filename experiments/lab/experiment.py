@@ -7,8 +7,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.lab.study import Need, Study, StudySettings
+from experiments.lab.frames import stack, where
+from experiments.lab.reductions import head_contrasts, head_increases, layer_contrasts, layer_increases
+from experiments.lab.study import RANKINGS, Need, Ranking, Study, StudySettings
 from experiments.lab.verdict import Verdict
+
+NO_HEADS = "the whole model: no heads are located, so both rankings give the same verdict"
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,17 @@ class Caption:
     """When the verdict is "supported"."""
     paper: str | None
     """The paper's number, where it has one."""
+    about: str = "located heads"
+    """Which heads the claim is about; `NO_HEADS` where it is about none, and both rankings give the same verdict."""
+    chosen: str = ""
+    """Which choices were made after seeing results, and on which model and task a verdict is therefore exploratory."""
 
     def caption(self) -> dict[str, Any]:
-        """These six by name, to make something else that bears the same caption."""
+        """These by name, to make something else that bears the same caption."""
         return {field.name: getattr(self, field.name) for field in fields(Caption)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment(Caption):
     """A figure or table of the paper: what is claimed, how it is computed, judged and drawn."""
 
@@ -50,4 +58,31 @@ class Experiment(Caption):
     def all_needs(self, settings: StudySettings) -> tuple[Need, ...]:
         """Every reduction that can be computed in a shared pass, for these settings."""
         further = () if self.needs_for is None else self.needs_for(self.config, settings)
-        return (*self.needs, *further)
+        needs = [*self.needs, *further]
+        if len(self.rankings) > 1:
+            by_contrast = {head_increases: head_contrasts, layer_increases: layer_contrasts}
+            needs += [Need(one.variant, by_contrast[one.reduction]) for one in needs if one.reduction in by_contrast]
+        return tuple(needs)
+
+    @property
+    def rankings(self) -> tuple[Ranking, ...]:
+        """By what heads are located, in turn: the paper's ranking first."""
+        return RANKINGS[:1] if self.about == NO_HEADS else RANKINGS
+
+    def tabulate(self, study: Study) -> pd.DataFrame:
+        """The experiment's table for every ranking (`by`), each prompt with the number of its query (`query`)."""
+        frames = []
+        for ranking in self.rankings:
+            table = self.table(study.ranked_by(ranking), self.config)
+            if "prompt" in table and "query" not in table:
+                table = table.assign(query=study.queries()[table["prompt"].to_numpy(dtype=int)])
+            frames.append(table.assign(by=ranking))
+        return stack(*frames)
+
+    def verdicts(self, table: pd.DataFrame) -> dict[Ranking, Verdict]:
+        """The verdict on the part of `tabulate`'s table that each ranking made."""
+        return {ranking: self.verdict(where(table, by=ranking)) for ranking in self.rankings}
+
+    def figures(self, table: pd.DataFrame) -> dict[Ranking, Figure]:
+        """The figure of the part of `tabulate`'s table that each ranking made."""
+        return {ranking: self.figure(where(table, by=ranking)) for ranking in self.rankings}

@@ -8,6 +8,8 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from experiments.lab.intervals import CLUSTERS
+
 
 def long(values: Tensor | np.ndarray, value: str, **axes: Iterable[Any]) -> pd.DataFrame:
     """An array as a table with one row for each value: a column for each axis, in order, holding that axis' names."""
@@ -41,9 +43,20 @@ def wide(table: pd.DataFrame, value: str, *, index: str, columns: str) -> pd.Dat
     return table.pivot_table(value, index=index, columns=columns, aggfunc="mean", sort=False)
 
 
-def by_prompt(table: pd.DataFrame, value: str, **wanted: Any) -> Float[np.ndarray, " prompt"]:
-    """The mean of a column over each prompt's rows, among those in which columns have these values; by prompt."""
-    return mean_by(where(table, **wanted), value, "prompt")
+def levels(table: pd.DataFrame) -> list[str]:
+    """The columns that tell prompts from one another and say which of them belong together."""
+    return ["prompt", *(name for name in CLUSTERS if name in table)]
+
+
+def by_prompt(table: pd.DataFrame, value: str, **wanted: Any) -> pd.Series:
+    """The mean of a column over each prompt's rows, among those in which columns have these values; by prompt.
+
+    Its index names each prompt and its clusters, so that differences are taken prompt by prompt and intervals know
+    which prompts share a query (`intervals.mean_estimate`).
+    """
+    means = where(table, **wanted).groupby(levels(table))[value].mean()
+    assert isinstance(means, pd.Series)
+    return means
 
 
 def mean_by(table: pd.DataFrame, value: str, name: str) -> Float[np.ndarray, " name"]:

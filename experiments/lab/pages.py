@@ -9,8 +9,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from experiments.lab.given import Given
+from experiments.lab.located import LocatedHead
 from experiments.lab.report import MARKS, in_order
-from experiments.lab.results import Result, read_all
+from experiments.lab.results import Result, figure_name, read_all
+from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
 from icl_lens.files import replacing, write_text
 
@@ -30,20 +33,24 @@ def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> 
     by_id: dict[str, list[Result]] = {}
     for path, result in results:
         by_id.setdefault(result.id, []).append(result)
-        with replacing(folder / "figures" / _figure(result)) as beside:
-            beside.write_bytes(_small((path / "figure.png").read_bytes()))
+        for ranking in result.verdicts:
+            with replacing(folder / "figures" / _figure(result, ranking)) as beside:
+                beside.write_bytes(_small((path / f"{figure_name(ranking)}.png").read_bytes()))
     ids = in_order(by_id, order)
-    write_text(folder / "index.md", _index([by_id[name] for name in ids], task))
+    given = Given.of([result for _, result in results])
+    write_text(folder / "index.md", _index([by_id[name] for name in ids], task, given))
     for name in ids:
-        write_text(folder / f"{name}.md", _page(by_id[name]))
+        write_text(folder / f"{name}.md", _page(by_id[name], given))
     rows = [
-        {**asdict(result.verdict), "id": result.id, "model": result.model, "task": result.task} for _, result in results
+        {**asdict(verdict), "id": result.id, "model": result.model, "task": result.task, "by": ranking, "holm": holm}
+        for result, ranking, verdict, holm in given.every()
     ]
     write_text(folder / "results.json", json.dumps(_rounded(rows), indent=1, ensure_ascii=False) + "\n")
 
 
-def _figure(result: Result) -> str:
-    return f"{result.id}-{result.model}-{result.task}.png"
+def _figure(result: Result, ranking: Ranking) -> str:
+    by = "" if ranking == "increase" else f"-{ranking}"
+    return f"{result.id}-{result.model}-{result.task}{by}.png"
 
 
 def _small(png: bytes) -> bytes:
@@ -67,38 +74,58 @@ def _said(verdict: Verdict) -> str:
 
 
 def _number(verdict: Verdict) -> str:
+    if verdict.low != verdict.low:
+        return "no effect to measure"
     return f"{verdict.effect:.3g} [{verdict.low:.3g}, {verdict.high:.3g}] {verdict.unit}"
 
 
-def _index(experiments: list[list[Result]], task: str) -> str:
+def _cell(result: Result, ranking: Ranking, given: Given) -> str:
+    verdict = result.verdicts[ranking]
+    lines = [_said(verdict), _number(verdict)]
+    if verdict.outcome != "undecided":
+        lines.append(given.said(result, ranking))
+    return "<br>".join(lines)
+
+
+def _index(experiments: list[list[Result]], task: str, given: Given) -> str:
     results = [result for same_id in experiments for result in same_id if result.task == task]
     models = list(dict.fromkeys(result.model for result in results))
     first = results[0]
     able = [next(result.competence for result in results if result.model == model) for model in models]
+    accuracies = [f"{measured.accuracy:.1%} [{measured.low:.1%}, {measured.high:.1%}] | same" for measured in able]
     lines = [
         "# Results of the bundled models",
         "",
         "Made by `python -m experiments docs`. Every claim of the paper, and those beyond it, tried on the bundled "
         f"models: {first.configuration['n']:,} prompts of {task}, heads chosen on one half and tested on the other. "
-        "An effect stands with its 95 % bootstrap interval over prompts; a verdict compares that with the smallest "
-        "effect worth the claim. These are small models trained from nothing, with heads made few by a penalty; where "
+        "Claims about located heads are judged twice: with heads located by *increase* of log p(answer), the paper's "
+        "ranking, and by *contrast*, the answer's log-odds against the other label. An effect is that of the part of "
+        "the "
+        "claim that decided, with its 95 % interval over query words; [how verdicts are given](../verdicts.md) has the "
+        "rules, claim by claim. These are small models trained from nothing, with heads made few by a penalty; where "
         "they contradict the paper, they contradict it as a claim about every model, not about the models it studied.",
         "",
-        "| experiment | in the paper | " + " | ".join(models) + " |",
-        "|---|---|" + "---|" * len(models),
-        "| accuracy, both labels and orders | | " + " | ".join(f"{measured.accuracy:.1%}" for measured in able) + " |",
+        f"{given} A p-value stands beside the one that allows for all of them (Holm's method); a verdict that does not "
+        "survive it is marked †.",
+        "",
+        "| experiment | in the paper | " + " | ".join(f"{model}, by increase | by contrast" for model in models) + " |",
+        "|---|---|" + "---|---|" * len(models),
+        "| accuracy, both labels, orders and classes | | " + " | ".join(accuracies) + " |",
     ]
     for same_id in experiments:
         cells = []
         for model in models:
-            verdict = next((result.verdict for result in same_id if (result.model, result.task) == (model, task)), None)
-            cells.append("–" if verdict is None else f"{_said(verdict)}<br>{_number(verdict)}")
+            result = next((one for one in same_id if (one.model, one.task) == (model, task)), None)
+            cells.append("–" if result is None else _cell(result, "increase", given))
+            no_heads = result is not None and "contrast" not in result.verdicts
+            cells.append("–" if result is None else "same: no heads" if no_heads else _cell(result, "contrast", given))
         lines.append(f"| [{same_id[0].id}]({same_id[0].id}.md) | {same_id[0].source} | " + " | ".join(cells) + " |")
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     return "\n".join(
         [
             *lines,
             "",
+            *_located(results, models),
             f"Made with {versions}. The numbers as a file: {{download}}`results.json`.",
             "",
             "```{toctree}",
@@ -111,7 +138,31 @@ def _index(experiments: list[list[Result]], task: str) -> str:
     )
 
 
-def _page(results: list[Result]) -> str:
+def _located(results: list[Result], models: list[str]) -> list[str]:
+    """Which heads are located, and which of them tell the labels apart."""
+    lines = ["## Located heads", ""]
+    lines += [
+        "With what each adds to log p(answer) and, after the stroke, to its log-odds against the other label (nats), "
+        "on the "
+        "half that heads are chosen on. **Bold** ones tell the labels apart: their contrast is at least half of their "
+        "increase. The others raise both labels.",
+        "",
+        "| model | by increase | by contrast |",
+        "|---|---|---|",
+    ]
+    for model in models:
+        heads = next((result.heads for result in results if result.model == model and result.heads), ())
+        cells = [", ".join(_head(one) for one in heads if one.ranked_by == by) for by in ("increase", "contrast")]
+        lines.append(f"| {model} | " + " | ".join(cell or "–" for cell in cells) + " |")
+    return [*lines, ""]
+
+
+def _head(located: LocatedHead) -> str:
+    name = f"**{located.head}**" if located.tells_apart else located.head
+    return f"{name} {located.increase:.2f}/{located.contrast:.2f}"
+
+
+def _page(results: list[Result], given: Given) -> str:
     caption = results[0]
     lines = [
         f"# {caption.id}: {caption.title[0].lower()}{caption.title[1:]}",
@@ -122,23 +173,32 @@ def _page(results: list[Result]) -> str:
         "",
         f"Supported if\n: {caption.criterion}",
         "",
+        f"About\n: {_sentence(caption.about)}",
+        "",
         f"In the paper\n: {caption.paper or 'no number'}",
         "",
+        *([f"Chosen after results were seen\n: {caption.chosen}", ""] if caption.chosen else []),
         "Again\n: `" + f"python -m experiments run {caption.id}`",
+        "",
+        "Effects are those of the part that decided, with 95 % intervals over query words; see "
+        "[how verdicts are given](../verdicts.md).",
         "",
     ]
     for result in results:
-        lines += [
-            f"## {result.model}, {result.task}",
-            "",
-            f"**{_said(result.verdict)}**: {_number(result.verdict)}. {_sentence(result.verdict.reason)}",
-            "",
-            f"```{{image}} figures/{_figure(result)}",
-            f":alt: {caption.title}: {result.model} on {result.task}",
-            ":class: figure",
-            "```",
-            "",
-        ]
+        lines += [f"## {result.model}, {result.task}", ""]
+        for ranking, verdict in result.verdicts.items():
+            by = f"Heads by {ranking}: " if len(result.verdicts) > 1 else ""
+            sure = "" if verdict.outcome == "undecided" else f" ({given.said(result, ranking)})"
+            lines += [
+                f"{by}**{_said(verdict)}**: {_number(verdict)}{sure}. {_sentence(verdict.reason)}",
+                "",
+                f"```{{image}} figures/{_figure(result, ranking)}",
+                f":alt: {caption.title}: {result.model} on "
+                f"{result.task}{', heads by contrast' if by and ranking != 'increase' else ''}",
+                ":class: figure",
+                "```",
+                "",
+            ]
     return "\n".join(lines)
 
 

@@ -24,6 +24,21 @@ def head_increases(acts: il.Activations) -> Float[Tensor, "prompt layer head"]:
     return il.head_log_prob_increase(acts, acts.batch.answer_tokens)
 
 
+def layer_contrasts(acts: il.Activations) -> Float[Tensor, "prompt layer 2"]:
+    """Increase of the answer's log-odds against the prompt's other labels, by attention and by FFN, nats."""
+    against = acts.batch.other_label_tokens
+    return torch.stack(tuple(il.layer_log_prob_increase(acts, acts.batch.answer_tokens, against=against)), dim=-1)
+
+
+def head_contrasts(acts: il.Activations) -> Float[Tensor, "prompt layer head"]:
+    """Increase of the answer's log-odds against the prompt's other labels, nats."""
+    return il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
+
+
+RANKED = {"increase": head_increases, "contrast": head_contrasts}
+"""What heads are ranked by, by its name."""
+
+
 def is_true_label(batch: il.PromptBatch) -> Bool[Tensor, "prompt demo"]:
     """Whether the demonstration bears the answer's label; False where a prompt has fewer."""
     return (batch.label_index == batch.answer[:, None]) & (batch.label_index >= 0)
@@ -37,16 +52,21 @@ def class_attention(acts: il.Activations) -> Float[Tensor, "prompt layer head 2"
 
 
 @dataclass(frozen=True)
-class LabelReciprocalRanks:
-    """Mean reciprocal rank of true and of false labels' own tokens among a head's label values."""
+class LabelRanks:
+    """Of true and of false labels' own tokens among a head's label values: reciprocal rank, and log2 of the rank.
+
+    Means over a prompt's labels of the class.
+    """
 
     heads: tuple[il.Head, ...]
 
-    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head 2"]:
+    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head 2 2"]:
         true = is_true_label(acts.batch).to(acts.readout.W_U.device)
         false = ~true & (acts.batch.label_index >= 0).to(true.device)
         columns = []
         for head in self.heads:
-            reciprocal = il.own_label_ranks(acts, head).clamp(min=1).float().reciprocal()
-            columns.append(torch.stack([(reciprocal * kind).sum(-1) / kind.sum(-1) for kind in (true, false)], dim=-1))
+            ranks = il.own_label_ranks(acts, head).clamp(min=1).float()
+            both = torch.stack([ranks.reciprocal(), ranks.log2()], dim=-1)
+            kinds = [(both * kind[..., None]).sum(1) / kind.sum(1, keepdim=True) for kind in (true, false)]
+            columns.append(torch.stack(kinds, dim=1))
         return torch.stack(columns, dim=1)

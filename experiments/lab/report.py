@@ -1,11 +1,13 @@
 """One self-contained page of all results: verdicts first, then every figure with its claim and numbers."""
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from experiments.lab.results import Result, read_all
+from experiments.lab.given import Given
+from experiments.lab.results import Result, figure_name, read_all
+from experiments.lab.study import RANKINGS, Ranking
 from experiments.lab.verdict import Outcome, Verdict
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
@@ -45,11 +47,15 @@ def write_report(out: Path, page: Path, *, order: Sequence[str]) -> Path:
     Raises InputError if there are none or the page cannot be written.
     """
     try:
-        results = [(result, (folder / "figure.png").read_bytes()) for folder, result in read_all(out)]
+        results = [(result, _images(folder, result)) for folder, result in read_all(out)]
     except OSError as error:
         raise InputError(f"a result has lost its figure ({error}); remove its folder and run it again") from error
     write_text(page, report_page(results, order=order))
     return page
+
+
+def _images(folder: Path, result: Result) -> dict[Ranking, bytes]:
+    return {by: (folder / f"{figure_name(by)}.png").read_bytes() for by in result.verdicts}
 
 
 def in_order(ids: Iterable[str], order: Sequence[str]) -> list[str]:
@@ -57,40 +63,56 @@ def in_order(ids: Iterable[str], order: Sequence[str]) -> list[str]:
     return sorted(set(ids), key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
-def report_page(results: list[tuple[Result, bytes]], *, order: Sequence[str] = ()) -> str:
+def report_page(results: Sequence[tuple[Result, Mapping[Ranking, bytes]]], *, order: Sequence[str] = ()) -> str:
     """The page, from results and their figures (PNG). Needs no network; everything written by others is escaped."""
     ids = in_order((result.id for result, _ in results), order)
     models = list(dict.fromkeys(_place(result) for result, _ in results))
-    sections = "".join(_section([(result, image) for result, image in results if result.id == name]) for name in ids)
+    given = Given.of([result for result, _ in results])
+    sections = "".join(_section([pair for pair in results if pair[0].id == name], given) for name in ids)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>In-context heads: results</title><link rel="icon" href="data:,"><style>{STYLE}</style></head><body>'
         "<h1>How models learn in context: claims and verdicts</h1>"
         f'<p class="quiet">{len(results)} results of {len(ids)} experiments on {len({m for m, _ in models})} models. '
-        "A verdict compares a 95&nbsp;% bootstrap interval over prompts with the smallest effect worth the claim. "
+        "A verdict compares a 95&nbsp;% bootstrap interval over query words with the smallest effect worth the claim. "
+        "Claims about located heads are judged with heads located by increase of log p(answer), and by contrast "
+        "between "
+        f"the labels. {escape(str(given))} p-values stand beside those that allow for all verdicts (Holm); what does "
+        "not "
+        "survive is marked †. "
         "Heads are chosen on one half of the prompts and tested on the other. A model that does not do the task leaves "
         "every claim on how it does it undecided.</p>"
-        f"{_verdicts(ids, models, [result for result, _ in results])}{sections}</body></html>\n"
+        f"{_verdicts(ids, models, [result for result, _ in results], given)}{sections}</body></html>\n"
     )
 
 
-def _verdicts(ids: list[str], models: list[tuple[str, str]], results: list[Result]) -> str:
+def _verdicts(ids: list[str], models: list[tuple[str, str]], results: list[Result], given: Given) -> str:
     by_place = {(result.id, result.model, result.task): result for result in results}
     head = "".join(
-        f'<th scope="col">{escape(model)}<br><span class="quiet">{escape(task)}</span></th>' for model, task in models
+        f'<th scope="col">{escape(model)}<br><span class="quiet">{escape(task)}, by {by}</span></th>'
+        for model, task in models
+        for by in RANKINGS
     )
     able = "".join(
-        f'<td class="number">{next(_accuracy(result) for result in results if _place(result) == place)}</td>'
+        f'<td class="number" colspan="2">{next(_accuracy(one) for one in results if _place(one) == place)}</td>'
         for place in models
     )
-    rows = f'<tr><th scope="row">accuracy, both labels and orders</th>{able}</tr>'
+    rows = f'<tr><th scope="row">accuracy, both labels, orders and classes</th>{able}</tr>'
     for name in ids:
         cells = ""
         for model, task in models:
             result = by_place.get((name, model, task))
-            shown = "–" if result is None else f"{_outcome(result.verdict)}<br>{_number(result.verdict)}"
-            cells += f'<td class="number">{shown}</td>'
+            for ranking in RANKINGS:
+                if result is None:
+                    shown = "–"
+                elif ranking not in result.verdicts:
+                    shown = "same: no heads"
+                else:
+                    verdict = result.verdicts[ranking]
+                    sure = "" if verdict.outcome == "undecided" else f"<br>{escape(given.said(result, ranking))}"
+                    shown = f"{_outcome(verdict)}<br>{_number(verdict)}{sure}"
+                cells += f'<td class="number">{shown}</td>'
         rows += f'<tr><th scope="row"><a href="#{escape(name)}">{escape(name)}</a></th>{cells}</tr>'
     return (
         f'<div class="scroll"><table><thead><tr><th scope="col">experiment</th>{head}</tr></thead>'
@@ -102,29 +124,37 @@ def _place(result: Result) -> tuple[str, str]:
     return result.model, result.task
 
 
-def _section(results: list[tuple[Result, bytes]]) -> str:
+def _section(results: list[tuple[Result, Mapping[Ranking, bytes]]], given: Given) -> str:
     first = results[0][0]
-    parts = "".join(_of_model(result, image) for result, image in results)
+    parts = "".join(_of_model(result, images, given) for result, images in results)
+    chosen = f"<dt>Chosen after results were seen</dt><dd>{escape(first.chosen)}</dd>" if first.chosen else ""
     return (
         f'<section id="{escape(first.id)}"><h2>{escape(first.title)}</h2>'
         f'<p class="quiet">{escape(first.id)} · {escape(first.source)}</p><dl>'
         f"<dt>Claim</dt><dd>{escape(first.claim)}</dd><dt>In the paper</dt><dd>{escape(first.paper or 'no number')}"
         "</dd>"
-        f"<dt>Supported if</dt><dd>{escape(first.criterion)}</dd></dl>{parts}</section>"
+        f"<dt>Supported if</dt><dd>{escape(first.criterion)}</dd><dt>About</dt><dd>{escape(first.about)}</dd>{chosen}"
+        f"</dl>{parts}</section>"
     )
 
 
-def _of_model(result: Result, image: bytes) -> str:
-    data = base64.b64encode(image).decode("ascii")
+def _of_model(result: Result, images: Mapping[Ranking, bytes], given: Given) -> str:
     name = f"{result.model} on {result.task}"
     configuration = ", ".join(f"{key} = {value}" for key, value in result.configuration.items())
     versions = ", ".join(f"{key} {value}" for key, value in result.versions.items())
+    parts = f"<h3>{escape(name)}</h3>"
+    for ranking, verdict in result.verdicts.items():
+        data = base64.b64encode(images[ranking]).decode("ascii")
+        by = f"Heads by {ranking}: " if len(result.verdicts) > 1 else ""
+        sure = "" if verdict.outcome == "undecided" else f" ({given.said(result, ranking)})"
+        shown = f"{result.title}: {name}" + (", heads by contrast" if ranking == "contrast" else "")
+        parts += (
+            f"<p>{by}{_outcome(verdict)} {_number(verdict)} {escape(verdict.unit)}{escape(sure)}. "
+            f'<span class="quiet">{escape(verdict.reason)}</span></p>'
+            f'<figure><img alt="{escape(shown)}" src="data:image/png;base64,{data}"></figure>'
+        )
     return (
-        f"<h3>{escape(name)}</h3><p>{_outcome(result.verdict)} {_number(result.verdict)} "
-        f"{escape(result.verdict.unit)}. "
-        f'<span class="quiet">{escape(result.verdict.reason)}</span></p>'
-        f'<figure><img alt="{escape(result.title)}: {escape(name)}" src="data:image/png;base64,{data}"></figure>'
-        f"<details><summary>Configuration</summary><p><code>{escape(configuration)}</code></p>"
+        f"{parts}<details><summary>Configuration</summary><p><code>{escape(configuration)}</code></p>"
         f"<p><code>{escape(versions)}</code></p></details>"
     )
 
@@ -135,6 +165,8 @@ def _outcome(verdict: Verdict) -> str:
 
 
 def _number(verdict: Verdict) -> str:
+    if verdict.low != verdict.low:
+        return "no effect to measure"
     return f"{verdict.effect:.3g} [{verdict.low:.3g}, {verdict.high:.3g}]"
 
 

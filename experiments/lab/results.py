@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from matplotlib.figure import Figure
 
 from experiments.lab.competence import Competence
 from experiments.lab.experiment import Caption
+from experiments.lab.located import LocatedHead
+from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
 from icl_lens.errors import InputError
 from icl_lens.files import other_configuration, replacing, write_text
@@ -24,7 +27,7 @@ RESULT = "result.json"
 """Written last: a folder with it is complete."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result(Caption):
     """result.json: everything about one experiment on one model and task but its table and figure."""
 
@@ -32,8 +35,21 @@ class Result(Caption):
     task: str
     configuration: dict[str, Any]
     verdict: Verdict
+    """With heads located by the paper's ranking."""
+    contrast: Verdict | None
+    """With heads located by contrast; None where the claim is about no located heads, and the verdict the same."""
     competence: Competence
+    heads: tuple[LocatedHead, ...]
+    """Those located, by either ranking; none where no claim of the run was about located heads."""
     versions: dict[str, str]
+
+    @property
+    def verdicts(self) -> dict[Ranking, Verdict]:
+        """By what heads are located: one verdict or two."""
+        found: dict[Ranking, Verdict] = {"increase": self.verdict}
+        if self.contrast is not None:
+            found["contrast"] = self.contrast
+        return found
 
     def to_json(self) -> str:
         """The result as JSON; numbers that are not finite become null."""
@@ -51,6 +67,8 @@ class Result(Caption):
                 if not isinstance(raw[name], dict):
                     raise TypeError(f"its {name} is no object")
             raw["verdict"] = Verdict(**_numbers(raw["verdict"]))
+            raw["contrast"] = None if raw["contrast"] is None else Verdict(**_numbers(raw["contrast"]))
+            raw["heads"] = tuple(LocatedHead(**one) for one in raw["heads"])
             raw["competence"] = Competence(**_numbers(raw["competence"]))
             return cls(**{field.name: raw[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -85,19 +103,24 @@ def check_folder(out: Path) -> None:
         ) from error
 
 
-def save(folder: Path, result: Result, table: pd.DataFrame, figure: Figure) -> None:
-    """Writes table.parquet, table.csv, figure.png, figure.pdf and, last, result.json."""
+def figure_name(ranking: str) -> str:
+    """The stem of a figure's files: that of the paper's ranking is the figure."""
+    return "figure" if ranking == "increase" else f"figure-{ranking}"
+
+
+def save(folder: Path, result: Result, table: pd.DataFrame, figures: Mapping[Ranking, Figure]) -> None:
+    """Writes table.parquet, table.csv, a figure for each ranking (figure_name; .png, .pdf) and, last, result.json."""
     check_folder(folder)
     (folder / RESULT).unlink(missing_ok=True)
     with replacing(folder / "table.parquet") as path:
         table.to_parquet(path, index=False)
     with replacing(folder / "table.csv") as path:
         table.to_csv(path, index=False, float_format="%.6g", lineterminator=os.linesep)
-    for name in ("figure.png", "figure.pdf"):
-        # The same figure is the same bytes: no time of writing.
-        dateless = {"CreationDate": None} if name.endswith(".pdf") else None
-        with replacing(folder / name) as path:
-            figure.savefig(path, dpi=200, bbox_inches="tight", metadata=dateless)
+    # The same figure is the same bytes: no time of writing.
+    for ranking, figure in figures.items():
+        for kind, dateless in (("png", None), ("pdf", {"CreationDate": None})):
+            with replacing(folder / f"{figure_name(ranking)}.{kind}") as path:
+                figure.savefig(path, dpi=200, bbox_inches="tight", metadata=dateless)
     write_text(folder / RESULT, result.to_json())
 
 

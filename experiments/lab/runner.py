@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from matplotlib import rc_context
 
-from experiments.lab import competence
+from experiments.lab import competence, located
 from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.passes import Passes, chunk_folder, code_digest
@@ -106,11 +106,14 @@ def _run(
     chunks: list[RunFolder] = []
     processes.agreed(lambda: chunks.append(chunk_folder(folder, pass_configuration(study), overwrite=overwrite)))
     study.passes = Passes(chunks[0] if chunks else None, processes, work, warn)
-    needs = [*competence.NEEDS, *(need for experiment in todo for need in experiment.all_needs(settings))]
+    about_heads = any(len(experiment.rankings) > 1 for experiment in todo)
+    shared = [*competence.NEEDS, *(located.NEEDS if about_heads else ())]
+    needs = [*shared, *(need for experiment in todo for need in experiment.all_needs(settings))]
     work.expect(study, needs, todo)
     work.begin("shared")
     study.collect(needs)
     able = competence.measure(study)
+    heads = located.located_heads(study) if about_heads else ()
     work.end()
     say(
         f"{settings.model} on {settings.task}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "
@@ -122,7 +125,7 @@ def _run(
         work.begin(experiment.id)
         try:
             with study.passes.part(experiment.id):
-                table = experiment.table(study, experiment.config)
+                table = experiment.tabulate(study)
         except InputError as error:
             failed[experiment.id] = str(error)
             say(f"{experiment.id}: cannot be run: {error}")
@@ -131,12 +134,14 @@ def _run(
             work.end()
         if not processes.first:
             continue
-        result = _result(experiment, study, table, able, configurations[experiment.id])
+        result = _result(experiment, study, table, able, heads, configurations[experiment.id])
         with rc_context(STYLE):
-            save(folder / experiment.id, result, table, experiment.figure(table))
+            save(folder / experiment.id, result, table, experiment.figures(table))
         results.append(result)
         seconds = time.perf_counter() - start
         say(f"{experiment.id}: {result.verdict.outcome}: {result.verdict.reason} ({seconds:.1f} s)")
+        if result.contrast is not None and result.contrast.outcome != result.verdict.outcome:
+            say(f"{experiment.id}, heads by contrast: {result.contrast.outcome}: {result.contrast.reason}")
     return Run(results, done, failed)
 
 
@@ -145,19 +150,22 @@ def _result(
     study: Study,
     table: pd.DataFrame,
     able: competence.Competence,
+    heads: tuple[located.LocatedHead, ...],
     made_with: dict[str, Any],
 ) -> Result:
     """The verdict on a table, and everything else that result.json holds."""
-    verdict = experiment.verdict(table)
+    verdicts = experiment.verdicts(table)
     if experiment.mechanism:
-        verdict = competence.gated(verdict, able)
+        verdicts = {ranking: competence.gated(verdict, able) for ranking, verdict in verdicts.items()}
     return Result(
         **experiment.caption(),
         model=study.folder().parts[0],
         task=study.settings.task,
         configuration=made_with,
-        verdict=verdict,
+        verdict=verdicts["increase"],
+        contrast=verdicts.get("contrast"),
         competence=able,
+        heads=heads,
         versions=versions(),
     )
 

@@ -2,18 +2,20 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 import icl_lens as il
 from experiments.lab.passes import Passes, Tensors, joined, stable_name
-from experiments.lab.reductions import head_increases
+from experiments.lab.reductions import RANKED
 from icl_lens.digest import json_digest
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.tasks import Asked, Layout, load_task
@@ -28,6 +30,10 @@ A plain function, or a frozen dataclass that can be called: equal reductions are
 PASS_BYTES = 128 * 2**20
 # More prompts make no product faster; fewer are lost when a run is killed, and are shared out more evenly.
 MOST_ROWS = 128
+
+Ranking = Literal["increase", "contrast"]
+"""By what heads are located: the paper's log p(answer), or the answer's log-odds against the other label."""
+RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,13 @@ class Study:
         self.passes = passes or Passes()
         self._batches: dict[Variant, il.PromptBatch] = {}
         self._kept: dict[Need, Tensor] = {}
+        self.ranking: Ranking = "increase"
+
+    def ranked_by(self, ranking: Ranking) -> "Study":
+        """The same study, with heads located by this; whatever either computes, both keep."""
+        other = copy(self)
+        other.ranking = ranking
+        return other
 
     @cached_property
     def halves(self) -> tuple[Int[Tensor, " chosen_on"], Int[Tensor, " tested_on"]]:
@@ -135,8 +148,12 @@ class Study:
         return self._batches[variant]
 
     def batches(self, variant: Variant = Variant(), rows: Int[Tensor, " row"] | None = None) -> list[il.PromptBatch]:
-        """The prompts of a variant (or only some rows) in batches that fit into memory."""
+        """The prompts of a variant (or only some rows) in batches that fit into memory; see `pieces`."""
         batch = self.batch(variant) if rows is None else self.batch(variant)[rows]
+        return self.pieces(batch)
+
+    def pieces(self, batch: il.PromptBatch) -> list[il.PromptBatch]:
+        """A batch in pieces that fit into memory."""
         bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
         return list(batch.split(max(1, min(MOST_ROWS, PASS_BYTES // bytes_per_prompt))))
 
@@ -205,24 +222,35 @@ class Study:
 
         return self.over(variant, rows, reduced, what=what, key=key)["value"]
 
+    def rises(self, variant: Variant = Variant()) -> Float[Tensor, "prompt layer head"]:
+        """What every head adds to the answer, nats: to its log-probability, or to its log-odds (`ranking`)."""
+        return self.get(RANKED[self.ranking], variant)
+
     def located(self, k: int, variant: Variant = Variant()) -> list[il.Head]:
-        """The k heads of largest mean increase of the answer on the choosing half, best first."""
-        mean = self.get(head_increases, variant)[self.halves[0]].mean(0)
+        """The k heads that add most to the answer on the choosing half, on average; best first."""
+        mean = self.rises(variant)[self.halves[0]].mean(0)
         order = mean.flatten().argsort(descending=True)[: min(k, mean.numel())]
         return [il.Head.at(index, mean.shape[1]) for index in order.tolist()]
+
+    def queries(self, variant: Variant = Variant()) -> Int[np.ndarray, " prompt"]:
+        """Which prompts ask about the same text: the number of each prompt's query, in order of appearance."""
+        number: dict[str, int] = {}
+        return np.array([number.setdefault(prompt.query, len(number)) for prompt in self.prompts(variant)])
+
+    def both_queries(self, rows: Int[Tensor, " row"] | None = None) -> dict[str, Int[np.ndarray, " row"]]:
+        """The columns query and other: of prompts asked about a text of either class, the numbers of both texts."""
+        both = {"query": self.queries(), "other": self.queries(Variant(asked="false"))}
+        return both if rows is None else {name: numbers[rows.numpy()] for name, numbers in both.items()}
 
     def few(self, at_most: int) -> int:
         """How many heads to locate: `at_most`, but no more than one in eight of a small model's."""
         return max(1, min(at_most, self.view.n_layers * self.view.n_heads // 8))
 
-    def controls(
-        self, heads: Sequence[il.Head], draws: int, *, avoid: Sequence[il.Head] = (), distinct: bool = True
-    ) -> list[list[il.Head]]:
+    def controls(self, heads: Sequence[il.Head], draws: int, *, avoid: Sequence[il.Head] = ()) -> list[list[il.Head]]:
         """`draws` sets of as many random heads, each from the layer of its counterpart, none of them chosen or avoided.
 
-        Where a layer has no free head left, the nearest layer that has stands in. `distinct` sets hold no head twice,
-        as they must where a set is removed together; they use up a small model's layers, and so are not for comparing
-        head by head. Raises InputError if there are too few heads.
+        Where a layer has no free head left, the nearest layer that has stands in; no set holds a head twice. To compare
+        head by head, see `controls.Comparison`. Raises InputError if there are too few heads.
         """
         rng = random.Random(self.settings.seed)
         taken = {*heads, *avoid}
@@ -238,8 +266,7 @@ class Study:
                     )
                 nearest = min(abs(other.layer - head.layer) for other in left)
                 pick = rng.choice([other for other in left if abs(other.layer - head.layer) == nearest])
-                if distinct:
-                    left.remove(pick)
+                left.remove(pick)
                 drawn.append(pick)
             sets.append(drawn)
         return sets

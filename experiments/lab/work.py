@@ -74,7 +74,9 @@ class Work:
         self._open = {"shared": float(len(variants) * size.prompts)}
         for experiment in experiments:
             estimate = ESTIMATES.get(experiment.id)
-            self._open[experiment.id] = 0.0 if estimate is None else float(estimate(experiment.config, size))
+            self._open[experiment.id] = (
+                0.0 if estimate is None else float(estimate(experiment.config, size) * len(experiment.rankings))
+            )
 
     def begin(self, part: str) -> None:
         self._part, self._in_part = part, 0

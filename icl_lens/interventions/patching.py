@@ -1,7 +1,7 @@
 """Giving chosen heads the queries, keys, values, patterns or z that they have on another prompt."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -30,6 +30,7 @@ def patch_heads(
     positions: Positions = "all",
     align: Align = "positions",
     into: PromptBatch | None = None,
+    seen_by: Positions = "all",
 ) -> Iterator[None]:
     """Gives chosen heads what they have on other prompts, position by position or label by label.
 
@@ -44,6 +45,10 @@ def patch_heads(
     position is patched then, and the other positions share what is left as they did before. With learned positions,
     keys and queries bring their position's share along. `positions="last"` patches the last position only (queries,
     pattern rows, z); queries and z may then come from prompts of another length.
+
+    `seen_by="last"`, for keys and values aligned by labels: only the last query sees them, at label positions, as if
+    the heads of all other positions had what they have without a patch (in a pass of `into` with no other block). So
+    what moves is what the last position reads from labels, and not what else is made of the patched ones on the way.
 
     Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, what does not
     fit (naming the first row that differs), and families whose attention cannot be recomputed.
@@ -65,12 +70,24 @@ def patch_heads(
     if (align == "labels") != (into is not None):
         needs = "needs into=, the batch that is run in the block" if into is None else "takes no into="
         raise InputError(f"align={align!r} {needs}")
+    check_choice("seen_by", seen_by, ("all", "last"))
+    if seen_by == "last" and (into is None or what not in ("k", "v")):
+        raise InputError(
+            "seen_by='last' is for keys and values that are aligned by labels: give what='k' or 'v', align='labels' "
+            "and into="
+        )
     if what != "z":
         check_understood(view, by_layer)
-    patch = _Patch(source, what, positions, into, _record(view, by_layer, source, what))
+    recorded = _record(view, by_layer, source, what)
+    own = _record(view, by_layer, into, "z") if into is not None and seen_by == "last" else {}
+    patch = _Patch(source, what, positions, into, recorded, own)
     stage = {"pattern": Stage.pattern, "z": Stage.z}.get(what, Stage.inputs)
     check_moves(view, heads_of(by_layer))
-    with editing(view, Edit(stage, by_layer, patch.in_z if what == "z" else patch.in_attention, only=into)):
+    with ExitStack() as stack:
+        edit = patch.in_z if what == "z" else patch.in_attention
+        stack.enter_context(editing(view, Edit(stage, by_layer, edit, only=into)))
+        if own:
+            stack.enter_context(editing(view, Edit(Stage.z, by_layer, patch.restore, only=into)))
         yield
 
 
@@ -84,9 +101,12 @@ class _Patch:
         positions: Positions,
         into: PromptBatch | None,
         recorded: dict[int, dict[str, Tensor]],
+        own: dict[int, dict[str, Tensor]],
     ):
-        self.source, self.what, self.positions, self.into, self.recorded = source, what, positions, into, recorded
-        self.places = None if into is None else _aligned(source, into)
+        self.source, self.what, self.positions, self.into = source, what, positions, into
+        # Layer -> what the heads have on the source, and, where only the last query is to see it, their own z.
+        self.recorded, self.own = recorded, own
+        self.places = None if into is None else _aligned(source, into, ends=not own)
         # One position stands for one: prompts may then differ in length.
         self.any_length = into is not None or (positions == "last" and what in ("q", "z"))
 
@@ -111,6 +131,12 @@ class _Patch:
     def in_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         """Patches the weighted sums of values of a layer's heads."""
         self._write(z, self.recorded[layer]["z"], indices, last)
+
+    def restore(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+        """z [batch pos head d_head] as it was without the patch, at all positions but each row's last."""
+        self._check_rows(len(z), last)
+        earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
+        z[:, :, indices] = torch.where(earlier[..., None, None], self.own[layer]["z"].to(z), z[:, :, indices])
 
     def _write(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
         """target [batch pos head …] gets value [source pos chosen …] for the heads at the places `heads`."""
@@ -167,8 +193,8 @@ class _Patch:
         )
 
 
-def _aligned(source: PromptBatch, into: PromptBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, its position, and the source's, for every label and, last in each row, the last position.
+def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, its position, and the source's, for every label and, with `ends` and last in each row, the last position.
 
     Raises InputError where a row has not as many demonstrations as its source.
     """
@@ -185,8 +211,8 @@ def _aligned(source: PromptBatch, into: PromptBatch) -> tuple[Tensor, Tensor, Te
                 f"row {row} has {len(ours)} demonstrations and its source {len(theirs)}, so labels do not correspond; "
                 "use prompts with equally many"
             )
-        ends = int(into.last[row]), int(source.last[of])
-        found += [(row, *pair) for pair in [*zip(ours, theirs, strict=True), ends]]
+        last = [(int(into.last[row]), int(source.last[of]))] if ends else []
+        found += [(row, *pair) for pair in [*zip(ours, theirs, strict=True), *last]]
     rows, ours, theirs = torch.tensor(found).unbind(-1)
     return rows, ours, theirs
 
