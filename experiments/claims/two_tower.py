@@ -135,30 +135,38 @@ def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterat
         }
         own = study.batch(cell)[rows]
         other = {name: il.tokenize(study.model, found, labels=("foo", "bar")) for name, found in sources.items()}
+        before = [_log_odds(study, piece) for piece in own.split(config.rows)]
         for measure, (what, source, _) in SWAPS.items():
             for group, name, members in sets:
-                falls = _falls(study, own, other[source], members, what, size=config.rows)
+                falls = _falls(study, own, other[source], members, what, before, size=config.rows)
                 frame = pd.DataFrame({**_identity(study, rows, cell.asked), "value": falls})
                 yield frame.assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan).loc[:, COLUMNS]
 
 
+def _log_odds(study: Study, batch: il.PromptBatch) -> Float[Tensor, " batch"]:
+    """Of the answer between the labels, nats."""
+    return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
+
+
 def _falls(
-    study: Study, own: il.PromptBatch, other: il.PromptBatch, heads: list[il.Head], what: What, *, size: int
+    study: Study,
+    own: il.PromptBatch,
+    other: il.PromptBatch,
+    heads: list[il.Head],
+    what: What,
+    before: list[Float[Tensor, " batch"]],
+    *,
+    size: int,
 ) -> Float[np.ndarray, " prompt"]:
     """Nats by which the answer's log-odds fall when the last query sees the other prompt's q, or labels' k or v."""
-
-    def log_odds(batch: il.PromptBatch) -> Float[Tensor, " batch"]:
-        return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
-
     falls = []
-    for mine, theirs in zip(own.split(size), other.split(size), strict=True):
-        before = log_odds(mine)
+    for mine, theirs, unpatched in zip(own.split(size), other.split(size), before, strict=True):
         if what == "q":
             block = il.patch_heads(study.model, heads, theirs, what="q", positions="last")
         else:
             block = il.patch_heads(study.model, heads, theirs, what=what, align="labels", into=mine, seen_by="last")
         with block:
-            falls.append(before - log_odds(mine))
+            falls.append(unpatched - _log_odds(study, mine))
     return torch.cat(falls).double().cpu().numpy()
 
 
