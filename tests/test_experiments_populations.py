@@ -108,7 +108,7 @@ def attending(gpt2: Any, cell: Variant, weight_of: Any) -> float:
     prompt = il.Prompt([il.Demonstration(*one) for one in texts], query, answer, ("foo", "bar"))
     batch = il.tokenize(gpt2, [prompt], labels=("foo", "bar"))
     acts = il.capture(gpt2, batch)
-    weights = [weight_of(label, label == answer, place) for place, (_, label) in enumerate(texts)]
+    weights = [weight_of(text, label, label == answer, place) for place, (text, label) in enumerate(texts)]
     pattern = torch.zeros_like(acts.pattern)
     pattern[0, 0, 0, batch.label_positions[0]] = torch.tensor(weights)
     acts.pattern.copy_(pattern)
@@ -118,9 +118,10 @@ def attending(gpt2: Any, cell: Variant, weight_of: Any) -> float:
 @pytest.mark.parametrize(
     ("weight_of", "simple", "balanced"),
     [
-        (lambda label, true, place: 0.4 if label == "foo" else 0.1, 1.0, 0.5),  # likes "foo"
-        (lambda label, true, place: 0.1 * place, 1.0, 0.5),  # likes near labels
-        (lambda label, true, place: 0.4 if true else 0.1, 1.0, 1.0),  # reads the class
+        (lambda text, label, true, place: 0.4 if label == "foo" else 0.1, 1.0, 0.5),  # likes "foo"
+        (lambda text, label, true, place: 0.1 * place, 1.0, 0.5),  # likes near labels
+        (lambda text, label, true, place: 0.4 if text in ("eight", "two") else 0.1, 1.0, 0.5),  # likes one class
+        (lambda text, label, true, place: 0.4 if true else 0.1, 1.0, 1.0),  # reads the class
     ],
 )
 def test_a_head_that_likes_a_label_or_a_place_separates_nothing(

@@ -198,7 +198,7 @@ class Bias:
             at = np.arange(len(CELLS)) + 0.27 * (i - 1)
             right_ax.bar(at, means(samples), color=hue, width=0.27)
             right_ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
-        right_ax.set_xticks(range(len(CELLS)), [text.replace(", ", ",\n") for text in CELLS.values()], fontsize=6)
+        right_ax.set_xticks(range(len(CELLS)), [text.replace(" ", "\n") for text in CELLS.values()], fontsize=6)
         right_ax.set(ylabel="Accuracy (0–1)", ylim=(0, 1.04))
         legend_below(drawn, left)
         return drawn

@@ -136,34 +136,53 @@ def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterat
         }
         own = study.batch(cell)[rows]
         other = {name: il.tokenize(study.model, found, labels=("foo", "bar")) for name, found in sources.items()}
+        before = _unpatched(study, list(own.split(config.rows)))
         for measure, (what, source, _) in SWAPS.items():
             for group, name, members in sets:
-                falls = _falls(study, own, other[source], members, what, size=config.rows)
+                falls = _falls(study, own, other[source], members, what, before, size=config.rows)
                 frame = pd.DataFrame({**_identity(study, rows, cell.asked), "value": falls})
                 yield frame.assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan).loc[:, COLUMNS]
 
 
+def _log_odds(study: Study, batch: il.PromptBatch) -> Float[Tensor, " batch"]:
+    """Of the answer between the labels, nats."""
+    return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
+
+
+def _unpatched(study: Study, pieces: list[il.PromptBatch]) -> list[Float[Tensor, " batch"]]:
+    """The same of several batches, with nothing exchanged."""
+
+    def log_odds(i: int) -> Tensors:
+        return {"value": _log_odds(study, pieces[i])}
+
+    found = study.passes.run("nothing exchanged", [len(piece) for piece in pieces], log_odds)
+    return [one["value"] for one in found]
+
+
 def _falls(
-    study: Study, own: il.PromptBatch, other: il.PromptBatch, heads: list[il.Head], what: What, *, size: int
+    study: Study,
+    own: il.PromptBatch,
+    other: il.PromptBatch,
+    heads: list[il.Head],
+    what: What,
+    before: list[Float[Tensor, " batch"]],
+    *,
+    size: int,
 ) -> Float[np.ndarray, " prompt"]:
     """Nats by which the answer's log-odds fall when the last query sees the other prompt's q, or labels' k or v."""
-
-    def log_odds(batch: il.PromptBatch) -> Float[Tensor, " batch"]:
-        return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
-
     pairs = list(zip(own.split(size), other.split(size), strict=True))
 
     def fall(i: int) -> Tensors:
         mine, theirs = pairs[i]
-        before = log_odds(mine)
         if what == "q":
             block = il.patch_heads(study.model, heads, theirs, what="q", positions="last")
         else:
             block = il.patch_heads(study.model, heads, theirs, what=what, align="labels", into=mine, seen_by="last")
         with block:
-            return {"value": before - log_odds(mine)}
+            after = _log_odds(study, mine)
+        return {"value": before[i].to(after) - after}
 
-    found = study.passes.run(f"{what} exchanged", [2 * len(mine) for mine, _ in pairs], fall)
+    found = study.passes.run(f"{what} exchanged", [len(mine) for mine, _ in pairs], fall)
     return joined(found)["value"].double().numpy()
 
 
