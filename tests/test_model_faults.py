@@ -269,6 +269,7 @@ HARMLESS = [
     ),
     ("gptj", "masks", lambda s: s.update({"transformer.h.0.attn.masked_bias": torch.tensor(-1e9)})),
     ("neox", "masks", lambda s: s.update({"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 4, 4)})),
+    ("gpt2", "masks in bits", lambda s: s.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4) > 0})),
     ("llama", "a head beside the model", lambda s: s.update({"v_head.summary.weight": torch.ones(1, 4)})),
     ("gpt2", "no prefix", lambda s: [s.update({k.removeprefix("transformer."): s.pop(k)}) for k in list(s)]),
 ]
