@@ -201,6 +201,7 @@ FAULTS = [
     ("gpt2", "scores that are not scaled", config(scale_attn_weights=False), ("scale_attn_weights=false", "choose")),
     ("gpt2", "a dtype", config(dtype="float17"), ("dtype='float17'", "'bfloat16'")),
     ("gpt2", "heads that do not divide", config(n_head=3), ("gpt2", "config.json")),
+    ("gpt2", "a negative size", config(n_head=-8), ("num_attention_heads=-8", "at least 1")),
     ("gpt2", "no sizes", config(n_embd="wide"), ("config.json", "gpt2")),
     (
         "gpt2",

@@ -64,6 +64,13 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> Any:
         raise InputError(_no_decoder(source.name, raw, kinds[0]))
     if not kinds and any(getattr(config, part, None) is not None for part in ("vision_config", "audio_config")):
         raise InputError(_no_decoder(source.name, raw, "multimodal"))
+    for what in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        size = getattr(config, what, None)
+        if isinstance(size, int) and size < 1:
+            raise InputError(
+                f"the config.json of model {source.name!r} says {what}={size}, which must be at least 1; "
+                f"{_again(source)}"
+            )
     return config
 
 

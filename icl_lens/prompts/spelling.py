@@ -176,7 +176,9 @@ class Spellings:
 
 
 def front_tokens(tokenizer: Any, text: Text, prepend_bos: bool | None) -> list[int]:
-    """The tokens in front of every row."""
+    """The tokens in front of every row; raises InputError for what `prepend_bos` cannot be."""
+    if prepend_bos not in (None, True, False):
+        raise InputError(f"prepend_bos={prepend_bos!r} must be True, False, or None for what the tokenizer itself does")
     if prepend_bos is None:
         published = _as_published(tokenizer)
         whole = published(text.rendered.text, add_special_tokens=True, verbose=False)["input_ids"]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt, Template, listed, several_prompts
 from icl_lens.prompts.spelling import Spellings, check_fast, front_tokens, read_texts
@@ -46,6 +46,7 @@ def tokenize(
     prompts = several_prompts(prompts)
     if not isinstance(template, Template):
         raise InputError(f"template={template!r} is no template; write il.Template(demonstration, query)")
+    check_choice("shared_prefix", shared_prefix, ("error", "append"))
     if not prompts:
         raise InputError("there is no prompt to tokenize; give at least one")
     every_label = _every_label(prompts, labels)

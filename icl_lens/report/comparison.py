@@ -86,8 +86,13 @@ def _shape(explanation: Findings) -> tuple[int, int]:
 def compare(a: Findings, b: Findings) -> Comparison:
     """Two explanations side by side: two prompts, two targets, or two models.
 
+    Raises InputError for what is no explanation.
+
     Example:
         >>> il.compare(il.explain(model, prompt), il.explain(model, prompt)).to_frame()["change"].abs().max()
         np.float64(0.0)
     """
+    for one in (a, b):
+        if not isinstance(one, Findings):
+            raise InputError(f"{one!r:.60} is no explanation; give what il.explain or il.Explanation.load returns")
     return Comparison(a, b)
