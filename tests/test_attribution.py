@@ -114,7 +114,7 @@ def test_a_hand_computed_increase():
     ("targets", "message"),
     [
         (torch.tensor([1, 2]), "one token id per prompt"),
-        (torch.tensor([1.0, 2.0, 3.0]), "one token id per prompt"),
+        (torch.tensor([1.0, 2.0, 3.0]), "token ids, whole numbers"),
         (torch.tensor([1, 2, -1]), "prompt without an answer"),
         (torch.tensor([1, 2, 97]), "0–96"),
     ],
