@@ -52,7 +52,7 @@ def test_your_own_sentences(tmp_path, capsys):
         f"{word} {other},{kind}" for kind, some in words.items() for word in some for other in some if word != other
     ]
     path.write_text("note,kind\n" + "\n".join(lines))
-    with pytest.raises(il.InputError, match="with --columns TEXT,LABEL"):
+    with pytest.raises(il.InputError, match="with columns="):
         ablate(task="notes", path=path, n=4, device="cpu")
     ablate(task="notes", path=path, columns="note,kind", n=4, k=1, draws=1, device="cpu")
     assert "1 heads removed" in shown(capsys)
@@ -68,7 +68,7 @@ def test_your_own_sentences(tmp_path, capsys):
         ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "give one of the two"),
         ({"prompt": families.PROMPT, "heads": " "}, "--heads names no head"),
         ({"prompt": families.PROMPT, "labels": "yes,no"}, "a prompt says all of it itself"),
-        ({"task": "sentiment-number", "labels": "yes"}, "--labels ..yes"),
+        ({"task": "sentiment-number", "labels": "yes"}, "labels=..yes"),
         ({"task": "x", "columns": "a"}, "--columns 'a' must name two columns"),
         ({"prompt": families.PROMPT, "heads": "22,0"}, "'22' names no head"),
         ({"prompt": families.PROMPT, "k": 7}, "too few random ones"),

@@ -24,7 +24,7 @@ from icl_lens.locate.folder import RunFolder, opened
 
 ROWS = 6
 # One of each kind of pass: shared reductions, reductions of some rows, edits, and every loop of its own.
-IDS = ["order", "ffn", "two-tower", "shallow-flow", "head-atlas"]
+IDS = ["order", "ffn", "shallow-flow", "head-atlas"]
 RESULTS = {"table.parquet", "table.csv", "figure.png", "figure.pdf", "result.json"}
 RESULTS |= {"figure-contrast.png", "figure-contrast.pdf"}
 WORDS = {
@@ -77,11 +77,9 @@ def test_every_pass_leaves_chunks(unbroken):
     here = "tiny/sentiment-number"
     assert {name for name in unbroken if "/passes/" not in name} == {f"{here}/{i}/{f}" for i in IDS for f in RESULTS}
     names = {Path(name).name for name in chunks_of(unbroken)}
-    assert {"head_increases", "class_attention", "NeuronIncreases", "Separation"} <= {
-        name.split("-")[0] for name in names
-    }
+    assert {"head_increases", "class_attention", "NeuronIncreases"} <= {name.split("-")[0] for name in names}
     passes = {name.rsplit("-", 2)[0] for name in names}
-    assert {"two-tower-030", "shallow-flow-002", "repeated", "means"} <= passes
+    assert {"shallow-flow-002", "repeated", "means"} <= passes
     manifest = json.loads(next(data for name, data in unbroken.items() if name.endswith("manifest.json")))
     assert {"n", "seed", "weights", "prompts", "data", "code", "versions", "dtype", "device"} <= set(manifest)
 

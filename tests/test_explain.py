@@ -300,7 +300,7 @@ def test_two_compared(gpt2, explanation, tmp_path):
     assert row["name"] in repr(both)
     assert both.to_html(tmp_path / "both.html") is None
     assert both.to_html() == (tmp_path / "both.html").read_text()
-    assert "<iframe" in both._repr_html_()
+    assert 'data-page="&lt;!doctype html' in both._repr_html_()
     wide = il.compare(explanation, replace(other, head_increases=((0.0,),)))
     with pytest.raises(il.InputError, match="do not correspond"):
         wide.to_frame()

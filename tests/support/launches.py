@@ -49,7 +49,7 @@ def killed(pid, moment):
     """SIGKILL to a child as soon as `moment()` holds; what it ended with, which a run that was too fast tells by 0."""
     deadline = time.monotonic() + 400
     while not moment() and time.monotonic() < deadline:
-        time.sleep(0.001)
+        time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
     return ended(pid)
 
