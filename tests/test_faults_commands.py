@@ -101,7 +101,7 @@ ABLATE = [
     (["--task", "sentiment-sentiment"], "there is no task"),
     (["--task", "sentiment-\x1b[0m"], "there is no task"),
     (["--task", "sentiment-number", "--columns", "text"], "--columns"),
-    (["--task", "sentiment-number", "--labels", "foo"], "must be 2 different words"),
+    (["--task", "sentiment-number", "--labels", "foo"], "--labels ['foo'] must be 2 different words"),
     (["--task", "sentiment-number", "--labels", "foo,foo"], "must be 2 different words"),
     (["--task", "sentiment-number", "--labels", ","], "must be 2 different words"),
     (["--task", "sentiment-number", "--labels", "foo,qqzz"], "'qqzz'"),
