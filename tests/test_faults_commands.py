@@ -113,6 +113,7 @@ ABLATE = [
     (["--task", "mine", "--path", "/"], "must have one file for the split"),
 ]
 COMPARE = [
+    ([], "give two prompts, or a task with --task or --path"),
     ([PROMPT], "nothing to compare"),
     ([PROMPT, ""], "no colon standing alone"),
     (["", PROMPT], "no colon standing alone"),
@@ -166,7 +167,6 @@ USAGE = [
     ["explain", PROMPT, "--final-norm", "none"],
     ["explain", PROMPT, PROMPT],
     ["explain", PROMPT, "--json"],
-    ["compare"],
     ["compare", PROMPT, PROMPT, PROMPT],
     ["locate", "--task"],
     ["locate", "--task", "sentiment-number", "--layout", "none"],
