@@ -272,7 +272,7 @@ def test_two_processes(inputs, unbroken, tmp_path, way):
     first, second = (chunks[key] for key in sorted(chunks))
     assert sorted(first + second) == sorted(Path(name).name for name in chunks_of(unbroken))
     ours, theirs = (Counter(name.rsplit("-", 1)[0] for name in names) for names in (first, second))
-    assert {ours[name] - theirs[name] for name in ours | theirs} == {0, 1}, "of every pass each takes half"
+    assert {ours[name] - theirs[name] for name in ours | theirs} <= {0, 1}, "of every pass each takes half"
     assert sum(theirs.values()) > 20
     assert ran.stdout.count("over both labels and orders") == 1
     same_tables(contents(out), unbroken)
