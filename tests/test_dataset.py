@@ -331,3 +331,15 @@ def test_icl_mini_dataset(icl_mini):
     acts = il.capture(icl_mini, some)
     bound = head_bounds(acts, layer_gradients(acts, some.answer_tokens, acts.readout))
     assert float((exact - bound).max()) < SLACK / 10
+
+
+@pytest.mark.parametrize("locate", [il.locate_heads, il.mean_head_increases, il.locate_effects])
+def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, locate):
+    """progress=True: to the end, with its rate; none otherwise."""
+    more = {"k": 2} if locate is il.locate_heads else {}
+    locate(gpt2, gpt2_batch, batch_size=1, **more)
+    assert capsys.readouterr().err == ""
+    locate(gpt2, gpt2_batch, batch_size=1, progress=True, **more)
+    last = capsys.readouterr().err.rsplit("\r", 1)[-1]
+    assert "3/3" in last
+    assert "prompt" in last

@@ -475,8 +475,11 @@ def test_special_tokens_that_are_no_words_of_the_vocabulary():
 
 
 def test_slow_tokenizers_and_none():
-    for tokenizer in (SimpleNamespace(is_fast=False), None):
-        with pytest.raises(InputError, match="no character offsets"):
+    for tokenizer, message in (
+        (SimpleNamespace(is_fast=False), "no character offsets"),
+        (None, "no model with a token"),
+    ):
+        with pytest.raises(InputError, match=message):
             tokenize(SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=9)), PAPER)
 
 

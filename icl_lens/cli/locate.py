@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 MOST_SHOWN = 20
 """Heads that are found unless the user says how many."""
 
-PASSES = {"part": "locating", "again": "second pass over open heads"}
-
 
 class RankChoice(StrEnum):
     increase = "increase"
@@ -259,8 +257,10 @@ def _bar(console: Console, processes: "Processes") -> Iterator[Any]:
     with Progress(*columns, console=console, disable=not processes.first) as bar:
 
         def move(kind: str, done: int, total: int) -> None:
+            from icl_lens.locate.progress import NAMES
+
             if kind not in tasks:
-                tasks[kind] = bar.add_task(PASSES[kind], total=total)
+                tasks[kind] = bar.add_task(NAMES[kind], total=total)
             bar.update(tasks[kind], completed=done, total=total)
 
         try:

@@ -26,7 +26,8 @@ from icl_lens.interventions.effects import Method, Score, Way, head_effects
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
 from icl_lens.locate.processes import Processes
-from icl_lens.locate.runner import BatchRunner, Form, Progress, Runner
+from icl_lens.locate.progress import Progress, progress_of
+from icl_lens.locate.runner import BatchRunner, Form, Runner
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -186,7 +187,7 @@ def locate_effects(
     byte_budget: int = BYTE_BUDGET,
     folder: RunFolder | None = None,
     processes: Processes | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> MeanEffects:
     """The mean effect of zeroing each head over any number of prompts, every head's, with intervals.
@@ -195,6 +196,7 @@ def locate_effects(
     not grow with the number of prompts beyond their tokens. With a `folder`, every prompt's effects are kept there in
     chunks and what is there already is not computed again; a damaged chunk is, after `warn` has named it. With several
     `processes`, each takes its share of the batches, and all return the same. Batches are planned as by `locate_heads`.
+    `progress=True` shows a bar.
 
     Intervals are 95 % bootstrap intervals over the texts that prompts ask about, since prompts about one text are no
     independent draws.
@@ -224,7 +226,7 @@ def locate_effects(
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     form = Form[EffectChunk](lambda chunk: columns_of(chunk, view.n_heads), chunk_from)
     chunks = Runner(form, folder, processes, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), progress or (lambda *_: None))
+    runner = BatchRunner(chunks, plan, len(batch), progress_of(progress))
 
     def removed(number: int) -> EffectChunk:
         rows = plan[number]

@@ -35,7 +35,8 @@ from icl_lens.errors import InputError
 from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.processes import Processes
-from icl_lens.locate.runner import BatchRunner, Form, Progress, Runner
+from icl_lens.locate.progress import Progress, progress_of
+from icl_lens.locate.runner import BatchRunner, Form, Runner
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -107,7 +108,7 @@ def locate_heads(
     slack: float = SLACK,
     folder: RunFolder | None = None,
     processes: Processes | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> TopHeads:
     """The k heads of largest mean log-probability increase over any number of prompts: exact, certified.
@@ -116,7 +117,7 @@ def locate_heads(
     `slack` (nats) allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap there is no
     bound; every head is then evaluated on every prompt, and the result says so. With a `folder`, chunks are kept there
     and what is there already is not computed again; a damaged chunk is, after `warn` has named it. With several
-    `processes`, each takes its share of the batches, and all return the same.
+    `processes`, each takes its share of the batches, and all return the same. `progress=True` shows a bar.
 
     With `against`, the heads that contribute most to log p(target) − log Σ p(against), for instance
     `against=batch.other_label_tokens`: those that tell the answer from the other labels. With one other token every
@@ -146,7 +147,7 @@ def locate_heads(
     n_candidates = min(n_parts, k + MARGIN)
     form = Form[HeadChunk](lambda chunk: columns_of(chunk, view.n_heads), lambda table: chunk_from(table, view.n_heads))
     chunks = Runner(form, folder, processes, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), progress or (lambda *_: None))
+    runner = BatchRunner(chunks, plan, len(batch), progress_of(progress))
 
     def first_pass(number: int, candidates: np.ndarray | None) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
@@ -181,14 +182,15 @@ def mean_head_increases(
     bias: bool = True,
     batch_size: int | None = None,
     byte_budget: int = BYTE_BUDGET,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Float[Tensor, "layer head"]:
     """Every head's exact mean log-probability increase over any number of prompts, nats, in float64.
 
     Exhaustive. Prompts are collected into groups large enough that a head's z goes through its W_O·W_U, multiplied
     out once a group, from `attribution.fold_from` prompts on (68 in GPT-2 large); smaller datasets, own norm and
     soft-caps go the long way. With `against`, mean contributions to log p(target) − log Σ p(against), for which no
-    projection on the vocabulary is needed. Raises InputError for bad targets, against or batch sizes.
+    projection on the vocabulary is needed. `progress=True` shows a bar. Raises InputError for bad targets, against or
+    batch sizes.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -206,7 +208,7 @@ def mean_head_increases(
     group_size = max(4 * fold_from(view.d_head, view.d_model), logits)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
     held: list[_Held] = []
-    done = 0
+    done, tell = 0, progress_of(progress)
     for number, rows in enumerate(plan):
         acts, its = _captured(model, batch, targets, others, rows)
         readout = acts.readout.using(final_norm=final_norm, bias=bias)
@@ -216,8 +218,7 @@ def mean_head_increases(
             total += _sum_of(view, held)
             held = []
         done += len(rows)
-        if progress is not None:
-            progress("heads", done, len(batch))
+        tell("heads", done, len(batch))
     return total / len(batch)
 
 

@@ -14,9 +14,7 @@ from icl_lens.errors import InputError
 from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.folder import DamagedChunk, RunFolder
 from icl_lens.locate.processes import Processes
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the pass, the prompts done and all prompts of that pass."""
+from icl_lens.locate.progress import Progress
 
 Chunk = TypeVar("Chunk")
 
