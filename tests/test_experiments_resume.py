@@ -304,6 +304,6 @@ def test_an_experiment_that_cannot_be_run_in_one_process_is_none_in_all(inputs, 
     ran, _ = launched(TORCHRUN, given, tmp_path / "log", LOGGED_ROWS=str(ROWS), LOGGED_REFUSE="1 NeuronIncreases")
     assert ran.returncode != 0
     assert ran.stdout.count("ffn: cannot be run: refused by rank 1") == 1
-    assert (out / "tiny/sentiment-number/order/result.json").is_file()
+    assert (out / "tiny/sentiment-number/order/result.json").is_file(), ran.stderr[-1500:]
     assert not (out / "tiny/sentiment-number/ffn").exists()
     assert sum(line.startswith("experiments: ") for line in ran.stderr.splitlines()) == 1
