@@ -125,7 +125,7 @@ def _run(
             warn=lambda line: warnings.print(f"experiments: {line}"),
         )
         if ran.failed and not processes.first:
-            # The first says so, and ends with 2 once it has written the others' results; a 2 here would have it stopped.
+            # The first says so, and ends with 2 once it has written the others' results; a 2 here would stop it.
             raise SystemExit(0)
     if ran.failed:
         raise InputError(
