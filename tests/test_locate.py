@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from families import save
+from launches import ended, forked, killed
 
 import icl_lens as il
 from icl_lens.cli import main
@@ -61,27 +62,13 @@ def run(monkeypatch, capsys):
 def unbroken(inputs, tmp_path_factory):
     """The files of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("unbroken") / "out"
-    assert os.waitstatus_to_exitcode(os.waitpid(forked(inputs, out), 0)[1]) == 0
+    assert ended(started(inputs, out)) == 0
     return contents(out)
 
 
-def forked(inputs, out):
-    """A run in a child process of its own; its id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        sys.argv = ["icl-lens", "locate", *inputs, "--out", str(out)]
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    finally:
-        os._exit(code)
+def started(inputs, out, pause=0.0):
+    """A run in a child process of its own, with a pause before each chunk; its id."""
+    return forked(main, ["icl-lens", "locate", *inputs, "--out", out], pause=pause)
 
 
 def contents(out):
@@ -176,25 +163,16 @@ def test_your_own_columns_and_labels(inputs, run, tmp_path):
 
 def test_killed_ten_times(inputs, unbroken, tmp_path):
     """SIGKILL at ten random moments; nothing is lost, nothing repeated, and the end is the same to the byte."""
-    out, rng, kills = tmp_path / "out", random.Random(0), 0
-    targets = sorted(rng.randrange(N // BATCH) for _ in range(10))
-    while kills < 10:
-        before = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")} if out.exists() else {}
-        pid = forked(inputs, out)
-        deadline = time.monotonic() + 60
-        while parts_in(out) < targets[kills] and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(rng.random() * 0.05)
-        ended, _ = os.waitpid(pid, os.WNOHANG)
-        if ended:  # all parts were there, and it came to the end first
-            targets[kills] = 0
-        else:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        kills += 1
+    out, rng = tmp_path / "out", random.Random(0)
+    before: dict[str, int] = {}
+    for target in sorted(rng.randrange(N // BATCH - 2) for _ in range(10)):
+        pid = started(inputs, out, pause=0.03)
+        assert killed(pid, lambda target=target: parts_in(out) >= target) == -signal.SIGKILL
         after = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
         assert before.items() <= after.items(), "a part was lost or written twice"
-    assert os.waitstatus_to_exitcode(os.waitpid(forked(inputs, out), 0)[1]) == 0
+        before = after
+    assert 0 < len(before) < N // BATCH
+    assert ended(started(inputs, out)) == 0
     assert contents(out) == unbroken
     assert not [path for path in out.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
@@ -390,7 +368,7 @@ def test_one_of_two_dies(inputs, unbroken, tmp_path, dead, way):
         assert sorted(rank for rank, _ in batches) == [0, 1, 2]
         assert sum(map(len, batches.values())) == N // BATCH - len(there)
     else:
-        assert os.waitstatus_to_exitcode(os.waitpid(forked(inputs, out), 0)[1]) == 0
+        assert ended(started(inputs, out)) == 0
     assert there.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
     same_numbers(out, unbroken)
 

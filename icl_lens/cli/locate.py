@@ -1,7 +1,6 @@
 """`icl-lens locate`: the heads of largest mean increase over a task, exact and certified."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -9,17 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -40,7 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from icl_lens.locate.configuration import Asked
-    from icl_lens.locate.processes import Processes
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt
 
@@ -150,6 +137,7 @@ def locate(
     from icl_lens.locate.configuration import EffectOptions, LocateOptions, run_folder
     from icl_lens.locate.folder import opened
     from icl_lens.locate.processes import Processes
+    from icl_lens.locate.progress import bar
     from icl_lens.models.view import ModelView
 
     if by is RankChoice.effect:
@@ -182,7 +170,7 @@ def locate(
         if keeping is not None:
             folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))
         ranked = _by_effect if by is RankChoice.effect else _by_increase
-        with _bar(console, processes) as progress:
+        with bar(console, hidden=not processes.first) as progress:
             table, said = ranked(
                 loaded,
                 batch,
@@ -234,37 +222,3 @@ def _shown(table: "pd.DataFrame", by: RankChoice) -> Table:
         more = f"{row['log_odds']:.4f}" if by is RankChoice.effect else f"{row['share_evaluated']:.0%}"
         shown.add_row(*[Text(cell) for cell in [str(row["rank"]), row["name"], f"{row[value]:.4f}", *interval, more]])
     return shown
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{task.speed:.1f} prompts/s")
-
-
-@contextmanager
-def _bar(console: Console, processes: "Processes") -> Iterator[Any]:
-    """A progress bar with rate and time left; yields the function that moves it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    tasks: dict[str, Any] = {}
-    with Progress(*columns, console=console, disable=not processes.first) as bar:
-
-        def move(kind: str, done: int, total: int) -> None:
-            from icl_lens.locate.progress import NAMES
-
-            if kind not in tasks:
-                tasks[kind] = bar.add_task(NAMES[kind], total=total)
-            bar.update(tasks[kind], completed=done, total=total)
-
-        try:
-            yield move
-        except KeyboardInterrupt:
-            bar.live.transient = True  # no half-drawn bar is left
-            raise

@@ -26,7 +26,7 @@ from icl_lens.interventions.effects import Method, Score, Way, head_effects
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
 from icl_lens.locate.processes import Processes
-from icl_lens.locate.progress import Progress, progress_of
+from icl_lens.locate.progress import Progress, shows_progress, told
 from icl_lens.locate.runner import BatchRunner, Form, Runner
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -175,6 +175,7 @@ class MeanEffects:
         return f"MeanEffects, nats: mean over {prompts(self.n_prompts)}, heads removed one by one", columns
 
 
+@shows_progress
 def locate_effects(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
@@ -226,7 +227,7 @@ def locate_effects(
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     form = Form[EffectChunk](lambda chunk: columns_of(chunk, view.n_heads), chunk_from)
     chunks = Runner(form, folder, processes, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), progress_of(progress))
+    runner = BatchRunner(chunks, plan, len(batch), told(progress))
 
     def removed(number: int) -> EffectChunk:
         rows = plan[number]

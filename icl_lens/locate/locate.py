@@ -35,7 +35,7 @@ from icl_lens.errors import InputError
 from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
 from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.processes import Processes
-from icl_lens.locate.progress import Progress, progress_of
+from icl_lens.locate.progress import Progress, shows_progress, told
 from icl_lens.locate.runner import BatchRunner, Form, Runner
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
@@ -94,6 +94,7 @@ def plan_batches(
     return batches
 
 
+@shows_progress
 def locate_heads(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
@@ -147,7 +148,7 @@ def locate_heads(
     n_candidates = min(n_parts, k + MARGIN)
     form = Form[HeadChunk](lambda chunk: columns_of(chunk, view.n_heads), lambda table: chunk_from(table, view.n_heads))
     chunks = Runner(form, folder, processes, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), progress_of(progress))
+    runner = BatchRunner(chunks, plan, len(batch), told(progress))
 
     def first_pass(number: int, candidates: np.ndarray | None) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
@@ -172,6 +173,7 @@ def locate_heads(
     return processes.share(sums.top(k, view.n_heads, wanted) if processes.first else None)
 
 
+@shows_progress
 def mean_head_increases(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
@@ -208,7 +210,7 @@ def mean_head_increases(
     group_size = max(4 * fold_from(view.d_head, view.d_model), logits)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
     held: list[_Held] = []
-    done, tell = 0, progress_of(progress)
+    done, tell = 0, told(progress)
     for number, rows in enumerate(plan):
         acts, its = _captured(model, batch, targets, others, rows)
         readout = acts.readout.using(final_norm=final_norm, bias=bias)

@@ -73,10 +73,7 @@ def head_heatmap(
         axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     ax.tick_params(length=0, labelsize=7)
     ax.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.03)
-    bar.set_label(label, fontsize=7)
-    bar.ax.tick_params(labelsize=7)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    _colour_bar(figure, ax, image, label)
     return figure
 
 
@@ -109,10 +106,7 @@ def similarity_matrix(
     ax.set_ylabel("query", fontsize=8)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.03)
-    bar.set_label(label, fontsize=7)
-    bar.ax.tick_params(labelsize=7)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    _colour_bar(figure, ax, image, label)
     return figure
 
 
@@ -254,6 +248,13 @@ def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
         return None
     low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
     return np.clip(np.stack([values - low, high - values]), 0, None)
+
+
+def _colour_bar(figure: Figure, ax: Axes, image: Any, label: str) -> None:
+    bar = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.03)
+    bar.set_label(label, fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
 
 def _plain(name: str) -> str:
