@@ -18,7 +18,7 @@ from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.passes import Passes, chunk_folder, code_digest
 from experiments.lab.results import Result, check_folder, is_done, save
-from experiments.lab.study import MOST_ROWS, PASS_BYTES, Study, StudySettings, folder_of
+from experiments.lab.study import Study, StudySettings, batch_limits, folder_of
 from experiments.lab.work import Work
 from icl_lens.digest import json_digest, weights_digest
 from icl_lens.errors import InputError
@@ -187,7 +187,7 @@ def pass_configuration(study: Study) -> dict[str, Any]:
         **_contents(study),
         "dtype": str(study.model.W_U.dtype).removeprefix("torch."),
         "device": study.view.home.type,
-        "batches": [PASS_BYTES, MOST_ROWS],
+        "batches": batch_limits(),
         "code": code_digest(),
         "versions": versions(),
     }

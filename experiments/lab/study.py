@@ -31,6 +31,12 @@ PASS_BYTES = 128 * 2**20
 # More prompts make no product faster; fewer are lost when a run is killed, and are shared out more evenly.
 MOST_ROWS = 128
 
+
+def batch_limits() -> list[int]:
+    """The most bytes of activations and the most prompts that a batch may hold: chunks of other batches differ."""
+    return [PASS_BYTES, MOST_ROWS]
+
+
 Ranking = Literal["increase", "contrast"]
 """By what heads are located: the paper's log p(answer), or the answer's log-odds against the other label."""
 RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
@@ -155,7 +161,8 @@ class Study:
     def pieces(self, batch: il.PromptBatch) -> list[il.PromptBatch]:
         """A batch in pieces that fit into memory."""
         bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
-        return list(batch.split(max(1, min(MOST_ROWS, PASS_BYTES // bytes_per_prompt))))
+        most_bytes, most_rows = batch_limits()
+        return list(batch.split(max(1, min(most_rows, most_bytes // bytes_per_prompt))))
 
     def over(
         self,
