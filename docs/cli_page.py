@@ -18,7 +18,7 @@ on the bundled model. `python -m icl_lens` is the same command.
 
 The paper's experiments are a package of the repository, not of the installed one, because they keep results, figures
 and claims beside their code: clone the repository (or unpack the source distribution), install it with
-`pip install -e .`, and run `python -m experiments list` there.
+`pip install -e ".[experiments]"`, and run `python -m experiments list` there.
 """
 
 

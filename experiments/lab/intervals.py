@@ -23,6 +23,7 @@ from typing import TypeGuard
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
+from scipy.stats import t as student
 
 from icl_lens.errors import InputError
 
@@ -50,7 +51,7 @@ class Estimate:
         if self.clusters < 2 or not math.isfinite(self.value) or math.isnan(self.error):
             return 1.0
         if self.error > 0:
-            return 2 * t_tail(abs(self.value - least) / self.error, self.clusters - 1)
+            return float(2 * student.sf(abs(self.value - least) / self.error, self.clusters - 1))
         if self.value == least:
             return 1.0
         if _can_vary(self.bounds, self.value):
@@ -96,7 +97,7 @@ class Resample:
         error = float(drawn.std())
         if error <= 1e-9 * max(1.0, abs(value)):
             return _constant(value, self.clusters, bounds)
-        reach = t_quantile(0.5 + LEVEL / 2, self.clusters - 1) * error
+        reach = float(student.ppf(0.5 + LEVEL / 2, self.clusters - 1)) * error
         low, high = value - reach, value + reach
         if bounds is not None:
             low, high = max(low, bounds[0]), min(high, bounds[1])
@@ -183,28 +184,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
     result = np.empty(len(p))
     result[order] = np.minimum(adjusted, 1.0)
     return result.tolist()
-
-
-_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(200)
-
-
-def t_tail(t: float, freedom: int) -> float:
-    """P(T > t) of Student's t, for t ≥ 0: the integral of cos(θ)^(ν − 1) beyond arctan(t / √ν)."""
-    start = math.atan(t / math.sqrt(freedom))
-    # Where the integrand has fallen to nothing, the rest of the range would only blunt the quadrature.
-    stop = min(math.pi / 2, start + 40 / math.sqrt(freedom))
-    theta = 0.5 * (stop - start) * (_NODES + 1) + start
-    integral = 0.5 * (stop - start) * float(_NODE_WEIGHTS @ np.cos(theta) ** (freedom - 1))
-    whole = math.exp(0.5 * math.log(math.pi) + math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
-    return integral / whole
-
-
-def t_quantile(level: float, freedom: int) -> float:
-    """The value below which Student's t lies with this probability, above ½; by bisection."""
-    low, high = 0.0, 1.0
-    while t_tail(high, freedom) > 1 - level:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, freedom) > 1 - level else (low, middle)
-    return (low + high) / 2
