@@ -61,9 +61,28 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeyp
     assert found.strength == 0.75
     assert found.bias == pytest.approx((1.0, 0.4, -0.1, 0.0))
     assert found.accuracy == pytest.approx((1, 1, 1, 2 / 3))
+    assert found.loss == pytest.approx((0, 0, 0, 1 / 3))
     assert il.choose_strength(model, HEADS, favoured, against, max_loss=0.5, **options).strength == 1.0
     with pytest.raises(il.InputError, match="3 and 2 prompts"):
         il.choose_strength(model, HEADS, favoured, against[[0, 1]], **options)
+
+
+def test_a_fix_that_goes_too_far_is_seen_where_the_other_class_is_asked(model, batch, monkeypatch):
+    """It takes the bias away and loses nothing where the rarer class is asked; the other class's prompts fall."""
+    favoured, against, other = batch, batch[[0, 1, 2]], batch[[0, 1]]
+
+    def scored(model, batch, heads, fix, strength):
+        right = torch.arange(len(batch)) < (1 if batch is other and strength == 1.0 else len(batch))
+        return torch.full((len(batch),), (1 - strength) * (1 if batch is favoured else -1)), right
+
+    monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
+    options = {"fix": "majority", "tried": (0.5, 1.0)}
+    assert il.choose_strength(model, HEADS, favoured, against, **options).strength == 1.0
+    found = il.choose_strength(model, HEADS, favoured, against, others=[other], **options)
+    assert found.strength == 0.5
+    assert found.loss == pytest.approx((0, 0, 0.5))
+    assert found.accuracy == pytest.approx((1, 1, 7 / 8))
+    assert found.to_frame()["loss"].tolist() == pytest.approx([0, 0, 0.5])
 
 
 def test_strength_is_measured_with_the_fix_at_work(model, batch):

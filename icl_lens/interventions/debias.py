@@ -97,11 +97,15 @@ class Strength:
     bias: tuple[float, ...]
     """For each strength tried: mean log-odds of the answer where it is favoured minus where it is not, nats."""
     accuracy: tuple[float, ...]
+    """For each strength tried: over all prompts, those that count for accuracy only included."""
+    loss: tuple[float, ...]
+    """For each strength tried: what the batch that loses most loses of accuracy, 0 to 1."""
 
     def to_frame(self) -> pd.DataFrame:
-        """strength, bias (nats), accuracy, chosen: one row a strength tried."""
+        """strength, bias (nats), accuracy, loss, chosen: one row a strength tried."""
         chosen = [one == self.strength for one in self.tried]
-        return pd.DataFrame({"strength": self.tried, "bias": self.bias, "accuracy": self.accuracy, "chosen": chosen})
+        columns = {"strength": self.tried, "bias": self.bias, "accuracy": self.accuracy, "loss": self.loss}
+        return pd.DataFrame({**columns, "chosen": chosen})
 
 
 @in_turn
@@ -112,20 +116,24 @@ def choose_strength(
     against: PromptBatch,
     *,
     fix: Fix,
+    others: Sequence[PromptBatch] = (),
     tried: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
     max_loss: float = 0.01,
 ) -> Strength:
-    """The strength with the smallest bias among those that cost at most `max_loss` of accuracy.
+    """The strength with the smallest bias among those that cost at most `max_loss` of accuracy in any batch.
 
     `favoured` and `against` are the same held-out prompts, in a layout that helps the answer (balanced; true
-    demonstrations last) and in one that does not (answer's label rarer; true demonstrations first). Both are run
-    with the fix. 0 is always tried, so that accuracy cannot fall by more. Raises InputError for prompts without
-    answers or batches of different length.
+    demonstrations last) and in one that does not (answer's label rarer; true demonstrations first). `others` count
+    for accuracy only: give prompts that ask about the other class, since a fix that goes too far is seen there and
+    nowhere else. All are run with the fix. 0 is always tried, so that no batch's accuracy falls by more. Raises
+    InputError for prompts without answers or batches of different length.
 
     Example:
         >>> favoured = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
         >>> against = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
-        >>> chosen = il.choose_strength(model, [il.Head(2, 0)], favoured, against, fix="recency")
+        >>> other_class = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order", asked="false"))
+        >>> heads = [il.Head(2, 0)]
+        >>> chosen = il.choose_strength(model, heads, favoured, against, fix="recency", others=[other_class])
         >>> chosen.strength in chosen.tried
         True
     """
@@ -143,14 +151,17 @@ def choose_strength(
                 f"(answer {other.answer!r}) in the other; give the same prompts in two layouts"
             )
     strengths = tuple(dict.fromkeys([0.0, *tried]))
-    bias, accuracy = [], []
+    batches = [favoured, against, *others]
+    sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
+    bias, right = [], []
     for strength in strengths:
-        odds, right = zip(*(_scored(model, batch, heads, fix, strength) for batch in (favoured, against)), strict=True)
+        odds, correct = zip(*(_scored(model, batch, heads, fix, strength) for batch in batches), strict=True)
         bias.append(float((odds[0] - odds[1]).mean()))
-        accuracy.append(float(torch.cat(right).double().mean()))
-    usable = [i for i, value in enumerate(accuracy) if value >= accuracy[0] - max_loss]
-    best = min(usable, key=lambda i: abs(bias[i]))
-    return Strength(fix, strengths[best], strengths, tuple(bias), tuple(accuracy))
+        right.append(torch.stack([one.double().mean() for one in correct]))
+    loss = [float((right[0] - one).max()) for one in right]
+    best = min((i for i, lost in enumerate(loss) if lost <= max_loss), key=lambda i: abs(bias[i]))
+    accuracy = tuple(float(one @ sizes / sizes.sum()) for one in right)
+    return Strength(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(loss))
 
 
 def _scored(
