@@ -95,7 +95,7 @@ def test_small_results_have_frames():
     assert metrics.Interval(1.0, 0.5, 1.5).to_frame().to_dict("list") == {"value": [1.0], "low": [0.5], "high": [1.5]}
     agreed = il.agreement(torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3), k=2)
     assert agreed.to_frame()["overlap"].tolist() == [2]
-    strength = Strength("recency", 0.5, (0.0, 0.5), (0.2, 0.1), (0.9, 0.8))
+    strength = Strength("recency", 0.5, (0.0, 0.5), (0.2, 0.1), (0.9, 0.8), (0.0, 0.1))
     assert strength.to_frame()["chosen"].tolist() == [False, True]
 
 
