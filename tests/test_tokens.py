@@ -450,6 +450,18 @@ def test_unknown_words_are_named():
         tokenize(model_of("word"), prompt_of(*[(f"w{i}", "foo") for i in range(12)]))
 
 
+def test_an_unknown_letter_is_named_with_its_word():
+    """Byte-pair encoding without bytes leaves single characters unknown; the user typed a word."""
+    raw = Tokenizer(models.BPE({"<unk>": 0, ":": 1, "a": 2, "b": 3}, [], unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+    model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=99))
+    with pytest.raises(InputError, match="does not know 'ab7a', 'bé', so"):
+        tokenize(model, prompt_of(("ab7a", "a"), ("b bé", "b"), query="a"))
+    with pytest.raises(InputError, match="does not know '7', so"):
+        tokenize(model, prompt_of(("a" * 40 + "7", "a"), query="a"))
+
+
 def test_no_word_is_unknown_to_bytes():
     """GPT-2's tokenizer has one token for the end and for unknown words; it stands in front here and nowhere else."""
     assert tokenizer_of("byte").unk_token_id == tokenizer_of("byte").bos_token_id

@@ -3,6 +3,7 @@
 A label tokenized alone may come out as other tokens than the same label in its place (" foo" and "foo").
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
@@ -105,7 +106,7 @@ def read_texts(tokenizer: Any, rendered: list[Rendered]) -> list[Text]:
     ]
     unknown = tokenizer.unk_token_id
     words = dict.fromkeys(
-        text.rendered.text[start:end].strip()
+        word_around(text.rendered.text, start, end)
         for text in texts
         for token, start, end in zip(text.ids, text.starts, text.ends, strict=True)
         if token == unknown  # never, where no token stands for unknown words
@@ -117,6 +118,15 @@ def read_texts(tokenizer: Any, rendered: list[Rendered]) -> list[Text]:
             "use words of its vocabulary, or another model"
         )
     return texts
+
+
+def word_around(text: str, start: int, end: int) -> str:
+    """The word that the characters from `start` to `end` are in; only they, where no white space is near."""
+    piece = text[start:end].strip()
+    if text[start:end] != piece:
+        return piece
+    before, after = re.findall(r"\S*\Z", text[:start])[0], re.findall(r"\A\S*", text[end:])[0]
+    return f"{before}{piece}{after}" if len(before) + len(after) <= 30 else piece
 
 
 class Spellings:
