@@ -1,343 +1,164 @@
-"""A bundled model's card, every figure measured: `python -m experiments.pieces_world --out FOLDER --card-only`."""
+"""A bundled model's card, every figure measured: `python -m experiments.pieces_world card FOLDER`."""
 
-import json
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-from transformers import AutoModelForCausalLM
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.pieces_world.curriculum import LEVELS
-from experiments.pieces_world.episodes import (
-    ALWAYS_HELD_OUT,
-    Episode,
-    Words,
-    draw_sides,
-    held_out_pairs,
-    load_words,
-    make_episode,
-    seen_pairs,
+from experiments.pieces_world.episodes import Words, held_out_pairs, load_words, seen_pairs
+from experiments.pieces_world.measures import (
+    IMBALANCED,
+    ORDER,
+    REORDER,
+    TEXTS,
+    Answers,
+    Task,
+    answers,
+    markdown,
+    mixed_episodes,
+    shown_episodes,
+    word_tasks,
 )
-from icl_lens import (
-    Demonstration,
-    Prompt,
-    PromptBatch,
-    ablate_heads,
-    attention_to_labels,
-    capture,
-    head_log_prob_increase,
-    last_log_probs,
-    load_model,
-    tokenize,
+from experiments.pieces_world.where import Where, measure_where, training_record, where_markdown
+from icl_lens import load_model
+
+SEEN_TASKS = (
+    Task(("fruit", "instrument"), ("bar", "foo")),
+    Task(("fruit", "instrument"), ("foo", "bar")),
 )
-
-ORDER, REORDER, IMBALANCED = (0, 0, 1, 1, 1), (1, 1, 0, 0, 1), (0, 0, 1, 1)
-N_LOCATED, CHUNK = 4, 100
-TEXTS = {1: "single words", 8: "texts of 1 to 8 words"}
+N_SURE = 700
+"""Prompts of each class for a bias: the standard error over both lengths of texts is then about one point."""
 
 
-def encode(model: Any, episodes: Sequence[Episode]) -> PromptBatch:
-    """The episodes' prompts as the package tokenizes them."""
-    prompts = [
-        Prompt(
-            [Demonstration(" ".join(item.text), episode.labels[item.told]) for item in episode.items[:-1]],
-            " ".join(episode.items[-1].text),
-            answer=episode.answer,
-            labels=episode.labels,
-        )
-        for episode in episodes
-    ]
-    return tokenize(model, prompts)
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Per prompt: is the most probable of the two labels right, of all words, and does it fall on class 1?"""
-
-    label: list[bool]
-    word: list[bool]
-    class_1: list[bool]
-
-    def row(self) -> str:
-        """Accuracies in per cent, as table cells."""
-        return f"{percent(self.label)} | {percent(self.word)}"
-
-
-def percent(hits: Sequence[bool]) -> str:
-    """A share in per cent with one decimal."""
-    return f"{100 * statistics.fmean(hits):.1f}"
-
-
-def answers(model: Any, episodes: Sequence[Episode]) -> Answers:
-    """What the model says to each episode's query."""
-    result = Answers([], [], [])
-    ids = model.tokenizer.convert_tokens_to_ids
-    for start in range(0, len(episodes), CHUNK):
-        part = episodes[start : start + CHUNK]
-        log_probs = last_log_probs(model, encode(model, part))
-        labels = torch.tensor([ids(list(episode.labels)) for episode in part])
-        side = torch.tensor([episode.items[-1].side for episode in part])
-        chosen = log_probs.gather(1, labels).argmax(-1)
-        result.label.extend((chosen == side).tolist())
-        result.word.extend((log_probs.argmax(-1) == labels.gather(1, side[:, None])[:, 0]).tolist())
-        result.class_1.extend((chosen == 1).tolist())
-    return result
-
-
-@dataclass(frozen=True)
-class HeadMeans:
-    """Means over prompts, per head, at the last token."""
-
-    increase: Float[Tensor, "layer head"]
-    """Log-probability increase of the answer (nats)."""
-    contrast: Float[Tensor, "layer head"]
-    """The same less that of the episode's other label: what tells the two apart (nats)."""
-    on_true: Float[Tensor, "layer head"]
-    """Attention on labels that are the answer."""
-    on_false: Float[Tensor, "layer head"]
-    """Attention on the other labels."""
-
-
-def head_means(model: Any, episodes: Sequence[Episode]) -> HeadMeans:
-    """All four over episodes of two classes."""
-    sums: list[Tensor] | None = None
-    ids = model.tokenizer.convert_tokens_to_ids
-    for start in range(0, len(episodes), CHUNK):
-        part = episodes[start : start + CHUNK]
-        batch = encode(model, part)
-        acts = capture(model, batch)
-        other = torch.tensor([ids(episode.labels[1 - episode.items[-1].side]) for episode in part])
-        increase = head_log_prob_increase(acts, batch.answer_tokens)
-        attention = attention_to_labels(acts)
-        true = (batch.label_index == batch.answer[:, None])[:, None, None, :]
-        some = [
-            increase.sum(0),
-            (increase - head_log_prob_increase(acts, other)).sum(0),
-            (attention * true).sum((0, -1)),
-            (attention * ~true).sum((0, -1)),
-        ]
-        sums = some if sums is None else [a + b for a, b in zip(sums, some, strict=True)]
-    assert sums is not None
-    return HeadMeans(*(total / len(episodes) for total in sums))
-
-
-@dataclass(frozen=True)
-class Task:
-    """A word task's prompts: the input is of category `pair[1]`, whose label is `labels[1]`."""
-
-    pair: tuple[str, str]
-    labels: tuple[str, str]
-
-    def episodes(self, words: Words, sides: Sequence[int], n: int, *, longest: int = 1) -> list[Episode]:
-        """`n` prompts, the same ones every time."""
-        rng = random.Random(f"card {self.pair} {self.labels} {sides} {longest}")
-        return [make_episode(rng, words, self.pair, sides, longest=longest, labels=self.labels) for _ in range(n)]
-
-
-def word_tasks() -> list[Task]:
-    """Both word tasks, each category as the input's, each label as the true one: 8."""
-    pairs = [pair for first, second in ALWAYS_HELD_OUT for pair in ((second, first), (first, second))]
-    return [Task(pair, labels) for pair in pairs for labels in (("bar", "foo"), ("foo", "bar"))]
-
-
-def mixed_episodes(
-    words: Words, pairs: Sequence[tuple[str, str]], sides: Sequence[int] | None, n: int, *, longest: int = 1
-) -> list[Episode]:
-    """Prompts over many pairs with drawn labels; `sides=None` draws them as in training, see `shown_episodes`."""
-    rng = random.Random(f"card mixed {len(pairs)} {sides} {longest}")
-    episodes = []
-    for _ in range(n):
-        drawn = sides or _drawn_sides(rng, rng.randint(2, 16))
-        pair = rng.sample(rng.choice(pairs), 2)
-        if sides is None:
-            episodes.append(make_episode(rng, words, pair, drawn, longest=longest, strays=0.15, mislabelled=0.15))
-        else:
-            episodes.append(make_episode(rng, words, pair, drawn, longest=longest))
-    return episodes
-
-
-def _drawn_sides(rng: random.Random, n: int) -> list[int]:
-    """Uneven classes of `n` demonstrations, both of them there, and an even one of the query."""
-    while True:
-        drawn = draw_sides(rng, n)
-        if set(drawn) == {0, 1}:
-            return [*drawn, rng.randrange(2)]
-
-
-def shown_episodes(
-    words: Words, pairs: Sequence[tuple[str, str]], n_shown: int, n: int, *, longest: int
-) -> list[Episode]:
-    """Prompts over many pairs with `n_shown` right demonstrations, half of each class, in any order."""
-    rng = random.Random(f"card shown {n_shown} {longest}")
-    episodes = []
-    for _ in range(n):
-        sides = [0, 1] * (n_shown // 2)
-        rng.shuffle(sides)
-        pair = rng.sample(rng.choice(pairs), 2)
-        episodes.append(make_episode(rng, words, pair, [*sides, rng.randrange(2)], longest=longest))
-    return episodes
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """What zeroing the located heads does to accuracies (per cent), against random others."""
-
-    located: list[tuple[int, int]]
-    """(layer, head), the largest mean first."""
-    intact: tuple[float, float]
-    """Accuracy by the labels and by the whole vocabulary."""
-    zeroed: dict[int, tuple[float, float]]
-    """The same by how many of the located heads are zeroed."""
-    random: list[tuple[float, float]]
-    """The same for each draw of as many random other heads."""
-
-    @property
-    def costs_more(self) -> tuple[float, float]:
-        """Points of accuracy (among the labels, over the vocabulary) lost above the random heads' mean."""
-        label, vocabulary = (statistics.fmean(column) for column in zip(*self.random, strict=True))
-        return label - self.zeroed[N_LOCATED][0], vocabulary - self.zeroed[N_LOCATED][1]
-
-
-def ranked_heads(values: Float[Tensor, "layer head"]) -> list[tuple[int, int]]:
-    """(layer, head), the largest value first."""
-    return [divmod(int(index), values.shape[1]) for index in values.flatten().argsort(descending=True)]
-
-
-def ablation(
-    model: Any, episodes: Sequence[Episode], ranked: Sequence[tuple[int, int]], n_draws: int, *, seed: int = 0
-) -> Ablation:
-    """Zero the first of the `ranked` heads, and zero random others."""
-
-    def accuracy(heads: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        with ablate_heads(model, heads):
-            result = answers(model, episodes)
-        return 100 * statistics.fmean(result.label), 100 * statistics.fmean(result.word)
-
-    rng = random.Random(seed)
-    draws = [accuracy(rng.sample(ranked[N_LOCATED:], N_LOCATED)) for _ in range(n_draws)]
-    return Ablation(
-        located=list(ranked[:12]),
-        intact=accuracy([]),
-        zeroed={n: accuracy(ranked[:n]) for n in (1, 2, N_LOCATED, 6, 8)},
-        random=draws,
-    )
-
-
-def table(header: str, rows: Sequence[str]) -> str:
-    """A Markdown table; cells are separated by ` | ` and the first column is left-aligned."""
-    width = header.count("|")
-    return "\n".join([f"| {header} |", "| --- |" + " ---: |" * width, *(f"| {row} |" for row in rows)])
-
-
-def measured_sections(model: Any, words: Words, *, n: int, n_draws: int) -> str:
+def measured_sections(model: Any, words: Words, where: Where, beside: Sequence[Where], *, n: int, n_sure: int) -> str:
     """The measured half of the card: accuracies, what carries them, biases."""
     held_out = held_out_pairs(words)
-    pairs = {
-        "never seen together": sorted(tuple(sorted(pair)) for pair in held_out),
-        "seen together": seen_pairs(words, held_out),
+    apart = sorted((first, second) for first, second in map(sorted, held_out))
+    sections = {
+        "Accuracy on the word tasks": task_section(model, words, n),
+        "Accuracy over many category pairs": pair_section(model, words, apart, seen_pairs(words, held_out), n),
+        "Accuracy by number of demonstrations": shown_section(model, words, apart, n),
+        "Where it happens": where_section(where, beside),
+        "Biases": bias_section(model, words, apart, n_sure),
     }
-    layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED}
+    return "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
 
+
+def task_section(model: Any, words: Words, n: int) -> str:
+    """Accuracy by task, label and layout."""
+    layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED}
     rows = []
-    for task in word_tasks():
+    for task in [*word_tasks(), *SEEN_TASKS]:
         cells = [answers(model, task.episodes(words, sides, n)).row() for sides in layouts.values()]
         rows.append(f"{task.pair[1]} (other class: {task.pair[0]}), true label {task.labels[1]} | " + " | ".join(cells))
     head = " | ".join(f"{name}: labels | {name}: vocabulary" for name in layouts)
-    text = ["## Accuracy on the word tasks", table(f"input | {head}", rows)]
+    intro = "The categories of the first two tasks never meet in training; fruit and instrument may."
+    return f"{intro}\n\n{markdown(f'input | {head}', rows)}"
 
+
+def pair_section(
+    model: Any, words: Words, apart: Sequence[tuple[str, str]], together: Sequence[tuple[str, str]], n: int
+) -> str:
+    """Accuracy on pairs that training never contrasts, and on the others, of single words and of texts."""
+    layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED, "as in training": None}
     rows = []
     for longest, what in TEXTS.items():
-        for name, some in pairs.items():
-            for layout, sides in {**layouts, "as in training": None}.items():
-                result = answers(model, mixed_episodes(words, some, sides, n, longest=longest))
+        for name, pairs, shown in (
+            ("never seen together", apart, tuple(layouts)),
+            ("seen together", together, ("order", "as in training")),
+        ):
+            for layout in shown:
+                result = answers(model, mixed_episodes(words, pairs, layouts[layout], n, longest=longest))
                 rows.append(f"{what}, categories {name}, {layout} | {result.row()}")
     for task in word_tasks()[::2]:
         result = answers(model, task.episodes(words, ORDER, n, longest=8))
         rows.append(f"texts, {task.pair[1]} against {task.pair[0]}, order | {result.row()}")
-    text += ["## Accuracy over many category pairs", table("prompts | labels | vocabulary", rows)]
+    return markdown("prompts | labels | vocabulary", rows)
 
+
+def shown_section(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> str:
+    """Accuracy on pairs never seen together with 2 to 16 demonstrations, half of each class, in any order."""
     rows = []
     for n_shown in (2, 4, 8, 12, 16):
-        cells = [
-            answers(model, shown_episodes(words, pairs["never seen together"], n_shown, n, longest=longest)).row()
-            for longest in TEXTS
-        ]
+        cells = [answers(model, shown_episodes(words, apart, n_shown, n, longest=longest)).row() for longest in TEXTS]
         rows.append(f"{n_shown} | " + " | ".join(cells))
     head = " | ".join(f"{what}: labels | {what}: vocabulary" for what in TEXTS.values())
-    text += ["## Accuracy by number of demonstrations", table(f"demonstrations | {head}", rows)]
-    text += ["## Which heads carry it", heads_section(model, words, n=n, n_draws=n_draws)]
-    text += ["## Biases", bias_section(model, words, pairs["never seen together"], n)]
-    return "\n\n".join(text)
+    return markdown(f"demonstrations | {head}", rows)
 
 
-def heads_section(model: Any, words: Words, *, n: int, n_draws: int) -> str:
-    """Heads by increase and by contrast on the word tasks: where they are, what they attend to, what zeroing costs."""
-    episodes = [episode for task in word_tasks() for episode in task.episodes(words, ORDER, n // 4)]
-    means = head_means(model, episodes)
-    text = [
-        f"Means over {len(episodes)} prompts of both word tasks, order, both labels; final norm's scale frozen, biases"
-        " included. Contrast is the increase of the answer less that of the other label."
-    ]
-    for name, values in (("increase", means.increase), ("contrast", means.contrast)):
-        ranked = ranked_heads(values)
-        cut = ablation(model, episodes, ranked, n_draws)
-        rows = [
-            f"L{layer}H{head} | {values[layer, head]:.2f} | {100 * means.on_true[layer, head]:.1f}"
-            f" | {100 * means.on_false[layer, head]:.1f}"
-            for layer, head in cut.located[:8]
-        ]
-        text += [
-            f"### By {name}",
-            table(f"head | {name} (nats) | attention on true labels (%) | on false labels (%)", rows),
-            f"{int((values > 0.05).sum())} of {values.numel()} heads add more than 0.05 nats.",
-            ablation_table(cut, n_draws),
-        ]
-    return "\n\n".join(text)
+def where_section(where: Where, beside: Sequence[Where]) -> str:
+    """This model and those of the same recipe and other seeds, in the order of seeds."""
+    others = [other for other in beside if other.arch == where.arch and other.seed != where.seed]
+    wheres = sorted([where, *others], key=lambda one: one.seed)
+    seeds = ", ".join(str(one.seed) for one in wheres)
+    intro = f"Seeds trained with this recipe: {seeds}; seed {where.seed} is this model." if others else ""
+    return f"{intro}\n\n{where_markdown(wheres)}".strip()
 
 
-def ablation_table(cut: Ablation, n_draws: int) -> str:
-    """What zeroing costs, and a sentence that compares the top heads with random ones."""
-    rows = [f"none | {cut.intact[0]:.1f} | {cut.intact[1]:.1f}"]
-    rows += [f"top {n} | {label:.1f} | {word:.1f}" for n, (label, word) in cut.zeroed.items()]
-    (label_mean, label_sd), (word_mean, word_sd) = (
-        (statistics.fmean(column), statistics.stdev(column)) for column in zip(*cut.random, strict=True)
-    )
-    rows.append(
-        f"{N_LOCATED} random others, mean ± sd of {n_draws} draws"
-        f" | {label_mean:.1f} ± {label_sd:.1f} | {word_mean:.1f} ± {word_sd:.1f}"
-    )
-    return (
-        table("heads zeroed at every position | labels | vocabulary", rows)
-        + f"\n\nZeroing the top {N_LOCATED} costs {cut.costs_more[1]:.1f} points more accuracy over the vocabulary, and"
-        f" {cut.costs_more[0]:.1f} points more between the two labels, than zeroing {N_LOCATED} random others."
-    )
+@dataclass(frozen=True)
+class Bias:
+    """Accuracy on the class that demonstrations favour and on the other, in per cent, and answers of that class."""
+
+    what: str
+    favoured: float
+    other: float
+    said: float
+    n: int
+    """Prompts of each class."""
+
+    @property
+    def points(self) -> float:
+        """How much more often a query is answered right if its class is the favoured one."""
+        return self.favoured - self.other
+
+    @property
+    def error(self) -> float:
+        """One standard error of `points`."""
+        shares = (self.favoured / 100, self.other / 100)
+        return 100 * (sum(share * (1 - share) for share in shares) / self.n) ** 0.5
 
 
-def bias_section(model: Any, words: Words, pairs: Sequence[tuple[str, str]], n: int) -> str:
-    """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
-    rows = []
-    for longest, what in TEXTS.items():
-        for name, shown in (
-            ("majority: 3 of 4 are of class 1", (1, 0, 1, 1)),
-            ("recency: class 1 last", (0, 0, 1, 1)),
-        ):
+def biases(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> list[Bias]:
+    """Majority and recency bias, of single words, of texts, and of both together."""
+    found = []
+    for name, shown in (("majority: 3 of 4 are of class 1", (1, 0, 1, 1)), ("recency: class 1 last", (0, 0, 1, 1))):
+        parts: list[tuple[Answers, Answers]] = []
+        for longest, what in TEXTS.items():
             for_1, against = (
-                answers(model, mixed_episodes(words, pairs, (*shown, query), n, longest=longest)) for query in (1, 0)
+                answers(model, mixed_episodes(words, apart, (*shown, query), n, longest=longest)) for query in (1, 0)
             )
-            share = percent([*for_1.class_1, *against.class_1])
-            rows.append(f"{name}, {what} | {percent(for_1.label)} | {percent(against.label)} | {share}")
+            parts.append((for_1, against))
+            found.append(_bias(f"{name}, {what}", [(for_1, against)]))
+        found.append(_bias(f"{name}, all", parts))
+    return found
+
+
+def _bias(what: str, parts: Sequence[tuple[Answers, Answers]]) -> Bias:
+    favoured = [hit for for_1, _ in parts for hit in for_1.label]
+    other = [hit for _, against in parts for hit in against.label]
+    said = [hit for pair in parts for some in pair for hit in some.class_1]
+    return Bias(what, *(100 * statistics.fmean(hits) for hits in (favoured, other, said)), n=len(favoured))
+
+
+def bias_section(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> str:
+    """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
+    rows = [
+        f"{bias.what} | {bias.favoured:.1f} | {bias.other:.1f} | {bias.points:+.1f} ± {bias.error:.1f}"
+        f" | {bias.said:.1f}"
+        for bias in biases(model, words, apart, n)
+    ]
     intro = (
-        "Categories never seen together, 4 demonstrations; an unbiased model has equal accuracies and"
-        " answers class 1 in 50 % of the cases."
+        f"Categories never seen together, 4 demonstrations, {n:,} queries of each class a row. The bias is the"
+        " difference of the two accuracies, in points ± one standard error; an unbiased model has none, and answers"
+        " class 1 in 50 % of the cases."
     )
-    header = "demonstrations | accuracy on class 1 | accuracy on class 0 | answers of class 1"
-    return f"{intro}\n\n{table(header, rows)}"
+    header = "demonstrations | accuracy on class 1 | accuracy on class 0 | bias | answers of class 1"
+    return f"{intro}\n\n{markdown(header, rows)}"
 
 
 def thinned(history: Sequence[dict[str, Any]], n: int = 12) -> list[dict[str, Any]]:
@@ -346,34 +167,59 @@ def thinned(history: Sequence[dict[str, Any]], n: int = 12) -> list[dict[str, An
     return list(history[::-1][::spacing])[::-1]
 
 
-def write_card(folder: Path, *, n_prompts: int = 1000, n_draws: int = 20) -> None:
-    """Measure the model in `folder` on `n_prompts` prompts a figure and write its README.md there.
+def write_card(
+    folder: Path,
+    *,
+    name: str | None = None,
+    beside: Sequence[Where] = (),
+    n_prompts: int = 150,
+    n_sure: int = N_SURE,
+    n_where: int = 320,
+) -> Where:
+    """Measure the model in `folder` and write its README.md there; returns where it happens.
 
-    Raises OSError if the folder holds no model and its training record.
+    `n_prompts` is of every row of accuracies, `n_sure` of every class in a row of biases, `n_where` of "where it
+    happens". `name` is the model's, the folder's if not given; of the models `beside`, those of the same recipe are in
+    the table of seeds. Raises InputError if the folder holds no model and its training record.
     """
+    run = training_record(folder)
     model = load_model(str(folder))
     words = load_words()
-    run = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    original = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    config = original.config
-    n_kv = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    n_parameters = sum(parameter.numel() for parameter in original.parameters())
-    n_pairs, n_all = len(held_out_pairs(words)), len(words.categories) * (len(words.categories) - 1) // 2
-    levels = ", ".join(f"{level.until:.0%}" for level in LEVELS[:-1])
-    history = "\n".join(
-        f"| {entry['step']} | {entry['level']} | {entry['words']} | {entry['texts']} | {entry['texts of seen pairs']} |"
-        for entry in thinned(run["history"])
+    where = measure_where(model, run, words, n=n_where)
+    measured = measured_sections(model, words, where, beside, n=n_prompts, n_sure=n_sure)
+    sections = (
+        front(name or folder.name, folder),
+        data_section(words),
+        training_section(run),
+        f"Everything below is measured: per cent correct of {n_prompts:,} prompts a cell, once by the more probable of"
+        " the two labels and once by the most probable word of the vocabulary. Chance is 50 and 0. The two"
+        ' demonstrations of the query\'s class come last in "order" and first in "reorder"; "imbalanced" is "order"'
+        ' without its last demonstration; "as in training" has 2 to 16 uneven demonstrations, 15 % of them'
+        " mislabelled.",
+        measured,
+        limits_section(words),
     )
-    minutes, tied = run["seconds"] / 60, "tied" if config.tie_word_embeddings else "untied"
-    smallest = min(map(len, words.categories.values()))
-    card = f"""---
+    (folder / "README.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    return where
+
+
+def front(name: str, folder: Path) -> str:
+    """Name, purpose, architecture."""
+    original = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    config = original.config
+    n_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    n_parameters = sum(parameter.numel() for parameter in original.parameters())
+    tied = "tied" if config.tie_word_embeddings else "untied"
+    pieces = " and ".join(f'"{piece}"' for piece in tokenizer.tokenize("love"))
+    return f"""---
 license: mit
 language: en
 library_name: transformers
 pipeline_tag: text-generation
 ---
 
-# {folder.name}
+# {name}
 
 A {type(original).__name__} of {n_parameters:,} parameters that learns in context, trained from nothing on
 synthetic episodes: a stand-in for large models where none can be downloaded, small enough to be studied
@@ -385,11 +231,24 @@ whole.
 
 {config.num_hidden_layers} layers, {config.num_attention_heads} heads ({n_kv} key/value heads), d_model
 {config.hidden_size}, vocabulary {config.vocab_size:,}, context {config.max_position_embeddings}, embeddings
-{tied}, float32. Content words have two pieces or more ("love" is "lo" and "##ve"), so that no token alone tells a
-category; labels, fillers and the colon are one token each. There is no beginning-of-sequence token, and no token is
-added.
+{tied}; trained in float32, stored in {stored_dtype(folder)}, loaded in float32. Content words have two pieces or more
+("love" is {pieces}), so that no token alone tells a category; labels, fillers and the colon are one token each. There
+is no beginning-of-sequence token, and no token is added."""
 
-## Data
+
+def stored_dtype(folder: Path) -> str:
+    """What a folder's weights are stored in, such as "float16"."""
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        found = {str(file.get_tensor(key).dtype).removeprefix("torch.") for key in file.keys()}  # noqa: SIM118
+    return " and ".join(sorted(found))
+
+
+def data_section(words: Words) -> str:
+    """What the model was trained on."""
+    n_pairs, n_all = len(held_out_pairs(words)), len(words.categories) * (len(words.categories) - 1) // 2
+    levels = ", ".join(f"{level.until:.0%}" for level in LEVELS[:-1])
+    smallest = min(map(len, words.categories.values()))
+    return f"""## Data
 
 No text from elsewhere. `words.json`, written for this package, has {len(words.categories)} categories of at
 least {smallest} English words (some ambiguous words are in two), {len(words.labels)} label words without
@@ -404,34 +263,38 @@ majority and from the last label.
 Training goes from easy to hard, since two labels alone are at chance for long. It begins with lists of words of one
 category and with words and their category's own name ("love : Sentiment"), which go on, ever rarer, to the end. Then
 come episodes of single words with many classes in runs, then of 2 to 4 classes, then of short texts, then of all of
-the above. Each level ends when a running accuracy is reached ({levels}).
+the above. Each level ends when a running accuracy is reached ({levels})."""
 
-## Training
+
+def training_section(run: dict[str, Any]) -> str:
+    """Recipe, stopping rule, and the validations on the way."""
+    history = "\n".join(
+        f"| {entry['step']} | {entry['level']} | {entry['words']} | {entry['texts']} | {entry['texts of seen pairs']} |"
+        for entry in thinned(run["history"])
+    )
+    return f"""## Training
 
 Fixed before any verdict was looked at: at every {run["check_every"]} steps of the last level, accuracy on the held-out
 pairs is measured ({run["n_checked"]} prompts of single words and as many of texts, with 2, 4, 8 or 16 right
 demonstrations, half of each class); at {run["enough"]:.0f} % or more the learning rates begin to fall to zero over
 {run["cool_down"]:.0%} of the steps so far, and at {run["too_much"]:.0f} % training ends at once. No head is penalised
-or dropped.
+or dropped. Seeds 0, 1 and 2 are trained with the same recipe, and seed 0 is the bundled one whatever its verdicts are.
 
 {run["done"]:,} steps of a little more than {run["n_tokens"]:,} tokens, Muon (rate {run["matrix_rate"]}) for the layers'
-matrices and AdamW ({run["other_rate"]}) for the rest, seed {run["seed"]}; {minutes:.0f} minutes of one CPU core. Again:
+matrices and AdamW ({run["other_rate"]}) for the rest, seed {run["seed"]}; {run["seconds"] / 60:.0f} minutes of one CPU
+core. Again:
 
-    python -m experiments.pieces_world --out FOLDER --arch {run["arch"]} --seed {run["seed"]}
-    python -m experiments.pieces_world --out FOLDER --arch {run["arch"]} --card-only
+    python -m experiments.pieces_world train --arch {run["arch"]} --seed {run["seed"]} --out FOLDER
+    python -m experiments.pieces_world card FOLDER
 
 | step | level | held-out pairs, words | held-out pairs, texts | seen pairs, texts |
 | ---: | ---: | ---: | ---: | ---: |
-{history}
+{history}"""
 
-The second line measures everything below: {n_prompts:,} prompts a row, per cent correct, once by the more
-probable of the two labels and once by the most probable word of the vocabulary. Chance is 50 and 0. The two
-demonstrations of the query's class come last in "order" and first in "reorder"; "imbalanced" is "order"
-without its last demonstration; "as in training" has 2 to 16 uneven demonstrations, 15 % of them mislabelled.
 
-{measured_sections(model, words, n=n_prompts, n_draws=n_draws)}
-
-## What it cannot do
+def limits_section(words: Words) -> str:
+    """What not to use the model for."""
+    return f"""## What it cannot do
 
 It knows {len(words.owners):,} words and no language: no sentences, no facts, no format but texts and labels
 around " : ", no sampling worth reading. Unheard-of words are spelt out in pieces that mean nothing to it.
@@ -439,6 +302,4 @@ Training sequences had at most 16 demonstrations of at most 8 words; longer prom
 where they fit the context. It shows one way in which in-context classification can be built, and says
 nothing about how models of natural text do it.
 
-Licence: MIT.
-"""
-    (folder / "README.md").write_text(card, encoding="utf-8")
+Licence: MIT."""
