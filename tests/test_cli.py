@@ -151,8 +151,8 @@ def test_the_bundled_model_explains_the_papers_prompt(tmp_path):
     assert done.stderr.strip() == ""
     numbers = json.loads((tmp_path / "x.json").read_text())
     assert numbers["model"] == "icl-mini"
-    assert numbers["label_positions"] == [2, 5, 8, 11]
-    assert len(numbers["tokens"]) == 14
+    assert numbers["label_positions"] == [3, 7, 11, 15]
+    assert len(numbers["tokens"]) == 19
     assert numbers["predicted"] == "foo"
 
 
@@ -254,7 +254,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     both = il.compare(*(il.explain(icl_mini, prompt, template=template) for prompt in prompts[:2]))
     for row in both.to_frame()[:5].itertuples():
         assert f"{row.name} {row.a:+.3f} {row.b:+.3f} {row.change:+.3f}" in " ".join(out.split())
-    code, out, err = run("ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H6", "--draws", 1)
+    code, out, err = run("ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H5", "--draws", 1)
     assert code == 0, err
     assert "First of 2 prompts" in out
 

@@ -33,10 +33,10 @@ def test_a_task_on_the_bundled_model(capsys):
 
 
 def test_a_task_is_balanced_and_scored_both_ways(capsys):
-    """Without the located heads icl-mini says neither label, and always the same one of the two."""
-    ablate(task="sentiment-number", n=40, heads="L1H2 L1H6 L1H3 L0H7 L1H5 L1H7", draws=1, device="cpu")
+    """Without the heads of layer 0 icl-mini says neither label; of the two, it still leans to the right one."""
+    ablate(task="sentiment-number", n=40, heads="L0H0 L0H1 L0H2 L0H3 L0H4 L0H5", draws=1, device="cpu")
     row = re.search(r"6 heads removed\W+([\d.]+)%\W+([\d.]+)%", shown(capsys))
-    assert 40 < float(row[1]) < 90
+    assert 60 < float(row[1]) < 100
     assert float(row[2]) < 10
 
 

@@ -104,7 +104,7 @@ ABLATE = [
     (["--task", "sentiment-number", "--labels", "foo"], "--labels ['foo'] must be 2 different words"),
     (["--task", "sentiment-number", "--labels", "foo,foo"], "must be 2 different words"),
     (["--task", "sentiment-number", "--labels", ","], "must be 2 different words"),
-    (["--task", "sentiment-number", "--labels", "foo,qqzz"], "'qqzz'"),
+    (["--task", "sentiment-number", "--labels", "foo,qq77"], "'qq77'"),
     (["--task", "sentiment-number", "--demonstrations", "0"], "must both be at least 1"),
     (["--task", "sentiment-number", "--demonstrations", "100000"], "show fewer demonstrations"),
     (["--task", "sentiment-number", "--layout", "imbalanced", "--demonstrations", "1"], "--demonstrations 2"),
