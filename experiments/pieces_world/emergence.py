@@ -84,7 +84,7 @@ def names_of(n_layers: int, n_heads: int) -> list[str]:
 
 
 def head_values(model: Any, episodes: Sequence[Episode]) -> tuple[list[bool], dict[str, Float[Tensor, "prompt head"]]]:
-    """Whether each prompt is answered right, and of all heads increase, contrast and attention on true, false labels."""
+    """Whether prompts are answered right, and all heads' increase, contrast and attention on true and false labels."""
     batch = encode(model, episodes)
     acts = capture(model, batch)
     increase = head_log_prob_increase(acts, batch.answer_tokens)
