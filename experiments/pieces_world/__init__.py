@@ -1,4 +1,4 @@
-"""A harder world for the next bundled models, not yet shipped: words in pieces, no head penalty.
+"""The bundled models and the world that they are trained on: words in pieces, no head penalty.
 
 1. `pieces`: a byte-pair encoding of the word list in which no token alone tells a word's category.
 2. `episodes`: prompts of 1 to 16 demonstrations with fillers, strays, near categories, wrong labels and uneven classes;
@@ -9,7 +9,4 @@
 5. `card` (with `measures`, `where`): what the model does, in which layers, and what its heads cost, measured.
 6. `emergence`: how accuracy, heads and their attention came about, over a run's snapshots.
 7. `ship`: checked, stored in half precision, and put into the package.
-
-So far one model of the GPT-2 type has been trained (1,900 steps, 14 minutes of one core: 94 and 91 % on held-out pairs
-of single words and texts with four demonstrations, but chance with twelve and more demonstrations of long texts).
 """
