@@ -1,6 +1,7 @@
-"""Runs the tutorials and stores their outputs in them, then takes the front page's picture: `python docs/refresh.py`.
+"""What docs hold of the bundled models' results, made anew: `python docs/refresh.py`.
 
-The picture needs Chromium. With names (`python docs/refresh.py 1 3 picture`) only those are done anew.
+Outputs of the examples in docstrings, the README's tables, the tutorials' outputs, and the front page's picture, which
+needs Chromium. With names (`python docs/refresh.py examples readme 1 3 picture`) only those are done anew.
 """
 
 import os
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+from examples import refresh_examples, refresh_readme
 from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent
@@ -65,6 +67,11 @@ def take_picture() -> None:
 def main(names: list[str]) -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
     os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm, where ipywidgets are not installed
+    faults = []
+    if not names or "examples" in names:
+        faults = refresh_examples()
+    if not names or "readme" in names or "examples" in names:
+        refresh_readme()
     for path in sorted((DOCS / "tutorials").glob("*.ipynb")):
         if not names or path.name[0] in names:
             print(path.name, flush=True)
@@ -72,6 +79,8 @@ def main(names: list[str]) -> None:
     if not names or "picture" in names:
         take_picture()
         print(PICTURE.name)
+    if faults:
+        raise SystemExit("\n".join(["examples to look at:", *faults]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The bundled word list keeps its promises: sizes, one token a word, nothing in two roles."""
+"""The bundled word list keeps its promises: sizes, plain words, nothing in two roles."""
 
 from collections import Counter
 
 import pytest
 
-from experiments.icl_mini.episodes import SPECIAL, held_out_pairs, load_words
+from experiments.pieces_world.episodes import SPECIAL, held_out_pairs, load_words
 
 AMBIGUOUS = """
 axe bitter chest cricket file fly folder gold knife lavender lilac minute mouse nickel orange plane quarter

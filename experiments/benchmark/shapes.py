@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import icl_lens as il
-from experiments.icl_mini.episodes import load_words
+from experiments.pieces_world.episodes import load_words
 
 
 @dataclass(frozen=True)

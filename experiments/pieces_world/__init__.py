@@ -1,4 +1,4 @@
-"""A harder world for the next bundled models, not yet shipped: words in pieces, no head penalty.
+"""The bundled models and the world that they are trained on: words in pieces, no head penalty.
 
 1. `pieces`: a byte-pair encoding of the word list in which no token alone tells a word's category.
 2. `episodes`: prompts of 1 to 16 demonstrations with fillers, strays, near categories, wrong labels and uneven classes;
@@ -6,8 +6,7 @@
 3. `curriculum`: levels from easy to hard, each ended by a running accuracy.
 4. `train` (with `architectures`, `muon`, `validation`): ends by an accuracy on held-out pairs of categories that was
    fixed beforehand.
-5. `card`: what the model does, measured.
-
-So far one model of the GPT-2 type has been trained (1,900 steps, 14 minutes of one core: 94 and 91 % on held-out pairs
-of single words and texts with four demonstrations, but chance with twelve and more demonstrations of long texts).
+5. `card` (with `measures`, `where`): what the model does, in which layers, and what its heads cost, measured.
+6. `emergence`: how accuracy, heads and their attention came about, over a run's snapshots.
+7. `ship`: checked, stored in half precision, and put into the package.
 """

@@ -71,6 +71,28 @@ def where(
 
 
 @app.command()
+def emergence(
+    checkpoints: Annotated[Path, typer.Argument(metavar="CHECKPOINTS", help="Folder of a run's snapshots.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The model that the run ended with.")],
+    n: PromptsOption = 320,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for tables, figure and verdict.")] = Path(
+        "emergence"
+    ),
+) -> None:
+    """Show how heads come about in training: accuracy, located heads, their attention, induction, by snapshot."""
+    from experiments.pieces_world.emergence import claim, measure
+    from experiments.pieces_world.emergence_page import heads_table, steps_table, write
+
+    run = measure(checkpoints, folder, n=n)
+    judged = claim(run)
+    write(run, judged, out)
+    console = PlainConsole()
+    console.print(steps_table(run))
+    console.print(heads_table(run))
+    console.print(f"{judged.outcome}: {judged.reason}")
+
+
+@app.command()
 def ship(
     models: Annotated[list[str], typer.Argument(metavar="ARCH=FOLDER…", help="Such as gpt2=models/gpt2-0.")],
     seeds: Annotated[list[Path] | None, typer.Option(help="Trained folders of other seeds, for the cards.")] = None,

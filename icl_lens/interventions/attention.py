@@ -138,8 +138,8 @@ def block_attention(
     another shape.
 
     Example:
-        >>> edges = batch.attention_mask.new_zeros((1, 14, 14)).bool()
-        >>> edges[0, 13, [2, 5]] = True  # from the last position to both "bar"
+        >>> edges = batch.attention_mask.new_zeros((1, batch.tokens.shape[1], batch.tokens.shape[1])).bool()
+        >>> edges[0, -1, batch.label_positions[0, :2]] = True  # from the last position to both "bar"
         >>> with il.block_attention(model, [il.Head(2, 0)], edges):
         ...     blocked = il.capture(model, batch)
         >>> il.attention_to_labels(blocked)[0, 2, 0, :2]

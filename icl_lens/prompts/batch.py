@@ -200,9 +200,10 @@ class PromptBatch:
         `capture` runs the rows of a prompt as one. Raises InputError for a position that a row does not have.
 
         Example:
-            >>> early = batch.at([2, 13])
-            >>> early.token_strings[0], early.answer_tokens.tolist() == [batch.tokens[0, 3], batch.answer_tokens[0]]
-            (['love', ':', 'bar'], True)
+            >>> first = int(batch.label_positions[0, 0])
+            >>> early = batch.at([first, int(batch.last)])
+            >>> early.token_strings[0][-2:], early.answer_tokens.tolist()[0] == batch.tokens[0, first + 1]
+            ([':', 'bar'], tensor(True))
         """
         device = self.tokens.device
         chosen = chosen_positions(positions, (self.last + 1).tolist())

@@ -1,1 +1,0 @@
-"""How the bundled models were made: `python -m experiments.icl_mini`."""

@@ -1,0 +1,242 @@
+"""How in-context heads come about: accuracy, heads and their attention at a training run's snapshots.
+
+Heads are located in the trained model, on half of the queries; everything else is measured on the other half, at each
+snapshot. Induction and previous-token scores are attention on drawn tokens that are shown twice, so that neither words
+nor labels help. The rule of the verdict is in docs/verdicts.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from experiments.lab.frames import by_prompt, long, stack, where
+from experiments.lab.verdict import Verdict, all_of, cannot_tell, judge, told
+from experiments.pieces_world.episodes import Episode, load_words
+from experiments.pieces_world.measures import encode, head_means, ranked_heads
+from experiments.pieces_world.where import LEAST_PROMPTS, N_LOCATED, halves, word_episodes
+from icl_lens import Head, attention_to_labels, capture, head_log_prob_increase, load_model
+from icl_lens.errors import InputError
+from icl_lens.metrics import is_correct
+
+N_REPEATED, N_SEQUENCES = 32, 24
+"""Different tokens of a sequence that is shown twice, and such sequences."""
+BY = ("increase", "contrast")
+DECIDES = "contrast"
+"""The ranking of the verdict: the heads that tell the labels apart."""
+BEYOND_CHANCE = 0.55
+A_TENTH, FIVE_TIMES = 0.1, 5.0
+
+
+@dataclass(frozen=True)
+class Emergence:
+    """Tables of one training run, by snapshot.
+
+    `prompts`: step, prompt, query, correct. `heads`: step, prompt, query, name, layer, increase, contrast (nats),
+    on_true, on_false (attention of the last token). `scores`: step, sequence, name, layer, induction, previous (times
+    evenly spread attention). `located`: by ranking, the names of the located heads.
+    """
+
+    prompts: pd.DataFrame
+    heads: pd.DataFrame
+    scores: pd.DataFrame
+    located: dict[str, list[str]]
+
+
+def snapshots(folder: Path) -> dict[int, Path]:
+    """The files with weights in a run's folder of checkpoints, by step; raises InputError for fewer than two."""
+    found = {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.safetensors"))}
+    if len(found) < 2:
+        raise InputError(
+            f"{str(folder)!r} holds {len(found)} snapshots (step-*.safetensors); give the folder that `train` kept"
+            " its checkpoints in"
+        )
+    return found
+
+
+def at_snapshot(folder: Path, path: Path) -> PreTrainedModel:
+    """The model in `folder` with the weights of a snapshot; raises InputError if they are of another model."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    own = dict(model.named_parameters())
+    stored = load_file(path)
+    if {name: tensor.shape for name, tensor in stored.items()} != {name: p.shape for name, p in own.items()}:
+        raise InputError(
+            f"the snapshot {str(path)!r} is not of the model in {str(folder)!r}; give the run's own folder"
+        )
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            own[name].copy_(tensor)
+    return model.eval()
+
+
+def names_of(n_layers: int, n_heads: int) -> list[str]:
+    """All heads' names, layer by layer."""
+    return [str(Head(layer, head)) for layer in range(n_layers) for head in range(n_heads)]
+
+
+def head_values(model: Any, episodes: Sequence[Episode]) -> tuple[list[bool], dict[str, Float[Tensor, "prompt head"]]]:
+    """Whether prompts are answered right, and all heads' increase, contrast and attention on true and false labels."""
+    batch = encode(model, episodes)
+    acts = capture(model, batch)
+    increase = head_log_prob_increase(acts, batch.answer_tokens)
+    attention = attention_to_labels(acts)
+    true = (batch.label_index == batch.answer[:, None])[:, None, None, :]
+    found = {
+        "increase": increase,
+        "contrast": increase - head_log_prob_increase(acts, batch.other_label_tokens[:, 0]),
+        "on_true": (attention * true).sum(-1),
+        "on_false": (attention * ~true).sum(-1),
+    }
+    return is_correct(acts.label_log_probs, batch.answer).tolist(), {k: v.flatten(1) for k, v in found.items()}
+
+
+def repeated_tokens(tokenizer: Any, n: int = N_SEQUENCES, *, seed: int = 0) -> Int[Tensor, "sequence pos"]:
+    """Sequences of different drawn tokens, each shown twice."""
+    generator = torch.Generator().manual_seed(seed)
+    usual = torch.tensor([i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids])
+    drawn = [usual[torch.randperm(len(usual), generator=generator)[:N_REPEATED]] for _ in range(n)]
+    return torch.stack([torch.cat([tokens, tokens]) for tokens in drawn])
+
+
+@torch.no_grad()
+def repeat_scores(model: PreTrainedModel, tokens: Int[Tensor, "sequence pos"]) -> dict[str, Float[Tensor, "seq head"]]:
+    """Attention in the second showing to the token after the first one's twin (induction), and to the token before.
+
+    Each in multiples of evenly spread attention, mean over the second showing's positions.
+    """
+    n = tokens.shape[1] // 2
+    query = torch.arange(n, 2 * n)
+    patterns = torch.stack(model(input_ids=tokens, output_attentions=True).attentions, dim=1)  # seq layer head q k
+    times = (query + 1).float()
+    return {
+        name: (patterns[..., query, query - back] * times).mean(-1).flatten(1)
+        for name, back in (("induction", n - 1), ("previous", 1))
+    }
+
+
+def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
+    """Measure a run's snapshots on half of about `n` prompts; heads are located in `folder` on the other half.
+
+    Raises InputError for too few prompts or snapshots, and for snapshots of another model.
+    """
+    if n < LEAST_PROMPTS:
+        raise InputError(f"n={n} prompts are too few for two halves of queries; ask for {LEAST_PROMPTS} or more")
+    paths = snapshots(checkpoints)
+    chosen, tested = halves(word_episodes(load_words(), n))
+    final = head_means(load_model(str(folder), device="cpu"), chosen)
+    n_layers, n_heads = final.increase.shape
+    names = names_of(n_layers, n_heads)
+    located = {by: [str(Head(*head)) for head in ranked_heads(getattr(final, by))[:N_LOCATED]] for by in BY}
+    queries = [" ".join(episode.items[-1].text) for episode in tested]
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    twice = repeated_tokens(tokenizer)
+    prompts, heads, scores = [], [], []
+    for step, path in paths.items():
+        plain = at_snapshot(folder, path)
+        found = repeat_scores(plain, twice)
+        scores.append(_table(found, names, step, sequence=range(len(twice))))
+        model = load_model(str(folder), device="cpu", hf_model=plain, tokenizer=tokenizer)
+        correct, values = head_values(model, tested)
+        rows = pd.DataFrame({"step": step, "prompt": range(len(tested)), "query": queries, "correct": correct})
+        prompts.append(rows)
+        heads.append(_table(values, names, step, prompt=range(len(tested))).merge(rows, on=["step", "prompt"]))
+    return Emergence(stack(*prompts), stack(*heads), stack(*scores), located)
+
+
+def _table(values: dict[str, Tensor], names: list[str], step: int, **rows: Sequence[int]) -> pd.DataFrame:
+    """One row for each row and head: step, name, layer, and a column for each value."""
+    first, *others = (long(value.detach(), column, **rows, name=names) for column, value in values.items())
+    for other in others:
+        first[other.columns[-1]] = other.iloc[:, -1]
+    return first.assign(step=step, layer=[Head.parse(name).layer for name in first["name"]])
+
+
+def steepest(accuracy: pd.Series) -> tuple[int, int]:
+    """The two neighbouring steps between which accuracy, by step, rises most; the first of equals."""
+    after = int(np.argmax(np.diff(accuracy.to_numpy()))) + 1
+    return int(accuracy.index[after - 1]), int(accuracy.index[after])
+
+
+def claim(run: Emergence) -> Verdict:
+    """The rule of docs/verdicts.md."""
+    accuracy = run.prompts.groupby("step")["correct"].mean()
+    best = int(accuracy.idxmax())
+    left = judge(
+        by_prompt(run.prompts.assign(right=run.prompts["correct"].astype(float)), "right", step=best),
+        least=BEYOND_CHANCE,
+        unit="of prompts",
+        what=f"accuracy at step {best}",
+    )
+    if left.outcome != "supported":
+        return cannot_tell(f"accuracy never leaves chance: {left.reason}", unit="of label attention")
+    before, after = steepest(accuracy)
+    parts = all_of(_attention_rises(run, before, after), _induction_by(run.scores, after))
+    return told(
+        parts, f"accuracy rises most from step {before} to {after}: {accuracy[before]:.2f} to {accuracy[after]:.2f}"
+    )
+
+
+def _attention_rises(run: Emergence, before: int, after: int) -> Verdict:
+    """By how much located heads' attention on true less false labels rises, beyond other heads of the layers."""
+    located = run.heads["name"].isin(run.located[DECIDES])
+    same = run.heads["layer"].isin(set(run.heads["layer"][located]))
+    heads = run.heads.assign(
+        tells=run.heads["on_true"] - run.heads["on_false"], on_labels=run.heads["on_true"] + run.heads["on_false"]
+    )
+    final = float(where(heads[located], step=int(heads["step"].max()))["on_labels"].mean())
+    rise = {
+        group: by_prompt(some, "tells", step=after) - by_prompt(some, "tells", step=before)
+        for group, some in (("located", heads[located]), ("others", heads[same & ~located]))
+    }
+    return judge(
+        (rise["located"] - rise["others"]) / final,
+        least=A_TENTH,
+        unit="of final label attention",
+        what="rise of located heads' attention on true less false labels, beyond other heads of their layers,",
+    )
+
+
+def _induction_by(scores: pd.DataFrame, step: int) -> Verdict:
+    """The best head's induction score up to `step`: head and step chosen on every second sequence, judged on others."""
+    early = scores[scores["step"] <= step]
+    choosing = early[early["sequence"] % 2 == 0].groupby(["step", "name"])["induction"].mean()
+    best_step, best = choosing.idxmax()  # pyright: ignore[reportGeneralTypeIssues]
+    judged = where(early[early["sequence"] % 2 == 1], step=best_step, name=best)["induction"].to_numpy()
+    what = f"induction score of {best} at step {best_step}"
+    return judge(judged, least=FIVE_TIMES, unit="times even attention", what=what)
+
+
+def appearance(run: Emergence) -> pd.DataFrame:
+    """by, name, final (nats), step: the first snapshot at which a located head has half of its final value.
+
+    The step is missing for a head whose final value is not above zero on these queries.
+    """
+    rows = []
+    for by, names in run.located.items():
+        for name in names:
+            means = where(run.heads, name=name).groupby("step")[by].mean()
+            final = float(means.iloc[-1])
+            reached = means.index[means >= final / 2] if final > 0 else []
+            rows.append({"by": by, "name": name, "final": final, "step": int(reached[0]) if len(reached) else None})
+    return pd.DataFrame(rows).astype({"step": "Int64"})
+
+
+def course(run: Emergence) -> pd.DataFrame:
+    """One row a step: accuracy; located heads' means by either ranking; the largest induction and previous scores."""
+    columns = {"accuracy": run.prompts.groupby("step")["correct"].mean()}
+    for by in BY:
+        located = run.heads[run.heads["name"].isin(run.located[by])].groupby("step")
+        columns |= {f"{by} of located": located[by].mean()}
+        columns |= {f"{by}: attention on {kind}": located[f"on_{kind}"].mean() for kind in ("true", "false")}
+    for score in ("induction", "previous"):
+        columns[score] = run.scores.groupby(["step", "name"])[score].mean().groupby("step").max()
+    return pd.DataFrame(columns)

@@ -1,0 +1,92 @@
+"""What `emergence` writes: tables, a figure, the verdict; and what it prints."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+
+from experiments.lab.drawing import STYLE
+from experiments.lab.frames import by_prompt, where
+from experiments.lab.intervals import mean_estimate
+from experiments.lab.verdict import Verdict
+from experiments.pieces_world.emergence import BY, DECIDES, Emergence, appearance, course
+from icl_lens.files import write_text
+from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
+from icl_lens.report.plots import PAGE
+
+
+def _curve(ax: Axes, table: pd.DataFrame, value: str, colour: str, label: str) -> None:
+    """Mean over prompts by step, with its 95 % interval over queries."""
+    steps = sorted(set(table["step"]))
+    found = [mean_estimate(by_prompt(table, value, step=step)) for step in steps]
+    ax.plot(steps, [one.value for one in found], "o-", color=colour, label=label, markersize=2.5, linewidth=1)
+    ax.fill_between(
+        steps, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.2, linewidth=0
+    )
+
+
+def figure(run: Emergence) -> Figure:
+    """Accuracy, located heads' contrast, their attention to labels, and the scores on repeated tokens, by step."""
+    drawn = Figure(figsize=(PAGE, 4.2), layout="constrained")
+    axes = drawn.subplots(2, 2, sharex=True)
+    _curve(axes[0, 0], run.prompts.assign(correct=run.prompts["correct"].astype(float)), "correct", BLUE, "accuracy")
+    axes[0, 0].axhline(0.5, color="0.5", linewidth=0.6, linestyle=":")
+    axes[0, 0].set(ylabel="Accuracy", title="Answers", ylim=(0, 1.02))
+    colours = (BLUE, ORANGE, GREEN, GREY)
+    for name, colour in zip(run.located[DECIDES], colours, strict=False):
+        _curve(axes[0, 1], where(run.heads, name=name), DECIDES, colour, name)
+    axes[0, 1].axhline(0, color="0.5", linewidth=0.6)
+    axes[0, 1].set(ylabel="Contrast of the labels (nats)", title="Located heads")
+    axes[0, 1].legend()
+    located = run.heads[run.heads["name"].isin(run.located[DECIDES])]
+    for kind, colour in (("true", BLUE), ("false", ORANGE)):
+        _curve(axes[1, 0], located, f"on_{kind}", colour, f"{kind} labels")
+    axes[1, 0].set(xlabel="Step", ylabel="Attention of the last token", title="Located heads look at", ylim=(0, 1.02))
+    axes[1, 0].legend()
+    scores = course(run)
+    for score, colour in (("induction", BLUE), ("previous", ORANGE)):
+        axes[1, 1].plot(scores.index, scores[score], "o-", color=colour, label=score, markersize=2.5, linewidth=1)
+    axes[1, 1].axhline(1, color="0.5", linewidth=0.6, linestyle=":")
+    axes[1, 1].set(xlabel="Step", ylabel="Times even attention", title="Best head on repeated tokens", yscale="log")
+    axes[1, 1].legend()
+    return drawn
+
+
+def steps_table(run: Emergence) -> Table:
+    """`course` for a terminal: a row a step."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="by step", title_justify="left")
+    found = course(run)
+    for name in ("step", *found.columns):
+        table.add_column(name, overflow="fold", justify="right")
+    for step, *values in found.itertuples():
+        table.add_row(f"{step:,}", *(f"{value:.2f}" for value in values))
+    return table
+
+
+def heads_table(run: Emergence) -> Table:
+    """Which step each located head appears at."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="located heads appear", title_justify="left")
+    for name in ("by", "head", "final (nats)", "half of it at step"):
+        table.add_column(name, justify="left" if name in ("by", "head") else "right")
+    for by, name, final, step in appearance(run).itertuples(index=False):
+        table.add_row(by, name, f"{final:.2f}", "never" if pd.isna(step) else f"{step:,}")
+    return table
+
+
+def write(run: Emergence, judged: Verdict, folder: Path) -> None:
+    """table.csv (by step), heads.csv (when heads appear), figure.png and verdict.json in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.csv", course(run).to_csv(float_format="%.4f"))
+    write_text(folder / "heads.csv", appearance(run).to_csv(index=False, float_format="%.4f"))
+    told = {**asdict(judged), "located": {by: run.located[by] for by in BY}}
+    plain = {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in told.items()}
+    write_text(folder / "verdict.json", json.dumps(plain, indent=2) + "\n")
+    with matplotlib.rc_context(STYLE):
+        figure(run).savefig(folder / "figure.png", dpi=150)

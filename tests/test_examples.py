@@ -1,0 +1,118 @@
+"""Examples' outputs and the README's tables, made anew: what changed is written, what denies itself is told."""
+
+import examples  # pyright: ignore[reportMissingImports]
+import pytest
+
+SOURCE = '''"""Module.
+
+>>> size
+3
+"""
+
+
+class Thing:
+    """A thing.
+
+    Example:
+        >>> print("a", size)
+        a 3
+        >>> for i in range(2):
+        ...     print(i + size)
+        3
+        4
+        >>> "still"
+        'still'
+    """
+
+    def method(self):
+        """Has one too.
+
+        >>> size, size > 2
+        (3, True)
+        """
+'''
+
+
+def test_nothing_changes_where_all_holds():
+    assert examples.refreshed(SOURCE, {"size": 3}) == (SOURCE, [])
+
+
+def test_outputs_are_written_in_place():
+    text, faults = examples.refreshed(SOURCE, {"size": 5})
+    assert faults == []
+    assert text == SOURCE.replace("\n3\n", "\n5\n").replace("a 3", "a 5").replace(
+        "        3\n        4\n", "        5\n        6\n"
+    ).replace("(3, True)", "(5, True)")
+    assert examples.refreshed(text, {"size": 5}) == (text, [])
+
+
+def test_more_or_fewer_lines_are_written_too():
+    source = '"""M.\n\n>>> show()\none\n>>> 7\n8\n"""\n'
+    text, _ = examples.refreshed(source, {"show": lambda: print("x\n\ny")})
+    assert text == '"""M.\n\n>>> show()\nx\n<BLANKLINE>\ny\n>>> 7\n7\n"""\n'
+
+
+def test_what_denies_itself_or_raises_is_told_and_left():
+    text, faults = examples.refreshed(SOURCE, {"size": 1}, "thing.py")
+    assert "(3, True)" in text
+    assert faults == ["thing.py: size, size > 2 gives (1, False), not (3, True)"]
+    text, faults = examples.refreshed(SOURCE, {})
+    assert text == SOURCE
+    assert all("raises name 'size' is not defined" in fault for fault in faults)
+    assert len(faults) == 4
+
+
+README = """Heads (`foo@8` is the label at token 8, `L1H6` is head 6 of layer 1):
+
+```text
+ head   increase   tells labels apart   → foo@8
+ ──────────────────────────────────────────────
+ L1H6     +0.402               +0.368      0.46
+ L1H2     +0.381               +0.402      0.43
+```
+
+```text
+ rank   head   mean increase (nats)
+ ──────────────────────────────────
+    1   L1H6                 0.4001
+    2   L1H2                 0.3829
+```
+
+best = …  # best.heads: four heads such as L1H6
+"""
+EXPLAINED = """Answer
+ head   increase   tells labels apart   → foo@11
+ ───────────────────────────────────────────────
+ L5H3     +0.9                 +0.8         0.50   
+ L4H2     +0.7                 +0.6         0.51
+ L0H0     +0.1                 +0.0         0.00
+"""
+LOCATED = """ rank   head   mean increase (nats)
+ ──────────────────────────────────
+    1   L5H3                 0.9000
+    2   L4H2                 0.7000
+    3   L0H0                 0.1000
+"""
+
+
+def test_the_readmes_tables_and_what_names_their_heads():
+    text = examples.readme_with(README, EXPLAINED, LOCATED)
+    assert "`foo@11` is the label at token 11, `L5H3` is head 3 of layer 5" in text
+    assert "four heads such as L5H3\n" in text
+    assert " L5H3     +0.9                 +0.8         0.50\n L4H2" in text
+    assert "0.7000\n```" in text
+    assert "L1H" not in text
+    assert "L0H0" not in text
+    assert examples.readme_with(text, EXPLAINED, LOCATED) == text
+
+
+def test_a_readme_without_its_table_is_told():
+    with pytest.raises(SystemExit, match="0 tables that begin with 'rank"):
+        examples.readme_with(README.replace("mean increase", "increase"), EXPLAINED, LOCATED)
+    with pytest.raises(SystemExit, match="has its head changed"):
+        examples.readme_with(README, EXPLAINED, "nothing")
+
+
+def test_the_readme_has_all_places():
+    text = examples.README.read_text(encoding="utf-8")
+    assert examples.readme_with(text, EXPLAINED, LOCATED) != text
