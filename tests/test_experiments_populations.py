@@ -19,6 +19,7 @@ from experiments.claims import (
     attention_vs_increase,
     ffn,
     head_count,
+    head_overlap,
     imbalance,
     label_attention,
     label_rank,
@@ -416,3 +417,33 @@ def test_cells_are_balanced() -> None:
         assert replace(cell, swapped=not cell.swapped) in two_tower.CELLS
         assert replace(cell, asked="false" if cell.asked == "true" else "true") in two_tower.CELLS
         assert replace(cell, layout="reorder" if cell.layout == "order" else "order") in two_tower.CELLS
+
+
+# Heads that tasks have in common
+
+
+@pytest.mark.parametrize(("layers", "outcome"), [(0.3, SUPPORTED), (0.6, NOT), (0.95, OPEN)])
+def test_tasks_with_the_same_deep_layers_share_heads_by_chance(layers: float, outcome: str) -> None:
+    """Half of the heads are in both lists, far beyond chance; but so many random ones of these layers would be, too."""
+    table = paper.overlap_table(0.5, 0.03, layers=layers)
+    beyond = table.loc[table["cases"] == "all", "shared"] - table["chance"].iloc[0]
+    assert simply(beyond, 0.25) == SUPPORTED
+    assert said(head_overlap, table) == outcome
+
+
+def test_overlap_that_wrong_answers_make_is_not_supported() -> None:
+    table = paper.overlap_table(0.7, 0.03)
+    correct = table["cases"] == "correct"
+    assert said(head_overlap, table.assign(shared=table["shared"] - 0.5 * correct)) == NOT
+
+
+def test_lists_of_a_draw_are_those_of_its_weighted_prompts() -> None:
+    increases = torch.tensor([[[3.0, 1.0], [0.0, 2.0]], [[0.0, 1.0], [5.0, 2.0]]])
+    weights = np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    both, first, none = head_overlap.top_lists(increases, 2, weights)
+    assert both.tolist() == [[0, 0], [1, 1]]
+    assert first.tolist() == [[1, 0], [0, 1]]
+    assert np.isnan(none).all()
+    shared, layers = head_overlap._in_common(both[None], first[None])
+    assert shared.tolist() == [0.5]
+    assert layers.tolist() == [0.5], "one of the two heads of the second layer, which the first list has both of"

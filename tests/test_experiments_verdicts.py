@@ -65,10 +65,10 @@ def top_heads_table(deep: float, located: float = 1.0, control: float = 0.1, spr
     return stack(*parts, everything.assign(group="all", name="", rank=0, layer=-1, depth=np.nan))
 
 
-def overlap_table(shared: float, spread: float) -> pd.DataFrame:
+def overlap_table(shared: float, spread: float, layers: float = 0.2) -> pd.DataFrame:
     values = np.concatenate([[shared], noisy(shared, spread)])
-    columns = {"pair": "a / b", "draw": range(N + 1), "shared": values, "chance": 0.1, "clusters": 50}
-    return pd.DataFrame(columns)
+    columns = {"pair": "a / b", "draw": range(N + 1), "shared": values, "chance": 0.1, "layers": layers, "clusters": 50}
+    return stack(*(pd.DataFrame(columns).assign(cases=cases) for cases in ("all", "correct")))
 
 
 def heads(**values: np.ndarray) -> pd.DataFrame:

@@ -56,7 +56,7 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Attention on both classes, balanced and not, located and random heads; true labels, head by head."""
+    """Attention on both classes, balanced and not, located and random heads; and head by head."""
     return attention_figure(table, LAYOUTS, per_head=True)
 
 

@@ -17,7 +17,7 @@ from experiments.lab.intervals import Resample
 from experiments.lab.reductions import class_attention, head_increases, is_true_label
 from experiments.lab.study import Need, Study, Variant
 from icl_lens.prompts.tasks import Layout
-from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
+from icl_lens.report.palette import BLUE, ORANGE
 from icl_lens.report.plots import PAGE
 
 CLASSES = {"true": BLUE, "false": ORANGE}
@@ -36,7 +36,11 @@ def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, con
     are located in the "order" layout on the choosing half; all else is the other half, mean of both labels as the true
     one, so that no head passes that likes one of the words. "random" heads are the others of the layer.
     """
-    compared = Comparison.of(study, study.located(study.few(heads)), controls)
+    return attention_of(study, Comparison.of(study, study.located(study.few(heads)), controls), layouts)
+
+
+def attention_of(study: Study, compared: Comparison, layouts: Iterable[Variant]) -> pd.DataFrame:
+    """`attention_table` for heads that were located otherwise."""
     rows = study.test.tolist()
     frames = []
     for variant in layouts:
@@ -89,10 +93,10 @@ class Attended:
 def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_head: bool) -> Figure:
     """Left: attention on true and false labels, mean of located and of random heads, by layout.
 
-    Right: each located head, by layout: on both classes, or (`per_head`) on true labels only. 95 % intervals.
+    Right: each located head, both classes: in the first layout, or (`per_head`) in either. 95 % intervals.
     """
-    drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
-    left, right = drawn.subplots(1, 2, width_ratios=(2, 3), sharey=True)
+    drawn = Figure(figsize=(PAGE, 2.6), layout="constrained")
+    left, right = drawn.subplots(1, 2, width_ratios=(5, 8), sharey=True)
     ticks, drawn_bars = [], []
     for i, (layout, title) in enumerate(layouts.items()):
         for j, group in enumerate(("located", "random")):
@@ -112,17 +116,25 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_
     left.set_ylabel("Attention from the last token,\nsum over labels (0–1)")
 
     names = list(dict.fromkeys(where(table, group="located")["name"]))
-    shades = [GREEN, GREY] if per_head else [BLUE, ORANGE]
-    bars: list[tuple[Layout, str]] = [(layout, "true") for layout in layouts]
-    if not per_head:
-        bars = [(next(iter(layouts)), label) for label in CLASSES]
+    shown_layouts = list(layouts) if per_head else list(layouts)[:1]
+    bars = [(label, layout) for label in CLASSES for layout in shown_layouts]
+    width = 0.8 / len(bars)
     drawn_right = []
-    for i, ((layout, label), hue) in enumerate(zip(bars, shades, strict=True)):
+    for i, (label, layout) in enumerate(bars):
         samples = by_name(where(table, layout=layout, group="located", label=label), "attention", names)
-        at = np.arange(len(names)) + 0.4 * (i - 0.5)
+        at = np.arange(len(names)) + width * (i - (len(bars) - 1) / 2)
+        second = layout != shown_layouts[0]
         flat = layouts[layout].replace("\n", " ")
-        shown = f"{label} labels, {flat}" if per_head else f"{label} labels"
-        right.bar(at, means(samples), width=0.4, color=hue, label=shown)
+        right.bar(
+            at,
+            means(samples),
+            width=width,
+            color="white" if second else CLASSES[label],
+            edgecolor=CLASSES[label],
+            hatch="/////" if second else None,
+            linewidth=0.6,
+            label=f"{label} labels, {flat}" if per_head else f"{label} labels",
+        )
         right.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
         drawn_right += zip(at, means(samples), strict=True)
     for ax, seen in ((left, drawn_bars), (right, drawn_right)):
