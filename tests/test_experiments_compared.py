@@ -5,16 +5,20 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+import icl_lens as il
 from experiments.catalogue import find
-from experiments.claims import head_overlap
+from experiments.claims import common_heads, head_overlap
+from experiments.claims.tasks import compared
 from experiments.lab.frames import where
 from experiments.lab.reductions import correct
 from experiments.lab.runner import configuration
 from experiments.lab.study import Study, StudySettings, Variant
 from icl_lens.errors import InputError
+from icl_lens.prompts.tasks import WORD_TASKS
 
 
 def sentences(path: Path, classes: dict[str, list[str]], seed: int) -> str:
@@ -47,7 +51,7 @@ def test_sentence_tasks_are_compared_in_one_run(gpt2: Any, settings: StudySettin
     """Every pair of tasks, on all prompts and on those answered rightly, whose lists are those of a slow reference."""
     study = Study(gpt2, settings)
     tasks = ["mood", "kind", "place", "sentiment-number", "animal-country"]
-    assert [*head_overlap.compared(head_overlap.HeadOverlapConfig(), settings)] == tasks, "no mirror images"
+    assert [*compared(WORD_TASKS, settings)] == tasks, "no mirror images"
     config = head_overlap.HeadOverlapConfig(tasks=(), heads=2, draws=5)
     table = head_overlap.table(study, config)
     assert list(dict.fromkeys(table["pair"])) == ["mood / kind", "mood / place", "kind / place"]
@@ -68,7 +72,7 @@ def test_sentence_tasks_are_compared_in_one_run(gpt2: Any, settings: StudySettin
         both = lists["mood", cases], lists["place", cases]
         assert found["shared"] == pytest.approx(len(both[0] & both[1]) / k)
         in_layer = [[sum(layer == i for layer, _ in one) for i in range(3)] for one in both]
-        assert found["layers"] == pytest.approx(np.dot(*in_layer) / 4 / k)
+        assert found["layers"] == pytest.approx(sum(a * b for a, b in zip(*in_layer, strict=True)) / 4 / k)
     assert head_overlap.figure(table).axes
 
 
@@ -89,13 +93,64 @@ def test_tasks_compared_are_part_of_the_configuration_of_claims_that_compare(
         assert (with_others == without) is same
 
 
-@pytest.mark.parametrize("compared", [("mood",), ("kind", "kind=a.jsonl"), ("=a.jsonl",)])
-def test_a_task_named_twice_or_not_at_all_is_refused(compared: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("named", [("mood",), ("kind", "kind=a.jsonl"), ("=a.jsonl",)])
+def test_a_task_named_twice_or_not_at_all_is_refused(named: tuple[str, ...]) -> None:
     with pytest.raises(InputError, match="must be different ones; give each once, as TASK or TASK=PATH"):
-        _ = StudySettings(task="mood", compared=compared).others
+        _ = StudySettings(task="mood", compared=named).others
 
 
 def test_a_word_list_serves_all_word_tasks() -> None:
     settings = StudySettings(path="words.json", compared=("mood=mood.csv",))
     assert settings.path_of("animal-country") == "words.json"
     assert settings.path_of("mood") == "mood.csv"
+
+
+# Heads common to the tasks
+
+
+def heads(*names: str) -> list[il.Head]:
+    return [il.Head(*map(int, name[1:].split("H"))) for name in names]
+
+
+def test_common_heads_are_those_on_every_list() -> None:
+    lists = [heads("L1H0", "L1H1", "L2H0"), heads("L2H0", "L1H0", "L3H3"), heads("L2H0", "L1H0", "L1H1")]
+    assert common_heads.in_common(lists) == (heads("L1H0", "L2H0"), 3)
+
+
+def test_where_no_head_is_on_every_list_most_lists_count() -> None:
+    lists = [heads("L1H0", "L1H1"), heads("L1H1", "L2H2"), heads("L2H2", "L1H1"), heads("L2H2", "L0H0")]
+    assert common_heads.in_common(lists) == (heads("L2H2", "L1H1"), 3)
+    assert common_heads.in_common([heads("L1H0"), heads("L2H0")]) == ([], 2)
+    assert common_heads.in_common([heads("L1H0"), heads("L1H0")]) == (heads("L1H0"), 2)
+
+
+def test_common_heads_of_sentence_tasks(gpt2: Any, settings: StudySettings) -> None:
+    """Ranks and attention of the common heads are what single passes give, both labels as the true one."""
+    study = Study(gpt2, settings)
+    table = common_heads.table(study, common_heads.CommonHeadsConfig(tasks=()))
+    common, on = common_heads.in_common([study.located(1, Variant(task=task)) for task in (None, "kind", "place")])
+    verdict = common_heads.claim(table.assign(query=table["prompt"]))
+    if not common:
+        assert "no head is located on more than half" in verdict.reason
+        return
+    assert table["on"].unique().tolist() == [on]
+    head, row = common[0], int(study.test[0])
+    for layout in ("order", "imbalanced", "reorder"):
+        for place, label in enumerate(("true", "false")):
+            found = where(table, measure="attention", layout=layout, label=label, name=str(head), prompt=row)
+            expected = []
+            for swapped in (False, True):
+                batch = study.batch(Variant(layout, swapped))[torch.tensor([row])]
+                attention = il.attention_to_labels(il.capture(gpt2, batch))[0, head.layer, head.head]
+                true = (batch.label_index == batch.answer[:, None])[0]
+                wanted = true if place == 0 else (batch.label_index[0] >= 0) & ~true
+                expected.append(float(attention[wanted].sum()))
+            assert found["attention"].tolist() == pytest.approx([sum(expected) / 2], abs=1e-5)
+    assert common_heads.figure(table.assign(query=table["prompt"])).axes
+
+
+def test_no_common_head_is_undecided() -> None:
+    table = pd.DataFrame({"prompt": range(9), "query": range(9), "measure": "none", "group": "none"})
+    table = table.assign(tasks=4, on=3)
+    assert common_heads.claim(table).outcome == "undecided"
+    assert common_heads.figure(table)

@@ -17,6 +17,7 @@ import icl_lens as il
 from experiments.claims import (
     ablation,
     attention_vs_increase,
+    common_heads,
     ffn,
     head_count,
     head_overlap,
@@ -447,3 +448,19 @@ def test_lists_of_a_draw_are_those_of_its_weighted_prompts() -> None:
     shared, layers = head_overlap._in_common(both[None], first[None])
     assert shared.tolist() == [0.5]
     assert layers.tolist() == [0.5], "one of the two heads of the second layer, which the first list has both of"
+
+
+def test_common_heads_that_lose_attention_but_name_no_label_are_not_supported() -> None:
+    """A head that only follows how many labels there are, and where they are, needs no values that name them."""
+    table = paper.common_table(0.2, ranks=4.9)
+    attention = where(table, measure="attention")
+    assert all(part.outcome == SUPPORTED for part in imbalance.parts(paper.asked(attention)))
+    assert said(common_heads, table) == NOT
+
+
+def test_common_heads_that_do_as_their_layers_do_are_not_supported() -> None:
+    """All heads of the layer lose as much: softmax, and not what is special of the common heads."""
+    table = paper.common_table(0.2)
+    located = where(table, group="located")
+    same = located.assign(group="random", name="L1H1", attention=located["attention"] + 0.001)
+    assert said(common_heads, pd.concat([located, same])) != SUPPORTED

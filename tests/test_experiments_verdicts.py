@@ -10,6 +10,7 @@ from experiments.catalogue import IDS, find
 from experiments.claims import (
     accuracy,
     attention_vs_increase,
+    common_heads,
     ffn,
     head_overlap,
     imbalance,
@@ -143,7 +144,19 @@ def unbalanced(true: float, false: float, spread: float = 0.02) -> pd.DataFrame:
     return layout_table(("order", "imbalanced"), means, spread)
 
 
+def common_table(moved: float, ranks: float = 1.0, spread: float = 0.02) -> pd.DataFrame:
+    """Attention on true labels falls by so much of 0.6, and that on false ones rises, in either layout; log2 ranks."""
+    layouts = ("order", "imbalanced", "reorder")
+    means = {("order", "located", "true"): 0.6, ("order", "located", "false"): 0.1}
+    for layout in layouts[1:]:
+        means |= {(layout, "located", "true"): 0.6 - moved, (layout, "located", "false"): 0.1 + moved}
+    attention = stack(layout_table(layouts[:2], means, spread), layout_table(layouts[2:], means, spread))
+    table = stack(attention.assign(measure="attention"), rank_table(ranks, 5).assign(measure="rank"))
+    return table.assign(tasks=4, on=4)
+
+
 CASES = {
+    "common-heads": (common_heads, common_table(0.2), common_table(0.0), common_table(0.07, spread=0.1)),
     "layers": (layers, layers_table(0.95), layers_table(0.3), layers_table(0.9, spread=0.05)),
     "accuracy": (accuracy, accuracy_table(0.9, 0.9), accuracy_table(0.4, 0.4), accuracy_table(0.55, 0.6)),
     "top-heads": (top_heads, top_heads_table(0.95), top_heads_table(0.2), top_heads_table(0.9, spread=0.05)),

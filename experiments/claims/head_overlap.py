@@ -11,6 +11,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from experiments.claims.tasks import compared, mirrored
 from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, stack, where
@@ -18,6 +19,7 @@ from experiments.lab.intervals import Resample, resample
 from experiments.lab.reductions import correct, head_increases
 from experiments.lab.study import Need, Study, StudySettings, Variant
 from experiments.lab.verdict import SHARE, Verdict, all_of, cannot_tell, verdict
+from icl_lens.prompts.tasks import WORD_TASKS
 from icl_lens.report.palette import BLUE, SKY
 from icl_lens.report.plots import COLUMN
 
@@ -32,23 +34,14 @@ CASES = {"all": ("all prompts", BLUE), "correct": ("answered rightly", SKY)}
 class HeadOverlapConfig:
     """The tasks compared, with those of the study; heads located on each (at most one in eight); bootstrap draws."""
 
-    tasks: tuple[str, ...] = ("sentiment-number", "animal-country", "number-sentiment", "country-animal")
+    tasks: tuple[str, ...] = WORD_TASKS
     heads: int = 20
     draws: int = 1000
 
 
-def compared(config: HeadOverlapConfig, settings: StudySettings) -> tuple[str, ...]:
-    """The task under study, those named beside it, and the configuration's; not the latter's mirror images then."""
-    tasks = [settings.task, *settings.others]
-    for task in config.tasks:
-        if task not in tasks and not (settings.others and any(mirrored(task, known) for known in tasks)):
-            tasks.append(task)
-    return tuple(tasks)
-
-
 def needs_for(config: HeadOverlapConfig, settings: StudySettings) -> Iterable[Need]:
     reductions = (head_increases, correct)
-    return [Need(Variant(task=task), one) for task in compared(config, settings) for one in reductions]
+    return [Need(Variant(task=task), one) for task in compared(config.tasks, settings) for one in reductions]
 
 
 def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
@@ -60,7 +53,7 @@ def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
     """
     k = study.few(config.heads)
     chance = k / len(study.view.heads())
-    tasks = compared(config, study.settings)
+    tasks = compared(config.tasks, study.settings)
     frames = []
     for cases in CASES:
         lists, clusters = {}, {}
@@ -125,11 +118,6 @@ def _by_draw(table: pd.DataFrame, column: str) -> Float[np.ndarray, " draw"]:
     """The mean over pairs; none in a draw in which a pair has none."""
     values = table.pivot(index="draw", columns="pair", values=column).sort_index().to_numpy()
     return values.mean(1)
-
-
-def mirrored(first: str, second: str) -> bool:
-    """Whether two tasks are the same pair of categories with their roles exchanged."""
-    return first != second and first.split("-") == second.split("-")[::-1]
 
 
 def figure(table: pd.DataFrame) -> Figure:

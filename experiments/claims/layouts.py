@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -97,6 +99,15 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_
     """
     drawn = Figure(figsize=(PAGE, 2.6), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(5, 8), sharey=True)
+    group_bars(left, table, layouts)
+    head_bars(right, table, layouts if per_head else dict([*layouts.items()][:1]))
+    right.set_xlabel("Located heads, best first")
+    legend_below(drawn, left, right)
+    return drawn
+
+
+def group_bars(ax: Axes, table: pd.DataFrame, layouts: Mapping[Layout, str]) -> None:
+    """Attention on true and false labels, mean of located and of random heads, by layout."""
     ticks, drawn_bars = [], []
     for i, (layout, title) in enumerate(layouts.items()):
         for j, group in enumerate(("located", "random")):
@@ -106,40 +117,34 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_
                 sample = by_prompt(part, "attention", group=group) if group == "located" else matched(part, "attention")
                 at = 3 * j + i + 0.4 * (k - 0.5)
                 shown = f"{label} labels" if i == j == 0 else None
-                left.bar(at, sample.mean(), width=0.4, color=hue, label=shown)
-                left.errorbar(at, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
+                ax.bar(at, sample.mean(), width=0.4, color=hue, label=shown)
+                ax.errorbar(at, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
                 drawn_bars.append((at, sample.mean()))
     ticks.sort()
-    left.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
+    ax.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
     for at, text in ((0.5 * (len(layouts) - 1), "located heads"), (3 + 0.5 * (len(layouts) - 1), "random heads")):
-        left.text(at, -0.22, text, transform=left.get_xaxis_transform(), ha="center", va="top", fontsize=7)
-    left.set_ylabel("Attention from the last token,\nsum over labels (0–1)")
+        ax.text(at, -0.22, text, transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize=7)
+    ax.set_ylabel("Attention from the last token,\nsum over labels (0–1)")
+    mark_zeros(ax, *zip(*drawn_bars, strict=True))
 
+
+def head_bars(ax: Axes, table: pd.DataFrame, layouts: Mapping[Layout, str]) -> None:
+    """Attention of each located head on true and on false labels; the second layout hatched."""
     names = list(dict.fromkeys(where(table, group="located")["name"]))
-    shown_layouts = list(layouts) if per_head else list(layouts)[:1]
-    bars = [(label, layout) for label in CLASSES for layout in shown_layouts]
+    bars = [(label, layout) for label in CLASSES for layout in layouts]
     width = 0.8 / len(bars)
-    drawn_right = []
+    drawn_bars = []
     for i, (label, layout) in enumerate(bars):
         samples = by_name(where(table, layout=layout, group="located", label=label), "attention", names)
         at = np.arange(len(names)) + width * (i - (len(bars) - 1) / 2)
-        second = layout != shown_layouts[0]
+        second = layout != next(iter(layouts))
         flat = layouts[layout].replace("\n", " ")
-        right.bar(
-            at,
-            means(samples),
-            width=width,
-            color="white" if second else CLASSES[label],
-            edgecolor=CLASSES[label],
-            hatch="/////" if second else None,
-            linewidth=0.6,
-            label=f"{label} labels, {flat}" if per_head else f"{label} labels",
-        )
-        right.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
-        drawn_right += zip(at, means(samples), strict=True)
-    for ax, seen in ((left, drawn_bars), (right, drawn_right)):
-        mark_zeros(ax, *zip(*seen, strict=True))
-    name_heads(right, names)
-    right.set_xlabel("Located heads, best first")
-    legend_below(drawn, left, right)
-    return drawn
+        look: dict[str, Any] = {"color": CLASSES[label]}
+        if second:
+            look = {"color": "white", "hatch": "/////"}
+        shown = f"{label} labels, {flat}" if len(layouts) > 1 else f"{label} labels"
+        ax.bar(at, means(samples), width=width, edgecolor=CLASSES[label], linewidth=0.6, label=shown, **look)
+        ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
+        drawn_bars += zip(at, means(samples), strict=True)
+    mark_zeros(ax, *zip(*drawn_bars, strict=True))
+    name_heads(ax, names)
