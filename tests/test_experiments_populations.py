@@ -445,7 +445,7 @@ def test_lists_of_a_draw_are_those_of_its_weighted_prompts() -> None:
     assert both.tolist() == [[0, 0], [1, 1]]
     assert first.tolist() == [[1, 0], [0, 1]]
     assert np.isnan(none).all()
-    shared, layers = head_overlap._in_common(both[None], first[None])
+    shared, layers = head_overlap.in_common(both[None], first[None])
     assert shared.tolist() == [0.5]
     assert layers.tolist() == [0.5], "one of the two heads of the second layer, which the first list has both of"
 

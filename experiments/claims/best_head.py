@@ -13,7 +13,7 @@ from experiments.claims import label_attention, label_rank
 from experiments.claims.layouts import CLASSES, attention_needs, attention_of
 from experiments.lab.controls import Comparison
 from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, whiskers
-from experiments.lab.editing import BAR, FOO, says
+from experiments.lab.editing import BAR, FOO, EditOf, says, zeroed
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.reductions import head_increases
@@ -36,7 +36,7 @@ class BestHeadConfig:
 
 
 def table(study: Study, config: BestHeadConfig) -> pd.DataFrame:
-    """measure ("rank" | "attention" | "removal"), group ("located" | "second" | "random" | "none"), layer, name, prompt.
+    """measure ("rank" | "attention" | "removal"), group ("located" | "second" | "random" | "none"), layer, name, …
 
     "located" is the best head over both labels as the answer; "random" are the others of its layer but for the second
     best. "rank": label, bits, mrr; "attention": layout, label, attention, even; both of every head. "removal": edit
@@ -70,14 +70,14 @@ def _removals(
     rows = study.test[: config.prompts]
     everything = study.view.heads()
     for answer, variant in (("foo", FOO), ("bar", BAR)):
-        cases = [("none", "", "", None)]
+        cases: list[tuple[str, str, str, EditOf | None]] = [("none", "", "", None)]
         for group, heads in groups.items():
             for head in heads:
                 rest = [other for other in everything if other != head]
-                cases.append((group, str(head), "removed", il.ablate_heads(study.model, [head])))
-                cases.append((group, str(head), "kept", il.ablate_heads(study.model, rest, positions="last")))
+                cases.append((group, str(head), "removed", zeroed(study, [head])))
+                cases.append((group, str(head), "kept", zeroed(study, rest, positions="last")))
         for group, name, edit, block in cases:
-            frame = says(study, variant, rows, None if block is None else lambda batch, block=block: block)
+            frame = says(study, variant, rows, block, what=f"{name or 'nothing'} {edit}, {answer}")
             named = {"group": group, "name": name, "edit": edit, "layer": best.layer, "answer": answer}
             yield frame.assign(prompt=rows.tolist(), measure="removal", **named)
 

@@ -65,7 +65,7 @@ def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
             lists[task] = top_lists(study.rises(variant), k, drawn.weights * counted)
             clusters[task] = len({*queries[counted]})
         for first, second in combinations(tasks, 2):
-            shared, layers = _in_common(lists[first], lists[second])
+            shared, layers = in_common(lists[first], lists[second])
             columns = {"shared": shared, "layers": layers, "draw": range(len(shared)), "chance": chance}
             frame = pd.DataFrame(columns).assign(pair=f"{first} / {second}", cases=cases)
             frames.append(frame.assign(clusters=min(clusters[first], clusters[second])))
@@ -83,7 +83,7 @@ def top_lists(
     return lists.reshape(-1, *increases.shape[1:])
 
 
-def _in_common(
+def in_common(
     first: Float[np.ndarray, "draw layer head"], second: Float[np.ndarray, "draw layer head"]
 ) -> tuple[Float[np.ndarray, " draw"], Float[np.ndarray, " draw"]]:
     """The share of heads in common, and what random lists with as many heads of each layer would have."""
