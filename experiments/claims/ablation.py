@@ -2,15 +2,24 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
+from experiments.lab.controls import beside
+from experiments.lab.drawing import WHISKERS, mark_zeros, whiskers
 from experiments.lab.editing import BAR, FOO, averaged, how_many, located_for_both, says, zeroed
-from experiments.lab.frames import stack
-from experiments.lab.study import Study
+from experiments.lab.experiment import Experiment
+from experiments.lab.frames import by_prompt, stack, where
+from experiments.lab.intervals import Estimate, Resample
+from experiments.lab.reductions import head_increases
+from experiments.lab.study import Need, Study
+from experiments.lab.verdict import CHANGE, Verdict, all_of, any_of, told, verdict
 from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.plots import PAGE
 
 CONDITIONS = {
     ("none", ""): ("nothing", GREY),
