@@ -16,6 +16,7 @@ IDS = (
     "attention-vs-increase",
     "imbalance",
     "order",
+    "neighbours",
     "common-heads",
     "best-head",
     "ffn",
