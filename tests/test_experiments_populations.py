@@ -17,6 +17,8 @@ import icl_lens as il
 from experiments.claims import (
     ablation,
     attention_vs_increase,
+    best_head,
+    causal_location,
     common_heads,
     ffn,
     head_count,
@@ -26,6 +28,7 @@ from experiments.claims import (
     label_rank,
     layers,
     majority_bias,
+    neighbours,
     prediction_shift,
     shallow_flow,
     task_transfer,
@@ -464,3 +467,55 @@ def test_common_heads_that_do_as_their_layers_do_are_not_supported() -> None:
     located = where(table, group="located")
     same = located.assign(group="random", name="L1H1", attention=located["attention"] + 0.001)
     assert said(common_heads, pd.concat([located, same])) != SUPPORTED
+
+
+# The single best head
+
+
+def test_a_best_head_that_looks_at_the_labels_as_its_layer_does_is_not_supported() -> None:
+    """Nearly all attention of the whole layer is on true labels: what the best head does is not its own."""
+    table = paper.best_table(0.6)
+    attention = where(table, measure="attention", group="located")
+    same = attention.assign(group="random", name="L1H1", attention=attention["attention"] + 0.01)
+    rest = table.loc[~((table["measure"] == "attention") & (table["group"] == "random"))]
+    gap = by_prompt(where(attention, layout="order", label="true"), "attention")
+    assert simply(gap - 0.1, 0.0) == SUPPORTED
+    assert said(best_head, pd.concat([rest, same])) != SUPPORTED
+
+
+# What labels take from their neighbours
+
+
+def test_texts_that_all_change_scores_alike_are_no_neighbours() -> None:
+    """The text before is a fifth of the change, as the paper assumes; but so is the one before that."""
+    table = paper.neighbours_table(0.8, 0.2, 0.25)
+    assert simply(where(table, what="label", group="located")["adjacent"], 0.05) == SUPPORTED
+    assert said(neighbours, table) == NOT
+
+
+def test_labels_that_read_their_own_text_only_do_not_explain_order() -> None:
+    assert said(neighbours, paper.neighbours_table(0.98, 0.02, 0.001, spread=0.001)) == NOT
+
+
+def test_heads_that_read_no_text_have_no_share() -> None:
+    """A head of the first layer sees the label itself and nothing of the texts: nothing over nothing."""
+    table = paper.neighbours_table(0.8, 0.2, 0.05)
+    first = table.assign(layer=0, name=table["name"].str.replace("L1", "L0"), own=0.0, adjacent=0.0, far=0.0)
+    both = pd.concat([first, table])
+    assert said(neighbours, both) == SUPPORTED
+    verdict = neighbours.claim(paper.asked(both))
+    assert "left out, since no text changes their scores: L0H0" in verdict.reason
+    assert said(neighbours, first) == OPEN
+
+
+# Heads located by removing them
+
+
+@pytest.mark.parametrize(("layers", "outcome"), [(0.2, SUPPORTED), (0.6, NOT), (0.8, OPEN)])
+def test_two_ways_to_the_same_layers_are_not_two_ways_to_the_same_heads(layers: float, outcome: str) -> None:
+    table = paper.causal_table(0.2, 0.7, layers=layers, spread=0.02)
+    assert said(causal_location, table) == outcome
+
+
+def test_heads_located_by_removal_that_matter_no_more_than_random_ones_are_not_supported() -> None:
+    assert said(causal_location, paper.causal_table(0.88, 0.9)) == NOT

@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import test_experiments_published as published
 
 from experiments.catalogue import IDS, find
 from experiments.claims import (
     accuracy,
     attention_vs_increase,
+    best_head,
+    causal_location,
     common_heads,
     ffn,
     head_overlap,
@@ -17,6 +20,7 @@ from experiments.claims import (
     label_attention,
     label_rank,
     layers,
+    neighbours,
     order,
     top_heads,
     vocabulary,
@@ -155,7 +159,56 @@ def common_table(moved: float, ranks: float = 1.0, spread: float = 0.02) -> pd.D
     return table.assign(tasks=4, on=4)
 
 
+def best_table(true: float, ranks: float = 1.0, spread: float = 0.02) -> pd.DataFrame:
+    """The best head's attention on true labels, 0.1 on false ones; log2 ranks, and 5 in the other head of the layer."""
+    attention = attended(true, 0.1, true, 0.1, spread).assign(measure="attention")
+    removal = long(np.full((4, 2, N), 0.5), "odds", case=range(4), answer=["foo", "bar"], prompt=range(N))
+    cases = [("none", ""), ("located", "removed"), ("second", "removed"), ("located", "kept")]
+    removal = removal.assign(
+        group=[cases[case][0] for case in removal["case"]],
+        edit=[cases[case][1] for case in removal["case"]],
+        measure="removal",
+        correct=0.5,
+        layer=1,
+        name="L1H0",
+    )
+    return stack(attention, rank_table(ranks, 5).assign(measure="rank"), removal)
+
+
+def neighbours_table(own: float, adjacent: float, far: float, spread: float = 0.02) -> pd.DataFrame:
+    """Changes of scores by the own text, the one before and the one before that; alike for labels and the query."""
+    parts = []
+    for i, what in enumerate(("label", "query")):
+        found = [
+            np.stack([noisy(mean, spread, 9 * i + 3 * j + k) for k in range(2)])
+            for j, mean in enumerate((own, adjacent, far))
+        ]
+        parts.append(heads(own=found[0], adjacent=found[1], far=found[2]).assign(what=what))
+    return stack(*parts)
+
+
+def causal_table(vocabulary: float, shared: float, layers: float = 0.2, spread: float = 0.05) -> pd.DataFrame:
+    """Ablation's table, and how many heads are located both ways."""
+    values = np.concatenate([[shared], noisy(shared, spread)])
+    overlap = pd.DataFrame({"draw": range(N + 1), "shared": values, "layers": layers, "clusters": 50, "spearman": 0.5})
+    removal = published.ablation_table(vocabulary).assign(measure="removal")
+    return stack(removal, overlap.assign(measure="overlap", prompt=-1, query=-1))
+
+
 CASES = {
+    "best-head": (best_head, best_table(0.6), best_table(0.1), best_table(0.21, spread=0.3)),
+    "neighbours": (
+        neighbours,
+        neighbours_table(0.8, 0.2, 0.05),
+        neighbours_table(0.5, 0.5, 0.4),
+        neighbours_table(0.8, 0.2, 0.19, spread=0.2),
+    ),
+    "causal-location": (
+        causal_location,
+        causal_table(0.2, 0.9),
+        causal_table(0.2, 0.2),
+        causal_table(0.2, 0.46, spread=0.1),
+    ),
     "common-heads": (common_heads, common_table(0.2), common_table(0.0), common_table(0.07, spread=0.1)),
     "layers": (layers, layers_table(0.95), layers_table(0.3), layers_table(0.9, spread=0.05)),
     "accuracy": (accuracy, accuracy_table(0.9, 0.9), accuracy_table(0.4, 0.4), accuracy_table(0.55, 0.6)),

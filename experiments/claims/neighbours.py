@@ -17,14 +17,14 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.lab.controls import Comparison, beside_by
-from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, name_heads, whiskers
+from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, name_heads, nothing_to_show, whiskers
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.intervals import Resample
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import SHARE, Verdict, all_of, told, verdict
+from experiments.lab.verdict import SHARE, Verdict, all_of, cannot_tell, told, verdict
 from icl_lens.models import scores
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
@@ -33,6 +33,8 @@ CELLS = tuple(Variant(layout, swapped) for layout in ("order", "reorder") for sw
 """Prompts take turns in them: either class is next to the query, with either label."""
 WHAT = {"label": "labels' keys", "query": "the last query"}
 FROM = {"own": "own text", "adjacent": "text before", "far": "text before\nthat"}
+UNSEEN = 1e-4
+"""Change of a score that is none: a head whose scores no text changes more has nothing to be shared out."""
 MOSTLY, LITTLE = 2 / 3, 0.05
 """Of the changes by the own text and by the one before: what the own text makes at least, and the one before."""
 
@@ -211,13 +213,12 @@ def _scores(
 def claim(table: pd.DataFrame) -> Verdict:
     """Labels, and the last token, take mostly from their own text and a little from the one before, beyond the next."""
     parts, notes = [], []
+    table, blind = seeing(table)
+    if not len(where(table, what="label")) or not len(where(table, what="query")):
+        return cannot_tell("no located head's scores change with any text", unit="of the change")
     for what, name in WHAT.items():
         own, little, beyond = (
-            beside_by(
-                table,
-                lambda drawn, part, kind=kind: _share(drawn, part, kind),
-                what=what,
-            )
+            beside_by(table, lambda drawn, part, kind=kind: _share(drawn, part, kind), what=what)
             for kind in ("own", "adjacent", "beyond")
         )
         unit = "of the change"
@@ -237,7 +238,24 @@ def claim(table: pd.DataFrame) -> Verdict:
             f"{name}: {own.located[0]:.0%} own text and {little.located[0]:.0%} text before (paper: 80 % and 20 %), "
             f"in {own.named} of the layers {own.random[0]:.0%} and {little.random[0]:.0%}"
         )
+    if blind:
+        notes.append(f"left out, since no text changes their scores: {', '.join(blind)}")
     return told(all_of(*parts), *notes)
+
+
+def seeing(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of heads whose scores texts change, and the located heads that are left out.
+
+    What a first layer reads at a label is the label; of nothing there is no share. Located heads without any other
+    head of their layer to be compared with are left out as well.
+    """
+    size = table.groupby(["what", "name"])[["own", "adjacent"]].transform("mean").sum(axis=1)
+    kept = table.loc[size > UNSEEN]
+    random = {*zip(*(where(kept, group="random")[name] for name in ("what", "layer")), strict=True)}
+    compared = [pair in random for pair in zip(kept["what"], kept["layer"], strict=True)]
+    kept = kept.loc[compared]
+    names = [{*where(one, group="located")["name"]} for one in (table, kept)]
+    return kept, sorted(names[0] - names[1])
 
 
 def _share(drawn: Resample, part: pd.DataFrame, kind: str) -> Float[np.ndarray, " draw"]:
@@ -252,6 +270,9 @@ def figure(table: pd.DataFrame) -> Figure:
 
     Right: the share of the text before, by head. 95 % intervals; dashed: the paper's 80 and 20 %.
     """
+    table, _ = seeing(table)
+    if not len(table):
+        return nothing_to_show("no located head's scores change with any text")
     scale = table.groupby(["what", "name"])[["own", "adjacent"]].transform("mean").sum(axis=1)
     shares = table.assign(**{name: table[name] / scale for name in FROM})
     drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
@@ -294,8 +315,8 @@ EXPERIMENT = Experiment(
         "order of demonstrations matters."
     ),
     criterion=(
-        "With one text at a time exchanged for one of another class that is as long, scores q·k in located heads change "
-        "at least twice as much with the own text as with the one before; that one's part is 5 % or more, and larger "
+        "With one text at a time exchanged for one of another class that is as long, scores q·k in located heads "
+        "change at least twice as much with the own text as with the one before; that one's part is 5 % or more, and larger "
         "than that of the text still one before. Of labels' keys, and of the last query (its own text is the input)."
     ),
     paper="assumed for the argument, not measured: 80 % own text, 20 % adjacent",
