@@ -65,6 +65,10 @@ def run(
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts; half choose heads, half test them.")] = 1000,
     seed: Annotated[int, typer.Option(help="Which prompts, halves and random heads.")] = 0,
     path: Annotated[str | None, typer.Option(help="Local files of a sentence dataset.")] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK[=PATH]", help="Another task that claims about several tasks look at; repeatable."),
+    ] = None,
     out: OutOption = Path("results"),
     overwrite: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
     device: DeviceOption = None,
@@ -84,7 +88,7 @@ def run(
         raise InputError("name the experiments to run (see `python -m experiments list`), or give --all")
     _run(
         list(dict.fromkeys(ids or ())) if not everything else list(IDS),
-        StudySettings(model=model, task=task, n=n, seed=seed, path=path),
+        StudySettings(model=model, task=task, n=n, seed=seed, path=path, compared=tuple(compare or ())),
         out,
         overwrite=overwrite,
         load=lambda name, own: load_model(name, device=device or own, dtype=dtype, revision=revision),

@@ -17,13 +17,18 @@ import icl_lens as il
 from experiments.claims import (
     ablation,
     attention_vs_increase,
+    best_head,
+    causal_location,
+    common_heads,
     ffn,
     head_count,
+    head_overlap,
     imbalance,
     label_attention,
     label_rank,
     layers,
     majority_bias,
+    neighbours,
     prediction_shift,
     shallow_flow,
     task_transfer,
@@ -416,3 +421,101 @@ def test_cells_are_balanced() -> None:
         assert replace(cell, swapped=not cell.swapped) in two_tower.CELLS
         assert replace(cell, asked="false" if cell.asked == "true" else "true") in two_tower.CELLS
         assert replace(cell, layout="reorder" if cell.layout == "order" else "order") in two_tower.CELLS
+
+
+# Heads that tasks have in common
+
+
+@pytest.mark.parametrize(("layers", "outcome"), [(0.3, SUPPORTED), (0.6, NOT), (0.95, OPEN)])
+def test_tasks_with_the_same_deep_layers_share_heads_by_chance(layers: float, outcome: str) -> None:
+    """Half of the heads are in both lists, far beyond chance; but so many random ones of these layers would be, too."""
+    table = paper.overlap_table(0.5, 0.03, layers=layers)
+    beyond = table.loc[table["cases"] == "all", "shared"] - table["chance"].iloc[0]
+    assert simply(beyond, 0.25) == SUPPORTED
+    assert said(head_overlap, table) == outcome
+
+
+def test_overlap_that_wrong_answers_make_is_not_supported() -> None:
+    table = paper.overlap_table(0.7, 0.03)
+    correct = table["cases"] == "correct"
+    assert said(head_overlap, table.assign(shared=table["shared"] - 0.5 * correct)) == NOT
+
+
+def test_lists_of_a_draw_are_those_of_its_weighted_prompts() -> None:
+    increases = torch.tensor([[[3.0, 1.0], [0.0, 2.0]], [[0.0, 1.0], [5.0, 2.0]]])
+    weights = np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    both, first, none = head_overlap.top_lists(increases, 2, weights)
+    assert both.tolist() == [[0, 0], [1, 1]]
+    assert first.tolist() == [[1, 0], [0, 1]]
+    assert np.isnan(none).all()
+    shared, layers = head_overlap.in_common(both[None], first[None])
+    assert shared.tolist() == [0.5]
+    assert layers.tolist() == [0.5], "one of the two heads of the second layer, which the first list has both of"
+
+
+def test_common_heads_that_lose_attention_but_name_no_label_are_not_supported() -> None:
+    """A head that only follows how many labels there are, and where they are, needs no values that name them."""
+    table = paper.common_table(0.2, ranks=4.9)
+    attention = where(table, measure="attention")
+    assert all(part.outcome == SUPPORTED for part in imbalance.parts(paper.asked(attention)))
+    assert said(common_heads, table) == NOT
+
+
+def test_common_heads_that_do_as_their_layers_do_are_not_supported() -> None:
+    """All heads of the layer lose as much: softmax, and not what is special of the common heads."""
+    table = paper.common_table(0.2)
+    located = where(table, group="located")
+    same = located.assign(group="random", name="L1H1", attention=located["attention"] + 0.001)
+    assert said(common_heads, pd.concat([located, same])) != SUPPORTED
+
+
+# The single best head
+
+
+def test_a_best_head_that_looks_at_the_labels_as_its_layer_does_is_not_supported() -> None:
+    """Nearly all attention of the whole layer is on true labels: what the best head does is not its own."""
+    table = paper.best_table(0.6)
+    attention = where(table, measure="attention", group="located")
+    same = attention.assign(group="random", name="L1H1", attention=attention["attention"] + 0.01)
+    rest = table.loc[~((table["measure"] == "attention") & (table["group"] == "random"))]
+    gap = by_prompt(where(attention, layout="order", label="true"), "attention")
+    assert simply(gap - 0.1, 0.0) == SUPPORTED
+    assert said(best_head, pd.concat([rest, same])) != SUPPORTED
+
+
+# What labels take from their neighbours
+
+
+def test_texts_that_all_change_scores_alike_are_no_neighbours() -> None:
+    """The text before is a fifth of the change, as the paper assumes; but so is the one before that."""
+    table = paper.neighbours_table(0.8, 0.2, 0.25)
+    assert simply(where(table, what="label", group="located")["adjacent"], 0.05) == SUPPORTED
+    assert said(neighbours, table) == NOT
+
+
+def test_labels_that_read_their_own_text_only_do_not_explain_order() -> None:
+    assert said(neighbours, paper.neighbours_table(0.98, 0.02, 0.001, spread=0.001)) == NOT
+
+
+def test_heads_that_read_no_text_have_no_share() -> None:
+    """A head of the first layer sees the label itself and nothing of the texts: nothing over nothing."""
+    table = paper.neighbours_table(0.8, 0.2, 0.05)
+    first = table.assign(layer=0, name=table["name"].str.replace("L1", "L0"), own=0.0, adjacent=0.0, far=0.0)
+    both = pd.concat([first, table])
+    assert said(neighbours, both) == SUPPORTED
+    verdict = neighbours.claim(paper.asked(both))
+    assert "left out, since no text changes their scores: L0H0" in verdict.reason
+    assert said(neighbours, first) == OPEN
+
+
+# Heads located by removing them
+
+
+@pytest.mark.parametrize(("layers", "outcome"), [(0.2, SUPPORTED), (0.6, NOT), (0.8, OPEN)])
+def test_two_ways_to_the_same_layers_are_not_two_ways_to_the_same_heads(layers: float, outcome: str) -> None:
+    table = paper.causal_table(0.2, 0.7, layers=layers, spread=0.02)
+    assert said(causal_location, table) == outcome
+
+
+def test_heads_located_by_removal_that_matter_no_more_than_random_ones_are_not_supported() -> None:
+    assert said(causal_location, paper.causal_table(0.88, 0.9)) == NOT

@@ -5,17 +5,22 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import test_experiments_published as published
 
 from experiments.catalogue import IDS, find
 from experiments.claims import (
     accuracy,
     attention_vs_increase,
+    best_head,
+    causal_location,
+    common_heads,
     ffn,
     head_overlap,
     imbalance,
     label_attention,
     label_rank,
     layers,
+    neighbours,
     order,
     top_heads,
     vocabulary,
@@ -65,10 +70,10 @@ def top_heads_table(deep: float, located: float = 1.0, control: float = 0.1, spr
     return stack(*parts, everything.assign(group="all", name="", rank=0, layer=-1, depth=np.nan))
 
 
-def overlap_table(shared: float, spread: float) -> pd.DataFrame:
+def overlap_table(shared: float, spread: float, layers: float = 0.2) -> pd.DataFrame:
     values = np.concatenate([[shared], noisy(shared, spread)])
-    columns = {"pair": "a / b", "draw": range(N + 1), "shared": values, "chance": 0.1, "clusters": 50}
-    return pd.DataFrame(columns)
+    columns = {"pair": "a / b", "draw": range(N + 1), "shared": values, "chance": 0.1, "layers": layers, "clusters": 50}
+    return stack(*(pd.DataFrame(columns).assign(cases=cases) for cases in ("all", "correct")))
 
 
 def heads(**values: np.ndarray) -> pd.DataFrame:
@@ -143,7 +148,68 @@ def unbalanced(true: float, false: float, spread: float = 0.02) -> pd.DataFrame:
     return layout_table(("order", "imbalanced"), means, spread)
 
 
+def common_table(moved: float, ranks: float = 1.0, spread: float = 0.02) -> pd.DataFrame:
+    """Attention on true labels falls by so much of 0.6, and that on false ones rises, in either layout; log2 ranks."""
+    layouts = ("order", "imbalanced", "reorder")
+    means = {("order", "located", "true"): 0.6, ("order", "located", "false"): 0.1}
+    for layout in layouts[1:]:
+        means |= {(layout, "located", "true"): 0.6 - moved, (layout, "located", "false"): 0.1 + moved}
+    attention = stack(layout_table(layouts[:2], means, spread), layout_table(layouts[2:], means, spread))
+    table = stack(attention.assign(measure="attention"), rank_table(ranks, 5).assign(measure="rank"))
+    return table.assign(tasks=4, on=4)
+
+
+def best_table(true: float, ranks: float = 1.0, spread: float = 0.02) -> pd.DataFrame:
+    """The best head's attention on true labels, 0.1 on false ones; log2 ranks, and 5 in the other head of the layer."""
+    attention = attended(true, 0.1, true, 0.1, spread).assign(measure="attention")
+    removal = long(np.full((4, 2, N), 0.5), "odds", case=range(4), answer=["foo", "bar"], prompt=range(N))
+    cases = [("none", ""), ("located", "removed"), ("second", "removed"), ("located", "kept")]
+    removal = removal.assign(
+        group=[cases[case][0] for case in removal["case"]],
+        edit=[cases[case][1] for case in removal["case"]],
+        measure="removal",
+        correct=0.5,
+        layer=1,
+        name="L1H0",
+    )
+    return stack(attention, rank_table(ranks, 5).assign(measure="rank"), removal)
+
+
+def neighbours_table(own: float, adjacent: float, far: float, spread: float = 0.02) -> pd.DataFrame:
+    """Changes of scores by the own text, the one before and the one before that; alike for labels and the query."""
+    parts = []
+    for i, what in enumerate(("label", "query")):
+        found = [
+            np.stack([noisy(mean, spread, 9 * i + 3 * j + k) for k in range(2)])
+            for j, mean in enumerate((own, adjacent, far))
+        ]
+        parts.append(heads(own=found[0], adjacent=found[1], far=found[2]).assign(what=what))
+    return stack(*parts)
+
+
+def causal_table(vocabulary: float, shared: float, layers: float = 0.2, spread: float = 0.05) -> pd.DataFrame:
+    """Ablation's table, and how many heads are located both ways."""
+    values = np.concatenate([[shared], noisy(shared, spread)])
+    overlap = pd.DataFrame({"draw": range(N + 1), "shared": values, "layers": layers, "clusters": 50, "spearman": 0.5})
+    removal = published.ablation_table(vocabulary).assign(measure="removal")
+    return stack(removal, overlap.assign(measure="overlap", prompt=-1, query=-1))
+
+
 CASES = {
+    "best-head": (best_head, best_table(0.6), best_table(0.1), best_table(0.21, spread=0.3)),
+    "neighbours": (
+        neighbours,
+        neighbours_table(0.8, 0.2, 0.05),
+        neighbours_table(0.5, 0.5, 0.4),
+        neighbours_table(0.8, 0.2, 0.19, spread=0.2),
+    ),
+    "causal-location": (
+        causal_location,
+        causal_table(0.2, 0.9),
+        causal_table(0.2, 0.2),
+        causal_table(0.2, 0.46, spread=0.1),
+    ),
+    "common-heads": (common_heads, common_table(0.2), common_table(0.0), common_table(0.07, spread=0.1)),
     "layers": (layers, layers_table(0.95), layers_table(0.3), layers_table(0.9, spread=0.05)),
     "accuracy": (accuracy, accuracy_table(0.9, 0.9), accuracy_table(0.4, 0.4), accuracy_table(0.55, 0.6)),
     "top-heads": (top_heads, top_heads_table(0.95), top_heads_table(0.2), top_heads_table(0.9, spread=0.05)),

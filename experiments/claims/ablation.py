@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from matplotlib.figure import Figure
+from torch import Tensor
 
+import icl_lens as il
 from experiments.lab.controls import beside
 from experiments.lab.drawing import WHISKERS, mark_zeros, whiskers
 from experiments.lab.editing import BAR, FOO, averaged, how_many, located_for_both, says, zeroed
@@ -57,9 +59,21 @@ def table(study: Study, config: AblationConfig) -> pd.DataFrame:
     chosen = study.halves[0]
     foo, bar = (study.rises(variant)[chosen].mean(0) for variant in (FOO, BAR))
     mean = foo + bar
-    # Heads that add next to nothing are not located; as controls are as many, they would only blunt the comparison.
-    heads = [head for head in heads if mean[head] >= config.least * mean.max()] or heads[:1]
+    return removals(study, strong(heads, mean, config.least), config)
+
+
+def strong(heads: list[il.Head], mean: Float[Tensor, "layer head"], least: float) -> list[il.Head]:
+    """The heads that add at least this share of what the best one adds; the first, if there is none.
+
+    Heads that add next to nothing are not located; as controls are as many, they would only blunt the comparison.
+    """
+    return [head for head in heads if mean[head] >= least * mean.max()] or heads[:1]
+
+
+def removals(study: Study, heads: list[il.Head], config: AblationConfig) -> pd.DataFrame:
+    """`table` for heads that were located otherwise."""
     draws = study.controls(heads, config.draws)
+    total = len(study.view.heads())
     rows = study.test
     frames = []
     for answer, variant in (("foo", FOO), ("bar", BAR)):
@@ -72,21 +86,16 @@ def table(study: Study, config: AblationConfig) -> pd.DataFrame:
             edit = None if not removed else {"zero": zeroed, "mean": averaged}[mode](study, removed)
             frame = says(study, variant, rows, edit, what=f"{mode or 'without'} {len(removed)} heads, {answer}")
             frame = frame.assign(prompt=rows.tolist(), answer=answer, group=group, mode=mode, name=name, layer=-1)
-            frames.append(frame.assign(heads=" ".join(map(str, heads)), share=len(heads) / len(everything)))
+            frames.append(frame.assign(heads=" ".join(map(str, heads)), share=len(heads) / total))
     return stack(*frames)
 
 
-def claim(table: pd.DataFrame) -> Verdict:
-    """Removing located heads costs more than removing random ones: over the vocabulary, and between the labels.
-
-    Over the vocabulary, as in the paper, whose 24.4 % is below the chance of two labels; and of accuracy above chance
-    between the labels, or of log-odds, since a model with heads set to zero may say anything. Mean-ablation is told
-    beside it.
-    """
+def parts(table: pd.DataFrame) -> list[Verdict]:
+    """What must hold, each by itself."""
     whole, labels, odds = (_Falls.of(table, measure, "zero") for measure in ("vocabulary", "correct", "odds"))
     unit = "of accuracy"
     what = f"fall over the vocabulary beyond that of {whole.controls}"
-    judged = all_of(
+    return [
         verdict(whole.beyond(), least=LEAST, unit=unit, what=what),
         any_of(
             verdict(
@@ -103,14 +112,28 @@ def claim(table: pd.DataFrame) -> Verdict:
             unit=unit,
             what="change without random heads",
         ),
-    )
+    ]
+
+
+def claim(table: pd.DataFrame) -> Verdict:
+    """Removing located heads costs more than removing random ones: over the vocabulary, and between the labels.
+
+    Over the vocabulary, as in the paper, whose 24.4 % is below the chance of two labels; and of accuracy above chance
+    between the labels, or of log-odds, since a model with heads set to zero may say anything. Mean-ablation is told
+    beside it.
+    """
+    return told(all_of(*parts(table)), *notes(table))
+
+
+def notes(table: pd.DataFrame) -> list[str]:
+    """What is told beside the verdict: how many heads, and mean-ablation."""
     means = {measure: _Falls.of(table, measure, "mean") for measure in ("vocabulary", "correct")}
     beside_it = ", ".join(
         f"{name} {found.located[0]:.3g} (random {found.random[0]:.3g})"
         for name, found in zip(("over the vocabulary", "between labels"), means.values(), strict=True)
     )
     n, share = len(table["heads"].iloc[0].split()), float(table["share"].iloc[0])
-    return told(judged, f"{n} heads, {share:.1%} of all", f"with heads set to their mean instead: {beside_it}")
+    return [f"{n} heads, {share:.1%} of all", f"with heads set to their mean instead: {beside_it}"]
 
 
 @dataclass(frozen=True)

@@ -7,98 +7,142 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from experiments.lab.drawing import WHISKERS, legend_below
+from experiments.claims.tasks import compared, mirrored
+from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import array, mean_by, stack, where
+from experiments.lab.frames import array, stack, where
 from experiments.lab.intervals import Resample, resample
-from experiments.lab.reductions import head_increases
+from experiments.lab.reductions import correct, head_increases
 from experiments.lab.study import Need, Study, StudySettings, Variant
-from experiments.lab.verdict import SHARE, Verdict, verdict
-from icl_lens.report.palette import BLUE
+from experiments.lab.verdict import SHARE, Verdict, all_of, cannot_tell, verdict
+from icl_lens.prompts.tasks import WORD_TASKS
+from icl_lens.report.palette import BLUE, SKY
 from icl_lens.report.plots import COLUMN
+
+QUARTER = 0.25
+"""Of the heads: what two tasks share beyond chance."""
+FULL = 0.9
+"""Of the heads: where random ones of the same layers would share as many, the lists fill their layers."""
+CASES = {"all": ("all prompts", BLUE), "correct": ("answered rightly", SKY)}
 
 
 @dataclass(frozen=True)
 class HeadOverlapConfig:
-    """The tasks compared, with the one under study; heads located on each (at most one in eight); bootstrap draws."""
+    """The tasks compared, with those of the study; heads located on each (at most one in eight); bootstrap draws."""
 
-    tasks: tuple[str, ...] = ("sentiment-number", "animal-country", "number-sentiment", "country-animal")
+    tasks: tuple[str, ...] = WORD_TASKS
     heads: int = 20
     draws: int = 1000
 
 
-def compared(config: HeadOverlapConfig, settings: StudySettings) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((settings.task, *config.tasks)))
-
-
 def needs_for(config: HeadOverlapConfig, settings: StudySettings) -> Iterable[Need]:
-    return [Need(Variant(task=task), head_increases) for task in compared(config, settings)]
+    reductions = (head_increases, correct)
+    return [Need(Variant(task=task), one) for task in compared(config.tasks, settings) for one in reductions]
 
 
 def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
-    """pair, draw, shared (share of heads in both lists), chance, clusters (the smaller task's queries).
+    """pair, cases ("all" | "correct"), draw, shared, chance, layers, clusters (the smaller task's queries).
 
-    Draw 0 is the data; the others draw whole queries of either task.
+    `shared`: share of heads in both lists; `chance`: what random heads would share, `layers`: random ones of the same
+    layers. "correct": heads are located on prompts that the model answers rightly. Draw 0 is the data; the others draw
+    whole queries of either task. Without a value where a draw has no such prompt.
     """
     k = study.few(config.heads)
-    lists, clusters = {}, {}
-    for i, task in enumerate(compared(config, study.settings)):
-        variant = Variant(task=task)
-        drawn = resample([study.queries(variant)], draws=config.draws, seed=study.settings.seed + i)
-        lists[task] = _top_lists(study.rises(variant).flatten(1), k, drawn)
-        clusters[task] = drawn.clusters
     chance = k / len(study.view.heads())
+    tasks = compared(config.tasks, study.settings)
     frames = []
-    for first, second in combinations(lists, 2):
-        shared = (lists[first] & lists[second]).sum(-1).numpy() / k
-        columns = {"pair": f"{first} / {second}", "draw": range(len(shared)), "shared": shared, "chance": chance}
-        frames.append(pd.DataFrame(columns).assign(clusters=min(clusters[first], clusters[second])))
+    for cases in CASES:
+        lists, clusters = {}, {}
+        for i, task in enumerate(tasks):
+            variant = Variant(task=task)
+            queries = study.queries(variant)
+            drawn = resample([queries], draws=config.draws, seed=study.settings.seed + i)
+            counted = study.get(correct, variant).numpy() > 0.5 if cases == "correct" else np.ones(len(queries), bool)
+            lists[task] = top_lists(study.rises(variant), k, drawn.weights * counted)
+            clusters[task] = len({*queries[counted]})
+        for first, second in combinations(tasks, 2):
+            shared, layers = in_common(lists[first], lists[second])
+            columns = {"shared": shared, "layers": layers, "draw": range(len(shared)), "chance": chance}
+            frame = pd.DataFrame(columns).assign(pair=f"{first} / {second}", cases=cases)
+            frames.append(frame.assign(clusters=min(clusters[first], clusters[second])))
     return stack(*frames)
 
 
-def _top_lists(increases: Float[Tensor, "prompt head"], k: int, drawn: Resample) -> Bool[Tensor, "draw head"]:
-    """Whether a head is among the k best: of all prompts, then of every draw's."""
-    top = (torch.tensor(drawn.weights, dtype=increases.dtype) @ increases).topk(k, dim=-1).indices
-    return torch.zeros(len(top), increases.shape[1], dtype=torch.bool).scatter_(1, top, True)
+def top_lists(
+    increases: Float[Tensor, "prompt layer head"], k: int, weights: Float[np.ndarray, "draw prompt"]
+) -> Float[np.ndarray, "draw layer head"]:
+    """1 where a head is among the k best of the prompts as they are weighted, else 0; NaN in a draw without prompts."""
+    mean = torch.tensor(weights, dtype=increases.dtype) @ increases.flatten(1)
+    lists = np.zeros(mean.shape)
+    np.put_along_axis(lists, mean.topk(k, dim=-1).indices.numpy(), 1.0, axis=-1)
+    lists[weights.sum(-1) == 0] = np.nan
+    return lists.reshape(-1, *increases.shape[1:])
+
+
+def in_common(
+    first: Float[np.ndarray, "draw layer head"], second: Float[np.ndarray, "draw layer head"]
+) -> tuple[Float[np.ndarray, " draw"], Float[np.ndarray, " draw"]]:
+    """The share of heads in common, and what random lists with as many heads of each layer would have."""
+    k = first.sum((1, 2))
+    return (first * second).sum((1, 2)) / k, (first.sum(2) * second.sum(2)).sum(1) / first.shape[2] / k
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """The mean overlap of all pairs of tasks that are not the same words with the classes exchanged, beyond chance."""
-    table = table.loc[[not _mirrored(pair) for pair in table["pair"]]]
-    beyond = mean_by(table.assign(beyond=table["shared"] - table["chance"]), "beyond", "draw")
-    found = Resample(np.ones((1, 1)), int(array(table, "clusters").min())).estimate(beyond)
-    return verdict(found, least=0.25, unit="of the heads", what="overlap beyond chance")
+    """The mean overlap of all pairs of tasks that are not the same words with the classes exchanged.
+
+    Beyond chance by a quarter, and beyond random heads of the same layers; on all prompts, and on those answered
+    rightly.
+    """
+    table = table.loc[[not mirrored(*pair.split(" / ")) for pair in table["pair"]]]
+    parts = []
+    for cases, (named, _) in CASES.items():
+        part = where(table, cases=cases)
+        drawn = Resample(np.ones((1, 1)), int(array(part, "clusters").min()))
+        shared, chance, layers = (_by_draw(part, column) for column in ("shared", "chance", "layers"))
+        beyond = drawn.estimate(shared - chance)
+        if layers[0] > FULL:
+            why = f"random heads of the same layers would share {layers[0]:.0%} of the heads on {named}"
+            return cannot_tell(why, unit="of the heads", estimate=beyond)
+        unit, what = "of the heads", f"overlap beyond chance, {named}"
+        parts.append(verdict(beyond, least=QUARTER, unit=unit, what=what))
+        what = f"overlap beyond random heads of the same layers, {named}"
+        parts.append(verdict(drawn.estimate(shared - layers), least=0.0, unit=unit, what=what))
+    return all_of(*parts)
 
 
-def _mirrored(pair: str) -> bool:
-    """Whether the two tasks are the same pair of categories with their roles exchanged."""
-    first, second = pair.split(" / ")
-    return first.split("-") == second.split("-")[::-1]
+def _by_draw(table: pd.DataFrame, column: str) -> Float[np.ndarray, " draw"]:
+    """The mean over pairs; none in a draw in which a pair has none."""
+    values = table.pivot(index="draw", columns="pair", values=column).sort_index().to_numpy()
+    return values.mean(1)
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Share of located heads in common by pair of tasks, 95 % bootstrap intervals, and chance."""
+    """Share of located heads in common by pair of tasks, 95 % bootstrap intervals; chance, and that within layers."""
     pairs = list(dict.fromkeys(table["pair"]))
-    drawn = Figure(figsize=(COLUMN, 1.1 + 0.34 * len(pairs)), layout="constrained")
+    drawn = Figure(figsize=(COLUMN, 1.3 + 0.36 * len(pairs)), layout="constrained")
     ax = drawn.subplots()
-    shared = [array(where(table, pair=pair), "shared") for pair in pairs]
-    actual = np.array([values[0] for values in shared])
-    clusters = [int(array(where(table, pair=pair), "clusters").min()) for pair in pairs]
-    found = [
-        Resample(np.ones((1, 1)), n).estimate(values, bounds=SHARE) for n, values in zip(clusters, shared, strict=True)
-    ]
-    reach = np.array([(one.low, one.high) for one in found]).T
-    at = np.arange(len(pairs))[::-1]
-    ax.barh(at, actual, height=0.6, color=BLUE)
-    ax.errorbar(actual, at, xerr=np.maximum([actual - reach[0], reach[1] - actual], 0), **WHISKERS)
+    bars: list[tuple[float, float]] = []
+    for i, (cases, (named, hue)) in enumerate(CASES.items()):
+        for at, pair in zip(range(len(pairs))[::-1], pairs, strict=True):
+            part = where(table, pair=pair, cases=cases).sort_values("draw")
+            n = int(array(part, "clusters").min())
+            found = Resample(np.ones((1, 1)), n).estimate(array(part, "shared"), bounds=SHARE)
+            y = at - 0.34 * (i - 0.5)
+            ax.barh(y, found.value, height=0.32, color=hue, label=named if pair == pairs[0] else None)
+            reach = [[found.value - found.low], [found.high - found.value]]
+            ax.errorbar(found.value, y, xerr=np.maximum(np.nan_to_num(reach), 0), **WHISKERS)
+            shown = "random heads, same layers" if i == 0 and pair == pairs[0] else None
+            ax.plot([array(part, "layers")[0]] * 2, [y - 0.16, y + 0.16], color="black", linewidth=1.2, label=shown)
+            bars.append((y, found.value))
     ax.axvline(table["chance"].iloc[0], color="0.3", linewidth=0.8, linestyle="--", label="chance")
-    ax.set_yticks(at, [pair.replace(" / ", "\n") for pair in pairs], fontsize=6)
+    ax.set_yticks(range(len(pairs))[::-1], [pair.replace(" / ", "\n") for pair in pairs], fontsize=6)
     ax.set(xlabel="Located heads in common (share)", xlim=(0, 1.02))
-    legend_below(drawn, ax)
+    mark_zeros(ax, *zip(*bars, strict=True), across=True)
+    legend_below(drawn, ax, columns=2)
     return drawn
 
 
@@ -107,10 +151,15 @@ EXPERIMENT = Experiment(
     title="Do tasks share their heads",
     source="Appendix A",
     claim="The heads that raise the answer are largely the same in different tasks.",
-    criterion="Two tasks' lists of best heads share a quarter of their heads more than by chance, on average.",
+    criterion=(
+        "Two tasks' lists of best heads share a quarter of their heads more than by chance, and more than random heads "
+        "of the same layers would, on average over pairs of tasks; on all prompts, and on those that the model answers "
+        "rightly (the paper's)."
+    ),
     about="located heads, on all prompts of each task",
     paper="GPT-2 large: a large overlap; L26H14, L28H10 and L29H17 are important on all datasets",
     config=HeadOverlapConfig(),
+    compares=True,
     needs_for=needs_for,
     table=table,
     verdict=claim,

@@ -39,7 +39,11 @@ def table(study: Study, config: LabelRankConfig) -> pd.DataFrame:
 
     Mean of both labels as the true one. "random" heads are the others of the layer.
     """
-    compared = Comparison.of(study, study.located(study.few(config.heads)), config.controls)
+    return ranks_of(study, Comparison.of(study, study.located(study.few(config.heads)), config.controls))
+
+
+def ranks_of(study: Study, compared: Comparison) -> pd.DataFrame:
+    """`table` for heads that were located otherwise."""
     reduction = LabelRanks(compared.heads)
     both = [study.reduce(reduction, variant, study.test, what=f"ranks of labels, {variant}") for variant in (FOO, BAR)]
     ranks = torch.stack(both).mean(0).numpy()

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -17,7 +19,7 @@ from experiments.lab.intervals import Resample
 from experiments.lab.reductions import class_attention, head_increases, is_true_label
 from experiments.lab.study import Need, Study, Variant
 from icl_lens.prompts.tasks import Layout
-from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
+from icl_lens.report.palette import BLUE, ORANGE
 from icl_lens.report.plots import PAGE
 
 CLASSES = {"true": BLUE, "false": ORANGE}
@@ -36,7 +38,11 @@ def attention_table(study: Study, layouts: Iterable[Variant], *, heads: int, con
     are located in the "order" layout on the choosing half; all else is the other half, mean of both labels as the true
     one, so that no head passes that likes one of the words. "random" heads are the others of the layer.
     """
-    compared = Comparison.of(study, study.located(study.few(heads)), controls)
+    return attention_of(study, Comparison.of(study, study.located(study.few(heads)), controls), layouts)
+
+
+def attention_of(study: Study, compared: Comparison, layouts: Iterable[Variant]) -> pd.DataFrame:
+    """`attention_table` for heads that were located otherwise."""
     rows = study.test.tolist()
     frames = []
     for variant in layouts:
@@ -89,10 +95,19 @@ class Attended:
 def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_head: bool) -> Figure:
     """Left: attention on true and false labels, mean of located and of random heads, by layout.
 
-    Right: each located head, by layout: on both classes, or (`per_head`) on true labels only. 95 % intervals.
+    Right: each located head, both classes: in the first layout, or (`per_head`) in either. 95 % intervals.
     """
-    drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
-    left, right = drawn.subplots(1, 2, width_ratios=(2, 3), sharey=True)
+    drawn = Figure(figsize=(PAGE, 2.6), layout="constrained")
+    left, right = drawn.subplots(1, 2, width_ratios=(5, 8), sharey=True)
+    group_bars(left, table, layouts)
+    head_bars(right, table, layouts if per_head else dict([*layouts.items()][:1]))
+    right.set_xlabel("Located heads, best first")
+    legend_below(drawn, left, right)
+    return drawn
+
+
+def group_bars(ax: Axes, table: pd.DataFrame, layouts: Mapping[Layout, str]) -> None:
+    """Attention on true and false labels, mean of located and of random heads, by layout."""
     ticks, drawn_bars = [], []
     for i, (layout, title) in enumerate(layouts.items()):
         for j, group in enumerate(("located", "random")):
@@ -102,32 +117,34 @@ def attention_figure(table: pd.DataFrame, layouts: Mapping[Layout, str], *, per_
                 sample = by_prompt(part, "attention", group=group) if group == "located" else matched(part, "attention")
                 at = 3 * j + i + 0.4 * (k - 0.5)
                 shown = f"{label} labels" if i == j == 0 else None
-                left.bar(at, sample.mean(), width=0.4, color=hue, label=shown)
-                left.errorbar(at, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
+                ax.bar(at, sample.mean(), width=0.4, color=hue, label=shown)
+                ax.errorbar(at, sample.mean(), yerr=whiskers([sample]), **WHISKERS)
                 drawn_bars.append((at, sample.mean()))
     ticks.sort()
-    left.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
+    ax.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
     for at, text in ((0.5 * (len(layouts) - 1), "located heads"), (3 + 0.5 * (len(layouts) - 1), "random heads")):
-        left.text(at, -0.22, text, transform=left.get_xaxis_transform(), ha="center", va="top", fontsize=7)
-    left.set_ylabel("Attention from the last token,\nsum over labels (0–1)")
+        ax.text(at, -0.22, text, transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize=7)
+    ax.set_ylabel("Attention from the last token,\nsum over labels (0–1)")
+    mark_zeros(ax, *zip(*drawn_bars, strict=True))
 
+
+def head_bars(ax: Axes, table: pd.DataFrame, layouts: Mapping[Layout, str]) -> None:
+    """Attention of each located head on true and on false labels; the second layout hatched."""
     names = list(dict.fromkeys(where(table, group="located")["name"]))
-    shades = [GREEN, GREY] if per_head else [BLUE, ORANGE]
-    bars: list[tuple[Layout, str]] = [(layout, "true") for layout in layouts]
-    if not per_head:
-        bars = [(next(iter(layouts)), label) for label in CLASSES]
-    drawn_right = []
-    for i, ((layout, label), hue) in enumerate(zip(bars, shades, strict=True)):
+    bars = [(label, layout) for label in CLASSES for layout in layouts]
+    width = 0.8 / len(bars)
+    drawn_bars = []
+    for i, (label, layout) in enumerate(bars):
         samples = by_name(where(table, layout=layout, group="located", label=label), "attention", names)
-        at = np.arange(len(names)) + 0.4 * (i - 0.5)
+        at = np.arange(len(names)) + width * (i - (len(bars) - 1) / 2)
+        second = layout != next(iter(layouts))
         flat = layouts[layout].replace("\n", " ")
-        shown = f"{label} labels, {flat}" if per_head else f"{label} labels"
-        right.bar(at, means(samples), width=0.4, color=hue, label=shown)
-        right.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
-        drawn_right += zip(at, means(samples), strict=True)
-    for ax, seen in ((left, drawn_bars), (right, drawn_right)):
-        mark_zeros(ax, *zip(*seen, strict=True))
-    name_heads(right, names)
-    right.set_xlabel("Located heads, best first")
-    legend_below(drawn, left, right)
-    return drawn
+        look: dict[str, Any] = {"color": CLASSES[label]}
+        if second:
+            look = {"color": "white", "hatch": "/////"}
+        shown = f"{label} labels, {flat}" if len(layouts) > 1 else f"{label} labels"
+        ax.bar(at, means(samples), width=width, edgecolor=CLASSES[label], linewidth=0.6, label=shown, **look)
+        ax.errorbar(at, means(samples), yerr=whiskers(samples), **WHISKERS)
+        drawn_bars += zip(at, means(samples), strict=True)
+    mark_zeros(ax, *zip(*drawn_bars, strict=True))
+    name_heads(ax, names)

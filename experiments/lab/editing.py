@@ -12,6 +12,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.lab.passes import Tensors
 from experiments.lab.study import Study, Variant
+from icl_lens.interventions.choice import Positions
 from icl_lens.metrics import is_correct, label_log_odds
 
 EditOf = Callable[[il.PromptBatch], AbstractContextManager]
@@ -73,9 +74,9 @@ def odds(
     return label_log_odds(label_scores, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
 
 
-def zeroed(study: Study, heads: list[il.Head]) -> EditOf:
-    """The edit that sets these heads to zero at every position."""
-    return lambda batch: il.ablate_heads(study.model, heads)
+def zeroed(study: Study, heads: list[il.Head], *, positions: Positions = "all") -> EditOf:
+    """The edit that sets these heads to zero at every position, or at the last one only."""
+    return lambda batch: il.ablate_heads(study.model, heads, positions=positions)
 
 
 def averaged(study: Study, heads: list[il.Head]) -> EditOf:

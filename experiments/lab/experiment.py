@@ -54,6 +54,8 @@ class Experiment(Caption):
     """More of them, where they depend on the configuration or on the task under study."""
     mechanism: bool = True
     """Whether the claim is about HOW a model does the task, and so means nothing for a model that does not."""
+    compares: bool = False
+    """Whether it looks at the tasks that the settings name beside the one under study (`StudySettings.others`)."""
 
     def all_needs(self, settings: StudySettings) -> tuple[Need, ...]:
         """Every reduction that can be computed in a shared pass, for these settings."""

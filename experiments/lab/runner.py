@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.passes import Passes, chunk_folder, code_digest
 from experiments.lab.results import Result, check_folder, is_done, save
-from experiments.lab.study import Study, StudySettings, batch_limits, folder_of
+from experiments.lab.study import Study, StudySettings, Variant, batch_limits, folder_of
 from experiments.lab.work import Work
 from icl_lens.digest import json_digest, weights_digest
 from icl_lens.errors import InputError
@@ -90,7 +90,8 @@ def _run(
 ) -> Run:
     """The same in a folder that is this run's."""
     study = Study(model, settings)
-    study.batch()  # a bad task shows here
+    for task in (None, *settings.others):
+        study.batch(Variant(task=task))  # a bad task shows here
     configurations = {experiment.id: configuration(experiment, study) for experiment in experiments}
 
     def checked() -> list[str]:
@@ -174,17 +175,18 @@ def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
     """Everything a result depends on: settings, the experiment's own configuration, weights, prompts and data.
 
     "prompts" is a digest of the prompts under study as tokens and answers; "data" one of all that prompts are drawn
-    from, in the task's other layouts and in other word tasks too.
+    from, in the task's other layouts and in other word tasks too. Tasks given to be compared with belong to the claims
+    that compare: others are the same without them.
     """
-    settings = study.settings
-    return {**asdict(settings), **asdict(experiment.config), **_contents(study)}
+    settings = study.settings if experiment.compares else replace(study.settings, compared=())
+    return {**asdict(settings), **asdict(experiment.config), **_contents(study, settings)}
 
 
 def pass_configuration(study: Study) -> dict[str, Any]:
     """Everything a chunk depends on, beside which pass it is of."""
     return {
         **asdict(study.settings),
-        **_contents(study),
+        **_contents(study, study.settings),
         "dtype": str(study.model.W_U.dtype).removeprefix("torch."),
         "device": study.view.home.type,
         "batches": batch_limits(),
@@ -193,10 +195,10 @@ def pass_configuration(study: Study) -> dict[str, Any]:
     }
 
 
-def _contents(study: Study) -> dict[str, Any]:
+def _contents(study: Study, settings: StudySettings) -> dict[str, Any]:
     """What names stand for: digests of weights, prompts and data."""
-    settings = study.settings
     read = [data_digest(settings.task, path=settings.path), data_digest(StudySettings.task)]
+    read += [data_digest(task, path=settings.path_of(task)) for task in settings.others]
     return {
         "weights": fingerprint(study.model),
         "prompts": prompts_digest(study.batch()),

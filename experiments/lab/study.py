@@ -52,6 +52,26 @@ class StudySettings:
     seed: int = 0
     path: str | None = None
     """A word list (.json, for all word tasks) or the files of the sentence task, see `load_task`."""
+    compared: tuple[str, ...] = ()
+    """Other tasks that claims about several tasks look at, "TASK" or "TASK=PATH" where a task has files of its own."""
+
+    @property
+    def others(self) -> dict[str, str | None]:
+        """The tasks compared with, and the path of each; raises InputError for one that is named twice."""
+        named = [one.partition("=") for one in self.compared]
+        found = {task: path or None for task, _, path in named}
+        if "" in found or len(found) < len(named) or self.task in found:
+            raise il.InputError(
+                f"the tasks to compare {self.task!r} with, {', '.join(map(repr, self.compared))}, must be different "
+                "ones; give each once, as TASK or TASK=PATH"
+            )
+        return found
+
+    def path_of(self, task: str) -> str | None:
+        """Where a task's data are: the path is the own task's, and a word list that of all tasks without another."""
+        if self.others.get(task):
+            return self.others[task]
+        return self.path if task == self.task or (self.path and self.path.endswith(".json")) else None
 
 
 @dataclass(frozen=True)
@@ -139,7 +159,7 @@ class Study:
         variant = self.own(variant)
         if variant not in self._batches:
             settings = self.settings
-            task, path = variant.task or settings.task, settings.path
+            task = variant.task or settings.task
             prompts = load_task(
                 task,
                 n=settings.n,
@@ -147,7 +167,7 @@ class Study:
                 layout=variant.layout,
                 asked=variant.asked,
                 labels=("bar", "foo") if variant.swapped else ("foo", "bar"),
-                path=path if task == settings.task or (path and path.endswith(".json")) else None,
+                path=settings.path_of(task),
             )
             # One order of labels in all variants, so that label axes can be compared.
             self._batches[variant] = il.tokenize(self.model, prompts, labels=("foo", "bar"))
