@@ -171,6 +171,31 @@ def report(
     PlainConsole(soft_wrap=True, highlight=False).print(str(written))
 
 
+@app.command("compare-verdicts")
+def compare_verdicts(
+    old: Annotated[Path, typer.Argument(help="results.json of one run of `docs`.")],
+    new: Annotated[Path, typer.Argument(help="results.json of another one.")],
+) -> None:
+    """Print the verdicts of two runs side by side, as a Markdown table; other verdicts than the old ones are bold."""
+    from experiments.catalogue import IDS
+    from experiments.lab.old_models import changes, old_beside_new, read_verdicts
+
+    before, now = read_verdicts(old), read_verdicts(new)
+    console = PlainConsole(soft_wrap=True, highlight=False)
+    console.print("\n".join([changes(before, now), "", *old_beside_new(before, now, order=IDS)]))
+
+
+@app.command("keep-verdicts")
+def keep_verdicts(
+    results: Annotated[Path, typer.Argument(help="results.json that `docs` wrote.")] = DOCS / "results.json",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to keep them.")] = DOCS / "old-models.json",
+) -> None:
+    """Keep the verdicts on today's models, so that `docs` shows them beside those on other models of these names."""
+    from experiments.lab.old_models import keep_verdicts as keep
+
+    keep(results, out)
+
+
 @contextmanager
 def _bar(console: PlainConsole) -> "Iterator[Work]":
     """The run's work, shown as one bar with rate and time left; where nobody watches a terminal, a line a pass."""
