@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich import box
@@ -15,13 +16,25 @@ from rich.text import Text
 
 from icl_lens.cli import hush, in_one_sentence
 from icl_lens.cli.console import PlainConsole, tolerant_output
+from icl_lens.cli.groups import grouped
 from icl_lens.cli.launched import interruptible, together
-from icl_lens.cli.options import DeviceOption, DtypeChoice, DtypeOption, ModelOption, RevisionOption
+from icl_lens.cli.messages import spoken
+from icl_lens.cli.options import (
+    DEFAULT_TEMPLATE,
+    ClassesChoice,
+    DeviceOption,
+    DtypeChoice,
+    DtypeOption,
+    ModelOption,
+    RevisionOption,
+    TokenOptions,
+)
 from icl_lens.cli.options import load as load_model
 from icl_lens.errors import InputError
 from icl_lens.report.palette import GREEN, ORANGE, SKY
 
 if TYPE_CHECKING:
+    from experiments.lab.study import StudySettings
     from experiments.lab.work import Work
     from icl_lens.locate.processes import Processes
 
@@ -54,17 +67,72 @@ def list_() -> None:
     PlainConsole().print(table)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """A task, and how its prompts are drawn and written."""
+
+    panel: ClassVar[str] = "Task"
+
+    task: Annotated[
+        str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories) or sentence dataset.")
+    ] = "sentiment-number"
+    n: Annotated[int, typer.Option("--n", "-n", help="Prompts; half choose heads, half test them.")] = 1000
+    seed: Annotated[int, typer.Option(help="Which prompts, halves and random heads.")] = 0
+    path: Annotated[str | None, typer.Option(help="Word list (.json), or local files of a sentence dataset.")] = None
+    demonstrations: Annotated[int, typer.Option(help="Demonstrations of each class.")] = 2
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Label words, the true class's first; with --classes all in order of the classes' names.",
+            show_default="foo,bar",
+        ),
+    ] = None
+    classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a sentence dataset's.")] = (
+        ClassesChoice.binary
+    )
+    columns: Annotated[str, typer.Option(help="The columns of texts and labels in your own sentences.")] = "text,label"
+    split: Annotated[str, typer.Option(help="The split that queries are from.")] = "test"
+    max_words: Annotated[int | None, typer.Option(help="Leave out longer texts.")] = None
+    template: Annotated[
+        str, typer.Option(help="How a demonstration is written; \\n and \\t are a line break and a tab.")
+    ] = DEFAULT_TEMPLATE
+    separator: Annotated[
+        str | None, typer.Option(help="What stands between demonstrations.", show_default="a blank")
+    ] = None
+    prefix: Annotated[str, typer.Option(help="What stands before the first demonstration.")] = ""
+
+    def settings(self, model: str) -> "StudySettings":
+        """These for one model; raises InputError for a template that no prompt can be written by."""
+        from experiments.lab.study import StudySettings
+
+        text, _, label = (part.strip() for part in self.columns.partition(","))
+        if not (text and label) or "," in label:
+            raise InputError(
+                f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
+            )
+        return StudySettings(
+            model=model,
+            task=self.task,
+            n=self.n,
+            seed=self.seed,
+            path=self.path,
+            demonstrations=self.demonstrations,
+            labels=None if self.labels is None else tuple(word.strip() for word in self.labels.split(",")),
+            classes=self.classes.value,
+            columns=(text, label),
+            split=self.split,
+            max_words=self.max_words,
+            template=TokenOptions(template=self.template, separator=self.separator, prefix=self.prefix).written(),
+        )
+
+
 @app.command()
+@grouped
 def run(
+    drawn: StudyOptions,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Experiments, see `list`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every experiment.")] = False,
     model: ModelOption = "icl-mini",
-    task: Annotated[
-        str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories) or sentence dataset.")
-    ] = "sentiment-number",
-    n: Annotated[int, typer.Option("--n", "-n", help="Prompts; half choose heads, half test them.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Which prompts, halves and random heads.")] = 0,
-    path: Annotated[str | None, typer.Option(help="Local files of a sentence dataset.")] = None,
     out: OutOption = Path("results"),
     overwrite: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
     device: DeviceOption = None,
@@ -78,13 +146,12 @@ def run(
     the passes out among processes.
     """
     from experiments.catalogue import IDS
-    from experiments.lab.study import StudySettings
 
     if everything == bool(ids):
         raise InputError("name the experiments to run (see `python -m experiments list`), or give --all")
     _run(
         list(dict.fromkeys(ids or ())) if not everything else list(IDS),
-        StudySettings(model=model, task=task, n=n, seed=seed, path=path),
+        drawn.settings(model),
         out,
         overwrite=overwrite,
         load=lambda name, own: load_model(name, device=device or own, dtype=dtype, revision=revision),
@@ -121,7 +188,7 @@ def _run(
             overwrite=overwrite,
             processes=processes,
             work=work,
-            say=lambda line: console.print(_coloured(line)),
+            say=lambda line: console.print(_coloured(spoken(line) if ": cannot be run: " in line else line)),
             warn=lambda line: warnings.print(f"experiments: {line}"),
         )
         if ran.failed and not processes.first:

@@ -62,7 +62,7 @@ def table(study: Study, config: AblationConfig) -> pd.DataFrame:
     draws = study.controls(heads, config.draws)
     rows = study.test
     frames = []
-    for answer, variant in (("foo", FOO), ("bar", BAR)):
+    for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
         cases = [("none", "", "", [])]
         for mode in ("zero", "mean"):
             cases.append(("located", mode, "located", heads))
@@ -144,7 +144,7 @@ def figure(table: pd.DataFrame) -> Figure:
     ax = drawn.subplots()
     bars = []
     for i, ((group, mode), (_, hue)) in enumerate(CONDITIONS.items()):
-        for j, (answer, hatch) in enumerate((("foo", None), ("bar", "////"))):
+        for j, (answer, hatch) in enumerate(zip(dict.fromkeys(table["answer"]), (None, "////"), strict=False)):
             part = where(table, group=group, mode=mode, answer=answer)
             sample, labels = by_prompt(part, "vocabulary"), by_prompt(part, "correct")
             at = i + 0.4 * (j - 0.5)

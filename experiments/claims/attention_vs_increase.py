@@ -63,7 +63,7 @@ def table(study: Study, config: AttentionVsIncreaseConfig) -> pd.DataFrame:
     compared = Comparison.of(study, study.located(study.few(config.heads)), config.controls)
     parts = {
         answer: study.reduce(LabelParts(compared.heads), variant, study.test, what=f"increase of each label, {answer}")
-        for answer, variant in (("foo", FOO), ("bar", BAR))
+        for answer, variant in zip(study.labels, (FOO, BAR), strict=True)
     }
     rows = study.test.tolist()
 

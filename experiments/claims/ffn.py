@@ -278,6 +278,7 @@ EXPERIMENT = Experiment(
         "taking that of another head of the same layer, and this difference is larger than for random neurons."
     ),
     paper=None,
+    classes="any",
     config=FfnConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

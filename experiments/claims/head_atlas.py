@@ -115,7 +115,7 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
     asked = (FOO, replace(FOO, asked="false"))
     clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
     prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
-    shuffled = [il.tokenize(study.model, of_class, labels=("foo", "bar")) for of_class in prompts]
+    shuffled = [study.tokenize(of_class) for of_class in prompts]
     pieces = [piece for batch in shuffled for piece in batch.split(32)]
 
     def restored(i: int) -> Tensors:

@@ -55,7 +55,7 @@ def table(study: Study, config: HeadCountConfig) -> pd.DataFrame:
         ("random", f"set {i}", drawn) for i, drawn in enumerate(_random_orders(study, ranked[:half], config.draws))
     ]
     frames = []
-    for answer, variant in (("foo", FOO), ("bar", BAR)):
+    for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
         known: dict[frozenset[il.Head], Float[np.ndarray, " row"]] = {}
 
         def correct(

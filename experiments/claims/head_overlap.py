@@ -110,6 +110,7 @@ EXPERIMENT = Experiment(
     criterion="Two tasks' lists of best heads share a quarter of their heads more than by chance, on average.",
     about="located heads, on all prompts of each task",
     paper="GPT-2 large: a large overlap; L26H14, L28H10 and L29H17 are important on all datasets",
+    classes="any",
     config=HeadOverlapConfig(),
     needs_for=needs_for,
     table=table,

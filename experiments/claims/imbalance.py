@@ -73,6 +73,8 @@ EXPERIMENT = Experiment(
         "that on labels; the two together by more than in the other heads of the layers."
     ),
     paper="GPT-2 large: true falls, false rises in L19H11 and L20H11; of the common heads only L21H19 goes against it",
+    classes="any",
+    leaves_out=True,
     config=ImbalanceConfig(),
     needs=attention_needs(LAYOUTS),
     table=table,

@@ -108,6 +108,7 @@ EXPERIMENT = Experiment(
         "layers, with either label as the true one. Undecided where those leave less than one bit."
     ),
     paper="GPT-2 large: much higher than in random heads; least MRR 0.0033 (L19H11), that is rank 303 of 50,257",
+    classes="any",
     config=LabelRankConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

@@ -37,7 +37,7 @@ def table(study: Study, config: LayersConfig) -> pd.DataFrame:
     By contrast, the increase of the answer's log-odds.
     """
     measure = layer_increases if study.ranking == "increase" else layer_contrasts
-    batch = il.tokenize(study.model, [il.Prompt.parse(config.example, answer=config.answer)])
+    batch = study.example(config.example, config.answer)
     parts = {"example": measure(il.capture(study.model, batch)).cpu(), "task": study.get(measure)}
     return stack(
         *(
@@ -94,6 +94,7 @@ EXPERIMENT = Experiment(
     criterion="Attention layers of the deeper half hold nine tenths of all positive increases.",
     about="layers: by increase of the answer's log-probability, and by contrast",
     paper="GPT-2 large, example prompt: almost all in attention layers 18–31 of 36",
+    classes="any",
     config=LayersConfig(),
     needs=(Need(Variant(), layer_increases),),
     table=table,

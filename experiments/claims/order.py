@@ -66,6 +66,7 @@ EXPERIMENT = Experiment(
         "other heads of their layers."
     ),
     paper="GPT-2 large: falls in all common heads, most in L21H19 and L22H0",
+    classes="any",
     config=OrderConfig(),
     needs=attention_needs(LAYOUTS),
     table=table,

@@ -59,7 +59,7 @@ def table(study: Study, config: TaskTransferConfig) -> pd.DataFrame:
         draws = study.controls(only["other"], config.draws, avoid=own)
         sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(draws)]
     frames = []
-    for answer, variant in (("foo", FOO), ("bar", BAR)):
+    for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
         for group, name, removed in sets:
             edit = zeroed(study, removed) if removed else None
             frame = says(study, variant, study.test, edit, what=f"transfer, {group}, {answer}")

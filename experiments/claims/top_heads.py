@@ -115,6 +115,7 @@ EXPERIMENT = Experiment(
         "increases."
     ),
     paper="GPT-2 large: the 20 best of 720 heads lie in layers 18–31 of 36",
+    classes="any",
     config=TopHeadsConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

@@ -135,7 +135,7 @@ def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterat
             "labels": [other_labels[row] for row in rows],
         }
         own = study.batch(cell)[rows]
-        other = {name: il.tokenize(study.model, found, labels=("foo", "bar")) for name, found in sources.items()}
+        other = {name: study.tokenize(found) for name, found in sources.items()}
         before = _unpatched(study, list(own.split(config.rows)))
         for measure, (what, source, _) in SWAPS.items():
             for group, name, members in sets:

@@ -87,7 +87,7 @@ def table(study: Study, config: VocabularyConfig) -> pd.DataFrame:
     prompts ("example" | "task"), name, prompt, kind ("value" | "key" | "query"), position, token, words, wins (0–1).
     """
     head = study.located(1)[0]
-    batch = il.tokenize(study.model, [il.Prompt.parse(config.example, answer=config.answer)])
+    batch = study.example(config.example, config.answer)
     acts = il.capture(study.model, batch)
     words = _example(acts, head, config)
     wins = study.reduce(
@@ -172,6 +172,7 @@ EXPERIMENT = Experiment(
     ),
     about="the best located head",
     paper="GPT-2 large, L22H0, one prompt: values all; keys three of four; the query names related words",
+    classes="any",
     config=VocabularyConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

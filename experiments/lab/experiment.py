@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -54,6 +54,23 @@ class Experiment(Caption):
     """More of them, where they depend on the configuration or on the task under study."""
     mechanism: bool = True
     """Whether the claim is about HOW a model does the task, and so means nothing for a model that does not."""
+    classes: Literal["two", "any"] = "two"
+    """Whether it needs one of two labels to be the answer in turn, or works with any number of classes."""
+    leaves_out: bool = False
+    """Whether one of its layouts leaves out a true demonstration."""
+
+    def refusal(self, settings: StudySettings) -> str | None:
+        """Why it cannot be run with these settings, in one sentence; None where it can."""
+        if settings.classes == "all" and self.classes == "two":
+            return (
+                "it makes either of two labels the answer in turn, and with classes='all' each class has its own; ask "
+                "for classes='binary'"
+            )
+        if settings.demonstrations < 2 and self.leaves_out:
+            return (
+                "it leaves out one of the true demonstrations, and there is only one; ask for demonstrations=2 or more"
+            )
+        return None
 
     def all_needs(self, settings: StudySettings) -> tuple[Need, ...]:
         """Every reduction that can be computed in a shared pass, for these settings."""

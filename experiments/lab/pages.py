@@ -89,7 +89,8 @@ def _old_models(old: Sequence[Row], rows: Sequence[Row], order: Sequence[str]) -
 
 def _figure(result: Result, ranking: Ranking) -> str:
     by = "" if ranking == "increase" else f"-{ranking}"
-    return f"{result.id}-{result.model}-{result.task}{by}.png"
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in result.task)
+    return f"{result.id}-{result.model}-{name}{by}.png"
 
 
 def _small(png: bytes) -> bytes:
