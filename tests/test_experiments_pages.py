@@ -9,9 +9,12 @@ import pytest
 from PIL import Image
 
 import icl_lens as il
+from experiments import catalogue
 from experiments.lab.competence import Competence
+from experiments.lab.experiment import EVERYWHERE
 from experiments.lab.old_models import changes, keep_verdicts, old_beside_new, read_verdicts
 from experiments.lab.pages import write_pages
+from experiments.lab.report import report_page
 from experiments.lab.results import Result
 from experiments.lab.verdict import Outcome, Verdict
 
@@ -128,6 +131,33 @@ def test_verdicts_that_are_kept_can_be_compared_with_themselves(tmp_path: Path) 
     assert "**" not in table
     assert table.index("| layers") < table.index("| order"), "in the order of the paper"
     assert "● supported | ● supported | same: no heads" in table, "no interval, no effect"
+
+
+@pytest.mark.parametrize("name", catalogue.IDS)
+def test_every_experiment_says_where_it_departs_from_the_paper(name: str) -> None:
+    departs = catalogue.find(name).departs
+    assert 60 < len(departs) < 700, "one or two plain sentences, or a few"
+    assert re.search(r"[.!)]$", departs)
+    assert "paper" in departs or "published version" in departs or "Appendix" in departs or "Section" in departs
+
+
+def test_pages_and_report_say_where_a_result_departs_from_the_paper(tmp_path: Path) -> None:
+    result = made(departs="The paper has other heads <of its own>.")
+    out, pages = written(tmp_path / "out", result), tmp_path / "pages"
+    write_pages(out, pages, task="sentiment-number", order=ORDER)
+    said = "Departs from the paper\n: The paper has other heads <of its own>."
+    assert said in (pages / "order.md").read_text()
+    assert EVERYWHERE in (pages / "index.md").read_text()
+    report = report_page([(result, {"increase": b""})])
+    assert "<dt>Departs from the paper</dt><dd>The paper has other heads &lt;of its own&gt;.</dd>" in report
+    assert "which the paper" in report
+
+
+def test_results_from_before_there_was_that_caption_are_read(tmp_path: Path) -> None:
+    raw = json.loads(made().to_json())
+    del raw["departs"]
+    (tmp_path / "result.json").write_text(json.dumps(raw))
+    assert Result.read(tmp_path) == made()
 
 
 def test_of_two_rankings_each_is_compared_with_its_own() -> None:

@@ -122,7 +122,6 @@ def test_other_labels_stand_in_tables(gpt2: Any, words: str) -> None:
         ("label-features", "label"),
         ("prediction-shift", "label"),
         ("attention-vs-increase", "answer"),
-        ("task-transfer", "answer"),
     ):
         experiment = catalogue.find(name)
         table = experiment.tabulate(study)

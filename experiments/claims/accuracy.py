@@ -105,6 +105,11 @@ EXPERIMENT = Experiment(
         "(The paper's table has the first order only; always saying the nearest label would be right there.)"
     ),
     about=NO_HEADS,
+    departs=(
+        "The paper's table has the true demonstrations last only; here the verdict is on the mean of both orders, "
+        "since always saying the nearest label would be right in the first. Right is the likelier of the two labels; "
+        "the paper does not say whether it compares labels or all words."
+    ),
     paper="GPT-2 large: 87–100 % in the eight rows",
     config=AccuracyConfig(),
     needs_for=needs_for,

@@ -161,6 +161,11 @@ EXPERIMENT = Experiment(
         "Over true labels and prompts, attention and increase have a rank correlation above 0.5, and above that of the "
         "other heads of the layers."
     ),
+    departs=(
+        "The paper draws the true labels of one random sentence in three heads and sees a rising trend; here they "
+        "are those of all prompts of the testing half, with both labels as the true one, and a rank correlation in "
+        "place of the eye."
+    ),
     paper="GPT-2 large, one sentence, three best heads: increasing, not linear; no number",
     config=AttentionVsIncreaseConfig(),
     needs=(Need(Variant(), head_increases),),

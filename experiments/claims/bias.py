@@ -72,7 +72,7 @@ class Bias:
     paper: float
     """The share of the bias that the paper's fix takes away."""
 
-    def experiment(self, *, id: str, title: str, source: str, claim: str) -> Experiment:
+    def experiment(self, *, id: str, title: str, source: str, claim: str, departs: str) -> Experiment:
         """The experiment on this bias: how large it is, before and after the fix."""
         return Experiment(
             id=id,
@@ -80,6 +80,7 @@ class Bias:
             source=source,
             claim=claim,
             criterion=CRITERION,
+            departs=departs,
             paper=f"bias reduced by {100 * self.paper:.0f} %",
             config=BiasConfig(),
             leaves_out="imbalanced" in self.layouts,

@@ -190,6 +190,11 @@ EXPERIMENT = Experiment(
     source="Section 2.4",
     claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
     criterion="Located heads' mean induction and function-vector scores exceed those of their layers' other heads.",
+    departs=(
+        "Section 2.4 says that in-context heads are like induction heads in what they write, unlike them in what "
+        "they look for, and leaves the comparison to later work. The scores are those of the literature on induction "
+        "and function vectors, not the paper's."
+    ),
     paper=None,
     config=HeadAtlasConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

@@ -164,6 +164,10 @@ EXPERIMENT = Experiment(
         "heads "
         "keep more than as many random ones, and removed ones cost more."
     ),
+    departs=(
+        "The published version asks how many heads it takes and does not measure it. Heads are set to zero at the "
+        "last position only, so that what they do earlier in the prompt stays."
+    ),
     paper=None,
     config=HeadCountConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

@@ -125,6 +125,11 @@ EXPERIMENT = Experiment(
     source="Published version, section 3.3",
     claim="Value-output vectors of located heads hold the label of their position: foo at foo, bar at bar.",
     criterion="Three in four have the sign of their label, and the gap between labels exceeds that of the other heads.",
+    departs=(
+        "The published version says which sign the values have; here a share of right signs and a gap beyond other "
+        "heads decide. Values are read out without the final norm's shift and the unembedding's bias, which would "
+        "favour one label wherever it stands."
+    ),
     paper="the sign follows the label in located heads",
     config=LabelFeaturesConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

@@ -93,6 +93,11 @@ EXPERIMENT = Experiment(
     claim="Nearly all of the answer's log-probability increase comes from deep attention layers.",
     criterion="Attention layers of the deeper half hold nine tenths of all positive increases.",
     about="layers: by increase of the answer's log-probability, and by contrast",
+    departs=(
+        "The paper shows one sentence and says “almost all”, of layers 18–31 of 36. Here that sentence is drawn "
+        "beside the task's prompts, which alone decide; deep is the deeper half of the layers, and almost all nine "
+        "tenths of the positive increases."
+    ),
     paper="GPT-2 large, example prompt: almost all in attention layers 18–31 of 36",
     classes="any",
     config=LayersConfig(),

@@ -161,6 +161,12 @@ EXPERIMENT = Experiment(
     criterion=(
         f"Both by {LEAST:.0%} of attention on labels in located heads, and more than in their layers' other heads."
     ),
+    departs=(
+        "The published version exchanges the input so that the prediction flips, and tells which way attention moves. "
+        "Here the other input is a text of the other class after the same demonstrations, prompts in which the "
+        "prediction does not go from the first label to the second are left out, and attention must move by a stated "
+        "share and further than in other heads."
+    ),
     paper="attention falls at foo and rises at bar positions",
     config=PredictionShiftConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

@@ -144,6 +144,10 @@ EXPERIMENT = Experiment(
         "or more, "
         "and more than random ones. Undecided where both tasks have the same heads."
     ),
+    departs=(
+        "The paper infers it from lists of heads that are much alike, and does not remove heads located on another "
+        "task. Here only heads that one of the two lists names are removed, so that heads in both prove nothing."
+    ),
     paper=None,
     config=TaskTransferConfig(),
     needs_for=needs_for,

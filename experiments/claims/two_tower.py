@@ -305,6 +305,10 @@ EXPERIMENT = Experiment(
         "other heads "
         "of the layers. Both labels, both orders, queries of both classes."
     ),
+    departs=(
+        "The paper does not exchange anything: it infers the two towers from words that keys, values and queries "
+        "rank high and from attention. Exchanging them one by one, and asking whether q·k orders labels, is ours."
+    ),
     paper=None,
     config=TwoTowerConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

@@ -13,6 +13,15 @@ from experiments.lab.study import RANKINGS, Need, Ranking, Study, StudySettings
 from experiments.lab.verdict import Verdict
 
 NO_HEADS = "the whole model: no heads are located, so both rankings give the same verdict"
+EVERYWHERE = (
+    "Heads are ranked on one half of the prompts and looked at on the other, which asks about other texts (but for "
+    "head-overlap, which is about the rankings), and the best by contrast stand beside the best by increase; the "
+    "paper ranks and shows the same prompts, by increase. Located heads stand beside the other heads of their layers, "
+    "where the paper has one random head of the layer or none. Its claims have no thresholds: those here are ours. "
+    "Increases are read out with the final norm's scale as it is in the unedited model, which the paper's formula "
+    "leaves open."
+)
+"""Where all experiments differ from what the paper did."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class Caption:
     """Which heads the claim is about; `NO_HEADS` where it is about none, and both rankings give the same verdict."""
     chosen: str = ""
     """Which choices were made after seeing results, and on which model and task a verdict is therefore exploratory."""
+    departs: str = ""
+    """Where it differs from what the paper did, beside `EVERYWHERE`; every experiment says it."""
 
     def caption(self) -> dict[str, Any]:
         """These by name, to make something else that bears the same caption."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from experiments.lab.experiment import EVERYWHERE
 from experiments.lab.given import Given
 from experiments.lab.located import LocatedHead
 from experiments.lab.old_models import FILE as OLD
@@ -151,6 +152,8 @@ def _index(
         f"{given} A p-value stands beside the one that allows for all of them (Holm's method); a verdict that does not "
         "survive it is marked †.",
         "",
+        f"{EVERYWHERE} Each page says what else departs from the paper.",
+        "",
         *(seeds if "seeds" in further else ()),
         "| experiment | in the paper | " + " | ".join(f"{model}, by increase | by contrast" for model in models) + " |",
         "|---|---|" + "---|---|" * len(models),
@@ -223,11 +226,12 @@ def _page(results: list[Result], given: Given) -> str:
         "",
         f"In the paper\n: {caption.paper or 'no number'}",
         "",
+        *([f"Departs from the paper\n: {caption.departs}", ""] if caption.departs else []),
         *([f"Chosen after results were seen\n: {caption.chosen}", ""] if caption.chosen else []),
         "Again\n: `" + f"python -m experiments run {caption.id}`",
         "",
         "Effects are those of the part that decided, with 95 % intervals over query words; see "
-        "[how verdicts are given](../verdicts.md).",
+        "[how verdicts are given](../verdicts.md), and [where all experiments depart](index.md) from the paper.",
         "",
     ]
     for result in results:

@@ -46,6 +46,8 @@ RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
 LABELS = ("foo", "bar")
 """The words that labels are unless others are asked for: the true class's, and the false one's."""
 DEFAULT_TEMPLATE = Template()
+ALWAYS = ("model", "task", "n", "seed", "path")
+"""Settings that a configuration always holds."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +70,18 @@ class StudySettings:
     max_words: int | None = None
     template: Template = DEFAULT_TEMPLATE
 
-    def others(self) -> dict[str, Any]:
-        """Of demonstrations, labels, classes, columns, split, longest text and template those that are not the
-        default.
-        """
-        first = [field.name for field in fields(self)].index("demonstrations")
+    def further(self) -> dict[str, Any]:
+        """All but the first ones (`ALWAYS`) that are not the default."""
         default = StudySettings()
-        given = {field.name: getattr(self, field.name) for field in fields(self)[first:]}
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ALWAYS}
         given = {name: value for name, value in given.items() if value != getattr(default, name)}
         if self.classes == "binary" and self.labels == LABELS:
-            del given["labels"]
+            given.pop("labels", None)
         return {name: asdict(value) if name == "template" else value for name, value in given.items()}
 
     def described(self) -> dict[str, Any]:
-        """What a configuration holds of these: the first six always, the others where they are not the default."""
-        first = {name: getattr(self, name) for name in ("model", "task", "n", "seed", "path")}
-        return first | self.others()
+        """What a configuration holds of these: the first always, the others where they are not the default."""
+        return {name: getattr(self, name) for name in ALWAYS} | self.further()
 
     @property
     def said(self) -> str:
@@ -97,7 +95,7 @@ class StudySettings:
             "max_words": f"at most {self.max_words} words",
             "template": f"written {self.template.prefix + self.template.demonstration + self.template.separator!r}",
         }
-        return ", ".join([self.task, *(said[name] for name in self.others())])
+        return ", ".join([self.task, *(said[name] for name in self.further() if name in said)])
 
     @property
     def of_sentences(self) -> bool:
@@ -106,7 +104,7 @@ class StudySettings:
 
     def check(self) -> None:
         """Raises InputError for settings that would do nothing for the task."""
-        given = self.others()
+        given = self.further()
         for name, remedy in (
             ("classes", "a word task has two classes"),
             ("columns", "a word list has no columns"),
@@ -391,12 +389,11 @@ class Study:
 def folder_of(settings: StudySettings) -> Path:
     """<model>/<task>, as folder names; what is not the default about the task's prompts is part of the task's."""
     name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
-    others = settings.others()
-    if not others:
+    if settings.said == settings.task:
         return Path(_slug(name), _slug(settings.task))
     # Readable, and different for settings that differ in what a folder's name cannot hold.
     readable = _slug(settings.said)[:80].rstrip("-")
-    return Path(_slug(name), f"{readable}-{json_digest(others)[:8]}")
+    return Path(_slug(name), f"{readable}-{json_digest(settings.further())[:8]}")
 
 
 def _key(reduction: Reduction, variant: Variant, sizes: Sequence[int], rows: Int[Tensor, " row"] | None) -> str | None:
