@@ -1,7 +1,7 @@
 """`python -m experiments list | run ID… | report`: the paper's figures and tables, with verdicts."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -158,9 +158,16 @@ def run(
     )
 
 
-def _run(
+def _run(ids: list[str], settings: "StudySettings", out: Path, **options: Any) -> None:
+    """Runs experiments on one model with progress shown; raises InputError in the end for those that cannot be run."""
+    failed = _run_several(ids, [settings], out, **options)
+    if failed is not None:
+        raise failed
+
+
+def _run_several(
     ids: list[str],
-    settings: Any,
+    several: "Sequence[StudySettings]",
     out: Path,
     *,
     overwrite: bool,
@@ -168,8 +175,8 @@ def _run(
         name, device=own, dtype=DtypeChoice.float32, revision=None
     ),
     processes: "Processes | None" = None,
-) -> None:
-    """Runs experiments with progress shown; raises InputError, after all others, for those that cannot be run."""
+) -> InputError | None:
+    """Runs experiments on one model after the other, with one bar; the error to end with if some cannot be run."""
     from experiments.catalogue import find
     from experiments.lab.runner import run as run_all
     from icl_lens.locate.processes import Processes
@@ -179,25 +186,31 @@ def _run(
     console = PlainConsole(soft_wrap=True, highlight=False, quiet=not processes.first)
     warnings = PlainConsole(stderr=True, soft_wrap=True, highlight=False, quiet=not processes.first)
     own = None if processes.device is None else str(processes.device)
+    failed: list[str] = []
     with interruptible(out, warnings, program="experiments"), together(processes), _bar(console) as work:
-        ran = run_all(
-            experiments,
-            settings,
-            load=lambda name: load(name, own),
-            out=out,
-            overwrite=overwrite,
-            processes=processes,
-            work=work,
-            say=lambda line: console.print(_coloured(spoken(line) if ": cannot be run: " in line else line)),
-            warn=lambda line: warnings.print(f"experiments: {line}"),
-        )
-        if ran.failed and not processes.first:
+        for place, settings in enumerate(several, start=1):
+            work.later = len(several) - place
+            if len(several) > 1:
+                console.print(f"{settings.model} ({place} of {len(several)})")
+            ran = run_all(
+                experiments,
+                settings,
+                load=lambda name: load(name, own),
+                out=out,
+                overwrite=overwrite,
+                processes=processes,
+                work=work,
+                say=lambda line: console.print(_coloured(spoken(line) if ": cannot be run: " in line else line)),
+                warn=lambda line: warnings.print(f"experiments: {line}"),
+            )
+            failed += ran.failed
+        if failed and not processes.first:
             # The first says so, and ends with 2 once it has written the others' results; a 2 here would stop it.
             raise SystemExit(0)
-    if ran.failed:
-        raise InputError(
-            f"{len(ran.failed)} of {len(experiments)} experiments could not be run: {', '.join(ran.failed)}"
-        )
+    if not failed:
+        return None
+    named = ", ".join(dict.fromkeys(failed))
+    return InputError(f"{len(failed)} of {len(experiments) * len(several)} experiments could not be run: {named}")
 
 
 @app.command()
@@ -236,6 +249,39 @@ def report(
 
     written = write_report(out, page or out / "report.html", order=IDS)
     PlainConsole(soft_wrap=True, highlight=False).print(str(written))
+
+
+@app.command()
+def seeds(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=FOLDER,FOLDER…", help="An architecture, and its models' folders, one a seed."),
+    ],
+    n: Annotated[int, typer.Option("--n", "-n", help="Prompts of each model.")] = 1000,
+    task: Annotated[str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories).")] = "sentiment-number",
+    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be given again.")] = None,
+    out: OutOption = Path("results"),
+    page: Annotated[Path, typer.Option(help="Where to write the page.")] = DOCS / "seeds.md",
+    overwrite: Annotated[bool, typer.Option(help="Replace results of another configuration.")] = False,
+) -> None:
+    """Run everything on models trained with different seeds, and write the page of which verdicts change with it.
+
+    What is done is not computed again, as with `run`: killed at any moment and started again, it goes on.
+    """
+    from experiments.catalogue import IDS, find
+    from experiments.lab.seeds import trained, write_seeds
+    from icl_lens.locate.processes import Processes
+
+    ids = list(dict.fromkeys(only or IDS))
+    for name in ids:
+        find(name)
+    named, processes = trained(models), Processes.launched()
+    several = [settings for one in named for settings in one.settings(n=n, task=task)]
+    failed = _run_several(ids, several, out, overwrite=overwrite, processes=processes)
+    if processes.first:
+        write_seeds(named, out, page, n=n, task=task, order=ids)
+    if failed is not None:
+        raise failed
 
 
 @app.command("compare-verdicts")

@@ -22,7 +22,7 @@ from icl_lens.files import replacing, write_text
 
 SEEDS = "seeds.md"
 """The page of training seeds, which another command writes."""
-OTHERS = (OLD, SEEDS)
+OTHERS = (OLD, SEEDS, "seeds.json")
 """Files in the folder that are not made from results, and stay."""
 COLOURS = 64
 """Of a figure in the documentation, which makes it a quarter of its size."""
@@ -47,7 +47,7 @@ def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> 
                 beside.write_bytes(_small((path / f"{figure_name(ranking)}.png").read_bytes()))
     ids = in_order(by_id, order)
     given = Given.of([result for _, result in results])
-    rows = _rounded(
+    rows = rounded(
         [
             {**asdict(one), "id": result.id, "model": result.model, "task": result.task, "by": ranking, "holm": holm}
             for result, ranking, one, holm in given.every()
@@ -101,7 +101,7 @@ def _small(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _rounded(rows: list[dict]) -> list[dict]:
+def rounded(rows: list[dict]) -> list[dict]:
     """Effects with four digits, and null for what is not finite."""
 
     def short(value: object) -> object:
