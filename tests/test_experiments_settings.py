@@ -134,7 +134,14 @@ def test_experiments_that_work_with_any_classes_run_and_the_others_say_why(
     gpt2: Any, topics: str, tmp_path: Path
 ) -> None:
     settings = StudySettings(
-        model="tiny", task="topics", n=24, path=topics, classes="all", columns=("said", "kind"), demonstrations=1
+        model="tiny",
+        task="topics",
+        n=24,
+        path=topics,
+        classes="all",
+        columns=("said", "kind"),
+        labels=("foo", "bar", "yes"),
+        demonstrations=1,
     )
     lines: list[str] = []
     ran = run(gpt2, settings, tmp_path, "label-rank", "imbalance", "two-tower", "order", say=lines.append)
@@ -183,7 +190,9 @@ def test_a_model_that_says_one_label_is_no_better_than_chance_where_classes_are_
         for other in WORDS["sentiment"][:4]
     ]
     path.write_text("\n".join(map(json.dumps, texts)))
-    settings = StudySettings(model="tiny", task="uneven", n=40, path=str(path), classes="all")
+    settings = StudySettings(
+        model="tiny", task="uneven", n=40, path=str(path), classes="all", labels=("foo", "bar", "yes")
+    )
     study = Study(gpt2, settings)
     for label in range(3):
         says = lambda reduction, variant, label=label: (study.batch(variant).answer == label).float()  # noqa: E731
@@ -199,7 +208,7 @@ def test_a_model_that_says_one_label_is_no_better_than_chance_where_classes_are_
         ({"classes": "all"}, r"classes='all' has nothing to do for the word task 'sentiment-number'"),
         ({"max_words": 4}, r"max_words=4 has nothing to do for the word task"),
         ({"split": "train"}, r"split='train' has nothing to do for the word task"),
-        ({"task": "sst2", "path": None, "columns": ("a", "b")}, r"'sst2' has columns of its own"),
+        ({"task": "sst2", "path": None, "columns": ("a", "b")}, r"'sst2' has its own; leave it out"),
         ({"labels": ("yes",)}, r"labels=\('yes',\) must be 2 different words"),
         ({"labels": ("yes", "yes")}, r"must be 2 different words"),
         ({"demonstrations": 0}, r"demonstrations=0 must both be at least 1"),

@@ -111,7 +111,7 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
         for place in places
         for name in names
     }
-    kinds = Counter(kind(seen) for seen in outcomes.values())
+    kinds = Counter(kind(seen) for seen in outcomes.values() if seen)
     lines = [
         "# Training seeds",
         "",

@@ -117,7 +117,7 @@ class StudySettings:
                 )
         if "columns" in given and self.path is None:
             raise il.InputError(
-                f"columns={self.columns!r} are those of your own files, and {self.task!r} is none; leave it out"
+                f"columns={self.columns!r} name those of your own sentences, {self.task!r} has its own; leave it out"
             )
         if "split" in given and self.path is not None and Path(self.path).is_file():
             raise il.InputError(
