@@ -32,7 +32,7 @@ from experiments.lab.verdict import Verdict
 
 FILES = {"table.parquet", "table.csv", "figure.png", "figure.pdf", "result.json"}
 BOTH = FILES | {"figure-contrast.png", "figure-contrast.pdf"}
-CAPTION = ["id", "title", "source", "claim", "criterion", "paper", "about", "chosen"]
+CAPTION = ["id", "title", "source", "claim", "criterion", "paper", "about", "chosen", "departs"]
 ROOT = Path(__file__).parent.parent
 
 
@@ -91,7 +91,7 @@ def test_no_claim_is_supported_for_random_weights(everything: Path) -> None:
 
 def test_result_says_what_it_was_made_with(everything: Path, gpt2: Any) -> None:
     raw = json.loads((everything / "tiny" / "sentiment-number" / "label-rank" / "result.json").read_text())
-    assert list(raw)[:10] == [*CAPTION, "model", "task"]
+    assert list(raw)[:11] == [*CAPTION, "model", "task"]
     assert raw["configuration"]["n"] == 24
     assert raw["configuration"]["controls"] == 20
     assert raw["configuration"]["weights"] == fingerprint(gpt2)

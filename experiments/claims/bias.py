@@ -72,7 +72,7 @@ class Bias:
     paper: float
     """The share of the bias that the paper's fix takes away."""
 
-    def experiment(self, *, id: str, title: str, source: str, claim: str) -> Experiment:
+    def experiment(self, *, id: str, title: str, source: str, claim: str, departs: str) -> Experiment:
         """The experiment on this bias: how large it is, before and after the fix."""
         return Experiment(
             id=id,
@@ -80,8 +80,10 @@ class Bias:
             source=source,
             claim=claim,
             criterion=CRITERION,
+            departs=departs,
             paper=f"bias reduced by {100 * self.paper:.0f} %",
             config=BiasConfig(),
+            leaves_out="imbalanced" in self.layouts,
             needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
             table=self.table,
             verdict=self.claim,
@@ -215,14 +217,14 @@ class Questions:
     @classmethod
     def of(cls, study: Study, rows: Int[Tensor, " row"], layouts: tuple[Layout, Layout]) -> "Questions":
         prompts, frames = [], []
-        for answer, base in (("foo", FOO), ("bar", BAR)):
+        for answer, base in zip(study.labels, (FOO, BAR), strict=True):
             for place, layout in zip(("favoured", "against"), layouts, strict=True):
                 for asked in ("true", "false"):
                     every = study.prompts(Variant(layout, base.swapped, asked=asked))
                     prompts += [every[row] for row in rows.tolist()]
                     frame = pd.DataFrame({"prompt": rows.tolist(), **study.both_queries(rows)})
                     frames.append(frame.assign(answer=answer, layout=place, asked=asked))
-        return cls(il.tokenize(study.model, prompts, labels=("foo", "bar")), stack(*frames))
+        return cls(study.tokenize(prompts), stack(*frames))
 
     def answered(self, study: Study, edit: EditOf | None, *, what: str) -> pd.DataFrame:
         """The frame with `odds` of the true label (nats) and `correct`, with an edit at work."""

@@ -277,7 +277,15 @@ EXPERIMENT = Experiment(
         "Taking a located head's output from the neurons' input costs one hundredth more of their coefficients than "
         "taking that of another head of the same layer, and this difference is larger than for random neurons."
     ),
+    departs=(
+        "Appendix E has no experiment: it writes an FFN's output as a sum of neurons, each a coefficient times a "
+        "vector, takes from earlier work that a larger coefficient raises the answer more, and likens attention to "
+        "that coefficient. That located heads drive the best neurons is our reading of the two together, measured on "
+        "the direct way at the last position and on at most 100 prompts of either half; its remark that the order of "
+        "the parts hardly changes their increases is not tested."
+    ),
     paper=None,
+    classes="any",
     config=FfnConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

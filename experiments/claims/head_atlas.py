@@ -115,7 +115,7 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
     asked = (FOO, replace(FOO, asked="false"))
     clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
     prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
-    shuffled = [il.tokenize(study.model, of_class, labels=("foo", "bar")) for of_class in prompts]
+    shuffled = [study.tokenize(of_class) for of_class in prompts]
     pieces = [piece for batch in shuffled for piece in batch.split(32)]
 
     def restored(i: int) -> Tensors:
@@ -190,6 +190,11 @@ EXPERIMENT = Experiment(
     source="Section 2.4",
     claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
     criterion="Located heads' mean induction and function-vector scores exceed those of their layers' other heads.",
+    departs=(
+        "Section 2.4 says that in-context heads are like induction heads in what they write, unlike them in what "
+        "they look for, and leaves the comparison to later work. The scores are those of the literature on induction "
+        "and function vectors, not the paper's."
+    ),
     paper=None,
     config=HeadAtlasConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

@@ -55,7 +55,7 @@ def table(study: Study, config: HeadCountConfig) -> pd.DataFrame:
         ("random", f"set {i}", drawn) for i, drawn in enumerate(_random_orders(study, ranked[:half], config.draws))
     ]
     frames = []
-    for answer, variant in (("foo", FOO), ("bar", BAR)):
+    for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
         known: dict[frozenset[il.Head], Float[np.ndarray, " row"]] = {}
 
         def correct(
@@ -163,6 +163,10 @@ EXPERIMENT = Experiment(
         "One head in eight, kept alone, keeps 90 % of accuracy above chance; over all numbers of heads, kept located "
         "heads "
         "keep more than as many random ones, and removed ones cost more."
+    ),
+    departs=(
+        "The published version asks how many heads it takes and does not measure it. Heads are set to zero at the "
+        "last position only, so that what they do earlier in the prompt stays."
     ),
     paper=None,
     config=HeadCountConfig(),

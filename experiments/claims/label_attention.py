@@ -90,6 +90,11 @@ EXPERIMENT = Experiment(
         "give them; still more where the true demonstrations come first (the paper shows the order in which they "
         "also are the nearest); and the difference is larger than in the other heads of the layers."
     ),
+    departs=(
+        "The heads are the best located ones, where the paper shows four by name, and both labels are the true one "
+        "in turn. It shows true demonstrations last only; here true labels must get more attention where they come "
+        "first, too, and more than evenly spread attention would give them."
+    ),
     paper="GPT-2 large: much larger on true labels in all heads shown",
     config=LabelAttentionConfig(),
     needs=attention_needs(LAYOUTS),

@@ -212,6 +212,11 @@ EXPERIMENT = Experiment(
         "chosen on one "
         "half of the prompts."
     ),
+    departs=(
+        "The paper takes this step from Wang et al. (2023), who measured it by saliency, and sees it in the words of "
+        "label keys. Here attention from labels to their texts is cut in windows of layers, which neither does this "
+        "way."
+    ),
     paper=None,
     config=ShallowFlowConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

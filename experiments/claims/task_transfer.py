@@ -59,7 +59,7 @@ def table(study: Study, config: TaskTransferConfig) -> pd.DataFrame:
         draws = study.controls(only["other"], config.draws, avoid=own)
         sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(draws)]
     frames = []
-    for answer, variant in (("foo", FOO), ("bar", BAR)):
+    for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
         for group, name, removed in sets:
             edit = zeroed(study, removed) if removed else None
             frame = says(study, variant, study.test, edit, what=f"transfer, {group}, {answer}")
@@ -143,6 +143,10 @@ EXPERIMENT = Experiment(
         "Removing the heads that are located on the other task only costs half of what those located here only cost "
         "or more, "
         "and more than random ones. Undecided where both tasks have the same heads."
+    ),
+    departs=(
+        "The paper infers it from lists of heads that are much alike, and does not remove heads located on another "
+        "task. Here only heads that one of the two lists names are removed, so that heads in both prove nothing."
     ),
     paper=None,
     config=TaskTransferConfig(),

@@ -114,7 +114,13 @@ EXPERIMENT = Experiment(
         "positive "
         "increases."
     ),
+    departs=(
+        "The paper shows the 20 best of 720 heads; here they are at most one in eight of a model's. Figures 12–15 "
+        "count only cases that the model answers rightly, here all prompts count; and that located heads exceed the "
+        "others of their layers, and hold half of all increases, is asked here and not in the paper."
+    ),
     paper="GPT-2 large: the 20 best of 720 heads lie in layers 18–31 of 36",
+    classes="any",
     config=TopHeadsConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

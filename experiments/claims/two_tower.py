@@ -135,7 +135,7 @@ def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterat
             "labels": [other_labels[row] for row in rows],
         }
         own = study.batch(cell)[rows]
-        other = {name: il.tokenize(study.model, found, labels=("foo", "bar")) for name, found in sources.items()}
+        other = {name: study.tokenize(found) for name, found in sources.items()}
         before = _unpatched(study, list(own.split(config.rows)))
         for measure, (what, source, _) in SWAPS.items():
             for group, name, members in sets:
@@ -304,6 +304,10 @@ EXPERIMENT = Experiment(
         "above V by texts; and q·k is more often larger for true labels than for false ones, more so than in the "
         "other heads "
         "of the layers. Both labels, both orders, queries of both classes."
+    ),
+    departs=(
+        "The paper does not exchange anything: it infers the two towers from words that keys, values and queries "
+        "rank high and from attention. Exchanging them one by one, and asking whether q·k orders labels, is ours."
     ),
     paper=None,
     config=TwoTowerConfig(),

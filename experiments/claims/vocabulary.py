@@ -87,7 +87,7 @@ def table(study: Study, config: VocabularyConfig) -> pd.DataFrame:
     prompts ("example" | "task"), name, prompt, kind ("value" | "key" | "query"), position, token, words, wins (0–1).
     """
     head = study.located(1)[0]
-    batch = il.tokenize(study.model, [il.Prompt.parse(config.example, answer=config.answer)])
+    batch = study.example(config.example, config.answer)
     acts = il.capture(study.model, batch)
     words = _example(acts, head, config)
     wins = study.reduce(
@@ -171,7 +171,14 @@ EXPERIMENT = Experiment(
         "its own demonstration before those of another, and the query the words of the input before a demonstration's."
     ),
     about="the best located head",
+    departs=(
+        "The head is the model's best located one, not L22H0 (Table 1) or L23H13 (Table 3), and the words shown are "
+        "always those of Table 1's sentence: Table 3's is not shown. The paper reads the words of one prompt; the "
+        "verdict here counts over the task's prompts how often the own word is before others, which the paper does "
+        "not do."
+    ),
     paper="GPT-2 large, L22H0, one prompt: values all; keys three of four; the query names related words",
+    classes="any",
     config=VocabularyConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

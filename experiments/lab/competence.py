@@ -46,10 +46,18 @@ NEEDS = tuple(Need(variant, correct) for variant in VARIANTS)
 def measure(study: Study) -> Competence:
     """The model's competence on the study's task: one number per prompt, its mean over all variants."""
     per_prompt = torch.stack([study.get(correct, variant) for variant in VARIANTS]).mean(0).numpy()
-    chance = float((1 / study.batch().label_mask.sum(-1).float()).mean())
+    chance = _chance(study)
     table = pd.DataFrame({"prompt": range(len(per_prompt)), "correct": per_prompt, **study.both_queries()})
     found = mean_estimate(by_prompt(table, "correct"), bounds=SHARE)
     return Competence(found.value, found.low, found.high, chance)
+
+
+def _chance(study: Study) -> float:
+    """What guessing gets, or saying the best label every time where some are the answer more often than others."""
+    batches = [study.batch(variant) for variant in VARIANTS]
+    guessing = float((1 / batches[0].label_mask.sum(-1).float()).mean())
+    answers = torch.cat([batch.answer for batch in batches])
+    return max(guessing, float(answers.bincount().max() / len(answers)))
 
 
 def gated(verdict: Verdict, competence: Competence) -> Verdict:

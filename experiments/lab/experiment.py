@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,6 +13,15 @@ from experiments.lab.study import RANKINGS, Need, Ranking, Study, StudySettings
 from experiments.lab.verdict import Verdict
 
 NO_HEADS = "the whole model: no heads are located, so both rankings give the same verdict"
+EVERYWHERE = (
+    "Heads are ranked on one half of the prompts and looked at on the other, which asks about other texts (but for "
+    "head-overlap, which is about the rankings), and the best by contrast stand beside the best by increase; the "
+    "paper ranks and shows the same prompts, by increase. Located heads stand beside the other heads of their layers, "
+    "where the paper has one random head of the layer or none. Its claims have no thresholds: those here are ours. "
+    "Increases are read out with the final norm's scale as it is in the unedited model, which the paper's formula "
+    "leaves open."
+)
+"""Where all experiments differ from what the paper did."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class Caption:
     """Which heads the claim is about; `NO_HEADS` where it is about none, and both rankings give the same verdict."""
     chosen: str = ""
     """Which choices were made after seeing results, and on which model and task a verdict is therefore exploratory."""
+    departs: str = ""
+    """Where it differs from what the paper did, beside `EVERYWHERE`; every experiment says it."""
 
     def caption(self) -> dict[str, Any]:
         """These by name, to make something else that bears the same caption."""
@@ -56,6 +67,23 @@ class Experiment(Caption):
     """Whether the claim is about HOW a model does the task, and so means nothing for a model that does not."""
     compares: bool = False
     """Whether it looks at the tasks that the settings name beside the one under study (`StudySettings.others`)."""
+    classes: Literal["two", "any"] = "two"
+    """Whether it needs one of two labels to be the answer in turn, or works with any number of classes."""
+    leaves_out: bool = False
+    """Whether one of its layouts leaves out a true demonstration."""
+
+    def refusal(self, settings: StudySettings) -> str | None:
+        """Why it cannot be run with these settings, in one sentence; None where it can."""
+        if settings.classes == "all" and self.classes == "two":
+            return (
+                "it makes either of two labels the answer in turn, and with classes='all' each class has its own; ask "
+                "for classes='binary'"
+            )
+        if settings.demonstrations < 2 and self.leaves_out:
+            return (
+                "it leaves out one of the true demonstrations, and there is only one; ask for demonstrations=2 or more"
+            )
+        return None
 
     def all_needs(self, settings: StudySettings) -> tuple[Need, ...]:
         """Every reduction that can be computed in a shared pass, for these settings."""

@@ -9,14 +9,21 @@ from pathlib import Path
 
 from PIL import Image
 
+from experiments.lab.experiment import EVERYWHERE
 from experiments.lab.given import Given
 from experiments.lab.located import LocatedHead
+from experiments.lab.old_models import FILE as OLD
+from experiments.lab.old_models import Row, changes, old_beside_new, read_verdicts
 from experiments.lab.report import MARKS, in_order
 from experiments.lab.results import Result, figure_name, read_all
 from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
 from icl_lens.files import replacing, write_text
 
+SEEDS = "seeds.md"
+"""The page of training seeds, which another command writes."""
+OTHERS = (OLD, SEEDS, "seeds.json")
+"""Files in the folder that are not made from results, and stay."""
 COLOURS = 64
 """Of a figure in the documentation, which makes it a quarter of its size."""
 
@@ -24,11 +31,13 @@ COLOURS = 64
 def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> None:
     """Writes index.md (verdicts on `task` by model), a page for each experiment, its figures, and results.json.
 
-    Experiments come in this order of their ids. What `folder` held before is removed. Raises InputError if there are
-    no results under `out`.
+    Experiments come in this order of their ids. What `folder` held before is removed but for `OTHERS`: where it holds
+    verdicts on old models, the index shows them beside the new ones. Raises InputError if there are no results under
+    `out`, or those old verdicts cannot be read.
     """
     results = read_all(out)
-    shutil.rmtree(folder, ignore_errors=True)
+    old = read_verdicts(folder / OLD) if (folder / OLD).exists() else []
+    _clear(folder)
     (folder / "figures").mkdir(parents=True)
     by_id: dict[str, list[Result]] = {}
     for path, result in results:
@@ -38,19 +47,51 @@ def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> 
                 beside.write_bytes(_small((path / f"{figure_name(ranking)}.png").read_bytes()))
     ids = in_order(by_id, order)
     given = Given.of([result for _, result in results])
-    write_text(folder / "index.md", _index([by_id[name] for name in ids], task, given))
+    rows = rounded(
+        [
+            {**asdict(one), "id": result.id, "model": result.model, "task": result.task, "by": ranking, "holm": holm}
+            for result, ranking, one, holm in given.every()
+        ]
+    )
+    further = ["seeds"] if (folder / SEEDS).exists() else []
+    beside = _old_models(old, rows, order) if old else []
+    write_text(folder / "index.md", _index([by_id[name] for name in ids], task, given, beside, further))
     for name in ids:
         write_text(folder / f"{name}.md", _page(by_id[name], given))
-    rows = [
-        {**asdict(verdict), "id": result.id, "model": result.model, "task": result.task, "by": ranking, "holm": holm}
-        for result, ranking, verdict, holm in given.every()
+    write_text(folder / "results.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+def _clear(folder: Path) -> None:
+    """Removes what the folder holds, but for `OTHERS`."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in OTHERS:
+            path.unlink()
+
+
+def _old_models(old: Sequence[Row], rows: Sequence[Row], order: Sequence[str]) -> list[str]:
+    rules = (
+        "The old ones were given by earlier rules, too: over single prompts, with one ranking of heads, and with other "
+        "smallest effects. A difference is one of models, of rules, or of both."
+        if all(row["by"] is None for row in old)
+        else "Both were given by the rules of today."
+    )
+    return [
+        "## Old models beside new ones",
+        "",
+        f"Verdicts on the models that bore these names before, and on those of today. {rules} {changes(old, rows)} "
+        f"Bold: another verdict than the old one. The old ones as a file: {{download}}`{OLD}`.",
+        "",
+        *old_beside_new(old, rows, order=order),
+        "",
     ]
-    write_text(folder / "results.json", json.dumps(_rounded(rows), indent=1, ensure_ascii=False) + "\n")
 
 
 def _figure(result: Result, ranking: Ranking) -> str:
     by = "" if ranking == "increase" else f"-{ranking}"
-    return f"{result.id}-{result.model}-{result.task}{by}.png"
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in result.task)
+    return f"{result.id}-{result.model}-{name}{by}.png"
 
 
 def _small(png: bytes) -> bytes:
@@ -60,7 +101,7 @@ def _small(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _rounded(rows: list[dict]) -> list[dict]:
+def rounded(rows: list[dict]) -> list[dict]:
     """Effects with four digits, and null for what is not finite."""
 
     def short(value: object) -> object:
@@ -87,12 +128,15 @@ def _cell(result: Result, ranking: Ranking, given: Given) -> str:
     return "<br>".join(lines)
 
 
-def _index(experiments: list[list[Result]], task: str, given: Given) -> str:
+def _index(
+    experiments: list[list[Result]], task: str, given: Given, beside: Sequence[str], further: Sequence[str]
+) -> str:
     results = [result for same_id in experiments for result in same_id if result.task == task]
     models = list(dict.fromkeys(result.model for result in results))
     first = results[0]
     able = [next(result.competence for result in results if result.model == model) for model in models]
     accuracies = [f"{measured.accuracy:.1%} [{measured.low:.1%}, {measured.high:.1%}] | same" for measured in able]
+    seeds = ["Which verdicts change with the seed that a model was trained with: [training seeds](seeds.md).", ""]
     lines = [
         "# Results of the bundled models",
         "",
@@ -108,6 +152,9 @@ def _index(experiments: list[list[Result]], task: str, given: Given) -> str:
         f"{given} A p-value stands beside the one that allows for all of them (Holm's method); a verdict that does not "
         "survive it is marked †.",
         "",
+        f"{EVERYWHERE} Each page says what else departs from the paper.",
+        "",
+        *(seeds if "seeds" in further else ()),
         "| experiment | in the paper | " + " | ".join(f"{model}, by increase | by contrast" for model in models) + " |",
         "|---|---|" + "---|---|" * len(models),
         "| accuracy, both labels, orders and classes | | " + " | ".join(accuracies) + " |",
@@ -126,12 +173,14 @@ def _index(experiments: list[list[Result]], task: str, given: Given) -> str:
             *lines,
             "",
             *_located(results, models),
+            *beside,
             f"Made with {versions}. The numbers as a file: {{download}}`results.json`.",
             "",
             "```{toctree}",
             ":hidden:",
             "",
             *(same_id[0].id for same_id in experiments),
+            *further,
             "```",
             "",
         ]
@@ -177,11 +226,12 @@ def _page(results: list[Result], given: Given) -> str:
         "",
         f"In the paper\n: {caption.paper or 'no number'}",
         "",
+        *([f"Departs from the paper\n: {caption.departs}", ""] if caption.departs else []),
         *([f"Chosen after results were seen\n: {caption.chosen}", ""] if caption.chosen else []),
         "Again\n: `" + f"python -m experiments run {caption.id}`",
         "",
         "Effects are those of the part that decided, with 95 % intervals over query words; see "
-        "[how verdicts are given](../verdicts.md).",
+        "[how verdicts are given](../verdicts.md), and [where all experiments depart](index.md) from the paper.",
         "",
     ]
     for result in results:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from experiments.lab.experiment import EVERYWHERE
 from experiments.lab.given import Given
 from experiments.lab.results import Result, figure_name, read_all
 from experiments.lab.study import RANKINGS, Ranking
@@ -83,6 +84,7 @@ def report_page(results: Sequence[tuple[Result, Mapping[Ranking, bytes]]], *, or
         "survive is marked †. "
         "Heads are chosen on one half of the prompts and tested on the other. A model that does not do the task leaves "
         "every claim on how it does it undecided.</p>"
+        f'<p class="quiet">{escape(EVERYWHERE)} Each experiment says what else departs from the paper.</p>'
         f"{_verdicts(ids, models, [result for result, _ in results], given)}{sections}</body></html>\n"
     )
 
@@ -127,13 +129,15 @@ def _place(result: Result) -> tuple[str, str]:
 def _section(results: list[tuple[Result, Mapping[Ranking, bytes]]], given: Given) -> str:
     first = results[0][0]
     parts = "".join(_of_model(result, images, given) for result, images in results)
+    departs = f"<dt>Departs from the paper</dt><dd>{escape(first.departs)}</dd>" if first.departs else ""
     chosen = f"<dt>Chosen after results were seen</dt><dd>{escape(first.chosen)}</dd>" if first.chosen else ""
     return (
         f'<section id="{escape(first.id)}"><h2>{escape(first.title)}</h2>'
         f'<p class="quiet">{escape(first.id)} · {escape(first.source)}</p><dl>'
         f"<dt>Claim</dt><dd>{escape(first.claim)}</dd><dt>In the paper</dt><dd>{escape(first.paper or 'no number')}"
         "</dd>"
-        f"<dt>Supported if</dt><dd>{escape(first.criterion)}</dd><dt>About</dt><dd>{escape(first.about)}</dd>{chosen}"
+        f"<dt>Supported if</dt><dd>{escape(first.criterion)}</dd><dt>About</dt><dd>{escape(first.about)}</dd>"
+        f"{departs}{chosen}"
         f"</dl>{parts}</section>"
     )
 

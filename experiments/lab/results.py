@@ -70,6 +70,7 @@ class Result(Caption):
             raw["contrast"] = None if raw["contrast"] is None else Verdict(**_numbers(raw["contrast"]))
             raw["heads"] = tuple(LocatedHead(**one) for one in raw["heads"])
             raw["competence"] = Competence(**_numbers(raw["competence"]))
+            raw.setdefault("departs", "")  # there are results from before there was such a caption
             return cls(**{field.name: raw[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(

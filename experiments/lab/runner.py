@@ -62,6 +62,7 @@ def run(
     holds another configuration's result, and for one that another run is writing.
     """
     processes = processes or Processes()
+    settings.check()
     if settings.n < LEAST_PROMPTS:
         raise InputError(f"n={settings.n} is too few for two halves and an interval; give at least {LEAST_PROMPTS}")
     folder = out / folder_of(settings)
@@ -92,6 +93,10 @@ def _run(
     study = Study(model, settings)
     for task in (None, *settings.others):
         study.batch(Variant(task=task))  # a bad task shows here
+    failed = {experiment.id: why for experiment in experiments if (why := experiment.refusal(settings)) is not None}
+    for name, why in failed.items():
+        say(f"{name}: cannot be run: {why}")
+    experiments = [experiment for experiment in experiments if experiment.id not in failed]
     configurations = {experiment.id: configuration(experiment, study) for experiment in experiments}
 
     def checked() -> list[str]:
@@ -102,7 +107,7 @@ def _run(
         say(f"{name}: done before, {folder / name}")
     todo = [experiment for experiment in experiments if experiment.id not in done]
     if not todo:
-        return Run([], done, {})
+        return Run([], done, failed)
 
     chunks: list[RunFolder] = []
     processes.agreed(lambda: chunks.append(chunk_folder(folder, pass_configuration(study), overwrite=overwrite)))
@@ -117,10 +122,10 @@ def _run(
     heads = located.located_heads(study) if about_heads else ()
     work.end()
     say(
-        f"{settings.model} on {settings.task}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "
+        f"{settings.model} on {settings.said}: accuracy {able.accuracy:.1%} [{able.low:.1%}, {able.high:.1%}] over "
         f"both labels and orders, chance {able.chance:.0%}"
     )
-    results, failed = [], {}
+    results = []
     for experiment in todo:
         start = time.perf_counter()
         work.begin(experiment.id)
@@ -161,7 +166,7 @@ def _result(
     return Result(
         **experiment.caption(),
         model=study.folder().parts[0],
-        task=study.settings.task,
+        task=study.settings.said,
         configuration=made_with,
         verdict=verdicts["increase"],
         contrast=verdicts.get("contrast"),
@@ -179,13 +184,13 @@ def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
     that compare: others are the same without them.
     """
     settings = study.settings if experiment.compares else replace(study.settings, compared=())
-    return {**asdict(settings), **asdict(experiment.config), **_contents(study, settings)}
+    return {**settings.described(), **asdict(experiment.config), **_contents(study, settings)}
 
 
 def pass_configuration(study: Study) -> dict[str, Any]:
     """Everything a chunk depends on, beside which pass it is of."""
     return {
-        **asdict(study.settings),
+        **study.settings.described(),
         **_contents(study, study.settings),
         "dtype": str(study.model.W_U.dtype).removeprefix("torch."),
         "device": study.view.home.type,
@@ -197,7 +202,14 @@ def pass_configuration(study: Study) -> dict[str, Any]:
 
 def _contents(study: Study, settings: StudySettings) -> dict[str, Any]:
     """What names stand for: digests of weights, prompts and data."""
-    read = [data_digest(settings.task, path=settings.path), data_digest(StudySettings.task)]
+    own = data_digest(
+        settings.task,
+        path=settings.path,
+        split=settings.split,
+        columns=settings.columns,
+        max_words=settings.max_words,
+    )
+    read = [own, data_digest(StudySettings.task)]
     read += [data_digest(task, path=settings.path_of(task)) for task in settings.others]
     return {
         "weights": fingerprint(study.model),

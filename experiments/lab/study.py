@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,8 @@ from experiments.lab.passes import Passes, Tensors, joined, stable_name
 from experiments.lab.reductions import RANKED
 from icl_lens.digest import json_digest
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.tasks import Asked, Layout, load_task
+from icl_lens.prompts.prompt import Template
+from icl_lens.prompts.tasks import SENTENCE_TASKS, Asked, Layout, load_task
 
 Reduction = Callable[[il.Activations], Tensor]
 """From the activations of some prompts to what is kept of them: a tensor whose first axis is the prompt.
@@ -42,9 +43,16 @@ Ranking = Literal["increase", "contrast"]
 RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
 
 
+LABELS = ("foo", "bar")
+"""The words that labels are unless others are asked for: the true class's, and the false one's."""
+DEFAULT_TEMPLATE = Template()
+ALWAYS = ("model", "task", "n", "seed", "path")
+"""Settings that a configuration always holds."""
+
+
 @dataclass(frozen=True)
 class StudySettings:
-    """What the command line says: which model, which task, how many prompts, drawn with which seed."""
+    """What the command line says: which model, which task, how its prompts are drawn and written; see `load_task`."""
 
     model: str = "icl-mini"
     task: str = "sentiment-number"
@@ -54,6 +62,70 @@ class StudySettings:
     """A word list (.json, for all word tasks) or the files of the sentence task, see `load_task`."""
     compared: tuple[str, ...] = ()
     """Other tasks that claims about several tasks look at, "TASK" or "TASK=PATH" where a task has files of its own."""
+    demonstrations: int = 2
+    """Of each class."""
+    labels: tuple[str, ...] | None = None
+    """`LABELS` where none are given; of all classes, the library's first words."""
+    classes: Literal["binary", "all"] = "binary"
+    columns: tuple[str, str] = ("text", "label")
+    split: str = "test"
+    max_words: int | None = None
+    template: Template = DEFAULT_TEMPLATE
+
+    def further(self) -> dict[str, Any]:
+        """All but the first ones (`ALWAYS`) that are not the default."""
+        default = StudySettings()
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ALWAYS}
+        given = {name: value for name, value in given.items() if value != getattr(default, name)}
+        if self.classes == "binary" and self.labels == LABELS:
+            given.pop("labels", None)
+        return {name: asdict(value) if name == "template" else value for name, value in given.items()}
+
+    def described(self) -> dict[str, Any]:
+        """What a configuration holds of these: the first always, the others where they are not the default."""
+        return {name: getattr(self, name) for name in ALWAYS} | self.further()
+
+    @property
+    def said(self) -> str:
+        """The task, with what is not the default: "sst2, 4 demonstrations of each class, labels yes and no"."""
+        said = {
+            "compared": f"compared with {' and '.join(self.compared)}",
+            "demonstrations": f"{self.demonstrations} demonstrations of each class",
+            "labels": f"labels {' and '.join(self.labels or ())}",
+            "classes": "all classes",
+            "columns": f"columns {' and '.join(self.columns)}",
+            "split": f"queries from {self.split}",
+            "max_words": f"at most {self.max_words} words",
+            "template": f"written {self.template.prefix + self.template.demonstration + self.template.separator!r}",
+        }
+        return ", ".join([self.task, *(said[name] for name in self.further() if name in said)])
+
+    @property
+    def of_sentences(self) -> bool:
+        """Whether the task is of sentences, not of words."""
+        return self.task in SENTENCE_TASKS if self.path is None else not self.path.endswith(".json")
+
+    def check(self) -> None:
+        """Raises InputError for settings that would do nothing for the task."""
+        given = self.further()
+        for name, remedy in (
+            ("classes", "a word task has two classes"),
+            ("columns", "a word list has no columns"),
+            ("split", "a word list has no splits"),
+            ("max_words", "its texts are words"),
+        ):
+            if name in given and not self.of_sentences:
+                raise il.InputError(
+                    f"{name}={given[name]!r} has nothing to do for the word task {self.task!r}: {remedy}; leave it out"
+                )
+        if "columns" in given and self.path is None:
+            raise il.InputError(
+                f"columns={self.columns!r} name those of your own sentences, {self.task!r} has its own; leave it out"
+            )
+        if "split" in given and self.path is not None and Path(self.path).is_file():
+            raise il.InputError(
+                f"split={self.split!r} has nothing to do here: a single file has one split; leave it out"
+            )
 
     @property
     def others(self) -> dict[str, str | None]:
@@ -80,7 +152,7 @@ class Variant:
 
     layout: Layout = "order"
     swapped: bool = False
-    """The true class's label is "bar" instead of "foo"."""
+    """The true class's label is "bar" instead of "foo"; of several classes each has the next one's."""
     task: str | None = None
     """Another task than the one under study."""
     asked: Asked = "true"
@@ -158,20 +230,51 @@ class Study:
         """All prompts of a variant, tokenized."""
         variant = self.own(variant)
         if variant not in self._batches:
-            settings = self.settings
-            task = variant.task or settings.task
-            prompts = load_task(
-                task,
-                n=settings.n,
-                seed=settings.seed,
-                layout=variant.layout,
-                asked=variant.asked,
-                labels=("bar", "foo") if variant.swapped else ("foo", "bar"),
-                path=settings.path_of(task),
-            )
+            labels = self._labels(variant)
+            # Each class gets the next one's label where they are exchanged.
+            prompts = self._drawn(variant, labels[1:] + labels[:1] if variant.swapped else labels, self.settings.n)
             # One order of labels in all variants, so that label axes can be compared.
-            self._batches[variant] = il.tokenize(self.model, prompts, labels=("foo", "bar"))
+            self._batches[variant] = il.tokenize(self.model, prompts, template=self.settings.template, labels=labels)
         return self._batches[variant]
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The label words, of the true class and the false one (`LABELS`); of all classes in order of their names."""
+        return self._labels(Variant())
+
+    def tokenize(self, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
+        """Other prompts with the same labels, written by the same template."""
+        return il.tokenize(self.model, prompts, template=self.settings.template, labels=self.labels)
+
+    def example(self, text: str, answer: str) -> il.PromptBatch:
+        """The paper's example, with its own labels, written by the study's template."""
+        return il.tokenize(self.model, [il.Prompt.parse(text, answer=answer)], template=self.settings.template)
+
+    def _labels(self, variant: Variant) -> tuple[str, ...]:
+        settings = self.settings
+        if settings.classes == "binary":
+            return tuple(settings.labels or LABELS)
+        if variant.task is not None:  # another task has two classes
+            return tuple(settings.labels or LABELS)[:2]
+        return tuple(settings.labels) if settings.labels else self._drawn(variant, None, 1)[0].labels
+
+    def _drawn(self, variant: Variant, labels: tuple[str, ...] | None, n: int) -> list[il.Prompt]:
+        """Prompts of a variant (`own`) with these labels."""
+        settings, own = self.settings, variant.task is None
+        return load_task(
+            variant.task or settings.task,
+            n=n,
+            seed=settings.seed,
+            layout=variant.layout,
+            asked=variant.asked,
+            labels=labels,
+            demonstrations=settings.demonstrations,
+            path=settings.path_of(variant.task or settings.task),
+            split=settings.split,
+            classes=settings.classes if own else "binary",
+            columns=settings.columns if own else StudySettings.columns,
+            max_words=settings.max_words,
+        )
 
     def batches(self, variant: Variant = Variant(), rows: Int[Tensor, " row"] | None = None) -> list[il.PromptBatch]:
         """The prompts of a variant (or only some rows) in batches that fit into memory; see `pieces`."""
@@ -304,9 +407,14 @@ class Study:
 
 
 def folder_of(settings: StudySettings) -> Path:
-    """<model>/<task>, as folder names."""
+    """<model>/<task>, as folder names; what is not the default about the task's prompts is part of the task's."""
+    settings = replace(settings, compared=())  # claims that do not compare are the same with them
     name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
-    return Path(_slug(name), _slug(settings.task))
+    if settings.said == settings.task:
+        return Path(_slug(name), _slug(settings.task))
+    # Readable, and different for settings that differ in what a folder's name cannot hold.
+    readable = _slug(settings.said)[:80].rstrip("-")
+    return Path(_slug(name), f"{readable}-{json_digest(settings.further())[:8]}")
 
 
 def _key(reduction: Reduction, variant: Variant, sizes: Sequence[int], rows: Int[Tensor, " row"] | None) -> str | None:

@@ -62,6 +62,9 @@ class Work:
     done: int = 0
     computed: int = 0
     """Of those done, not found in the folder."""
+    later: int = 0
+    """Runs like this one that are to come, each of about as much work."""
+    _whole: float = 0.0
     _open: dict[str, float] = field(default_factory=dict)
     _part: str = ""
     _in_part: int = 0
@@ -77,6 +80,7 @@ class Work:
             self._open[experiment.id] = (
                 0.0 if estimate is None else float(estimate(experiment.config, size) * len(experiment.rankings))
             )
+        self._whole = sum(self._open.values())
 
     def begin(self, part: str) -> None:
         self._part, self._in_part = part, 0
@@ -99,7 +103,8 @@ class Work:
     @property
     def total(self) -> int:
         """Prompts in all: those done, and those that are expected still."""
-        left = sum(expected for part, expected in self._open.items() if part != self._part)
+        left = self.later * self._whole
+        left += sum(expected for part, expected in self._open.items() if part != self._part)
         return self.done + round(left + max(0.0, self._open.get(self._part, 0.0) - self._in_part))
 
     @property

@@ -252,10 +252,17 @@ def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def data_digest(name: str, *, path: str | Path | None = None, split: str = "test") -> str:
+def data_digest(
+    name: str,
+    *,
+    path: str | Path | None = None,
+    split: str = "test",
+    columns: tuple[str, str] = ("text", "label"),
+    max_words: int | None = None,
+) -> str:
     """Sixteen hexadecimal digits that change with the data that `load_task` draws a task's prompts from.
 
-    Of a word task the whole word list; of sentences every row's text and class. Raises InputError as
+    Of a word task the whole word list; of sentences every usable row's text and class. Raises InputError as
     `load_task` does.
 
     Example:
@@ -267,7 +274,7 @@ def data_digest(name: str, *, path: str | Path | None = None, split: str = "test
     if (path is None and name not in DATASETS) or (path is not None and path.suffix == ".json"):
         return json_digest(_categories(path))
     split = "train" if path is not None and not path.is_dir() else split
-    return json_digest(_rows(name, path, split, ("text", "label"), None))
+    return json_digest(_rows(name, path, split, columns, max_words))
 
 
 # Words
