@@ -1,6 +1,7 @@
 """What arrives at heads on another task: queries, labels of all prompts as keys, and how well one finds the other."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -50,20 +51,32 @@ class Arrivals:
     right: Float[Tensor, " query"]
     """1 where the model's answer is right."""
 
-    @property
+    home: torch.device
+    """Where the model is."""
+
+    def at(self, layer: int) -> tuple[Float[Tensor, "query d_model"], Float[Tensor, "key d_model"]]:
+        """Queries' and keys' residual streams that enter a layer, where the model is."""
+        place = self.layers.index(layer)
+        return self.queries[:, place].to(self.home), self.keys[:, place].to(self.home)
+
+    @cached_property
     def other_word(self) -> Bool[Tensor, "query key"]:
         """Which keys stand for another word than the query's: its own would be found by its letters."""
         number = {word: i for i, word in enumerate(dict.fromkeys([*self.query_words, *self.key_words]))}
         asked, shown = (torch.tensor([number[word] for word in some]) for some in (self.query_words, self.key_words))
         return asked[:, None] != shown
 
-    def retrieved(self, similarity: Float[Tensor, "query key"]) -> Retrieved:
-        """Both yardsticks, the mean over strata."""
+    @cached_property
+    def strata(self) -> list[Int[Tensor, " key_of_one"]]:
+        """The keys of each stratum."""
+        return [(self.stratum == one).nonzero()[:, 0] for one in self.stratum.unique()]
+
+    def retrieved(self, similarity: Float[Tensor, "query key"], *, pooled: bool = False) -> Retrieved:
+        """Both yardsticks, the mean over strata; `pooled`: among the keys of all strata together."""
         same, allowed = self.query_class[:, None] == self.key_class, self.other_word
-        found = []
-        for stratum in self.stratum.unique():
-            here = self.stratum == stratum
-            found.append(torch.stack(retrieved(similarity[:, here], same[:, here], allowed[:, here])))
+        if pooled:
+            return retrieved(similarity, same, allowed)
+        found = [torch.stack(retrieved(similarity[:, keys], same[:, keys], allowed[:, keys])) for keys in self.strata]
         return Retrieved(*torch.stack(found).nanmean(0))
 
 
@@ -117,4 +130,5 @@ def arrivals(study: Study, task: str, layers: tuple[int, ...], prompts: int) -> 
         stratum=torch.cat(strata),
         distance=int(torch.cat(distances).median()),
         right=torch.cat(right).cpu(),
+        home=study.view.home,
     )

@@ -1,13 +1,11 @@
 """The title, measured: do located heads' queries and keys compare texts by class, on new categories?"""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch.nn.functional import normalize
@@ -20,7 +18,7 @@ from experiments.lab.controls import Comparison, beside, matched
 from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, name_heads, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import by_prompt, stack, where
+from experiments.lab.frames import array, by_prompt, stack, where
 from experiments.lab.intervals import mean_estimate
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
@@ -50,7 +48,7 @@ class MetricConfig:
     others: tuple[str, ...] = ("animal-country", "fruit-instrument", "sentiment-number")
     heads: int = 6
     controls: int = 20
-    prompts: int = 320
+    prompts: int = 240
     rotations: int = 5
     words: int = 8
 
@@ -60,27 +58,38 @@ def table(study: Study, config: MetricConfig) -> pd.DataFrame:
 
     `auroc`, `first`: of the head's scores, rotary models at a label's median distance; located heads also
     `cosine_…`, `centred_…` (inputs less the means of queries and of each stratum's keys), `rotated_…` (mean over
-    random rotations) and, for rotary models, `content_…` (rotation left out). `symmetric`, `rank`: symmetric share and
-    effective rank of the form, over the size of a head. group "matrix": standardised mean `score` of the best head
-    between words `asked` and `shown`.
+    random rotations), `pooled_…`, `pooled_cosine_…` (among labels of all places and words together) and, for rotary
+    models, `content_…` (rotation left out). `symmetric`, `rank`: symmetric share and
+    effective rank of the form, over the size of a head. group "matrix": standardised mean `score` of the located head
+    of largest AUROC between words `asked` and `shown`.
     """
     compared = Comparison.of(study, located_for_both(study, study.few(config.heads)), config.controls)
     layers = tuple(sorted({head.layer for head in compared.heads}))
     tasks = [arrivals(study, task, layers, config.prompts) for task in held_out(study, config)]
     words = {word: i for i, word in enumerate(dict.fromkeys(word for one in tasks for word in one.query_words))}
+    cosines = [{head.layer: _cosines(study, head, one) for head in compared.located} for one in tasks]
 
     def frame(head: il.Head) -> pd.DataFrame:
-        full = head in compared.located
         frames = []
         for place, one in enumerate(tasks):
-            frame = pd.DataFrame(dict(_judged(study, head, one, config, full=full)))
-            identity = {"prompt": np.arange(len(frame)) + place * study.settings.n, "task": one.task}
-            identity["correct"] = one.right.numpy()
-            frames.append(frame.assign(**identity, query=[words[word] for word in one.query_words]))
-        return stack(*frames)
+            found = _own(study, head, one)
+            if head in compared.located:
+                found |= cosines[place][head.layer] | _otherwise(study, head, one, config)
+            columns = {
+                f"{name}{what}": getattr(each, what).numpy() for name, each in found.items() for what in YARDSTICKS
+            }
+            identity = {"prompt": np.arange(len(one.query_words)) + place * study.settings.n, "task": one.task}
+            identity["query"] = [words[word] for word in one.query_words]
+            frames.append(pd.DataFrame(identity | {"correct": one.right.numpy()} | columns))
+        shape = _metric(study, head, tasks[0])
+        return stack(*frames).assign(
+            symmetric=shape.symmetric_share, rank=shape.effective_rank / shape.query_side.shape[1]
+        )
 
-    matrix = _matrix(study, compared.located[0], tasks[0], config)
-    return stack(*compared.rows(frame), matrix.assign(group="matrix", name=str(compared.located[0])))
+    rows = stack(*compared.rows(frame))
+    own = where(rows, group="located")
+    head = max(compared.located, key=lambda head: array(where(own, name=str(head)), "auroc").mean())
+    return stack(rows, _matrix(study, head, tasks[0], config).assign(group="matrix", name=str(head)))
 
 
 def held_out(study: Study, config: MetricConfig) -> list[str]:
@@ -107,34 +116,39 @@ def held_out(study: Study, config: MetricConfig) -> list[str]:
 
 
 @torch.no_grad()
-def _judged(
-    study: Study, head: il.Head, one: Arrivals, config: MetricConfig, *, full: bool
-) -> Iterator[tuple[str, Float[np.ndarray, " query"] | float]]:
-    """The columns of one head on one task; of a head that is compared with (not `full`), its own scores only."""
-    layer, home = one.layers.index(head.layer), study.view.home
-    x, y = one.queries[:, layer].to(home), one.keys[:, layer].to(home)
+def _own(study: Study, head: il.Head, one: Arrivals) -> dict[str, Retrieved]:
+    """By the head's own scores."""
+    similarity = _metric(study, head, one).scores(*one.at(head.layer)).cpu()
+    return {"": one.retrieved(similarity), "pooled_": one.retrieved(similarity, pooled=True)}
+
+
+@torch.no_grad()
+def _cosines(study: Study, head: il.Head, one: Arrivals) -> dict[str, Retrieved]:
+    """By the cosine of what the heads of a layer compare, before W_Q and W_K."""
     metric = _metric(study, head, one)
-    found = {"": one.retrieved(metric.scores(x, y).cpu())}
-    if full:
-        x_in, y_in = metric.inputs(x).cpu(), metric.inputs(y).cpu()
-        found["cosine_"] = one.retrieved(normalize(x_in, dim=-1) @ normalize(y_in, dim=-1).T)
-        apart = y_in.clone()
-        for stratum in one.stratum.unique():
-            apart[one.stratum == stratum] -= y_in[one.stratum == stratum].mean(0)
-        found["centred_"] = one.retrieved(normalize(x_in - x_in.mean(0), dim=-1) @ normalize(apart, dim=-1).T)
-        drawn = [
-            one.retrieved(metric.untrained(seed=seed).scores(x, y).cpu())
-            for seed in range(study.settings.seed, study.settings.seed + config.rotations)
-        ]
-        found["rotated_"] = Retrieved(*(torch.stack(each).mean(0) for each in zip(*drawn, strict=True)))
-        if metric.rotation is not None:
-            content = il.query_key_metric(study.view, head)
-            found["content_"] = one.retrieved(content.scores(x, y).cpu())
-    for name, each in found.items():
-        yield f"{name}auroc", each.auroc.numpy()
-        yield f"{name}first", each.first.numpy()
-    yield "symmetric", metric.symmetric_share
-    yield "rank", metric.effective_rank / metric.query_side.shape[1]
+    x, y = (metric.inputs(each).cpu() for each in one.at(head.layer))
+    cosine = normalize(x, dim=-1) @ normalize(y, dim=-1).T
+    apart = y.clone()
+    for keys in one.strata:
+        apart[keys] -= y[keys].mean(0)
+    centred = normalize(x - x.mean(0), dim=-1) @ normalize(apart, dim=-1).T
+    return {
+        "cosine_": one.retrieved(cosine),
+        "pooled_cosine_": one.retrieved(cosine, pooled=True),
+        "centred_": one.retrieved(centred),
+    }
+
+
+@torch.no_grad()
+def _otherwise(study: Study, head: il.Head, one: Arrivals, config: MetricConfig) -> dict[str, Retrieved]:
+    """By the head's scores if its keys were rotated at random, and for rotary models without rotation."""
+    metric, (x, y) = _metric(study, head, one), one.at(head.layer)
+    seeds = range(study.settings.seed, study.settings.seed + config.rotations)
+    drawn = [one.retrieved(metric.untrained(seed=seed).scores(x, y).cpu()) for seed in seeds]
+    found = {"rotated_": Retrieved(*(torch.stack(each).mean(0) for each in zip(*drawn, strict=True)))}
+    if metric.rotation is not None:
+        found["content_"] = one.retrieved(il.query_key_metric(study.view, head).scores(x, y).cpu())
+    return found
 
 
 def _metric(study: Study, head: il.Head, one: Arrivals) -> il.QueryKeyMetric:
@@ -146,11 +160,10 @@ def _metric(study: Study, head: il.Head, one: Arrivals) -> il.QueryKeyMetric:
 @torch.no_grad()
 def _matrix(study: Study, head: il.Head, one: Arrivals, config: MetricConfig) -> pd.DataFrame:
     """asked, shown (words), score: of the words asked about most in each class, standardised within each stratum."""
-    layer, home = one.layers.index(head.layer), study.view.home
-    similarity = _metric(study, head, one).scores(one.queries[:, layer].to(home), one.keys[:, layer].to(home)).cpu()
-    for stratum in one.stratum.unique():
-        here = similarity[:, one.stratum == stratum]
-        similarity[:, one.stratum == stratum] = (here - here.mean(1, keepdim=True)) / here.std(1, keepdim=True)
+    similarity = _metric(study, head, one).scores(*one.at(head.layer)).cpu()
+    for keys in one.strata:
+        here = similarity[:, keys]
+        similarity[:, keys] = (here - here.mean(1, keepdim=True)) / here.std(1, keepdim=True)
     # One class below the other, so that what compares classes shows as blocks.
     words = []
     for kind in (False, True):
@@ -185,6 +198,8 @@ def claim(table: pd.DataFrame) -> Verdict:
         parts.append(beyond(heads, heads.random, unit=unit, what=unit, whom=f"{heads.named} of the same layers"))
     located, other = (where(table, group=group).drop_duplicates("name") for group in ("located", "random"))
     notes = [f"judged on {judged_on} (accuracy {able.value:.1%})"]
+    pooled = [beside(table, f"pooled_{name}auroc").located[0] for name in ("", "cosine_")]
+    notes.append(f"AUROC among labels of all places and words together {pooled[0]:.3g}, of the cosine {pooled[1]:.3g}")
     if "content_auroc" in table and bool(table["content_auroc"].notna().any()):
         notes.append(f"AUROC without rotation {beside(table, 'content_auroc').located[0]:.3g}")
     notes += [
@@ -195,7 +210,7 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Both yardsticks by located head, beside its rivals; the best head's scores between words of both classes."""
+    """Both yardsticks by located head, beside its rivals; the scores of the one that does best, between words."""
     drawn = Figure(figsize=(PAGE, 2.9), layout="constrained")
     axes = drawn.subplots(1, 3, width_ratios=(1, 1, 0.95))
     matrix = where(table, group="matrix")
@@ -241,7 +256,7 @@ def _words(drawn: Figure, ax: Axes, matrix: pd.DataFrame) -> None:
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set(xlabel="Label's text (key)", ylabel="Text asked about (query)")
-    ax.set_title(f"{matrix['name'].iloc[0]}, standardised", fontsize=7)
+    ax.set_title(f"{matrix['name'].iloc[0]} (largest AUROC), standardised", fontsize=7)
     drawn.colorbar(image, ax=ax, shrink=0.8).ax.tick_params(labelsize=6)
 
 
