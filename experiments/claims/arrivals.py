@@ -87,7 +87,7 @@ def retrieved(
     similarity = similarity.double()
     right, wrong = same & allowed, ~same & allowed
     below = similarity.masked_fill(~wrong, torch.inf).sort(1).values
-    wins = (torch.searchsorted(below, similarity) + torch.searchsorted(below, similarity, right=True)) / 2
+    wins = (torch.searchsorted(below, similarity) + torch.searchsorted(below, similarity, right=True)).double() / 2
     auroc = (wins * right).sum(1) / (right.sum(1) * wrong.sum(1))
     best = similarity.masked_fill(~allowed, -torch.inf)
     tied = best == best.max(1, keepdim=True).values
