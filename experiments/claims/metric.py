@@ -164,20 +164,22 @@ def _matrix(study: Study, head: il.Head, one: Arrivals, config: MetricConfig) ->
     for keys in one.strata:
         here = similarity[:, keys]
         similarity[:, keys] = (here - here.mean(1, keepdim=True)) / here.std(1, keepdim=True)
-    # One class below the other, so that what compares classes shows as blocks.
-    words = []
-    for kind in (False, True):
-        asked = Counter(
-            word for word, own in zip(one.query_words, one.query_class.tolist(), strict=True) if own == kind
-        )
-        words += [word for word, _ in asked.most_common(config.words)]
+    # One class beside the other, so that what compares classes shows as blocks.
+    asked = _most_frequent(one.query_words, one.query_class.tolist(), config.words)
+    shown = _most_frequent(one.key_words, one.key_class.tolist(), config.words)
     rows, columns = (
-        torch.tensor([[each == word for each in some] for word in words]).float()
-        for some in (one.query_words, one.key_words)
+        torch.tensor([[each == word for each in every] for word in some]).float()
+        for every, some in ((one.query_words, asked), (one.key_words, shown))
     )
     total, count = rows @ similarity @ columns.T, rows.sum(1)[:, None] * columns.sum(1)
-    axes = pd.MultiIndex.from_product([words, words], names=["asked", "shown"]).to_frame(index=False)
+    axes = pd.MultiIndex.from_product([asked, shown], names=["asked", "shown"]).to_frame(index=False)
     return axes.assign(score=(total / count).flatten().numpy())
+
+
+def _most_frequent(words: list[str], classes: list[bool], count: int) -> list[str]:
+    """So many words of each class, one class after the other."""
+    pairs = Counter(zip(classes, words, strict=True)).most_common()
+    return [word for kind in (False, True) for word in [word for (own, word), _ in pairs if own == kind][:count]]
 
 
 def claim(table: pd.DataFrame) -> Verdict:
@@ -246,17 +248,16 @@ def _bars(ax: Axes, table: pd.DataFrame, value: str) -> None:
 
 
 def _words(drawn: Figure, ax: Axes, matrix: pd.DataFrame) -> None:
-    words = list(dict.fromkeys(matrix["asked"]))
-    grid = matrix["score"].to_numpy(dtype=float).reshape(len(words), -1)
+    rows, columns = ([*dict.fromkeys(matrix[name])] for name in ("asked", "shown"))
+    grid = matrix["score"].to_numpy(dtype=float).reshape(len(rows), -1)
     reach = float(np.nanmax(np.abs(grid))) if np.isfinite(grid).any() else 1.0
     image = ax.imshow(grid, cmap=DIVERGING, vmin=-reach, vmax=reach, interpolation="nearest")
-    shown = [word.replace("$", r"\$") for word in words]
-    ax.set_xticks(range(len(words)), shown, rotation=90, fontsize=4.5)
-    ax.set_yticks(range(len(words)), shown, fontsize=4.5)
+    for words, put, how in ((columns, ax.set_xticks, {"rotation": 90}), (rows, ax.set_yticks, {})):
+        put(range(len(words)), [word.replace("$", r"\$") for word in words], fontsize=4.5, **how)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set(xlabel="Label's text (key)", ylabel="Text asked about (query)")
-    ax.set_title(f"{matrix['name'].iloc[0]} (largest AUROC), standardised", fontsize=7)
+    ax.set_title(f"{matrix['name'].iloc[0]} (largest AUROC), standardised", fontsize=7, fontweight="normal")
     drawn.colorbar(image, ax=ax, shrink=0.8).ax.tick_params(labelsize=6)
 
 
