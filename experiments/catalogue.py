@@ -27,6 +27,8 @@ IDS = (
     "majority-bias",
     "recency-bias",
     "two-tower",
+    "metric",
+    "copy",
     "head-count",
     "shallow-flow",
     "task-transfer",

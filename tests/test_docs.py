@@ -109,8 +109,8 @@ def test_the_picture_of_the_house_is_drawn_from_the_contracts() -> None:
     assert house.circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [["a", "b", "c"]]
 
 
-def test_there_are_six_tutorials() -> None:
-    assert [int(path.name[0]) for path in TUTORIALS] == [1, 2, 3, 4, 5, 6]
+def test_there_are_seven_tutorials() -> None:
+    assert [int(path.name[0]) for path in TUTORIALS] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)

@@ -24,6 +24,13 @@ def test_the_element_shows_every_score_in_its_cell():
     assert '<td class="n p" style="--v:100%">+2.00</td><td class="n m" style="--v:50%">−1.00</td>' in element.body
     assert '<span class="tok l1"><bdi>a$b$</bdi></span>' in element.body
     assert "<i>bar" not in element.body
+    # Reached by Tab, and scrolled from the keyboard where it is wider than the page.
+    assert (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Similarity of queries and keys"><table'
+        in element.body
+    )
+    assert element.body.count('scope="row"') == len(QUERIES)
+    assert element.body.count('scope="col"') == len(KEYS)
     assert "&lt;i&gt;bar" in element.body
     # where scripts and styles are stripped: the same numbers, tinted
     twin = (

@@ -130,7 +130,9 @@ def similarity_matrix(
         f'<table class="similarity"><thead><tr><th>query \\ key</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
     legend = strips.scale_legend(reach, unit)
-    return Element("Similarity of queries and keys", f'<div class="scroll">{table}</div>{legend}')
+    # Wide tables scroll, from the keyboard too.
+    place = '<div class="scroll" tabindex="0" role="region" aria-label="Similarity of queries and keys">'
+    return Element("Similarity of queries and keys", f"{place}{table}</div>{legend}")
 
 
 def _named(name: str, which: int) -> str:
