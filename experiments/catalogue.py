@@ -27,6 +27,7 @@ IDS = (
     "shallow-flow",
     "task-transfer",
     "head-atlas",
+    "location-methods",
 )
 """One module each: "top-heads" is experiments/claims/top_heads.py, whose EXPERIMENT describes it."""
 

@@ -13,7 +13,8 @@ import icl_lens as il
 from icl_lens.interventions import cached_rows, head_sets
 from icl_lens.models.view import ModelView
 
-SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(l, h) for l in range(3) for h in range(4)]]
+EVERY = [(layer, head) for layer in range(3) for head in range(4)]
+SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], EVERY]
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
 
 

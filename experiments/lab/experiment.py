@@ -1,6 +1,6 @@
 """What an experiment is: its caption, its configuration, and how it is computed, judged and drawn."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,6 +13,7 @@ from experiments.lab.study import RANKINGS, Need, Ranking, Study, StudySettings
 from experiments.lab.verdict import Verdict
 
 NO_HEADS = "the whole model: no heads are located, so both rankings give the same verdict"
+OWN_RANKINGS = "heads that the experiment ranks itself, in several ways: there is one verdict"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Caption:
     paper: str | None
     """The paper's number, where it has one."""
     about: str = "located heads"
-    """Which heads the claim is about; `NO_HEADS` where it is about none, and both rankings give the same verdict."""
+    """Which heads the claim is about; with `NO_HEADS` and `OWN_RANKINGS` there is one verdict for both rankings."""
     chosen: str = ""
     """Which choices were made after seeing results, and on which model and task a verdict is therefore exploratory."""
 
@@ -54,6 +55,8 @@ class Experiment(Caption):
     """More of them, where they depend on the configuration or on the task under study."""
     mechanism: bool = True
     """Whether the claim is about HOW a model does the task, and so means nothing for a model that does not."""
+    timed: Callable[[Study, Any], Mapping[str, float]] | None = None
+    """Seconds by what they were spent on: measured when the result is there, and kept beside it (`results.SECONDS`)."""
 
     def all_needs(self, settings: StudySettings) -> tuple[Need, ...]:
         """Every reduction that can be computed in a shared pass, for these settings."""
@@ -67,7 +70,7 @@ class Experiment(Caption):
     @property
     def rankings(self) -> tuple[Ranking, ...]:
         """By what heads are located, in turn: the paper's ranking first."""
-        return RANKINGS[:1] if self.about == NO_HEADS else RANKINGS
+        return RANKINGS[:1] if self.about in (NO_HEADS, OWN_RANKINGS) else RANKINGS
 
     def tabulate(self, study: Study) -> pd.DataFrame:
         """The experiment's table for every ranking (`by`), each prompt with the number of its query (`query`)."""

@@ -99,9 +99,8 @@ def _shared(
         if found is None:
             found = clean.new_empty(len(order), *removed.shape[:1], clean.shape[1])
         for first in range(0, len(removed), step):
-            rows = _or_not_shared(
-                view, lambda kept=kept, first=first: kept.without_sets(removed[first : first + step], instead)
-            )
+            sets = removed[first : first + step]
+            rows = _or_not_shared(view, lambda kept=kept, sets=sets: kept.without_sets(sets, instead))
             own = torch.log_softmax(rows.to(clean.dtype), dim=-1)[:, :, some.label_tokens.to(rows.device)]
             off = float((own[:, 0] - clean).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
