@@ -310,7 +310,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     scale = curves.matters()
     if not scale.low > 0:
         return cannot_tell(
-            f"all heads together add {scale.value:.3g} nats to the answer's log-odds, and none can be better than others",
+            f"all heads together add {scale.value:.3g} nats to the answer's log-odds: none can be better than others",
             unit="nats",
             estimate=scale,
         )
