@@ -28,6 +28,7 @@ IDS = (
     "task-transfer",
     "head-atlas",
     "location-methods",
+    "learning-kind",
 )
 """One module each: "top-heads" is experiments/claims/top_heads.py, whose EXPERIMENT describes it."""
 
