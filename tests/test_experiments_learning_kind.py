@@ -182,7 +182,8 @@ def test_every_condition_is_what_the_model_says(load_tiny: Any, words: str, name
             for row, correct in zip(rows, mine["correct"], strict=True):
                 turn = {"right": 0, "random": 0, "exchanged": 1, "arbitrary": row.number // 2}[kind]
                 of = [labels[(side + turn) % 2] for side in (0, 1)]
-                said = [of[side] if kind != "random" else labels[luck] for (_, side), luck in zip(row.shown, row.luck)]
+                pairs = zip(row.shown, row.luck, strict=True)
+                said = [of[side] if kind != "random" else labels[luck] for (_, side), luck in pairs]
                 shown = [f"{text} : {label}" for (text, _), label in zip(row.shown, said, strict=True)][:shots]
                 text = " ".join([*shown, f"{row.query} :"])
                 free = il.tokenize_text(model, text)

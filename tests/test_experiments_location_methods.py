@@ -185,8 +185,8 @@ def test_the_curves_are_those_of_single_ablations(load_tiny: Any, words: str, na
                 at = torch.arange(len(rows))
                 expected.append(found[at, batch.answer] - found[at, 1 - batch.answer])
             mine = table.query(
-                "positions == @positions and mode == @mode and method == 'gradient' and group == 'located' "
-                "and edit == @edit and count == 2"
+                f"positions == {positions!r} and mode == {mode!r} and method == 'gradient' and group == 'located' "
+                f"and edit == {edit!r} and count == 2"
             )
             assert mine["prompt"].tolist() == rows.tolist()
             np.testing.assert_allclose(mine["odds"], torch.stack(expected).mean(0), atol=1e-5)

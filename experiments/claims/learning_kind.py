@@ -338,9 +338,9 @@ EXPERIMENT = Experiment(
     source="Open (task recognition against task learning)",
     claim="The model learns what labels mean from its demonstrations, and does not only recognise a task by them.",
     criterion=(
-        "With the classes' names exchanged in the demonstrations, and with labels without meaning, accuracy by what the "
-        "demonstrations say is beyond chance by five points with 8 demonstrations (fewer where 8 do not fit). Undecided "
-        "where the names mean nothing to the model, neither alone nor given at random."
+        "With the classes' names exchanged in the demonstrations, and with labels without meaning, accuracy by what "
+        "the demonstrations say is beyond chance by five points with 8 demonstrations (fewer where 8 do not fit). "
+        "Undecided where the names mean nothing to the model, neither alone nor given at random."
     ),
     about=NO_HEADS,
     paper=None,
