@@ -46,7 +46,7 @@ MARGIN = 0.05
 class LearningKindConfig:
     """Prompts of each condition; numbers of demonstrations; of classes, and of demonstrations of each; heads; sets."""
 
-    prompts: int = 120
+    prompts: int = 200
     shots: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
     classes: tuple[int, ...] = (3, 4)
     each: tuple[int, ...] = (2, 4)

@@ -10,13 +10,13 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -89,13 +89,23 @@ def table(study: Study, config: LocationMethodsConfig) -> pd.DataFrame:
 
 def rankings(study: Study, rows: Int[Tensor, " row"]) -> dict[str, Float[Tensor, "layer head"]]:
     """The mean score of every head by each method, over prompts in all cells; the best is the largest."""
-    cells = [study.over(cell, rows, lambda batch: _scores(study, batch), what="heads ranked") for cell in VARIANTS]
-    found = {name: torch.stack([one[name].double().mean(0) for one in cells]).mean(0) for name in cells[0]}
+    scored = _in_all_cells(study, rows, lambda batch: _scores(study, batch), what="heads ranked")
+    found = {name: values.double().mean((0, 1)) for name, values in scored.items()}
     shuffled = study.passes.run(
         "tokens shuffled and repeated", [2] * len(rows), lambda i: repeated(study, int(rows[i]))
     )
     found["induction"] = joined(shuffled)["induction"].double().mean(0)
     return {name: found[name] for name in METHODS}
+
+
+def _in_all_cells(
+    study: Study, rows: Int[Tensor, " row"], compute: Callable[[il.PromptBatch], Tensors], *, what: str
+) -> dict[str, Shaped[Tensor, "cell row ..."]]:
+    """A pass over some rows in every cell, all in the same batches."""
+    prompts = [study.prompts(cell)[row] for cell in VARIANTS for row in rows.tolist()]
+    pieces = study.pieces(il.tokenize(study.model, prompts, labels=("foo", "bar")))
+    found = joined(study.passes.run(what, [len(piece) for piece in pieces], lambda i: compute(pieces[i])))
+    return {name: values.unflatten(0, (len(VARIANTS), len(rows))) for name, values in found.items()}
 
 
 def _scores(study: Study, batch: il.PromptBatch) -> Tensors:
@@ -216,8 +226,7 @@ def _odds(
         return {"odds": torch.stack(own, dim=1).float()}
 
     what = f"heads kept and removed, {positions}, {mode}"
-    cells = [study.over(cell, rows, without, what=what)["odds"].double() for cell in VARIANTS]
-    return torch.stack(cells).mean(0).numpy()
+    return _in_all_cells(study, rows, without, what=what)["odds"].double().mean(0).numpy()
 
 
 @dataclass(frozen=True)
