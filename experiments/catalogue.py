@@ -33,6 +33,8 @@ IDS = (
     "shallow-flow",
     "task-transfer",
     "head-atlas",
+    "location-methods",
+    "learning-kind",
 )
 """One module each: "top-heads" is experiments/claims/top_heads.py, whose EXPERIMENT describes it."""
 

@@ -40,6 +40,7 @@ from .interventions.effects import Agreement as Agreement
 from .interventions.effects import HeadEffects as HeadEffects
 from .interventions.effects import agreement as agreement
 from .interventions.effects import head_effects as head_effects
+from .interventions.head_sets import label_log_probs_without as label_log_probs_without
 from .interventions.patching import patch_heads as patch_heads
 from .locate.effects import MeanEffects as MeanEffects
 from .locate.effects import locate_effects as locate_effects

@@ -58,7 +58,7 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
         study.passes.run(
             "tokens shuffled and repeated",
             [2] * len(rows),
-            lambda i: _repeated(study, int(rows[i])),
+            lambda i: repeated(study, int(rows[i])),
             key=f"repeated-{json_digest(rows.tolist())}",
         )
     )
@@ -80,7 +80,7 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
     return stack(*frames)
 
 
-def _repeated(study: Study, row: int) -> Tensors:
+def repeated(study: Study, row: int) -> Tensors:
     """Induction and previous-token scores [1 layer head] on one prompt's tokens, shuffled and repeated."""
     batch = study.batch(FOO)[row]
     tokens = list(dict.fromkeys(batch.tokens[0].tolist()))

@@ -1,6 +1,6 @@
 """What an experiment is: its caption, its configuration, and how it is computed, judged and drawn."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from experiments.lab.study import RANKINGS, Need, Ranking, Study, StudySettings
 from experiments.lab.verdict import Verdict
 
 NO_HEADS = "the whole model: no heads are located, so both rankings give the same verdict"
+OWN_RANKINGS = "heads that the experiment ranks itself, in several ways: there is one verdict"
 EVERYWHERE = (
     "Heads are ranked on one half of the prompts and looked at on the other, which asks about other texts (but for "
     "head-overlap, which is about the rankings), and the best by contrast stand beside the best by increase; the "
@@ -39,7 +40,7 @@ class Caption:
     paper: str | None
     """The paper's number, where it has one."""
     about: str = "located heads"
-    """Which heads the claim is about; `NO_HEADS` where it is about none, and both rankings give the same verdict."""
+    """Which heads the claim is about; with `NO_HEADS` and `OWN_RANKINGS` there is one verdict for both rankings."""
     chosen: str = ""
     """Which choices were made after seeing results, and on which model and task a verdict is therefore exploratory."""
     departs: str = ""
@@ -72,6 +73,9 @@ class Experiment(Caption):
     leaves_out: bool = False
     """Whether one of its layouts leaves out a true demonstration."""
 
+    timed: Callable[[Study, Any], Mapping[str, float]] | None = None
+    """Seconds by what they were spent on: measured when the result is there, and kept beside it (`results.SECONDS`)."""
+
     def refusal(self, settings: StudySettings) -> str | None:
         """Why it cannot be run with these settings, in one sentence; None where it can."""
         if settings.classes == "all" and self.classes == "two":
@@ -97,7 +101,7 @@ class Experiment(Caption):
     @property
     def rankings(self) -> tuple[Ranking, ...]:
         """By what heads are located, in turn: the paper's ranking first."""
-        return RANKINGS[:1] if self.about == NO_HEADS else RANKINGS
+        return RANKINGS[:1] if self.about in (NO_HEADS, OWN_RANKINGS) else RANKINGS
 
     def tabulate(self, study: Study) -> pd.DataFrame:
         """The experiment's table for every ranking (`by`), each prompt with the number of its query (`query`)."""

@@ -15,7 +15,7 @@ from experiments.lab.located import LocatedHead
 from experiments.lab.old_models import FILE as OLD
 from experiments.lab.old_models import Row, changes, old_beside_new, read_verdicts
 from experiments.lab.report import MARKS, in_order
-from experiments.lab.results import Result, figure_name, read_all
+from experiments.lab.results import Result, figure_name, read_all, read_seconds
 from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
 from icl_lens.files import replacing, write_text
@@ -26,6 +26,9 @@ OTHERS = (OLD, SEEDS, "seeds.json")
 """Files in the folder that are not made from results, and stay."""
 COLOURS = 64
 """Of a figure in the documentation, which makes it a quarter of its size."""
+
+Seconds = dict[tuple[str, str, str], dict[str, float]]
+"""Times measured beside results, by id, model and task."""
 
 
 def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> None:
@@ -40,7 +43,9 @@ def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> 
     _clear(folder)
     (folder / "figures").mkdir(parents=True)
     by_id: dict[str, list[Result]] = {}
+    seconds: Seconds = {}
     for path, result in results:
+        seconds[result.id, result.model, result.task] = read_seconds(path)
         by_id.setdefault(result.id, []).append(result)
         for ranking in result.verdicts:
             with replacing(folder / "figures" / _figure(result, ranking)) as beside:
@@ -57,7 +62,7 @@ def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> 
     beside = _old_models(old, rows, order) if old else []
     write_text(folder / "index.md", _index([by_id[name] for name in ids], task, given, beside, further))
     for name in ids:
-        write_text(folder / f"{name}.md", _page(by_id[name], given))
+        write_text(folder / f"{name}.md", _page(by_id[name], given, seconds))
     write_text(folder / "results.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -164,8 +169,8 @@ def _index(
         for model in models:
             result = next((one for one in same_id if (one.model, one.task) == (model, task)), None)
             cells.append("–" if result is None else _cell(result, "increase", given))
-            no_heads = result is not None and "contrast" not in result.verdicts
-            cells.append("–" if result is None else "same: no heads" if no_heads else _cell(result, "contrast", given))
+            one_verdict = result is not None and "contrast" not in result.verdicts
+            cells.append("–" if result is None else "the same" if one_verdict else _cell(result, "contrast", given))
         lines.append(f"| [{same_id[0].id}]({same_id[0].id}.md) | {same_id[0].source} | " + " | ".join(cells) + " |")
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     return "\n".join(
@@ -211,7 +216,7 @@ def _head(located: LocatedHead) -> str:
     return f"{name} {located.increase:.2f}/{located.contrast:.2f}"
 
 
-def _page(results: list[Result], given: Given) -> str:
+def _page(results: list[Result], given: Given, seconds: Seconds) -> str:
     caption = results[0]
     lines = [
         f"# {caption.id}: {caption.title[0].lower()}{caption.title[1:]}",
@@ -249,7 +254,16 @@ def _page(results: list[Result], given: Given) -> str:
                 "```",
                 "",
             ]
+        lines += _times(seconds.get((result.id, result.model, result.task), {}))
     return "\n".join(lines)
+
+
+def _times(seconds: dict[str, float]) -> list[str]:
+    """A table of times, where any were measured."""
+    if not seconds:
+        return []
+    rows = [f"| {name} | {value:.3g} |" for name, value in seconds.items()]
+    return ["| seconds for 100 prompts, measured on the machine that made this page | |", "|---|---|", *rows, ""]
 
 
 def _sentence(reason: str) -> str:

@@ -109,7 +109,7 @@ def _verdicts(ids: list[str], models: list[tuple[str, str]], results: list[Resul
                 if result is None:
                     shown = "–"
                 elif ranking not in result.verdicts:
-                    shown = "same: no heads"
+                    shown = "the same"
                 else:
                     verdict = result.verdicts[ranking]
                     sure = "" if verdict.outcome == "undecided" else f"<br>{escape(given.said(result, ranking))}"

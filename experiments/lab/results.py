@@ -25,6 +25,8 @@ from icl_lens.files import other_configuration, replacing, write_text
 
 RESULT = "result.json"
 """Written last: a folder with it is complete."""
+SECONDS = "seconds.json"
+"""What took how long, where an experiment measures that. Times differ from run to run: no other file has any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,23 @@ def save(folder: Path, result: Result, table: pd.DataFrame, figures: Mapping[Ran
             with replacing(folder / f"{figure_name(ranking)}.{kind}") as path:
                 figure.savefig(path, dpi=200, bbox_inches="tight", metadata=dateless)
     write_text(folder / RESULT, result.to_json())
+
+
+def save_seconds(folder: Path, seconds: Mapping[str, float]) -> None:
+    """Writes measured times beside a result, with three digits."""
+    rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
+    write_text(folder / SECONDS, json.dumps(rounded, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_seconds(folder: Path) -> dict[str, float]:
+    """The times measured beside a result; none where it has none. Raises InputError for a file that holds none."""
+    path = folder / SECONDS
+    if not path.exists():
+        return {}
+    try:
+        return {str(name): float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{str(path)!r} cannot be read as times ({type(error).__name__}); remove it") from error
 
 
 def read_all(out: Path) -> list[tuple[Path, Result]]:

@@ -17,7 +17,7 @@ from experiments.lab import competence, located
 from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.passes import Passes, chunk_folder, code_digest
-from experiments.lab.results import Result, check_folder, is_done, save
+from experiments.lab.results import Result, check_folder, is_done, save, save_seconds
 from experiments.lab.study import Study, StudySettings, Variant, batch_limits, folder_of
 from experiments.lab.work import Work
 from icl_lens.digest import json_digest, weights_digest
@@ -143,6 +143,8 @@ def _run(
         result = _result(experiment, study, table, able, heads, configurations[experiment.id])
         with rc_context(STYLE):
             save(folder / experiment.id, result, table, experiment.figures(table))
+        if experiment.timed is not None:
+            save_seconds(folder / experiment.id, experiment.timed(study, experiment.config))
         results.append(result)
         seconds = time.perf_counter() - start
         say(f"{experiment.id}: {result.verdict.outcome}: {result.verdict.reason} ({seconds:.1f} s)")

@@ -8,7 +8,7 @@ row; everything else is the model's own. Every pass is checked against the pass 
 model with edits at work, whose attention comes out otherwise is given back to the caller (`NotShared`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -178,17 +178,47 @@ class CachedRows:
         Row 0 has lost nothing. Blocks before the first of the layers are not run. A head's z is 0, or what `instead`
         has for its layer.
         """
-        view, n, first = self.view, len(self.batch), layers[0]
+        n_heads = self.view.n_heads
+
+        def remove(layer: int, z: Float[Tensor, "batch row head d_head"]) -> None:
+            if layer in layers:
+                every = torch.arange(n_heads, device=z.device)
+                z[:, z.shape[1] - n_heads + every, every] = 0.0 if instead is None else instead[layer].to(z)
+
+        return self._pass(dict.fromkeys(layers, n_heads), remove)
+
+    def without_sets(
+        self,
+        removed: Bool[Tensor, "set layer head"],
+        instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
+    ) -> Float[Tensor, "batch row d_vocab"]:
+        """Logits after each prompt without each set of heads, in one pass; row 0 has lost nothing."""
+
+        def remove(layer: int, z: Float[Tensor, "batch row head d_head"]) -> None:
+            rows, heads = (place.to(z.device) for place in removed[:, layer].nonzero(as_tuple=True))
+            z[:, 1 + rows, heads] = 0.0 if instead is None else instead[layer].to(z)[heads]
+
+        return self._pass({0: len(removed)}, remove)
+
+    def _pass(
+        self, entering: Mapping[int, int], remove: Callable[[int, Tensor], None]
+    ) -> Float[Tensor, "batch row d_vocab"]:
+        """Logits of rows that enter at some layers, as many as said, behind one that enters at the first of them.
+
+        `remove` edits a layer's z in place, [batch row head d_head]. The new rows of a layer must attend as the model
+        does before they are edited.
+        """
+        view, n, first = self.view, len(self.batch), min(entering)
         state = {"rows": 0}
 
         def join(layer: int) -> Any:
-            """New rows enter the layer's block, one for each of its heads, behind those of each prompt."""
+            """New rows enter the layer's block behind those of each prompt."""
 
             def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 name = "hidden_states"
                 x = kwargs[name] if name in kwargs else args[0]
                 clean = self.resid_pre[layer].to(x.device)[:, None]
-                new = view.n_heads if layer in layers else 0
+                new = entering.get(layer, 0)
                 if layer == first:
                     x = clean.expand(-1, 1 + new, -1).flatten(0, 1)[:, None]
                 elif new:
@@ -218,11 +248,9 @@ class CachedRows:
                 seen.clear()
                 k, v = (grouped(x, view.n_kv_heads) for x in (k, v))
                 ours = self.keys[layer].attend(q, k, v).to(z)
-                if layer in layers:
-                    start = state["rows"] - view.n_heads
-                    self._check_z(layer, ours[:, start])
-                    every = torch.arange(view.n_heads, device=z.device)
-                    ours[:, start + every, every] = 0.0 if instead is None else instead[layer].to(ours)
+                if layer in entering:
+                    self._check_z(layer, ours[:, state["rows"] - entering[layer]])
+                remove(layer, ours)
                 return ours.flatten(0, 1)[:, None]
 
             return hook_fn

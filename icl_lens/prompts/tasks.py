@@ -280,6 +280,19 @@ def data_digest(
 # Words
 
 
+def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
+    """The categories of a word list, the bundled one unless a .json file is named, with their words.
+
+    Raises InputError as `load_task` does.
+
+    Example:
+        >>> from icl_lens.prompts.tasks import word_list
+        >>> word_list()["number"][:2]
+        ['one', 'two']
+    """
+    return _categories(_there(path))
+
+
 def _categories(path: str | Path | None) -> dict[str, list[str]]:
     """The categories of a word list, the bundled one unless another is named, with their words."""
     source = files("icl_lens") / "bundled" / "words.json" if path is None else Path(path)
