@@ -27,6 +27,9 @@ IDS = (
     "shallow-flow",
     "task-transfer",
     "head-atlas",
+    "induction",
+    "anchors",
+    "function-vectors",
 )
 """One module each: "top-heads" is experiments/claims/top_heads.py, whose EXPERIMENT describes it."""
 

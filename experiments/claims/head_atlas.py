@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
+from experiments.claims.queries import labels_shuffled
 from experiments.lab.controls import beside
 from experiments.lab.drawing import legend_below
 from experiments.lab.editing import BAR, FOO, located_for_both
@@ -114,7 +115,7 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
     """
     asked = (FOO, replace(FOO, asked="false"))
     clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
-    prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
+    prompts = [[labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
     shuffled = [il.tokenize(study.model, of_class, labels=("foo", "bar")) for of_class in prompts]
     pieces = [piece for batch in shuffled for piece in batch.split(32)]
 
@@ -130,16 +131,6 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
         key=f"means-{json_digest(rows.tolist())}",
     )
     return joined(found)["value"].unflatten(0, (len(shuffled), -1)).mean(0)
-
-
-def _labels_shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:
-    """The same texts, each class with both labels in turn, so that labels say nothing about the class."""
-    count: dict[str, int] = {}
-    shown = []
-    for demonstration in prompt.demonstrations:
-        count[demonstration.label] = count.get(demonstration.label, seed % 2) + 1
-        shown.append(il.Demonstration(demonstration.text, prompt.labels[count[demonstration.label] % 2]))
-    return il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
 
 
 def claim(table: pd.DataFrame) -> Verdict:
