@@ -18,7 +18,7 @@ from experiments.claims import (
     task_transfer,
     two_tower,
 )
-from experiments.claims.queries import labels_shuffled, relabelled, texts_exchanged
+from experiments.claims.queries import labels_shuffled, texts_exchanged
 
 N = 200
 OUTCOMES = ["supported", "not supported", "undecided"]

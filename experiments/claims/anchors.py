@@ -1,4 +1,4 @@
-"""Label words are anchors (Wang et al. 2023): texts flow to labels in shallow layers, labels to the answer in deep ones."""
+"""Label words are anchors (Wang et al. 2023): texts flow to labels in shallow layers, labels to the end in deep."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ def _odds(study: Study, variant: Variant, heads: list[il.Head], flow: str, cut: 
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Each flow's edges matter in its half: to the answer when cut, more than elsewhere and than others; in saliency."""
+    """Each flow matters in its half, to the answer when cut off, and in saliency: more than elsewhere, and than others."""
     odds = where(table, measure="odds")
     clean = by_prompt(odds, "value", cut="none")
     drawn = resample(clusters_of(clean.index))
@@ -214,10 +214,10 @@ EXPERIMENT = Experiment(
     source="Wang et al. 2023 (arXiv 2305.14160)",
     claim="Texts are gathered at label words in shallow layers, and the answer is read from label words in deep ones.",
     criterion=(
-        f"Without the edges from labels to the last position in the deeper half of the layers the answer loses {LEAST:.0%} "
-        "of its log-odds, more than in the shallower half and than without as many random tokens; so it does without "
-        "the edges from all that is before a label to it, in the shallower half. The saliency of both, there, is twice "
-        "that of other tokens' edges."
+        "Without the edges from labels to the last position in the deeper half of the layers the answer loses "
+        f"{LEAST:.0%} of its log-odds, more than in the shallower half and than without as many random tokens; so it "
+        "does without the edges from all that is before a label to it, in the shallower half. The saliency of both, "
+        "there, is twice that of other tokens' edges."
     ),
     paper=None,
     about=NO_HEADS,

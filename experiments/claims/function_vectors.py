@@ -6,7 +6,9 @@ names as labels the model may know the answer by itself, and what comes back is 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -26,6 +28,7 @@ from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import Verdict, all_of, cannot_tell, told, verdict
+from icl_lens.digest import json_digest
 from icl_lens.prompts.tasks import Asked
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
 from icl_lens.report.plots import PAGE
@@ -36,6 +39,8 @@ ASKED: tuple[Asked, Asked] = ("true", "false")
 VECTORS = ("effect", "located")
 BESIDE = {"effect": "random, effect", "located": "random, located"}
 LABELS = "label words"
+ROWS = 512
+"""Short rows in a pass, of several vectors together."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +76,27 @@ class _Words:
 
 
 def table(study: Study, config: FunctionVectorsConfig) -> pd.DataFrame:
-    """labels, group, name, true_label, layer, prompt (a word), query, true (class), odds, log_prob (nats), right, first.
+    """labels, group, name, true_label, layer, prompt (a word), query, true, odds, log_prob (nats), right, first.
 
-    `labels`: "foo/bar" or "names". `group`: "none", "demonstrations", "effect", "located", BESIDE's random sets, and
-    LABELS. One row for each word that layers are not chosen on, and label of the true class. `odds` are the answer's
-    log-odds without demonstrations (group "demonstrations": with them, mean over the test prompts that ask the word),
-    `right` whether they are above 0, `first` whether the answer is the likeliest token of all (0–1).
+    One row for each word that layers are not chosen on, and label of the true class. `labels`: "foo/bar" or "names";
+    `true`: the word is of the true class. `group`: "none", "demonstrations", "effect", "located", BESIDE's random sets,
+    and LABELS. `odds` are the answer's log-odds without demonstrations (group "demonstrations": with them, mean over
+    the test prompts that ask the word), `right` whether they are above 0, `first` whether the answer is the likeliest
+    token of all (0–1).
     """
     words = _Words.of(study)
     sets = _head_sets(study, config)
-    pairs: list[tuple[str, Labels]] = [("foo/bar", ("foo", "bar")), ("foo/bar", ("bar", "foo"))]
+    kinds: dict[str, list[Labels]] = {"foo/bar": [("foo", "bar"), ("bar", "foo")]}
     if (names := _names(study)) is not None:
-        pairs.append(("names", names))
+        kinds["names"] = [names]
     frames = []
-    for kind, labels in pairs:
-        vectors = _vectors(study, config, sets, labels)
-        said = _without_demonstrations(study, words, vectors, labels)
-        shown = _with_demonstrations(study, words, labels)
-        frames += [frame.assign(labels=kind, true_label=labels[0]) for frame in (said, shown)]
+    for kind, assignments in kinds.items():
+        vectors = [_vectors(study, config, sets, labels) for labels in assignments]
+        _add_label_words(study, vectors, assignments[0])
+        frames.append(_without_demonstrations(study, words, vectors, assignments).assign(labels=kind))
+        for labels in assignments:
+            shown = _with_demonstrations(study, words, labels)
+            frames.append(shown.assign(labels=kind, true_label=labels[0]))
     return stack(*frames)
 
 
@@ -98,8 +106,7 @@ def _names(study: Study) -> Labels | None:
     if not dash:
         return None
     try:
-        prompts = relabelled(study.prompts(FOO)[:1], (true, false))
-        tokens = il.tokenize(study.model, prompts, labels=(true, false)).label_tokens.tolist()
+        tokens = _label_tokens(study, (true, false))
     except il.InputError:
         return None
     unknown = getattr(study.model.tokenizer, "unk_token_id", None)
@@ -142,16 +149,14 @@ def _indirect_effects(study: Study, config: FunctionVectorsConfig) -> Float[Tens
         return {"value": il.indirect_effects(study.model, *pieces[i]).float()}
 
     # A row of one token for each head takes about as long as ten prompts.
-    return joined(study.passes.run("indirect effects", [10 * len(piece) for piece, _ in pieces], effects))["value"]
+    sizes, key = [10 * len(piece) for piece, _ in pieces], f"indirect-{json_digest(rows)}"
+    return joined(study.passes.run("indirect effects", sizes, effects, key=key))["value"]
 
 
 def _vectors(
     study: Study, config: FunctionVectorsConfig, sets: Mapping[tuple[str, str], Sequence[il.Head]], labels: Labels
 ) -> dict[tuple[str, str], Float[Tensor, " d_model"]]:
-    """The vector of each set of heads, from the choosing half's prompts with these labels; and that of label words.
-
-    The label words' is the mean of both labels' directions in the unembedding, as long as that of "effect".
-    """
+    """The vector of each set of heads: the sum of their mean outputs over the choosing half's prompts, both classes."""
     rows = study.halves[0][: config.prompts].tolist()
     prompts = [study.prompts(Variant(asked=asked))[row] for asked in ASKED for row in rows]
     batch = il.tokenize(study.model, relabelled(prompts, labels), labels=labels)
@@ -166,71 +171,96 @@ def _vectors(
         return {"value": torch.stack(sums)[None]}
 
     sums = joined(study.passes.run("mean outputs of heads", [len(piece) for piece in pieces], summed))["value"].sum(0)
-    vectors = {key: (total / len(batch)).float() for key, total in zip(sets, sums, strict=True)}
-    own = label_direction(study, batch)
-    vectors[LABELS, LABELS] = own / own.norm() * vectors["effect", "effect"].norm()
-    return vectors
+    return {key: (total / len(batch)).float() for key, total in zip(sets, sums, strict=True)}
 
 
-def label_direction(study: Study, batch: il.PromptBatch) -> Float[Tensor, " d_model"]:
-    """What raises both labels' logits above all others': the mean of their rows of the unembedding, less that of all.
+def _add_label_words(study: Study, vectors: Sequence[dict[tuple[str, str], Tensor]], labels: Labels) -> None:
+    """Adds the label words' own vector, the same for each assignment of the labels: as long as that of "effect"."""
+    own = label_direction(study, _label_tokens(study, labels))
+    length = torch.stack([one["effect", "effect"].norm() for one in vectors]).mean()
+    for one in vectors:
+        one[LABELS, LABELS] = own / own.norm() * length
+
+
+def _label_tokens(study: Study, labels: Labels) -> list[int]:
+    """The token that each label is scored by."""
+    return il.tokenize(study.model, relabelled(study.prompts(FOO)[:1], labels), labels=labels).label_tokens.tolist()
+
+
+def label_direction(study: Study, tokens: Sequence[int]) -> Float[Tensor, " d_model"]:
+    """What raises these tokens' logits above all others': the mean of their columns of W_U, less that of all.
 
     With the final norm's gain.
     """
     W_U = study.model.W_U.detach().float().cpu()
-    direction = W_U[:, batch.label_tokens.cpu()].mean(1) - W_U.mean(1)
+    direction = W_U[:, list(tokens)].mean(1) - W_U.mean(1)
     gain = study.view.readout(torch.ones(1, study.view.d_model)).gain
     return direction if gain is None else direction * gain.float().cpu()
 
 
 def _without_demonstrations(
-    study: Study, words: _Words, vectors: Mapping[tuple[str, str], Tensor], labels: Labels
+    study: Study, words: _Words, vectors: Sequence[Mapping[tuple[str, str], Tensor]], assignments: Sequence[Labels]
 ) -> pd.DataFrame:
     """Every word without demonstrations, with nothing and with each vector added, behind the layer that is best for it.
 
-    Best by the log-odds of the answer on the words that layers are chosen on, both classes alike. Layers chosen for
-    either assignment of the labels are each its own.
+    Best by the answer's log-odds on the words that layers are chosen on, both classes and all assignments of the labels
+    alike: with a layer for each assignment, any vector that moves the log-odds could be made to seem right.
     """
-    template = il.Template()
-    texts = [template.query.replace("{text}", text) for text in words.texts]
-    batch = il.tokenize_text(study.model, texts)
-    shown = il.tokenize(study.model, relabelled(study.prompts(FOO)[:1], labels), labels=labels)
-    tokens = shown.label_tokens.tolist()
-    pieces = study.pieces(batch)
     cases: list[tuple[tuple[str, str], int]] = [(("none", "none"), -1)]
-    cases += [(key, layer) for key in vectors for layer in range(study.view.n_layers)]
+    cases += [(key, layer) for layer in range(study.view.n_layers) for key in vectors[0]]
+    said = [_said(study, words, cases, *pair) for pair in zip(vectors, assignments, strict=True)]
+    odds = np.mean([one["odds"] for one in said], axis=0)
+    best: dict[tuple[str, str], tuple[float, int]] = {}
+    for place, (key, _) in enumerate(cases):
+        score = np.mean([odds[words.choosing & (words.true == kind), place].mean() for kind in (True, False)])
+        best[key] = max(best.get(key, (-np.inf, -1)), (float(score), place))
+    tested = np.flatnonzero(~words.choosing)
+    frames = []
+    for one, labels in zip(said, assignments, strict=True):
+        for (group, name), (_, place) in best.items():
+            columns = {value: found[tested, place] for value, found in one.items()}
+            frame = _rows(words, tested, columns).assign(group=group, name=name, layer=cases[place][1])
+            frames.append(frame.assign(true_label=labels[0]))
+    return stack(*frames)
+
+
+def _said(
+    study: Study,
+    words: _Words,
+    cases: Sequence[tuple[tuple[str, str], int]],
+    vectors: Mapping[tuple[str, str], Tensor],
+    labels: Labels,
+) -> dict[str, Float[np.ndarray, "word case"]]:
+    """odds, log_prob, first (see `table`) of every word without demonstrations, with each vector behind its layer."""
+    texts = [il.Template().query.replace("{text}", text) for text in words.texts]
+    pieces = study.pieces(il.tokenize_text(study.model, texts))
+    tokens = _label_tokens(study, labels)
 
     def scored(i: int) -> Tensors:
+        piece = pieces[i]
+        count = max(1, ROWS // len(piece))
         columns = []
-        for key, layer in cases:
-            if layer < 0:
-                log_probs = il.last_log_probs(study.model, pieces[i])
-            else:
-                with il.add_vector(study.model, vectors[key], layer, pieces[i]):
-                    log_probs = il.last_log_probs(study.model, pieces[i])
-            columns.append(torch.cat([log_probs[:, tokens], log_probs.amax(-1, keepdim=True)], dim=-1))
+        for layer, together in groupby(range(len(cases)), key=lambda place: cases[place][1]):
+            places = list(together)
+            for start in range(0, len(places), count):
+                keys = [cases[place][0] for place in places[start : start + count]]
+                several = piece[list(range(len(piece))) * len(keys)]
+                added: AbstractContextManager[None] = nullcontext()
+                if layer >= 0:
+                    vector = torch.stack([vectors[key] for key in keys]).repeat_interleave(len(piece), dim=0)
+                    added = il.add_vector(study.model, vector, layer, several)
+                with added:
+                    log_probs = il.last_log_probs(study.model, several)
+                found = torch.cat([log_probs[:, tokens], log_probs.amax(-1, keepdim=True)], dim=-1)
+                columns += found.unflatten(0, (len(keys), -1)).unbind(0)
         return {"value": torch.stack(columns, dim=1)}
 
     sizes = [len(cases) * len(piece) for piece in pieces]
     found = joined(study.passes.run("vectors added", sizes, scored))["value"].double().numpy()
+    first, second, top = np.moveaxis(found, -1, 0)
     true = words.true[:, None]
-    own, other, top = (
-        np.where(true, found[..., 0], found[..., 1]),
-        np.where(true, found[..., 1], found[..., 0]),
-        found[..., 2],
-    )
-    odds = own - other
-    best = {}
-    for place, (key, layer) in enumerate(cases):
-        scores = [odds[words.choosing & (words.true == kind), place].mean() for kind in (True, False)]
-        best[key] = max(best.get(key, (-np.inf, -1, -1)), (float(np.mean(scores)), place, layer))
-    tested = np.flatnonzero(~words.choosing)
-    frames = []
-    for (group, name), (_, place, layer) in best.items():
-        columns = {"odds": odds[tested, place], "log_prob": own[tested, place]}
-        columns["first"] = (own >= top)[tested, place].astype(float)
-        frames.append(_rows(words, tested, columns).assign(group=group, name=name, layer=layer))
-    return stack(*frames)
+    own, other = np.where(true, first, second), np.where(true, second, first)
+    return {"odds": own - other, "log_prob": own, "first": (own >= top).astype(float)}
 
 
 def _with_demonstrations(study: Study, words: _Words, labels: Labels) -> pd.DataFrame:
@@ -248,7 +278,10 @@ def _with_demonstrations(study: Study, words: _Words, labels: Labels) -> pd.Data
             both = log_probs[:, pieces[i].label_tokens]
             return {"value": torch.cat([both, log_probs.amax(-1, keepdim=True)], dim=-1)}
 
-        found = joined(study.passes.run("with demonstrations", [len(piece) for piece in pieces], scored))["value"]
+        key = f"shown-{json_digest([labels, asked, study.test.tolist()])}"
+        found = joined(study.passes.run("with demonstrations", [len(piece) for piece in pieces], scored, key=key))[
+            "value"
+        ]
         own, other = (found[:, i].double() for i in ((0, 1) if asked == "true" else (1, 0)))
         values = torch.stack([own - other, own, (own >= found[:, 2]).double()], dim=-1).numpy()
         at = [place[prompt.query, asked == "true"] for prompt in prompts]
@@ -372,8 +405,8 @@ EXPERIMENT = Experiment(
     criterion=(
         "Added to prompts without demonstrations, behind the layer that is best on other words, the sum of the mean "
         "outputs of the heads of largest indirect effect, and that of located heads, each give back "
-        f"{LEAST:.0%} of the log-odds that demonstrations give, more than random heads of the same layers and more than "
-        "the label words themselves. Both labels are the answer in turn and both classes count alike, so that a vector "
+        f"{LEAST:.0%} of the log-odds that demonstrations give, more than random heads of the same layers and more "
+        "than the label words themselves. Both labels are the answer in turn and both classes count alike, so that a vector "
         'that only says a label gives nothing; without demonstrations a word belongs to neither "foo" nor "bar".'
     ),
     paper=None,
