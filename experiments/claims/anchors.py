@@ -120,7 +120,7 @@ def _odds(study: Study, variant: Variant, heads: list[il.Head], flow: str, cut: 
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """Each flow matters in its half, to the answer when cut off, and in saliency: more than elsewhere, and than others."""
+    """Each flow matters in its half, to the answer when cut off and in saliency, more than elsewhere and others."""
     odds = where(table, measure="odds")
     clean = by_prompt(odds, "value", cut="none")
     drawn = resample(clusters_of(clean.index))

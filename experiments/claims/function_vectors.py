@@ -23,7 +23,7 @@ from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, w
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
-from experiments.lab.intervals import Estimate, Resample, clusters_of, resample
+from experiments.lab.intervals import Resample, clusters_of, resample
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
@@ -339,20 +339,18 @@ class _Balance:
             classes.append(self.drawn.mean(values.to_numpy()))
         return np.mean(classes, axis=0)
 
-    def estimate(self, table: pd.DataFrame, group: str, value: str) -> Estimate:
-        return self.drawn.estimate(self.mean(table, group, value))
-
 
 def _notes(table: pd.DataFrame) -> list[str]:
-    """What is told beside: accuracy over the vocabulary, and the same where labels are the categories' names."""
+    """What is told beside: accuracies and log-probability, also where labels are the categories' names."""
     notes = []
     for kind, part in table.groupby("labels", sort=False):
         balance = _Balance.of(part)
         said = []
         for group, name in GROUPS.items():
-            first, right = (balance.mean(part, group, value)[0] for value in ("first", "right"))
-            said.append(f"{name} {first:.0%} ({right:.0%} between the labels)")
-        notes.append(f"with {kind} as labels, accuracy over the vocabulary: {', '.join(said)}")
+            first, right, log_prob = (balance.mean(part, group, value)[0] for value in ("first", "right", "log_prob"))
+            said.append(f"{name} {first:.0%} ({right:.0%}, {log_prob:.2g})")
+        what = "accuracy over the vocabulary (between the labels, log p(answer) in nats)"
+        notes.append(f"with {kind} as labels, {what}: {', '.join(said)}")
     return notes
 
 
@@ -406,7 +404,8 @@ EXPERIMENT = Experiment(
         "Added to prompts without demonstrations, behind the layer that is best on other words, the sum of the mean "
         "outputs of the heads of largest indirect effect, and that of located heads, each give back "
         f"{LEAST:.0%} of the log-odds that demonstrations give, more than random heads of the same layers and more "
-        "than the label words themselves. Both labels are the answer in turn and both classes count alike, so that a vector "
+        "than the label words themselves. Both labels are the answer in turn and both classes count alike, so that a "
+        "vector "
         'that only says a label gives nothing; without demonstrations a word belongs to neither "foo" nor "bar".'
     ),
     paper=None,

@@ -116,10 +116,10 @@ def figure(table: pd.DataFrame) -> Figure:
         left.plot(array(part, "layer"), array(part, "value"), "o", color=hue, markersize=size, label=name)
     left.axhline(HALF, color="0.3", linewidth=0.8, linestyle=":")
     left.xaxis.get_major_locator().set_params(integer=True)
-    left.set(xlabel="Layer", ylabel="Induction score: attention to the\ntoken after its last occurrence (0–1)")
+    left.set(xlabel="Layer", ylabel="Attention to what followed\nthe last time (0–1)")
     own = where(table, group="located")
     scored = {name: part["value"].mean() for name, part in own.groupby("name")}
-    names = sorted(scored, key=lambda name: -scored[name])
+    names = sorted(map(str, scored), key=lambda name: -scored[name])
     layer_of = dict(zip(own["name"], own["layer"], strict=True))
     samples = [by_prompt(own, "value", name=name) for name in names]
     others = [by_prompt(table, "value", group="random", layer=layer_of[name]) for name in names]
@@ -141,8 +141,9 @@ EXPERIMENT = Experiment(
     claim="Heads that carry in-context learning are the induction heads.",
     criterion=(
         "On random tokens shown twice, the share of located heads among as many heads of highest induction score "
-        f"exceeds that of random heads of the same layers by {LEAST:.0%}, and their score exceeds that of their layers' other "
-        f"heads. Undecided in a model whose best head gives less than {HALF:.0%} of its attention to what followed."
+        f"exceeds that of random heads of the same layers by {LEAST:.0%}, and their score exceeds that of the other "
+        f"heads of their layers. Undecided in a model whose best head gives less than {HALF:.0%} of its attention to "
+        "what followed."
     ),
     paper=None,
     config=InductionConfig(),
