@@ -35,6 +35,9 @@ IDS = (
     "head-atlas",
     "location-methods",
     "learning-kind",
+    "induction",
+    "anchors",
+    "function-vectors",
 )
 """One module each: "top-heads" is experiments/claims/top_heads.py, whose EXPERIMENT describes it."""
 

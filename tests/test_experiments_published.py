@@ -18,7 +18,7 @@ from experiments.claims import (
     task_transfer,
     two_tower,
 )
-from experiments.claims.queries import texts_exchanged
+from experiments.claims.queries import labels_shuffled, texts_exchanged
 
 N = 200
 OUTCOMES = ["supported", "not supported", "undecided"]
@@ -247,7 +247,7 @@ def test_edges_from_labels_to_their_own_texts_only(gpt2) -> None:
 
 def test_labels_shuffled_say_nothing_about_the_class() -> None:
     prompt = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
-    shown = [d.label for d in head_atlas._labels_shuffled(prompt, 0).demonstrations]
+    shown = [d.label for d in labels_shuffled(prompt, 0).demonstrations]
     assert sorted(shown[:2]) == sorted(shown[2:]) == ["bar", "foo"]
 
 

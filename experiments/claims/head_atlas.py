@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
+from experiments.claims.queries import labels_shuffled
 from experiments.lab.controls import beside
 from experiments.lab.drawing import legend_below
 from experiments.lab.editing import BAR, FOO, located_for_both
@@ -18,6 +18,7 @@ from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, long, mean_by, stack, where
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
+from experiments.lab.repeats import front_of, repeat_scores
 from experiments.lab.study import Need, Study
 from experiments.lab.verdict import Verdict, all_of, cannot_tell, verdict
 from icl_lens.digest import json_digest
@@ -82,29 +83,11 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
 
 def repeated(study: Study, row: int) -> Tensors:
     """Induction and previous-token scores [1 layer head] on one prompt's tokens, shuffled and repeated."""
-    batch = study.batch(FOO)[row]
-    tokens = list(dict.fromkeys(batch.tokens[0].tolist()))
-    front = tokens[:1] if tokens[0] == getattr(study.model.tokenizer, "bos_token_id", None) else []
+    tokens = list(dict.fromkeys(study.batch(FOO)[row].tokens[0].tolist()))
+    front = front_of(study, tokens)
     tokens = tokens[len(front) :]
     random.Random(row).shuffle(tokens)
-    n = len(tokens)
-    twice = torch.tensor([front + tokens + tokens], device=batch.tokens.device)
-    seen: dict[int, Tensor] = {}
-
-    def keep(layer: int):
-        def hook_fn(pattern: Float[Tensor, "1 head query key"], hook: object) -> None:
-            query = torch.arange(n, 2 * n, device=pattern.device) + len(front)
-            both = [pattern[0][:, query, query - back].mean(-1) for back in (n - 1, 1)]
-            seen[layer] = torch.stack(both).float().cpu()
-
-        return hook_fn
-
-    view = study.view
-    hooks = [(view.hook(layer, "attn.hook_pattern"), keep(layer)) for layer in range(view.n_layers)]
-    with torch.no_grad(), study.model.hooks(fwd_hooks=hooks):
-        study.model(twice, return_type="logits")
-    induction, previous = torch.stack([seen[layer] for layer in range(view.n_layers)], dim=1)[:, None]
-    return {"induction": induction, "previous": previous}
+    return repeat_scores(study, tokens, front=front)
 
 
 def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row layer head"]:
@@ -114,7 +97,7 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
     """
     asked = (FOO, replace(FOO, asked="false"))
     clean = [study.batch(variant)[study.halves[0][: len(rows)]] for variant in asked]
-    prompts = [[_labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
+    prompts = [[labels_shuffled(study.prompts(variant)[row], row) for row in rows.tolist()] for variant in asked]
     shuffled = [study.tokenize(of_class) for of_class in prompts]
     pieces = [piece for batch in shuffled for piece in batch.split(32)]
 
@@ -130,16 +113,6 @@ def _function(study: Study, rows: Int[Tensor, " row"]) -> Float[Tensor, "row lay
         key=f"means-{json_digest(rows.tolist())}",
     )
     return joined(found)["value"].unflatten(0, (len(shuffled), -1)).mean(0)
-
-
-def _labels_shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:
-    """The same texts, each class with both labels in turn, so that labels say nothing about the class."""
-    count: dict[str, int] = {}
-    shown = []
-    for demonstration in prompt.demonstrations:
-        count[demonstration.label] = count.get(demonstration.label, seed % 2) + 1
-        shown.append(il.Demonstration(demonstration.text, prompt.labels[count[demonstration.label] % 2]))
-    return il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
 
 
 def claim(table: pd.DataFrame) -> Verdict:

@@ -4,7 +4,7 @@ Zeroing takes a head's z to 0, so log p falls by about `z · ∂ log p/∂z`: at
 "Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv 2310.10348.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,24 @@ def first_order_falls(
     are taken with respect to z alone: the weights' are switched off meanwhile. `scores` must copy the indices it uses,
     which may have been made in inference mode.
     """
+    with differentiable_pass(view, batch) as (log_probs, zs):
+        totals = scores(log_probs).sum(0)
+        falls = []
+        for i, total in enumerate(totals):
+            slopes = torch.autograd.grad(total, zs, retain_graph=i + 1 < len(totals))
+            falls.append([_product(z, slope, batch, last_only) for z, slope in zip(zs, slopes, strict=True)])
+    home = log_probs.device
+    return torch.stack([torch.stack([x.to(home) for x in layers], dim=1) for layers in falls], dim=-1)
+
+
+@contextmanager
+def differentiable_pass(
+    view: ModelView, batch: PromptBatch, hooks: Iterable[tuple[str, Callable[..., Any]]] = ()
+) -> Iterator[tuple[Float[Tensor, "batch d_vocab"], list[Float[Tensor, "batch pos head d_head"]]]]:
+    """Log-probabilities after each prompt, and every layer's z, of which they can be differentiated in the block.
+
+    The graph begins at the first layer's z: weights and embeddings have no gradients meanwhile. `hooks` run beside.
+    """
     zs: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
@@ -46,22 +64,15 @@ def first_order_falls(
     def only_last(x: Tensor, hook: Any) -> Tensor:
         return x[torch.arange(len(x), device=x.device), last.to(x.device), None]
 
-    hooks = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
-    hooks.append((view.last_logits_hook, only_last))
-    with _only_activations(view), view.lean_pass() as lean, view.model.hooks(fwd_hooks=hooks):
+    own = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
+    own.append((view.last_logits_hook, only_last))
+    with _only_activations(view), view.lean_pass() as lean, view.model.hooks(fwd_hooks=[*own, *hooks]):
         # Copies: what was made in inference mode cannot be part of a graph.
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]
         check_finite(logits)
         log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-        totals = scores(log_probs).sum(0)
-        falls = []
-        for i, total in enumerate(totals):
-            inputs = [zs[layer] for layer in range(view.n_layers)]
-            slopes = torch.autograd.grad(total, inputs, retain_graph=i + 1 < len(totals))
-            falls.append([_product(z, slope, batch, last_only) for z, slope in zip(inputs, slopes, strict=True)])
-    home = log_probs.device
-    return torch.stack([torch.stack([x.to(home) for x in layers], dim=1) for layers in falls], dim=-1)
+        yield log_probs, [zs[layer] for layer in range(view.n_layers)]
 
 
 def _product(z: Tensor, slope: Tensor, batch: PromptBatch, last_only: bool) -> Float[Tensor, "batch head"]:

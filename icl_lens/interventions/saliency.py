@@ -1,0 +1,218 @@
+"""How much the answer's loss hangs on each attention edge, and how much flows from texts to labels to the last token.
+
+The saliency of the edge from query i to key j in a layer is the sum over heads of |A ⊙ ∂loss/∂A| at (i, j). What a head
+gives at i is z_i = Σ_j A_ij v_j, so ∂loss/∂A_ij = ∂loss/∂z_i · v_j: gradients of z are enough, also in families
+that take no edit of the pattern. Source: Wang et al., "Label words are anchors", arXiv 2305.14160 (their released code
+sums over heads before it takes the absolute value, their formula after).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.interventions.gradients import differentiable_pass, prompts_at_once
+from icl_lens.interventions.pattern import LayerValues
+from icl_lens.models.turns import in_turn
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.results import html_table, long_frame, prompts, text_table
+
+# How far the pattern times the values may be from z, relative to the largest |z|, by dtype of the model.
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True)
+class SaliencyFlow:
+    """Mean saliency of the attention edges of each kind, by layer, in nats: loss units, and never negative.
+
+    Edges go from a query position i to an earlier key position j. The first three are the published ones: p are the
+    demonstrations' label positions, the last token of each label; q is the last position. The other two are parts of
+    `rest`, beside which the first two can be seen: as many kinds of tokens, in the same part of the prompt.
+
+    Example:
+        >>> flow = il.saliency_flow(model, batch)
+        >>> flow.text_to_label.shape == (1, model.cfg.n_layers)
+        True
+        >>> bool((flow.share("label_to_last", "other_to_last") <= 1).all())
+        True
+    """
+
+    text_to_label: Float[Tensor, "batch layer"]
+    """S_wp: i a label, j any position before it."""
+    label_to_last: Float[Tensor, "batch layer"]
+    """S_pq: i the last position, j a label."""
+    rest: Float[Tensor, "batch layer"]
+    """S_ww: all other edges."""
+    text_to_other: Float[Tensor, "batch layer"]
+    """i any other token of the demonstrations, j any position before it."""
+    other_to_last: Float[Tensor, "batch layer"]
+    """i the last position, j any position that is no label."""
+
+    def share(self, kind: str, beside: str) -> Float[Tensor, "batch layer"]:
+        """One kind's share (0–1) in the sum of two; one half where both are as salient, NaN where neither is."""
+        one, other = getattr(self, kind), getattr(self, beside)
+        return one / (one + other)
+
+    def to_frame(self) -> pd.DataFrame:
+        """prompt, layer, text_to_label, label_to_last, rest, text_to_other, other_to_last (nats)."""
+        frame = long_frame(self.text_to_label, ("prompt", "layer"), value="text_to_label")
+        for name in KINDS[1:]:
+            frame[name] = getattr(self, name).detach().float().cpu().flatten().numpy()
+        return frame
+
+    def __repr__(self) -> str:
+        title, columns = self._shown()
+        return text_table(title, columns, total=self.rest.shape[1])
+
+    def _repr_html_(self) -> str:
+        title, columns = self._shown()
+        return html_table(title, columns, total=self.rest.shape[1])
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        columns: dict[str, list[Any]] = {"layer": [str(layer) for layer in range(self.rest.shape[1])]}
+        for name in KINDS[:3]:
+            columns[name.replace("_", " ")] = [f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()]
+        n = len(self.rest)
+        return f"SaliencyFlow, nats an edge: {'mean over ' * (n > 1)}{prompts(n)}", columns
+
+
+KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")
+
+
+@in_turn
+def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch layer query key"]:
+    """How much each prompt's loss hangs on each attention edge: Σ over heads of |A ⊙ ∂loss/∂A|, nats.
+
+    The loss is the cross-entropy of the answer among the prompt's labels; of prompts without demonstrations, that of
+    the target over the vocabulary. One forward and one backward pass. Memory: layer · pos² numbers a prompt for the
+    result; `saliency_flow` keeps a number for each layer and kind of edge.
+
+    Raises InputError for prompts that have neither answer nor target, and for models whose heads are not their
+    patterns times their values. Source: Wang et al., arXiv 2305.14160, equation 1.
+
+    Example:
+        >>> saliency = il.attention_saliency(model, batch)
+        >>> saliency.shape[2:], bool((saliency >= 0).all()), float(saliency[0, -1, :-1].max())
+        (torch.Size([14, 14]), True, 0.0)
+    """
+    found = _by_layer(ModelView.of(model), batch, lambda saliency, rows: saliency.unsqueeze(-1))
+    return found[..., 0]
+
+
+@in_turn
+def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
+    """Mean saliency of edges from texts to labels (S_wp), labels to the last position (S_pq) and all others (S_ww).
+
+    See `attention_saliency` for saliency and loss, `SaliencyFlow` for the kinds of edges. Raises InputError for prompts
+    without demonstrations or answer. Source: Wang et al., arXiv 2305.14160, section 2.
+
+    Example:
+        >>> flow = il.saliency_flow(model, batch)
+        >>> bool((flow.label_to_last > 0).all()), float(flow.text_to_label[0, -1])
+        (True, 0.0)
+    """
+    batch.check_labels("flow through labels", "attention_saliency takes prompts without them")
+    kinds = edge_kinds(batch)
+
+    def means(saliency: Tensor, rows: slice) -> Float[Tensor, "batch kind"]:
+        columns = []
+        for name in KINDS:
+            edges = kinds[name][rows, : saliency.shape[1], : saliency.shape[2]].to(saliency)
+            columns.append((saliency * edges).sum((1, 2)) / edges.sum((1, 2)))
+        return torch.stack(columns, dim=-1)
+
+    found = _by_layer(ModelView.of(model), batch, means)
+    return SaliencyFlow(*found.unbind(-1))
+
+
+def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]:
+    """The edges of each kind of `SaliencyFlow`, between real tokens, from each query to earlier keys only."""
+    place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    real = batch.attention_mask.bool()
+    earlier = (place[:, None] > place) & real[:, :, None] & real[:, None, :]
+    is_label = (batch.label_positions[:, :, None] == place).any(1)
+    is_last = place == batch.last[:, None]
+    shown = place < batch.query_range[:, :1]
+    to_label = earlier & is_label[:, :, None]
+    to_last = earlier & is_last[:, :, None]
+    label_to_last = to_last & is_label[:, None, :]
+    return {
+        "text_to_label": to_label,
+        "label_to_last": label_to_last,
+        "rest": earlier & ~to_label & ~label_to_last,
+        "text_to_other": earlier & (shown & ~is_label)[:, :, None],
+        "other_to_last": to_last & ~is_label[:, None, :],
+    }
+
+
+def _by_layer(view: ModelView, batch: PromptBatch, kept: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """[batch layer ...] what is kept of each layer's saliency; few prompts at a time."""
+    if bool((batch.answer_tokens < 0).any()):
+        raise InputError("a prompt has neither an answer nor a target, so it has no loss; give each one")
+    width, size = batch.tokens.shape[1], prompts_at_once(view, batch)
+    pieces = []
+    for start in range(0, len(batch), size):
+        piece = batch[start : start + size]
+        rows = slice(start, start + len(piece))
+        layers = []
+        for saliency in _saliency(view, piece):
+            missing = width - saliency.shape[-1]
+            layers.append(kept(torch.nn.functional.pad(saliency, (0, missing, 0, missing)), rows))
+        pieces.append(torch.stack(layers, dim=1))
+    return torch.cat(pieces)
+
+
+def _saliency(view: ModelView, batch: PromptBatch) -> list[Float[Tensor, "batch query key"]]:
+    values = [LayerValues(view, layer) for layer in range(view.n_layers)]
+
+    def keep(layer: int, name: str) -> Any:
+        def hook_fn(value: Tensor, hook: Any) -> None:
+            values[layer].see(name, value.detach())
+
+        return hook_fn
+
+    layers = range(view.n_layers)
+    hooks = [
+        (view.hook(layer, f"attn.hook_{name}"), keep(layer, name)) for layer in layers for name in ("v", "pattern")
+    ]
+    with differentiable_pass(view, batch, hooks) as (log_probs, zs):
+        slopes = torch.autograd.grad(_loss(log_probs, batch), zs)
+    home, everything = log_probs.device, list(range(view.n_heads))
+    found = []
+    for layer, (z, slope) in enumerate(zip(zs, slopes, strict=True)):
+        dtype = torch.promote_types(z.dtype, torch.float32)
+        v, pattern = values[layer].heads("v", everything).to(dtype), values[layer].seen["pattern"].to(dtype)
+        _check(view, layer, pattern, v, z.detach(), batch)
+        by_edge = einsum(slope.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key")
+        found.append((pattern * by_edge).abs().sum(1).to(home))
+    return found
+
+
+def _loss(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Float[Tensor, ""]:
+    """The sum of the prompts' losses: each has gradients of its own."""
+    rows = torch.arange(len(batch), device=log_probs.device)
+    own = log_probs[rows, batch.answer_tokens.clone().to(log_probs.device)]
+    if not batch.labels:
+        return -own.sum()
+    mask = batch.label_mask.clone().to(log_probs.device)
+    labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
+    return (labels.logsumexp(-1) - own).sum()
+
+
+def _check(view: ModelView, layer: int, pattern: Tensor, v: Tensor, z: Tensor, batch: PromptBatch) -> None:
+    """Raises InputError where a layer's z is not its pattern times its values."""
+    mixed = einsum(pattern, v, "batch head query key, batch key head d_head -> batch query head d_head")
+    real = batch.attention_mask.to(z.device, mixed.dtype)[:, :, None, None]
+    off = float(((mixed - z.to(mixed.dtype)) * real).abs().max() / z.abs().max().clamp(min=1e-30))
+    if not off <= TOLERANCE.get(z.dtype, 1e-3):
+        raise InputError(
+            f"{view.architecture} is not supported here: in layer {layer} what heads give is not their attention times "
+            f"their values (off by {off:.1e} of the largest), or something edits it; leave other edits out"
+        )

@@ -1,0 +1,146 @@
+"""Function vectors against Hugging Face's modules and plain hooks: mean outputs, indirect effects, the vector added."""
+
+from contextlib import contextmanager
+
+import families
+import pytest
+import reference_hf
+import torch
+from conftest import PROMPTS
+from test_effects import hf_twin, remains
+
+import icl_lens as il
+from icl_lens.errors import InputError
+from icl_lens.models.view import ModelView
+
+FAMILIES = ["gpt2", "gptj", "llama_bias"]
+SHUFFLED = [
+    il.Prompt.parse("love : foo like : bar eight : bar two : foo one :", answer="foo"),
+    il.Prompt.parse("happy : foo sad : bar three : bar nine :", answer="foo"),
+]
+HEADS = [il.Head(0, 2), il.Head(1, 1), il.Head(2, 3), il.Head(2, 0)]
+
+
+def tokenized(model, prompts):
+    return il.tokenize(model, prompts, prepend_bos=False, labels=("foo", "bar"))
+
+
+def rows_of(batch):
+    return [batch.tokens[row : row + 1, : int(batch.last[row]) + 1] for row in range(len(batch))]
+
+
+def out_of(hf, layer):
+    wiring = reference_hf._WIRING[hf.config.model_type]
+    return hf.get_submodule(wiring.layers)[layer].get_submodule(wiring.out)
+
+
+@contextmanager
+def hooked(handle):
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def last_z(hf, ids, head):
+    """[d_head] what a head gives at the last position."""
+    seen = []
+    handle = out_of(hf, head.layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with hooked(handle), torch.no_grad():
+        hf(ids)
+    return seen[0][0, -1].unflatten(-1, (families.N_HEADS, -1))[head.head]
+
+
+def written(hf, head, z):
+    """What the output projection makes of one head's z, without its bias."""
+    module = out_of(hf, head.layer)
+    alone = torch.zeros(families.N_HEADS, len(z), dtype=z.dtype)
+    alone[head.head] = z
+    with torch.no_grad():
+        return module(alone.flatten()[None])[0] - module(torch.zeros_like(alone).flatten()[None])[0]
+
+
+def probability(hf, ids, answer):
+    with torch.no_grad():
+        return torch.softmax(hf(ids).logits[0, -1], dim=-1)[answer]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_vector_is_the_sum_of_mean_outputs(load_tiny, family_folder, name):
+    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
+    batch = tokenized(model, PROMPTS)
+    expected = torch.zeros(families.D_MODEL, dtype=torch.float64)
+    for head in HEADS:
+        for ids in rows_of(batch):
+            expected += written(hf, head, last_z(hf, ids, head)) / len(batch)
+    assert expected.abs().max() > 0.1
+    vector = il.function_vector(model, [*HEADS, HEADS[0]], batch)
+    torch.testing.assert_close(vector, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(il.function_vector(model, HEADS, [batch[:1], batch[1:]]), vector)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_indirect_effects_are_means_put_in_place(load_tiny, family_folder, name):
+    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
+    clean, corrupted = tokenized(model, PROMPTS), tokenized(model, SHUFFLED)
+    found = il.indirect_effects(model, corrupted, clean)
+    assert found.shape == (2, families.N_LAYERS, families.N_HEADS)
+    for head in HEADS:
+        mean = torch.stack([last_z(hf, ids, head) for ids in rows_of(clean)]).mean(0)
+
+        def put(module, args, head=head, mean=mean):
+            z = args[0].clone()
+            z[0, -1].view(families.N_HEADS, -1)[head.head] = mean
+            return (z, *args[1:])
+
+        for row, ids in enumerate(rows_of(corrupted)):
+            answer = corrupted.answer_tokens[row]
+            before = probability(hf, ids, answer)
+            with hooked(out_of(hf, head.layer).register_forward_pre_hook(put)):
+                after = probability(hf, ids, answer)
+            torch.testing.assert_close(found[row][head], after - before, atol=1e-5, rtol=0)
+    assert found.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, name, layer):
+    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
+    batch = tokenized(model, PROMPTS)
+    vectors = torch.randn(len(batch), families.D_MODEL, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    block = hf.get_submodule(reference_hf._WIRING[hf.config.model_type].layers)[layer]
+    before, without = remains(model), il.last_log_probs(model, batch)
+    with il.add_vector(model, vectors, layer, batch):
+        ours = il.last_log_probs(model, batch)
+    with il.add_vector(model, vectors[0], layer, batch):
+        shared = il.last_log_probs(model, batch)
+    assert remains(model) == before
+    assert (ours - without).abs().max() > 0.1
+    torch.testing.assert_close(shared[0], ours[0])
+    for row, ids in enumerate(rows_of(batch)):
+
+        def add(module, args, output, row=row):
+            stream = (output[0] if isinstance(output, tuple) else output).clone()
+            stream[0, -1] += vectors[row]
+            return (stream, *output[1:]) if isinstance(output, tuple) else stream
+
+        with hooked(block.register_forward_hook(add)), torch.no_grad():
+            theirs = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
+        torch.testing.assert_close(ours[row], theirs, atol=1e-5, rtol=0)
+
+
+def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
+    model = load_tiny("gpt2")
+    batch = tokenized(model, PROMPTS)
+    width = ModelView.of(model).d_model
+    for vector, layer, said in (
+        (torch.zeros(width + 1), 0, "has shape"),
+        (torch.zeros(width), 3, "there is no layer 3"),
+        (torch.full((width,), torch.nan), 0, "not finite"),
+    ):
+        with pytest.raises(il.InputError, match=said), il.add_vector(model, vector, layer, batch):
+            pass
+    with pytest.raises(InputError, match="run the same batch"), il.add_vector(model, torch.zeros(width), 0, batch):
+        il.last_log_probs(model, batch[:2])
+    with pytest.raises(InputError, match="no reference prompt"):
+        il.function_vector(model, HEADS, [])
