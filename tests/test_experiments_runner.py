@@ -51,10 +51,6 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-GIVEN = sum(len(catalogue.find(name).rankings) for name in catalogue.IDS)
-"""How many verdicts all experiments give: one for each ranking that heads are located by."""
-
-
 @pytest.fixture(scope="module")
 def settings(words: str) -> StudySettings:
     return StudySettings(model="tiny", n=24, path=words)
@@ -92,7 +88,6 @@ def test_no_claim_is_supported_for_random_weights(everything: Path) -> None:
     outcomes = {key: one.outcome for key, one in verdicts.items()}
     assert "supported" not in outcomes.values(), outcomes
     assert len(outcomes) == VERDICTS
-    assert len(outcomes) == GIVEN
 
 
 def test_result_says_what_it_was_made_with(everything: Path, gpt2: Any) -> None:
@@ -391,8 +386,6 @@ def test_report_needs_no_network(everything: Path) -> None:
     assert "<script" not in page
     assert page.count("data:image/png;base64,") == VERDICTS
     assert f"{VERDICTS} verdicts are given" in page
-    assert page.count("data:image/png;base64,") == GIVEN
-    assert f"{GIVEN} verdicts are given" in page
     assert page.index("<table>") < page.index("<section")
     for name in catalogue.IDS:
         assert f'<section id="{name}">' in page
@@ -419,10 +412,6 @@ def test_pages_of_the_documentation(everything: Path, tmp_path: Path) -> None:
     assert "## Located heads" in index
     rows = {(row["id"], row["by"]): row for row in json.loads((folder / "results.json").read_text())}
     assert len(rows) == VERDICTS
-    assert f"{GIVEN} verdicts are given" in index
-    assert "## Located heads" in index
-    rows = {(row["id"], row["by"]): row for row in json.loads((folder / "results.json").read_text())}
-    assert len(rows) == GIVEN
     assert rows["accuracy", "increase"]["effect"] == pytest.approx(results["accuracy"].verdict.effect, rel=1e-3)
     assert all(row["holm"] >= row["p"] for row in rows.values())
 

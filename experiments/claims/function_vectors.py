@@ -142,7 +142,7 @@ def _indirect_effects(study: Study, config: FunctionVectorsConfig) -> Float[Tens
         clean = [study.batch(one)[rows] for one in asked]
         for one in asked:
             prompts = [labels_shuffled(study.prompts(one)[row], row) for row in rows]
-            shuffled = il.tokenize(study.model, prompts, labels=("foo", "bar"))
+            shuffled = study.tokenize(prompts)
             pieces += [(piece, clean) for piece in shuffled.split(64)]
 
     def effects(i: int) -> Tensors:

@@ -103,7 +103,7 @@ def _in_all_cells(
 ) -> dict[str, Shaped[Tensor, "cell row ..."]]:
     """A pass over some rows in every cell, all in the same batches."""
     prompts = [study.prompts(cell)[row] for cell in VARIANTS for row in rows.tolist()]
-    pieces = study.pieces(il.tokenize(study.model, prompts, labels=("foo", "bar")))
+    pieces = study.pieces(study.tokenize(prompts))
     found = joined(study.passes.run(what, [len(piece) for piece in pieces], lambda i: compute(pieces[i])))
     return {name: values.unflatten(0, (len(VARIANTS), len(rows))) for name, values in found.items()}
 

@@ -92,7 +92,7 @@ def _changes(
 
     def measured(i: int) -> Tensors:
         shown = [prompt if prompt is not None else group[0] for group in pieces[i] for prompt in group]
-        batch = il.tokenize(study.model, shown, labels=("foo", "bar"))
+        batch = study.tokenize(shown)
         usable = torch.tensor([prompt is not None for group in pieces[i] for prompt in group])
         return {"value": changes_of(il.capture(study.model, batch), heads, usable, len(pieces[i]))}
 
@@ -317,7 +317,8 @@ EXPERIMENT = Experiment(
     criterion=(
         "With one text at a time exchanged for one of another class that is as long, scores q·k in located heads "
         "change at least twice as much with the own text as with the one before; that one's part is 5 % or more, and "
-        "larger than that of the text still one before. Of labels' keys, and of the last query (its own text is the input)."
+        "larger than that of the text still one before. Of labels' keys, and of the last query (its own text is the "
+        "input)."
     ),
     paper="assumed for the argument, not measured: 80 % own text, 20 % adjacent",
     config=NeighboursConfig(),
