@@ -51,8 +51,8 @@ def test_every_task_is_spelt_without_unknown_pieces_and_labels_are_one_token():
     tokenizer = make_tokenizer(WORDS, 320)
     for task in (*WORD_TASKS, "fruit-instrument", "instrument-fruit"):
         for prompt in load_task(task, n=200):
-            ids = tokenizer(" ".join(f"{d.text} : {d.label}" for d in prompt.demonstrations) + prompt.query).input_ids
-            assert tokenizer.unk_token_id not in ids
+            shown = " ".join(f"{shown.text} : {shown.label}" for shown in prompt.demonstrations)
+            assert tokenizer.unk_token_id not in tokenizer(f"{shown} {prompt.query} :").input_ids
     assert all(len(tokenizer(label).input_ids) == 1 for label in _LABELS)
     assert len({tokenizer(label).input_ids[0] for label in _LABELS}) == len(_LABELS)
     ship.check_tokenizer(tokenizer, WORDS)
