@@ -11,7 +11,7 @@ import torch
 
 import icl_lens as il
 from experiments.catalogue import find
-from experiments.claims import common_heads, head_overlap
+from experiments.claims import common_heads, head_overlap, vocabulary
 from experiments.claims.tasks import compared
 from experiments.lab.frames import where
 from experiments.lab.reductions import correct
@@ -154,3 +154,22 @@ def test_no_common_head_is_undecided() -> None:
     table = table.assign(tasks=4, on=3)
     assert common_heads.claim(table).outcome == "undecided"
     assert common_heads.figure(table)
+
+
+# Words of sentence tasks
+
+
+def test_the_example_of_a_sentence_task_is_its_own(gpt2: Any, settings: StudySettings) -> None:
+    """A tested prompt that is answered rightly, with the texts whose words are listed; the paper's on its own task."""
+    study = Study(gpt2, settings)
+    config = vocabulary.VocabularyConfig()
+    shown = vocabulary.example(study, config)
+    row = study.prompts().index(shown)
+    assert row in study.test.tolist()
+    assert study.get(correct)[row] == 1
+    words = where(vocabulary.table(study, config), prompts="example")
+    texts = [one.text for one in shown.demonstrations]
+    assert words["text"].tolist() == [*texts, *texts, shown.query]
+    assert words["words"].str.len().min() > 0
+    study.settings = StudySettings(model="tiny", n=24)
+    assert vocabulary.example(study, config) == il.Prompt.parse(config.example, answer="foo")

@@ -191,8 +191,8 @@ def causal_table(vocabulary: float, shared: float, layers: float = 0.2, spread: 
     """Ablation's table, and how many heads are located both ways."""
     values = np.concatenate([[shared], noisy(shared, spread)])
     overlap = pd.DataFrame({"draw": range(N + 1), "shared": values, "layers": layers, "clusters": 50, "spearman": 0.5})
-    removal = published.ablation_table(vocabulary).assign(measure="removal")
-    return stack(removal, overlap.assign(measure="overlap", prompt=-1, query=-1))
+    removal = published.ablation_table(vocabulary).assign(measure="removal").drop(columns="query")
+    return stack(removal, overlap.assign(measure="overlap", prompt=-1))
 
 
 CASES = {

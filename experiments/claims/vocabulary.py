@@ -15,7 +15,7 @@ import icl_lens as il
 from experiments.lab.drawing import WHISKERS, means, whiskers
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, stack, where
-from experiments.lab.reductions import head_increases
+from experiments.lab.reductions import correct, head_increases
 from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import SHARE, Verdict, all_of, judge
 from icl_lens.report.palette import BLUE, GREEN, ORANGE
@@ -33,8 +33,12 @@ NAMES = {
 
 @dataclass(frozen=True)
 class VocabularyConfig:
-    """The example prompt and its answer, how many words are listed, and which inputs of the keys are read out."""
+    """The example prompt of the paper's task and its answer, how many words are listed, which inputs of keys are read.
 
+    Of other tasks, sentences among them, the example is a prompt of their own.
+    """
+
+    task: str = "sentiment-number"
     example: str = "love : bar like : bar eight : foo two : foo one :"
     answer: str = "foo"
     words: int = 8
@@ -84,10 +88,11 @@ def _win(own: Float[Tensor, ""], other: Float[Tensor, ""]) -> float:
 def table(study: Study, config: VocabularyConfig) -> pd.DataFrame:
     """Two tables under one another: the example's words, and how often the own word wins on the task's prompts.
 
-    prompts ("example" | "task"), name, prompt, kind ("value" | "key" | "query"), position, token, words, wins (0–1).
+    prompts ("example" | "task"), name, prompt, kind ("value" | "key" | "query"), position, token, text (of the
+    demonstration, or the input), words, wins (0–1).
     """
     head = study.located(1)[0]
-    batch = study.example(config.example, config.answer)
+    batch = il.tokenize(study.model, [example(study, config)], template=study.settings.template)
     acts = il.capture(study.model, batch)
     words = _example(acts, head, config)
     wins = study.reduce(
@@ -99,6 +104,14 @@ def table(study: Study, config: VocabularyConfig) -> pd.DataFrame:
     return stack(words, task)
 
 
+def example(study: Study, config: VocabularyConfig) -> il.Prompt:
+    """The paper's prompt on its task; on any other the first tested one that is answered rightly, if there is one."""
+    if study.settings.task == config.task:
+        return il.Prompt.parse(config.example, answer=config.answer)
+    right = (study.get(correct)[study.test] > 0.5).nonzero().flatten().tolist()
+    return study.prompts()[int(study.test[right[0] if right else 0])]
+
+
 def _example(acts: il.Activations, head: il.Head, config: VocabularyConfig) -> pd.DataFrame:
     strings = acts.batch.token_strings[0]
     positions = acts.batch.label_positions[0].tolist()
@@ -108,10 +121,12 @@ def _example(acts: il.Activations, head: il.Head, config: VocabularyConfig) -> p
         return acts.readout.top_tokens(vectors, config.words, keep=il.is_content_word)[0]
 
     keys = il.label_keys(acts, head, source=config.key_source)
+    prompt = acts.batch.prompts[0]
+    texts = [one.text for one in prompt.demonstrations]
     parts = [
-        *(("value", at, words) for at, words in zip(positions, top(il.label_values(acts, head)), strict=True)),
-        *(("key", at, words) for at, words in zip(positions, top(keys), strict=True)),
-        ("query", last, top(il.last_query(acts, head)[:, None])[0]),
+        *(("value", *one) for one in zip(positions, texts, top(il.label_values(acts, head)), strict=True)),
+        *(("key", *one) for one in zip(positions, texts, top(keys), strict=True)),
+        ("query", last, prompt.query, top(il.last_query(acts, head)[:, None])[0]),
     ]
     return pd.DataFrame(
         [
@@ -122,9 +137,10 @@ def _example(acts: il.Activations, head: il.Head, config: VocabularyConfig) -> p
                 "kind": kind,
                 "position": at,
                 "token": strings[at].strip(),
+                "text": text,
                 "words": ", ".join(word.strip() for word in words),
             }
-            for kind, at, words in parts
+            for kind, at, text, words in parts
         ]
     )
 
@@ -144,7 +160,9 @@ def figure(table: pd.DataFrame) -> Figure:
     drawn = Figure(figsize=(PAGE, 2.5), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(5, 1.4))
     left.set_axis_off()
-    left.set_title(f"{words['name'].iloc[0]}: top words, example prompt", loc="left")
+    texts = where(words, kind="key")["text"].tolist() + where(words, kind="query")["text"].tolist()
+    shown = " · ".join(shorten(text, max(12, 84 // len(texts)), placeholder="…") for text in texts)
+    left.set_title(f"{words['name'].iloc[0]}: top words. Prompt: {shown}", loc="left", fontsize=7)
     for i, row in enumerate(words.to_dict("records")):
         y = 1 - (i + 0.5) / len(words)
         hue = KINDS[row["kind"]]
@@ -172,15 +190,15 @@ EXPERIMENT = Experiment(
     ),
     about="the best located head",
     departs=(
-        "The head is the model's best located one, not L22H0 (Table 1) or L23H13 (Table 3), and the words shown are "
-        "always those of Table 1's sentence: Table 3's is not shown. The paper reads the words of one prompt; the "
+        "The head is the model's best located one, not L22H0 (Table 1) or L23H13 (Table 3), and on other "
+        "tasks than the paper's the words shown are those of a prompt of that task. The paper reads the words of one prompt; the "
         "verdict here counts over the task's prompts how often the own word is before others, which the paper does "
         "not do."
     ),
     paper="GPT-2 large, L22H0, one prompt: values all; keys three of four; the query names related words",
     classes="any",
     config=VocabularyConfig(),
-    needs=(Need(Variant(), head_increases),),
+    needs=(Need(Variant(), head_increases), Need(Variant(), correct)),
     table=table,
     verdict=claim,
     figure=figure,

@@ -35,6 +35,12 @@ def _bias(config: Any, size: Size) -> float:
 # Prompts through the model beside the shared passes. Experiments that are not here need few or none.
 ESTIMATES: dict[str, Estimate] = {
     "ablation": lambda config, size: 2 * (2 + config.draws) * size.test,
+    "best-head": lambda config, size: 4 * size.test + 2 * (5 + 2 * config.edited) * min(config.prompts, size.test),
+    "causal-location": lambda config, size: (
+        2 * ((2 + config.draws + config.mean_draws) * size.test + 10 * config.prompts)
+    ),
+    "common-heads": lambda config, size: 2 * size.test,
+    "neighbours": lambda config, size: 6 * min(config.prompts, size.test),
     "attention-vs-increase": lambda config, size: size.test,
     "copy": lambda config, size: 2 * min(config.prompts, size.test),
     "ffn": lambda config, size: 5 * min(config.prompts, size.test),
