@@ -95,12 +95,8 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
     given = Given.of(every)
     names = list(dict.fromkeys(name for name, _ in results))
     ids = in_order((result.id for result in every), order)
-    places = [
-        (name, ranking)
-        for name in ids
-        for ranking in RANKINGS
-        if any(ranking in one.verdicts for one in _of(every, name))
-    ]
+    judged = {(one.id, ranking) for one in every for ranking in one.verdicts}
+    places: list[Place] = [(name, ranking) for name in ids for ranking in RANKINGS if (name, ranking) in judged]
     outcomes = {
         (place, name): [
             one.verdicts[place[1]].outcome
