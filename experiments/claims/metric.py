@@ -252,8 +252,9 @@ def _words(drawn: Figure, ax: Axes, matrix: pd.DataFrame) -> None:
     grid = matrix["score"].to_numpy(dtype=float).reshape(len(rows), -1)
     reach = float(np.nanmax(np.abs(grid))) if np.isfinite(grid).any() else 1.0
     image = ax.imshow(grid, cmap=DIVERGING, vmin=-reach, vmax=reach, interpolation="nearest")
-    for words, put, how in ((columns, ax.set_xticks, {"rotation": 90}), (rows, ax.set_yticks, {})):
-        put(range(len(words)), [word.replace("$", r"\$") for word in words], fontsize=4.5, **how)
+    named = [[word.replace("$", r"\$") for word in words] for words in (rows, columns)]
+    ax.set_yticks(range(len(rows)), named[0], fontsize=4.5)
+    ax.set_xticks(range(len(columns)), named[1], fontsize=4.5, rotation=90)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set(xlabel="Label's text (key)", ylabel="Text asked about (query)")
