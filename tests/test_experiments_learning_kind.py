@@ -59,7 +59,7 @@ RECOGNISER = {"right": 1.0, "exchanged": 0.0, "random": 1.0, "arbitrary": 0.5}
         (
             {**LEARNER, "alone": 0.5, "random": 0.5},
             "undecided",
-        ),  # names mean nothing: exchanging them exchanges nothing
+        ),  # names mean nothing
         ({"right": 1.0, "exchanged": 0.9, "random": 0.8, "arbitrary": 0.9, "alone": 0.5}, "supported"),  # in context
         ({"arbitrary": 0.95}, "undecided"),  # no words for the names
         ({**LEARNER, "unfit": (4, 8, 16)}, "undecided"),  # no demonstrations fit
