@@ -409,6 +409,10 @@ EXPERIMENT = Experiment(
         'that only says a label gives nothing; without demonstrations a word belongs to neither "foo" nor "bar".'
     ),
     paper=None,
+    chosen=(
+        "After a trial on icl-mini with 100 prompts of sentiment-number, a vector's layer came to be chosen for both "
+        "assignments of the labels together, and no longer for each, which had let label words seem to know the class."
+    ),
     config=FunctionVectorsConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,
