@@ -94,6 +94,7 @@ class Work:
                 0.0 if estimate is None else float(estimate(experiment.config, size) * len(experiment.rankings))
             )
         self._whole = sum(self._open.values())
+        self._part, self._in_part = "", 0
 
     def begin(self, part: str) -> None:
         self._part, self._in_part = part, 0
