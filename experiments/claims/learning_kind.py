@@ -217,7 +217,7 @@ def _judged_at(whole: pd.DataFrame) -> int:
     return max([int(shots) for shots in set(there) if shots <= JUDGED] or [0])
 
 
-def _share(values: pd.Series) -> str:
+def _share(values: Any) -> str:
     return "–" if values.isna().all() else f"{values.mean():.0%}"
 
 
@@ -247,7 +247,7 @@ def _more_classes(table: pd.DataFrame) -> list[str]:
 
 def _unfit(table: pd.DataFrame) -> list[str]:
     """Which conditions could not be put to the model."""
-    found = table.groupby(["classes", "kind", "shots"])["correct"].count()
+    found: Any = table.groupby(["classes", "kind", "shots"])["correct"].count()
     missing = sorted({(int(c), int(s)) for (c, kind, s), there in found.items() if not there and kind == "arbitrary"})
     if not missing:
         return []

@@ -168,7 +168,7 @@ def steepest(accuracy: pd.Series) -> tuple[int, int]:
 
 def claim(run: Emergence) -> Verdict:
     """The rule of docs/verdicts.md."""
-    accuracy = run.prompts.groupby("step")["correct"].mean()
+    accuracy: Any = run.prompts.groupby("step")["correct"].mean()
     best = int(accuracy.idxmax())
     left = judge(
         by_prompt(run.prompts.assign(right=run.prompts["correct"].astype(float)), "right", step=best),
@@ -187,11 +187,10 @@ def claim(run: Emergence) -> Verdict:
 
 def _attention_rises(run: Emergence, before: int, after: int) -> Verdict:
     """By how much located heads' attention on true less false labels rises, beyond other heads of the layers."""
-    located = run.heads["name"].isin(run.located[DECIDES])
-    same = run.heads["layer"].isin(set(run.heads["layer"][located]))
-    heads = run.heads.assign(
-        tells=run.heads["on_true"] - run.heads["on_false"], on_labels=run.heads["on_true"] + run.heads["on_false"]
-    )
+    every: Any = run.heads
+    located = every["name"].isin(run.located[DECIDES])
+    same = every["layer"].isin(set(every["layer"][located]))
+    heads = every.assign(tells=every["on_true"] - every["on_false"], on_labels=every["on_true"] + every["on_false"])
     final = float(where(heads[located], step=int(heads["step"].max()))["on_labels"].mean())
     rise = {
         group: by_prompt(some, "tells", step=after) - by_prompt(some, "tells", step=before)
@@ -207,9 +206,9 @@ def _attention_rises(run: Emergence, before: int, after: int) -> Verdict:
 
 def _induction_by(scores: pd.DataFrame, step: int) -> Verdict:
     """The best head's induction score up to `step`: head and step chosen on every second sequence, judged on others."""
-    early = scores[scores["step"] <= step]
+    early: Any = scores[scores["step"] <= step]
     choosing = early[early["sequence"] % 2 == 0].groupby(["step", "name"])["induction"].mean()
-    best_step, best = choosing.idxmax()  # pyright: ignore[reportGeneralTypeIssues]
+    best_step, best = choosing.idxmax()
     judged = where(early[early["sequence"] % 2 == 1], step=best_step, name=best)["induction"].to_numpy()
     what = f"induction score of {best} at step {best_step}"
     return judge(judged, least=FIVE_TIMES, unit="times even attention", what=what)
@@ -223,7 +222,7 @@ def appearance(run: Emergence) -> pd.DataFrame:
     rows = []
     for by, names in run.located.items():
         for name in names:
-            means = where(run.heads, name=name).groupby("step")[by].mean()
+            means: Any = where(run.heads, name=name).groupby("step")[by].mean()
             final = float(means.iloc[-1])
             reached = means.index[means >= final / 2] if final > 0 else []
             rows.append({"by": by, "name": name, "final": final, "step": int(reached[0]) if len(reached) else None})
@@ -232,9 +231,10 @@ def appearance(run: Emergence) -> pd.DataFrame:
 
 def course(run: Emergence) -> pd.DataFrame:
     """One row a step: accuracy; located heads' means by either ranking; the largest induction and previous scores."""
-    columns = {"accuracy": run.prompts.groupby("step")["correct"].mean()}
+    heads: Any = run.heads
+    columns: dict[str, Any] = {"accuracy": run.prompts.groupby("step")["correct"].mean()}
     for by in BY:
-        located = run.heads[run.heads["name"].isin(run.located[by])].groupby("step")
+        located = heads[heads["name"].isin(run.located[by])].groupby("step")
         columns |= {f"{by} of located": located[by].mean()}
         columns |= {f"{by}: attention on {kind}": located[f"on_{kind}"].mean() for kind in ("true", "false")}
     for score in ("induction", "previous"):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -45,7 +46,7 @@ def figure(run: Emergence) -> Figure:
     axes[0, 1].axhline(0, color="0.5", linewidth=0.6)
     axes[0, 1].set(ylabel="Contrast of the labels (nats)", title="Located heads")
     axes[0, 1].legend()
-    located = run.heads[run.heads["name"].isin(run.located[DECIDES])]
+    located: Any = run.heads[run.heads["name"].isin(run.located[DECIDES])]
     for kind, colour in (("true", BLUE), ("false", ORANGE)):
         _curve(axes[1, 0], located, f"on_{kind}", colour, f"{kind} labels")
     axes[1, 0].set(xlabel="Step", ylabel="Attention of the last token", title="Located heads look at", ylim=(0, 1.02))

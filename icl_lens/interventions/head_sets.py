@@ -105,6 +105,7 @@ def _shared(
             off = float((own[:, 0] - clean).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
                 raise NotShared(f"a row of {view.architecture} without any removal is off by {off:.1e} nats")
+            assert found is not None
             found[prompts, first : first + step] = own[:, 1:]
     assert found is not None
     return found
