@@ -221,6 +221,11 @@ EXPERIMENT = Experiment(
     ),
     paper=None,
     about=NO_HEADS,
+    departs=(
+        "Not a claim of the paper, but of a neighbouring one, on labels with a meaning and large models. Here "
+        "labels are foo and bar, halves of the layers stand for its first and last five, and edges are cut where "
+        "it isolates layers."
+    ),
     config=AnchorsConfig(),
     table=table,
     verdict=claim,

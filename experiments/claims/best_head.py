@@ -154,6 +154,11 @@ EXPERIMENT = Experiment(
     ),
     paper="Llama 7B, 13B, 30B: labels rank higher than in random heads, and true ones get more attention",
     about="the best located head",
+    departs=(
+        "The paper's Appendix D shows labels' ranks and attention in the best head of each Llama model, beside "
+        "random heads. What removing that head costs, and what it is worth alone, is added here and decides "
+        "nothing."
+    ),
     config=BestHeadConfig(),
     needs=(*attention_needs(label_attention.LAYOUTS), Need(BAR, head_increases)),
     table=table,

@@ -139,6 +139,11 @@ EXPERIMENT = Experiment(
     ),
     paper="6 heads for each label, about 1 % of all, found by causal tracing and by increases",
     about="heads located by causal effect on log p(answer), or by contrast on its log-odds",
+    departs=(
+        "The published version finds heads by causal tracing and by increases together, and does not set the two "
+        "beside each other. Here a head's effect is what the answer loses when that head alone is set to zero at "
+        "the last position, exactly."
+    ),
     config=CausalLocationConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,

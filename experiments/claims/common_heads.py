@@ -139,6 +139,11 @@ EXPERIMENT = Experiment(
         "(reordered); L26H14, L28H10 and L29H17 are common to the sentence tasks"
     ),
     about="located heads, common to the tasks",
+    departs=(
+        "The paper takes heads common to its own datasets, among twenty a dataset; here tasks are the bundled word "
+        "tasks or those named with --compare, and as many heads are located as elsewhere on these pages. Labels' "
+        "ranks are beside those of other heads of the layers."
+    ),
     config=CommonHeadsConfig(),
     compares=True,
     needs=attention_needs(LAYOUTS),

@@ -233,6 +233,10 @@ EXPERIMENT = Experiment(
         "in the same heads, by a tenth of what these leave."
     ),
     paper=None,
+    departs=(
+        "The paper reads values at labels out in the vocabulary and looks at the words. Here the same circuit is "
+        "measured over pairs of labels, beside other heads and other words, which the paper does not do."
+    ),
     config=CopyConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,

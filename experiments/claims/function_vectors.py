@@ -413,6 +413,11 @@ EXPERIMENT = Experiment(
         "After a trial on icl-mini with 100 prompts of sentiment-number, a vector's layer came to be chosen for both "
         "assignments of the labels together, and no longer for each, which had let label words seem to know the class."
     ),
+    departs=(
+        "Not a claim of the paper, but of a neighbouring one, on tasks with known answers. Labels without meaning "
+        "leave a prompt without demonstrations nothing to know, so both assignments of the labels are tried and "
+        "classes count alike, beside this paper's located heads."
+    ),
     config=FunctionVectorsConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,

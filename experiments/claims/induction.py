@@ -146,6 +146,10 @@ EXPERIMENT = Experiment(
         "what followed."
     ),
     paper=None,
+    departs=(
+        "The paper speaks of induction heads as related work and does not measure them. Scores are taken on random "
+        "tokens of the task's own texts, not on random tokens of the whole vocabulary."
+    ),
     config=InductionConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,

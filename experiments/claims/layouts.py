@@ -131,7 +131,7 @@ def group_bars(ax: Axes, table: pd.DataFrame, layouts: Mapping[Layout, str]) -> 
 def head_bars(ax: Axes, table: pd.DataFrame, layouts: Mapping[Layout, str]) -> None:
     """Attention of each located head on true and on false labels; the second layout hatched."""
     names = list(dict.fromkeys(where(table, group="located")["name"]))
-    bars = [(label, layout) for label in CLASSES for layout in layouts]
+    bars: list[tuple[str, Layout]] = [(label, layout) for label in CLASSES for layout in layouts]
     width = 0.8 / len(bars)
     drawn_bars = []
     for i, (label, layout) in enumerate(bars):

@@ -9,6 +9,7 @@ other class or nothing (Pan et al. 2023: random and abstract labels; Wei et al. 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -344,6 +345,10 @@ EXPERIMENT = Experiment(
     ),
     about=NO_HEADS,
     paper=None,
+    departs=(
+        "The paper uses labels without meaning only, with four demonstrations of two classes. Labels with a "
+        "meaning, exchanged and random ones, other numbers of demonstrations and more classes are added."
+    ),
     config=LearningKindConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,

@@ -445,6 +445,10 @@ EXPERIMENT = Experiment(
     ),
     about=OWN_RANKINGS,
     paper=None,
+    departs=(
+        "The paper ranks heads by increases and, in the published version, by causal tracing; it compares no ways "
+        "of finding heads. The yardstick is that of later work (MIB's areas), at the last position."
+    ),
     config=LocationMethodsConfig(),
     table=table,
     verdict=claim,

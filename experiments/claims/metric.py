@@ -276,6 +276,10 @@ EXPERIMENT = Experiment(
         "the same place and bear the same word."
     ),
     paper=None,
+    departs=(
+        "The paper names the two towers and shows attention and words; it does not measure the metric. Everything "
+        "here, the rivals and the held-out categories included, is added."
+    ),
     config=MetricConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
     table=table,

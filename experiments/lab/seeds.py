@@ -97,7 +97,7 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
     ids = in_order((result.id for result in every), order)
     judged = {(one.id, ranking) for one in every for ranking in one.verdicts}
     places: list[Place] = [(name, ranking) for name in ids for ranking in RANKINGS if (name, ranking) in judged]
-    outcomes = {
+    outcomes: dict[tuple[Place, str], list[Outcome]] = {
         (place, name): [
             one.verdicts[place[1]].outcome
             for (architecture, _), of_model in results.items()

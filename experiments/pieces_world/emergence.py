@@ -238,5 +238,6 @@ def course(run: Emergence) -> pd.DataFrame:
         columns |= {f"{by} of located": located[by].mean()}
         columns |= {f"{by}: attention on {kind}": located[f"on_{kind}"].mean() for kind in ("true", "false")}
     for score in ("induction", "previous"):
-        columns[score] = run.scores.groupby(["step", "name"])[score].mean().groupby("step").max()
+        of_heads: Any = run.scores.groupby(["step", "name"])[score].mean()
+        columns[score] = of_heads.groupby("step").max()
     return pd.DataFrame(columns)
