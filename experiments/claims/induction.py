@@ -147,8 +147,8 @@ EXPERIMENT = Experiment(
     ),
     paper=None,
     departs=(
-        "The paper speaks of induction heads as related work and does not measure them. Scores are taken on random "
-        "tokens of the task's own texts, not on random tokens of the whole vocabulary."
+        "Not a claim of the paper, but of a neighbouring one, about heads found on random tokens shown twice. Here "
+        "they are set beside the heads that this paper's increases locate."
     ),
     config=InductionConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),
