@@ -191,7 +191,8 @@ def _attention_rises(run: Emergence, before: int, after: int) -> Verdict:
     located = every["name"].isin(run.located[DECIDES])
     same = every["layer"].isin(set(every["layer"][located]))
     heads = every.assign(tells=every["on_true"] - every["on_false"], on_labels=every["on_true"] + every["on_false"])
-    final = float(where(heads[located], step=int(heads["step"].max()))["on_labels"].mean())
+    last: Any = where(heads[located], step=int(heads["step"].max()))
+    final = float(last["on_labels"].mean())
     rise = {
         group: by_prompt(some, "tells", step=after) - by_prompt(some, "tells", step=before)
         for group, some in (("located", heads[located]), ("others", heads[same & ~located]))
