@@ -167,7 +167,7 @@ def test_the_page_is_written_also_where_an_experiment_cannot_be_run(
     assert list(rows((tmp_path / "seeds.md").read_text())) == [("order", "")]
 
 
-def test_work_of_later_runs_is_in_the_bar_from_the_start() -> None:
+def test_work_of_later_runs_is_in_the_bar_from_the_start(no_type_checks: None) -> None:
     """Two runs of 100 prompts in the shared pass: 200 in all, also after the first is done."""
     settings = SimpleNamespace(n=100)
     view = SimpleNamespace(n_layers=2, n_heads=2)

@@ -4,7 +4,9 @@ import itertools
 import statistics
 from collections import Counter
 
-from experiments.pieces_world.episodes import SPECIAL, load_words
+from transformers import AutoTokenizer
+
+from experiments.pieces_world.episodes import BUNDLED, SPECIAL, load_words
 from experiments.pieces_world.pieces import learn_merges, make_tokenizer
 
 WORDS = load_words()
@@ -24,6 +26,12 @@ def test_merges_by_hand():
 def test_merges_end_where_nothing_is_left_to_merge():
     assert learn_merges(["ab"], 5, never=frozenset()) == [("a", "##b")]
     assert learn_merges(["ab"], 5, never=frozenset({"ab"})) == []
+
+
+def test_the_bundled_models_have_this_tokenizer():
+    for name in ("icl-mini", "icl-mini-gptj", "icl-mini-llama"):
+        bundled = AutoTokenizer.from_pretrained(BUNDLED / name)
+        assert bundled._tokenizer.to_str() == TOKENIZER._tokenizer.to_str()
 
 
 def test_no_content_word_is_one_token_and_most_are_two_or_three():

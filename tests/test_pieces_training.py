@@ -15,17 +15,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.pieces_world import train as training
-from experiments.pieces_world.architectures import N_POSITIONS
 from experiments.pieces_world.curriculum import LEVELS
-from experiments.pieces_world.episodes import load_words
-from experiments.pieces_world.pieces import make_tokenizer
+from experiments.pieces_world.episodes import BUNDLED, load_words
 from experiments.pieces_world.train import CHECKPOINT, Settings, Trainer, thin_out, train
 from icl_lens.errors import InputError
 
 WORDS = load_words()
 SMALL = Settings("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
 ARCHS = ("gpt2", "llama", "gptj")
-TOKENIZER = make_tokenizer(WORDS, N_POSITIONS)
+TOKENIZER = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.pieces_world import emergence, ship
+from experiments.pieces_world import train as training
 from experiments.pieces_world.card import Bias, write_card
 from experiments.pieces_world.emergence import Emergence, appearance, claim, repeat_scores, steepest
-from experiments.pieces_world.episodes import load_words
+from experiments.pieces_world.episodes import BUNDLED, load_words
 from experiments.pieces_world.measures import answers, head_means, ranked_heads
-from experiments.pieces_world.pieces import make_tokenizer
 from experiments.pieces_world.train import Settings, train
 from experiments.pieces_world.where import (
     accuracy,
@@ -43,14 +43,18 @@ def run(tmp_path_factory):
     """A GPT-2 after two steps, said to have ended by its rule, and its snapshots of steps 1 and 2."""
     root = tmp_path_factory.mktemp("run")
     settings = Settings("gpt2", n_tokens=120, check_every=1, n_checked=4, steps=2)
-    train(settings, root / "model", root / "kept", resume=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            training, "make_tokenizer", lambda *args: AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
+        )  # it takes seconds
+        train(settings, root / "model", root / "kept", resume=True)
     return SimpleNamespace(folder=root / "model", kept=root / "kept", model=load_model(str(root / "model")))
 
 
 def test_every_task_is_spelt_without_unknown_pieces_and_labels_are_one_token():
-    tokenizer = make_tokenizer(WORDS, 320)
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
     for task in (*WORD_TASKS, "fruit-instrument", "instrument-fruit"):
-        for prompt in load_task(task, n=200):
+        for prompt in load_task(task, n=50):
             shown = " ".join(f"{shown.text} : {shown.label}" for shown in prompt.demonstrations)
             assert tokenizer.unk_token_id not in tokenizer(f"{shown} {prompt.query} :").input_ids
     assert all(len(tokenizer(label).input_ids) == 1 for label in _LABELS)
@@ -210,8 +214,8 @@ def test_what_is_not_to_be_shipped(run, tmp_path, changes, arch, said):
         ship.ship({arch: source}, bundled=tmp_path, **SMALL)
 
 
-def test_a_tokenizer_that_lacks_a_word_is_refused():
-    other = make_tokenizer(load_words(), 320)
+def test_a_tokenizer_that_lacks_a_word_is_refused(no_type_checks):
+    other = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
     words = SimpleNamespace(fillers=("naïve",), labels=("foo",), owners={})
     with pytest.raises(InputError, match="naïve"):
         ship.check_tokenizer(other, words)

@@ -38,7 +38,7 @@ class VocabularyConfig:
     Of other tasks, sentences among them, the example is a prompt of their own.
     """
 
-    task: str = "sentiment-number"
+    example_task: str = "sentiment-number"
     example: str = "love : bar like : bar eight : foo two : foo one :"
     answer: str = "foo"
     words: int = 8
@@ -106,7 +106,7 @@ def table(study: Study, config: VocabularyConfig) -> pd.DataFrame:
 
 def example(study: Study, config: VocabularyConfig) -> il.Prompt:
     """The paper's prompt on its task; on any other the first tested one that is answered rightly, if there is one."""
-    if study.settings.task == config.task:
+    if study.settings.task == config.example_task:
         return il.Prompt.parse(config.example, answer=config.answer)
     right = (study.get(correct)[study.test] > 0.5).nonzero().flatten().tolist()
     return study.prompts()[int(study.test[right[0] if right else 0])]

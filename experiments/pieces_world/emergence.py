@@ -108,7 +108,7 @@ def repeated_tokens(tokenizer: Any, n: int = N_SEQUENCES, *, seed: int = 0) -> I
 
 
 @torch.no_grad()
-def repeat_scores(model: PreTrainedModel, tokens: Int[Tensor, "sequence pos"]) -> dict[str, Float[Tensor, "seq head"]]:
+def repeat_scores(model: Any, tokens: Int[Tensor, "sequence pos"]) -> dict[str, Float[Tensor, "seq head"]]:
     """Attention in the second showing to the token after the first one's twin (induction), and to the token before.
 
     Each in multiples of evenly spread attention, mean over the second showing's positions.
