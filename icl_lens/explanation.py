@@ -60,7 +60,7 @@ class Explanation(Findings):
     Example:
         >>> explanation = il.explain(model, prompt)
         >>> explanation.label_positions
-        (2, 5, 8, 11)
+        (3, 7, 11, 15)
         >>> explanation.to_frame("heads").columns.tolist()
         ['layer', 'head', 'name', 'increase', 'contrast']
     """

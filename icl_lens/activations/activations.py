@@ -42,7 +42,7 @@ class Activations:
 
     Example:
         >>> acts.resid_pre.shape, acts.pattern.shape
-        (torch.Size([1, 6, 128]), torch.Size([1, 6, 8, 14]))
+        (torch.Size([1, 8, 96]), torch.Size([1, 8, 6, 19]))
         >>> acts.label_log_probs.shape
         torch.Size([1, 2])
     """
@@ -191,7 +191,7 @@ class Activations:
             ...     acts.save(f"{folder}/acts.safetensors")
             ...     again = il.Activations.load(f"{folder}/acts.safetensors", model)
             >>> again
-            Activations(icl-mini: 1 prompt × 14 tokens, 6 layers × 8 heads)
+            Activations(icl-mini: 1 prompt × 19 tokens, 8 layers × 6 heads)
         """
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         of_batch, about_batch = self.batch.described()
@@ -277,7 +277,7 @@ def capture(
     Example:
         >>> acts = il.capture(model, batch)
         >>> acts.head_outputs(2).shape
-        torch.Size([1, 8, 128])
+        torch.Size([1, 6, 96])
     """
     if not isinstance(batch, PromptBatch):
         raise InputError(

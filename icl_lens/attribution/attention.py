@@ -15,7 +15,7 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
 
     Example:
         >>> il.attention_to_labels(acts).shape
-        torch.Size([1, 6, 8, 4])
+        torch.Size([1, 8, 6, 4])
     """
     acts.batch.check_labels(
         "label to attend to", "acts.pattern [batch layer head key] is the attention to all positions"
@@ -31,7 +31,7 @@ def attention_by_label(acts: Activations) -> Float[Tensor, "batch layer head lab
 
     Example:
         >>> il.attention_by_label(acts).shape
-        torch.Size([1, 6, 8, 2])
+        torch.Size([1, 8, 6, 2])
     """
     attention = attention_to_labels(acts)
     index = acts.batch.label_index.to(attention.device)

@@ -22,7 +22,7 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
 
     Example:
         >>> il.label_values(acts, il.Head(2, 0)).shape
-        torch.Size([1, 4, 128])
+        torch.Size([1, 4, 96])
     """
     layer, index = acts.view.check_head(head)
     acts.batch.check_labels("label position to read", "acts.head_values(layer) holds every position's values")
@@ -43,7 +43,7 @@ def label_keys(
 
     Example:
         >>> il.label_keys(acts, il.Head(2, 0), source="attn").shape
-        torch.Size([1, 4, 128])
+        torch.Size([1, 4, 96])
     """
     layer, _ = acts.view.check_head(head)
     acts.batch.check_labels("label position to read", "last_query and top_tokens work without labels")
@@ -71,7 +71,7 @@ def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor,
     Example:
         >>> query = il.last_query(acts, il.Head(2, 0))
         >>> query.shape, len(acts.readout.top_tokens(query, k=5)[0])
-        (torch.Size([1, 128]), 5)
+        (torch.Size([1, 96]), 5)
     """
     layer, index = acts.view.check_head(head)
     kv = acts.view.kv_head(index)

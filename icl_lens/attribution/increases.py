@@ -45,7 +45,7 @@ class LayerIncreases:
     Example:
         >>> attn, ffn = il.layer_log_prob_increase(acts, targets)
         >>> ffn.shape
-        torch.Size([1, 6])
+        torch.Size([1, 8])
     """
 
     attn: Float[Tensor, "batch layer"]
@@ -189,9 +189,9 @@ def layer_log_prob_increase(
     Example:
         >>> increases = il.layer_log_prob_increase(acts, targets)
         >>> increases.attn.shape
-        torch.Size([1, 6])
+        torch.Size([1, 8])
         >>> il.layer_log_prob_increase(acts, targets, against=batch.other_label_tokens).ffn.shape
-        torch.Size([1, 6])
+        torch.Size([1, 8])
     """
     targets = check_targets(acts, targets)
     others = check_against(acts, targets, against)
@@ -225,9 +225,9 @@ def head_log_prob_increase(
 
     Example:
         >>> il.head_log_prob_increase(acts, targets).shape
-        torch.Size([1, 6, 8])
+        torch.Size([1, 8, 6])
         >>> il.head_log_prob_increase(acts, targets, against=batch.other_label_tokens).shape
-        torch.Size([1, 6, 8])
+        torch.Size([1, 8, 6])
     """
     targets = check_targets(acts, targets)
     others = check_against(acts, targets, against)
@@ -326,9 +326,9 @@ def subhead_log_prob_increase(
 
     Example:
         >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3]).shape
-        torch.Size([1, 2, 8, 14])
+        torch.Size([1, 2, 6, 19])
         >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3], against=batch.other_label_tokens).shape
-        torch.Size([1, 2, 8, 14])
+        torch.Size([1, 2, 6, 19])
     """
     targets = check_targets(acts, targets)
     others = check_against(acts, targets, against)
@@ -377,9 +377,9 @@ def neuron_log_prob_increase(
 
     Example:
         >>> il.neuron_log_prob_increase(acts, targets, layer=2).shape
-        torch.Size([1, 512])
+        torch.Size([1, 384])
         >>> il.neuron_log_prob_increase(acts, targets, layer=2, against=batch.other_label_tokens).shape
-        torch.Size([1, 512])
+        torch.Size([1, 384])
     """
     targets = check_targets(acts, targets)
     others = check_against(acts, targets, against)

@@ -33,7 +33,7 @@ class QueryKeyMetric:
         QueryKeyMetric(icl-mini L2H0)
         >>> left, strength, right = metric.directions(2)
         >>> left.shape, len(acts.readout.top_tokens(left[:1], k=3)[0])
-        (torch.Size([2, 128]), 3)
+        (torch.Size([2, 96]), 3)
     """
 
     view: ModelView
@@ -180,7 +180,7 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     Example:
         >>> metric = il.query_key_metric(model, il.Head(2, 0))
         >>> metric.matrix.shape, metric.scores(acts.resid_pre[:, 2], acts.label_resid_pre[0, 2]).shape
-        (torch.Size([128, 128]), torch.Size([1, 4]))
+        (torch.Size([96, 96]), torch.Size([1, 4]))
         >>> 0 <= metric.symmetric_share <= 1 <= metric.effective_rank <= 16
         True
     """

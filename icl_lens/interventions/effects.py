@@ -56,7 +56,7 @@ class HeadEffects:
     Example:
         >>> effects = il.head_effects(model, batch)
         >>> effects.log_prob.shape, len(effects.top(3))
-        (torch.Size([1, 6, 8]), 3)
+        (torch.Size([1, 8, 6]), 3)
     """
 
     log_prob: Float[Tensor, "batch layer head"]
@@ -170,7 +170,7 @@ def head_effects(
     Example:
         >>> effects = il.head_effects(model, batch, positions="last")
         >>> effects.log_odds.shape, effects.way
-        (torch.Size([1, 6, 8]), 'shared keys')
+        (torch.Size([1, 8, 6]), 'shared keys')
         >>> estimate = il.head_effects(model, batch, positions="last", method="gradient")
         >>> il.agreement(effects.log_prob.mean(0), estimate.log_prob.mean(0)).spearman > 0.5
         True

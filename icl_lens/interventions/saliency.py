@@ -100,7 +100,7 @@ def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch l
     Example:
         >>> saliency = il.attention_saliency(model, batch)
         >>> saliency.shape[2:], bool((saliency >= 0).all()), float(saliency[0, -1, :-1].max())
-        (torch.Size([14, 14]), True, 0.0)
+        (torch.Size([19, 19]), True, 0.0)
     """
     found = _by_layer(ModelView.of(model), batch, lambda saliency, rows: saliency.unsqueeze(-1))
     return found[..., 0]

@@ -98,7 +98,7 @@ class MeanEffects:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.locate_effects(model, many)
         >>> found.log_prob.mean.shape, found.ways
-        (torch.Size([6, 8]), {'shared keys': 20})
+        (torch.Size([8, 6]), {'shared keys': 20})
     """
 
     log_prob: MeanScore

@@ -197,9 +197,9 @@ def mean_head_increases(
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> il.mean_head_increases(model, many).shape
-        torch.Size([6, 8])
+        torch.Size([8, 6])
         >>> il.mean_head_increases(model, many, against=many.other_label_tokens).shape
-        torch.Size([6, 8])
+        torch.Size([8, 6])
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     view = ModelView.of(model)

@@ -45,7 +45,7 @@ def load_model(
     Example:
         >>> model = il.load_model("icl-mini")
         >>> model.cfg.n_layers, model.cfg.n_heads
-        (6, 8)
+        (8, 6)
     """
     from transformer_lens.model_bridge import TransformerBridge
 

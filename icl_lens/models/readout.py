@@ -33,7 +33,7 @@ class Readout:
         ('frozen', True)
         >>> own = acts.readout.using(final_norm="own", bias=False)
         >>> own.token_log_probs(acts.resid_pre, targets).shape
-        torch.Size([1, 6])
+        torch.Size([1, 8])
     """
 
     W_U: Float[Tensor, "d_model d_vocab"]

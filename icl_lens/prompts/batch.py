@@ -45,7 +45,7 @@ class PromptBatch:
         >>> [batch.token_strings[0][position] for position in batch.label_positions[0]]
         ['bar', 'bar', 'foo', 'foo']
         >>> batch.tokens.shape, batch.last
-        (torch.Size([1, 14]), tensor([13]))
+        (torch.Size([1, 19]), tensor([18]))
     """
 
     tokens: Int[Tensor, "batch pos"]

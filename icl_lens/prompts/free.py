@@ -51,7 +51,7 @@ def tokenize_text(
     Example:
         >>> free = il.tokenize_text(model, "love : bar one : foo two :", targets=" foo", against=" bar")
         >>> il.head_log_prob_increase(il.capture(model, free), free.answer_tokens).shape
-        torch.Size([1, 6, 8])
+        torch.Size([1, 8, 6])
     """
     single = isinstance(texts, str)
     several = tuple(texts) if isinstance(texts, Iterable) and not single else (texts,)

@@ -41,7 +41,7 @@ def tokenize(
     Example:
         >>> batch = il.tokenize(model, [prompt])
         >>> batch.label_positions
-        tensor([[ 2,  5,  8, 11]])
+        tensor([[ 3,  7, 11, 15]])
     """
     prompts = several_prompts(prompts)
     if not isinstance(template, Template):
