@@ -151,7 +151,7 @@ def _index(
         "ranking, and by *contrast*, the answer's log-odds against the other label. An effect is that of the part of "
         "the "
         "claim that decided, with its 95 % interval over query words; [how verdicts are given](../verdicts.md) has the "
-        "rules, claim by claim. These are small models trained from nothing, with heads made few by a penalty; where "
+        "rules, claim by claim. These are small models trained from nothing, by a recipe fixed before; where "
         "they contradict the paper, they contradict it as a claim about every model, not about the models it studied.",
         "",
         f"{given} A p-value stands beside the one that allows for all of them (Holm's method); a verdict that does not "
