@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.pieces_world import emergence, ship
+from experiments.pieces_world import emergence, emergence_page, ship
 from experiments.pieces_world import train as training
 from experiments.pieces_world.card import Bias, write_card
 from experiments.pieces_world.emergence import Emergence, appearance, claim, repeat_scores, steepest
@@ -312,6 +312,19 @@ def test_a_head_appears_with_half_of_its_final_value():
     found = appearance(run).query("by == 'contrast'").set_index("name")["step"]
     assert found["L3H0"] == 200
     assert pd.isna(found["L3H1"])
+
+
+def test_the_page_of_runs_has_each_runs_verdict_and_figure(tmp_path):
+    with pytest.raises(InputError, match="no run"):
+        emergence_page.page(tmp_path)
+    for name, how in (("risen", {}), ("flat", {"rises": 0.0})):
+        run = made_up(**how)
+        emergence_page.write(run, claim(run), tmp_path / name)
+    page = emergence_page.page(tmp_path)
+    assert page.index("| [flat](#flat) | not supported |") < page.index("| [risen](#risen) | supported |")
+    assert (tmp_path / "flat" / "figure.png").stat().st_size > 10_000
+    assert "](flat/figure.png)" in page
+    assert "| contrast | L3H0 | 0.61 | 300 |" in page.split("## risen")[1]
 
 
 def test_snapshots_are_measured_as_the_models_they_are(run, tmp_path):

@@ -1,4 +1,4 @@
-"""`python -m experiments.pieces_world train | card | where | emergence | ship`: the bundled models and their cards."""
+"""`python -m experiments.pieces_world train | card | where | emergence | emergence-page | ship`: the bundled models and their cards."""
 
 from pathlib import Path
 from typing import Annotated
@@ -90,6 +90,18 @@ def emergence(
     console.print(steps_table(run))
     console.print(heads_table(run))
     console.print(f"{judged.outcome}: {judged.reason}")
+
+
+@app.command()
+def emergence_page(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the folders `emergence` wrote.")] = Path(
+        "docs/emergence"
+    ),
+) -> None:
+    """Write one page of all runs that `emergence` has measured: FOLDER/index.md."""
+    from experiments.pieces_world.emergence_page import page
+
+    write_text(folder / "index.md", page(folder))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What `emergence` writes: tables, a figure, the verdict; and what it prints."""
+"""What `emergence` writes: tables, a figure, the verdict; what it prints; and the page of several runs."""
 
 import json
 from dataclasses import asdict
@@ -18,6 +18,7 @@ from experiments.lab.frames import by_prompt, where
 from experiments.lab.intervals import mean_estimate
 from experiments.lab.verdict import Verdict
 from experiments.pieces_world.emergence import BY, DECIDES, Emergence, appearance, course
+from icl_lens.errors import InputError
 from icl_lens.files import write_text
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
 from icl_lens.report.plots import PAGE
@@ -91,3 +92,34 @@ def write(run: Emergence, judged: Verdict, folder: Path) -> None:
     write_text(folder / "verdict.json", json.dumps(plain, indent=2) + "\n")
     with matplotlib.rc_context(STYLE):
         figure(run).savefig(folder / "figure.png", dpi=150)
+
+
+def page(folder: Path) -> str:
+    """A page of every run that `write` left in a folder of `folder`: verdict, figure, and when heads appear.
+
+    Raises InputError if there is none.
+    """
+    runs = sorted(path.parent for path in folder.glob("*/verdict.json"))
+    if not runs:
+        raise InputError(f"there is no run in {str(folder)!r}; write some with --out {folder / 'NAME'} first")
+    lines = [
+        "# How the heads come about",
+        "",
+        "Made by `python -m experiments.pieces_world emergence` and `emergence-page`: ten snapshots of each training of "
+        "the bundled models' recipe, a seed each. Heads are located at the end of training, on half of the prompts, and "
+        "measured on the other, in every snapshot. [How verdicts are given](../verdicts.md) has the rule. Snapshots are "
+        "not in the repository; training writes them.",
+        "",
+        "| run | verdict | reason |",
+        "|---|---|---|",
+    ]
+    for run in runs:
+        told = json.loads((run / "verdict.json").read_text(encoding="utf-8"))
+        lines.append(f"| [{run.name}](#{run.name}) | {told['outcome']} | {told['reason']} |")
+    for run in runs:
+        heads = pd.read_csv(run / "heads.csv")
+        lines += ["", f"## {run.name}", "", f"![Accuracy, heads and attention by step]({run.name}/figure.png)", ""]
+        lines += ["| located by | head | at the end (nats) | half of it at step |", "|---|---|---:|---:|"]
+        for by, name, final, step in heads.itertuples(index=False):
+            lines.append(f"| {by} | {name} | {final:.2f} | {'never' if pd.isna(step) else f'{step:,.0f}'} |")
+    return "\n".join(lines) + "\n"
