@@ -1,4 +1,4 @@
-"""`python -m experiments.pieces_world train | card | where | emergence | emergence-page | ship`: the bundled models and their cards."""
+"""`python -m experiments.pieces_world COMMAND`: the bundled models, trained, measured, put into the package."""
 
 from pathlib import Path
 from typing import Annotated

@@ -105,10 +105,10 @@ def page(folder: Path) -> str:
     lines = [
         "# How the heads come about",
         "",
-        "Made by `python -m experiments.pieces_world emergence` and `emergence-page`: ten snapshots of each training of "
-        "the bundled models' recipe, a seed each. Heads are located at the end of training, on half of the prompts, and "
-        "measured on the other, in every snapshot. [How verdicts are given](../verdicts.md) has the rule. Snapshots are "
-        "not in the repository; training writes them.",
+        "Made by `python -m experiments.pieces_world emergence` and `emergence-page`: ten snapshots of each training "
+        "of the bundled models' recipe, a seed each. Heads are located at the end of training, on half of the "
+        "prompts, and measured on the other, in every snapshot. [How verdicts are given](../verdicts.md) has the rule. "
+        "Snapshots are not in the repository; training writes them.",
         "",
         "| run | verdict | reason |",
         "|---|---|---|",
