@@ -240,7 +240,7 @@ def docs(
             other = StudySettings(model=model, task=task, n=n)
             _run(["ablation"], other, out, overwrite=overwrite, processes=processes)
     if processes.first:
-        write_pages(out, pages, task=main_task, order=IDS)
+        write_pages(out, pages, task=main_task, order=IDS, models=bundled_models())
 
 
 @app.command()

@@ -91,6 +91,15 @@ def test_the_index_shows_old_verdicts_beside_new_ones_and_says_how_many_changed(
     assert json.loads((pages / "old-models.json").read_text()) == rows, "it is there for the next time"
 
 
+def test_results_of_other_models_stay_out(tmp_path: Path) -> None:
+    out = written(tmp_path / "out", made(), made(model="another"))
+    pages = tmp_path / "pages"
+    write_pages(out, pages, task="sentiment-number", order=ORDER, models=[made().model])
+    assert {row["model"] for row in json.loads((pages / "results.json").read_text())} == {made().model}
+    with pytest.raises(il.InputError, match="no results of third"):
+        write_pages(out, pages, task="sentiment-number", order=ORDER, models=["third"])
+
+
 def test_without_old_verdicts_there_is_no_such_table_and_other_files_go(tmp_path: Path) -> None:
     out, pages = written(tmp_path / "out", made()), tmp_path / "pages"
     (pages / "figures").mkdir(parents=True)

@@ -45,7 +45,7 @@ class Arrivals:
     query_words: list[str]
     key_words: list[str]
     stratum: Int[Tensor, " key"]
-    """Keys of one stratum stand at the same demonstration and bear the same label."""
+    """Keys of one stratum stand at the same demonstration, bear the same label, and their texts have as many tokens."""
     distance: int
     """From a label to the end of its prompt: the median."""
     right: Float[Tensor, " query"]
@@ -113,7 +113,9 @@ def arrivals(study: Study, task: str, layers: tuple[int, ...], prompts: int) -> 
         label = batch.label_index.cpu()
         query_class += [cell.asked == "true"] * len(own)
         key_class.append(((label == 0) != cell.swapped).flatten())
-        strata.append((2 * torch.arange(label.shape[1]) + label).flatten())
+        # Classes differ in how long their words are: a head that compares lengths would rank them.
+        length = (batch.text_ranges[..., 1] - batch.text_ranges[..., 0]).cpu()
+        strata.append((2 * (label.shape[1] * length + torch.arange(label.shape[1])) + label).flatten())
         query_words += [prompt.query for prompt in batch.prompts]
         key_words += [shown.text for prompt in batch.prompts for shown in prompt.demonstrations]
         distances.append((batch.last[:, None] - batch.label_positions).flatten().cpu())

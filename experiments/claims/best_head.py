@@ -38,21 +38,27 @@ class BestHeadConfig:
 def table(study: Study, config: BestHeadConfig) -> pd.DataFrame:
     """measure ("rank" | "attention" | "removal"), group ("located" | "second" | "random" | "none"), layer, name, …
 
-    "located" is the best head over both labels as the answer; "random" are the others of its layer but for the second
-    best. "rank": label, bits, mrr; "attention": layout, label, attention, even; both of every head. "removal": edit
-    ("removed": the head is set to zero at every position; "kept": all others are at the last position; "": none),
-    answer, correct (0–1), odds (nats), on the first `prompts` of the tested half.
+    "located" is the best head over both labels as the answer; "random" are the others of its layer, the second best
+    among them if it is there. "rank": label, bits, mrr; "attention": layout, label, attention, even; both of every
+    head. "removal": edit ("removed": the head is set to zero at every position; "kept": all others are at the last
+    position; "": none), answer, correct (0–1), odds (nats), on the first `prompts` of the tested half.
     """
     best, second = best_two(study)
-    both = Comparison.of(study, [best, second], config.controls)
+    # The second best head is one of the others where it is in the same layer: none is left out for its values.
+    compared = Comparison.of(study, [best], config.controls)
+    shown = Comparison((second,), {})
     found = stack(
-        label_rank.ranks_of(study, both).assign(measure="rank"),
-        attention_of(study, both, [Variant(layout) for layout in label_attention.LAYOUTS]).assign(measure="attention"),
+        *(
+            stack(
+                label_rank.ranks_of(study, some).assign(measure="rank"),
+                attention_of(study, some, [Variant(one) for one in label_attention.LAYOUTS]).assign(
+                    measure="attention"
+                ),
+            ).assign(**group)
+            for some, group in ((compared, {}), (shown, {"group": "second"}))
+        )
     )
-    found = found.assign(group=found["group"].mask(found["name"] == str(second), "second"))
-    # Of the second best head's own layer there is nothing to show but that head.
-    found = found.loc[(found["group"] != "random") | (found["layer"] == best.layer)]
-    others = both.controls[best.layer][: config.edited]
+    others = compared.controls[best.layer][: config.edited]
     return stack(found, *_removals(study, best, {"located": (best,), "second": (second,), "random": others}, config))
 
 

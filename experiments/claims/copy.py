@@ -73,11 +73,14 @@ class Copies:
 def places_and_tokens(
     batch: il.PromptBatch,
 ) -> list[tuple[Int[Tensor, "prompt demo"], Int[Tensor, "prompt demo"]]]:
-    """Of labels and of texts: the last token's position, and the token by which the word is said, its first."""
-    first = batch.tokens.gather(1, batch.text_ranges[..., 0].clamp(min=0))
+    """Of labels and of texts: the last token's position, and the token that copying it would say.
+
+    A label is said by its scored token; a text, whose tokens are never said all at once, by the one that is read.
+    """
+    last = batch.text_ranges[..., 1] - 1
     return [
         (batch.label_positions, batch.label_tokens[batch.label_index.clamp(min=0)]),
-        (batch.text_ranges[..., 1] - 1, first),
+        (last, batch.tokens.gather(1, last.clamp(min=0))),
     ]
 
 
@@ -119,7 +122,7 @@ def table(study: Study, config: CopyConfig) -> pd.DataFrame:
 
 
 Pair = tuple[list[int], list[int]]
-"""Two words: their last tokens, which are read, and their first, which are said."""
+"""Two words: the tokens of them that are read, and those that are said, see `places_and_tokens`."""
 
 
 def labels_as_read(study: Study) -> Pair:
@@ -134,7 +137,7 @@ def _last_token(batch: il.PromptBatch, label: int) -> int:
 
 
 def text_pairs(study: Study, rows: Int[Tensor, " row"], count: int) -> list[Pair]:
-    """Random pairs of texts of these prompts that begin differently."""
+    """Random pairs of texts of these prompts that end differently."""
     batch = study.batch()[rows]
     places, said = places_and_tokens(batch)[1]
     read = batch.tokens.gather(1, places.clamp(min=0))

@@ -81,7 +81,11 @@ def claim(table: pd.DataFrame) -> Verdict:
     # What as many random heads of the located ones' layers would share.
     share_of = {layer: located[layers == layer].mean() for layer in {*layers.tolist()}}
     chance = np.array([share_of[layer] for layer in layers.tolist()])[best].mean(1)
-    other = beside(table, "value")
+    shared_layers = {*where(table, group="located")["layer"]} & {*where(table, group="random")["layer"]}
+    comparable = table.loc[np.isin(array(table, "layer"), [*shared_layers])]
+    if not len(comparable):
+        return cannot_tell("no layer has located heads and others", unit="of located heads")
+    other = beside(comparable, "value")
     return all_of(
         verdict(
             drawn.estimate(shared - chance, bounds=CHANGE),
@@ -107,7 +111,10 @@ def _scores(table: pd.DataFrame) -> tuple[Float[np.ndarray, "draw head"], Resamp
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Left: the score of all heads, by layer. Right: of the located ones, best first, beside their layers' others."""
+    """Left: the score of all heads, by layer. Right: of the located ones, best first, beside their layers' others.
+
+    A head whose layer has no others is on the left only.
+    """
     drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
     left, right = drawn.subplots(1, 2, sharey=True)
     for group, hue, size in (("random", GREY, 3), ("located", ORANGE, 4)):
@@ -119,8 +126,9 @@ def figure(table: pd.DataFrame) -> Figure:
     left.set(xlabel="Layer", ylabel="Attention to what followed\nthe last time (0–1)")
     own = where(table, group="located")
     scored = {name: part["value"].mean() for name, part in own.groupby("name")}
-    names = sorted(map(str, scored), key=lambda name: -scored[name])
     layer_of = dict(zip(own["name"], own["layer"], strict=True))
+    beside_others = {*where(table, group="random")["layer"]}
+    names = sorted((str(name) for name in scored if layer_of[name] in beside_others), key=lambda name: -scored[name])
     samples = [by_prompt(own, "value", name=name) for name in names]
     others = [by_prompt(table, "value", group="random", layer=layer_of[name]) for name in names]
     at = np.arange(len(names))

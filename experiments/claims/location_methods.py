@@ -446,8 +446,9 @@ EXPERIMENT = Experiment(
     about=OWN_RANKINGS,
     paper=None,
     departs=(
-        "The paper ranks heads by increases and, in the published version, by causal tracing; it compares no ways "
-        "of finding heads. The yardstick is that of later work (MIB's areas), at the last position."
+        "The paper ranks heads by increases and, in the published version, by causal tracing; it compares no ways of "
+        "finding heads. The yardstick is that of later work (MIB's areas), at the last position. The halves ask about "
+        "other texts of the true class; a text of the false class may be asked about in both."
     ),
     config=LocationMethodsConfig(),
     table=table,

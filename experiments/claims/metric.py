@@ -273,7 +273,7 @@ EXPERIMENT = Experiment(
         "other: AUROC and precision@1 a tenth of the way from chance to one, and beyond each rival by a tenth of what "
         "it leaves: the cosine of the same inputs, plain and with means taken out, the other heads of the layers, and "
         "the same head with keys rotated at random. A text's own word is left out; compared are labels that stand at "
-        "the same place and bear the same word."
+        "the same place, bear the same word, and whose texts have as many tokens."
     ),
     paper=None,
     departs=(

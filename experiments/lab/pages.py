@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +18,7 @@ from experiments.lab.report import MARKS, in_order
 from experiments.lab.results import Result, figure_name, read_all, read_seconds
 from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
+from icl_lens.errors import InputError
 from icl_lens.files import replacing, write_text
 
 SEEDS = "seeds.md"
@@ -31,14 +32,18 @@ Seconds = dict[tuple[str, str, str], dict[str, float]]
 """Times measured beside results, by id, model and task."""
 
 
-def write_pages(out: Path, folder: Path, *, task: str, order: Sequence[str]) -> None:
+def write_pages(
+    out: Path, folder: Path, *, task: str, order: Sequence[str], models: Collection[str] | None = None
+) -> None:
     """Writes index.md (verdicts on `task` by model), a page for each experiment, its figures, and results.json.
 
-    Experiments come in this order of their ids. What `folder` held before is removed but for `OTHERS`: where it holds
-    verdicts on old models, the index shows them beside the new ones. Raises InputError if there are no results under
-    `out`, or those old verdicts cannot be read.
+    Experiments come in this order of their ids; results of other `models`, where these are named, stay out. What
+    `folder` held before is removed but for `OTHERS`: where it holds verdicts on old models, the index shows them
+    beside the new ones. Raises InputError if there are no results under `out`, or those old verdicts cannot be read.
     """
-    results = read_all(out)
+    results = [one for one in read_all(out) if models is None or one[1].model in models]
+    if not results:
+        raise InputError(f"there are no results of {', '.join(models or ())} under {str(out)!r}; run some first")
     old = read_verdicts(folder / OLD) if (folder / OLD).exists() else []
     _clear(folder)
     (folder / "figures").mkdir(parents=True)

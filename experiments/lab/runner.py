@@ -168,7 +168,7 @@ def _result(
     return Result(
         **experiment.caption(),
         model=study.folder().parts[0],
-        task=study.settings.said,
+        task=_of(experiment, study.settings).said,
         configuration=made_with,
         verdict=verdicts["increase"],
         contrast=verdicts.get("contrast"),
@@ -185,8 +185,13 @@ def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
     from, in the task's other layouts and in other word tasks too. Tasks given to be compared with belong to the claims
     that compare: others are the same without them.
     """
-    settings = study.settings if experiment.compares else replace(study.settings, compared=())
+    settings = _of(experiment, study.settings)
     return {**settings.described(), **asdict(experiment.config), **_contents(study, settings)}
+
+
+def _of(experiment: Experiment, settings: StudySettings) -> StudySettings:
+    """The settings that an experiment depends on: most look at no other task."""
+    return settings if experiment.compares else replace(settings, compared=())
 
 
 def pass_configuration(study: Study) -> dict[str, Any]:
@@ -212,7 +217,10 @@ def _contents(study: Study, settings: StudySettings) -> dict[str, Any]:
         max_words=settings.max_words,
     )
     read = [own, data_digest(StudySettings.task)]
-    read += [data_digest(task, path=settings.path_of(task)) for task in settings.others]
+    read += [
+        data_digest(task, path=settings.path_of(task), split=settings.split, max_words=settings.max_words)
+        for task in settings.others
+    ]
     return {
         "weights": fingerprint(study.model),
         "prompts": prompts_digest(study.batch()),

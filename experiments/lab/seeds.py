@@ -114,7 +114,7 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
         "Made by `python -m experiments seeds`: every claim on models of one architecture that differ in the seed they "
         f"were trained with, {n:,} prompts of {task} each. A claim **flips** if it is supported with one seed and not "
         "supported with another: what it says is then about a model, not about the architecture or the task. It is "
-        "unsure if it is undecided with some seeds only. The weights are not shipped. "
+        "unsure if it is undecided with some seeds only. Only seed 0 is in the package. "
         "[How verdicts are given](../verdicts.md) has the rules.",
         "",
         f"Of {sum(kinds.values())} claims, by architecture and ranking of heads, {kinds['same']} have the same verdict "

@@ -143,7 +143,8 @@ class StudySettings:
         """Where a task's data are: the path is the own task's, and a word list that of all tasks without another."""
         if self.others.get(task):
             return self.others[task]
-        return self.path if task == self.task or (self.path and self.path.endswith(".json")) else None
+        of_words = self.path and self.path.endswith(".json") and task not in SENTENCE_TASKS
+        return self.path if task == self.task or of_words else None
 
 
 @dataclass(frozen=True)
