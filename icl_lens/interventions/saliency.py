@@ -88,7 +88,7 @@ KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_la
 
 @in_turn
 def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch layer query key"]:
-    """How much each prompt's loss hangs on each attention edge: Σ over heads of |A ⊙ ∂loss/∂A|, nats.
+    """How much each prompt's loss hangs on each attention edge: the sizes of A ⊙ ∂loss/∂A, summed over heads, nats.
 
     The loss is the cross-entropy of the answer among the prompt's labels; of prompts without demonstrations, that of
     the target over the vocabulary. One forward and one backward pass. Memory: layer · pos² numbers a prompt for the
