@@ -332,3 +332,19 @@ def test_copy_of_a_tiny_model(gpt2: Any, words: str) -> None:
     assert {*table["word"]} == {"label", "text"}
     assert bool(table["copied"].between(0, 1).all())
     assert {*table.groupby(["name", "word"])["circuit"].nunique()} == {1}
+
+
+def test_keys_are_compared_only_with_those_whose_texts_are_as_long(icl_mini: Any) -> None:
+    """Animals have fewer pieces than countries: a head that compares lengths would rank the classes."""
+    found = arrivals(Study(icl_mini, StudySettings(n=40)), "animal-country", (0,), 40)
+    lengths = torch.tensor([len(icl_mini.tokenizer(word).input_ids) for word in found.key_words])
+    assert len(set(lengths.tolist())) > 1
+    assert all(len(set(lengths[keys].tolist())) == 1 for keys in found.strata)
+
+
+def test_a_text_of_several_pieces_is_said_by_the_piece_that_is_read(icl_mini: Any) -> None:
+    batch = il.tokenize(icl_mini, il.Prompt.parse("love : bar like : bar eight : foo two : foo one :"))
+    (places, labels), (ends, texts) = copy.places_and_tokens(batch)
+    assert icl_mini.tokenizer.convert_ids_to_tokens(texts[0].tolist()) == ["##ve", "##ke", "##ight", "##o"]
+    assert torch.equal(batch.tokens.gather(1, ends), texts)
+    assert torch.equal(batch.tokens.gather(1, places), labels)
