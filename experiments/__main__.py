@@ -260,7 +260,9 @@ def report(
 def seeds(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="NAME=FOLDER,FOLDER…", help="An architecture, and its models' folders, one a seed."),
+        typer.Argument(
+            metavar="NAME=FOLDER,FOLDER…", help="An architecture, and its models, one a seed: folders or bundled ones."
+        ),
     ],
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts of each model.")] = 1000,
     task: Annotated[str, typer.Option("--task", "-t", help="Word task (FALSE-TRUE categories).")] = "sentiment-number",

@@ -78,6 +78,12 @@ README = """Heads (`foo@8` is the label at token 8, `L1H6` is head 6 of layer 1)
     2   L1H2                 0.3829
 ```
 
+```text
+ head   part    position   token   top words
+ ───────────────────────────────────────────
+ L1H6   value          3   bar     old
+```
+
 best = …  # best.heads: four heads such as L1H6
 """
 EXPLAINED = """Answer
@@ -93,26 +99,44 @@ LOCATED = """ rank   head   mean increase (nats)
     2   L4H2                 0.7000
     3   L0H0                 0.1000
 """
+WORDS = """ head   part    position   token   top words
+ ───────────────────────────────────────────
+ L5H3   value          3   bar     bar, baz"""
 
 
 def test_the_readmes_tables_and_what_names_their_heads():
-    text = examples.readme_with(README, EXPLAINED, LOCATED)
+    text = examples.readme_with(README, EXPLAINED, LOCATED, WORDS)
     assert "`foo@11` is the label at token 11, `L5H3` is head 3 of layer 5" in text
     assert "four heads such as L5H3\n" in text
     assert " L5H3     +0.9                 +0.8         0.50\n L4H2" in text
     assert "0.7000\n```" in text
+    assert "bar, baz\n```" in text
     assert "L1H" not in text
     assert "L0H0" not in text
-    assert examples.readme_with(text, EXPLAINED, LOCATED) == text
+    assert examples.readme_with(text, EXPLAINED, LOCATED, WORDS) == text
+
+
+def test_words_are_those_of_the_named_heads_cut_short():
+    def row(name, kind, position):
+        return {"name": name, "kind": kind, "position": position, "token": " bar", "words": "a b c d e f"}
+
+    rows = [row("L9H9", "value", 3), *(row(*one, 3) for one in examples.SAYING), row(*examples.SAYING[0], 7)]
+    lines = examples.words_table(rows).split("\n")[2:]
+    said = [tuple(line.split(maxsplit=4)) for line in lines]
+    (first, kind), *others = examples.SAYING
+    expected = [(first, kind, "3"), (first, kind, "7"), *((*one, "3") for one in others)]
+    assert said == [(*one, "bar", "a, b, c, d, e") for one in expected]
+    with pytest.raises(SystemExit, match="choose others for SAYING"):
+        examples.words_table(rows[:1])
 
 
 def test_a_readme_without_its_table_is_told():
     with pytest.raises(SystemExit, match="0 tables that begin with 'rank"):
-        examples.readme_with(README.replace("mean increase", "increase"), EXPLAINED, LOCATED)
+        examples.readme_with(README.replace("mean increase", "increase"), EXPLAINED, LOCATED, WORDS)
     with pytest.raises(SystemExit, match="has its head changed"):
-        examples.readme_with(README, EXPLAINED, "nothing")
+        examples.readme_with(README, EXPLAINED, "nothing", WORDS)
 
 
 def test_the_readme_has_all_places():
     text = examples.README.read_text(encoding="utf-8")
-    assert examples.readme_with(text, EXPLAINED, LOCATED) != text
+    assert examples.readme_with(text, EXPLAINED, LOCATED, WORDS) != text

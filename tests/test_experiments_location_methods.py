@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from experiments.claims import location_methods
+from experiments.claims import heads_in_order, location_methods
 from experiments.claims.location_methods import METHODS, Curves, LocationMethodsConfig
 from experiments.lab.runner import run
 from experiments.lab.study import Study, StudySettings
@@ -131,12 +131,12 @@ def test_what_is_drawn() -> None:
 
 @pytest.mark.parametrize(("n", "counts"), [(12, [1, 2, 4, 8]), (8, [1, 2, 4]), (48, [1, 2, 4, 8, 16, 32]), (1, [])])
 def test_counts(n: int, counts: list[int]) -> None:
-    assert location_methods.counts_of(n) == counts
+    assert heads_in_order.counts_of(n) == counts
 
 
 def test_random_orders_have_the_same_layers() -> None:
     order = [il.Head(layer, head) for head in range(5) for layer in (2, 0, 1)]
-    shuffled = [location_methods.same_layers(order, random.Random(seed)) for seed in range(5)]
+    shuffled = [heads_in_order.same_layers(order, random.Random(seed)) for seed in range(5)]
     for one in shuffled:
         assert [head.layer for head in one] == [head.layer for head in order]
         assert sorted(one) == sorted(order)
@@ -165,20 +165,20 @@ def test_the_curves_are_those_of_single_ablations(load_tiny: Any, words: str, na
     """One point of each setting, in all eight cells, by zeroing and averaging heads in passes of their own."""
     model = load_tiny(name)
     study = Study(model, StudySettings(model="tiny", n=20, path=words))
-    table = location_methods.table(study, CONFIG)
-    scores = location_methods.rankings(study, study.halves[0][:3])
+    table = heads_in_order.table(study, CONFIG)
+    scores = heads_in_order.rankings(study, study.apart[0][:3])
     best = scores["gradient"].flatten().argsort(descending=True).tolist()
     order = [il.Head.at(i, 4) for i in best]
-    for positions, mode in location_methods.SETTINGS:
-        rows = study.test[: 4 if positions == "last" else 2]
+    for positions, mode in heads_in_order.SETTINGS:
+        rows = study.apart[1][: 4 if positions == "last" else 2]
         reference = None
         if mode == "mean":
             chosen = study.halves[0][:25]
             cells = [(swapped, asked) for swapped in (False, True) for asked in ("true", "false")]
-            reference = [study.batch(location_methods.Variant(swapped=s, asked=a))[chosen] for s, a in cells]
+            reference = [study.batch(heads_in_order.Variant(swapped=s, asked=a))[chosen] for s, a in cells]
         for edit, removed in (("kept", order[2:]), ("removed", order[:2])):
             expected = []
-            for cell in location_methods.VARIANTS:
+            for cell in heads_in_order.VARIANTS:
                 batch = study.batch(cell)[rows]
                 with il.ablate_heads(model, removed, mode=mode, reference=reference, positions=positions):
                     found = il.label_log_probs(model, batch)
@@ -195,12 +195,12 @@ def test_the_curves_are_those_of_single_ablations(load_tiny: Any, words: str, na
 def test_scores_are_what_they_are_called(gpt2: Any, words: str) -> None:
     """By methods' own definitions, a cell and a prompt at a time."""
     study = Study(gpt2, StudySettings(model="tiny", n=20, path=words))
-    rows = study.halves[0][:3]
-    found = location_methods.rankings(study, rows)
+    rows = study.apart[0][:3]
+    found = heads_in_order.rankings(study, rows)
     assert [*found] == [*METHODS]
     falls = torch.zeros(3, 4, dtype=torch.float64)
     attention = torch.zeros(3, 4, dtype=torch.float64)
-    for cell in location_methods.VARIANTS:
+    for cell in heads_in_order.VARIANTS:
         for row in rows.tolist():
             batch = study.batch(cell)[row]
             whole = il.label_log_probs(gpt2, batch)[0]

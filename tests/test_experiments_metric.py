@@ -100,6 +100,15 @@ def test_the_metric_is_judged_against_every_rival(population: dict[str, float], 
     assert decides in judged.reason.partition(";")[0]
 
 
+def test_a_task_that_the_model_does_not_do_is_left_out() -> None:
+    """On average over both tasks accuracy is beyond chance, and AUROC next to nothing."""
+    idle = where(metric_table(0.5, correct=0.5), task="a-b")
+    table = pd.concat([metric_table(), idle.assign(task="c-d", prompt=idle["prompt"] + N, query=idle["query"] + 50)])
+    judged = metric.claim(table)
+    assert judged.outcome == "supported", judged.reason
+    assert "judged on a-b (accuracy 95.0%); not on c-d (accuracy 50.0%), not done by the model" in judged.reason
+
+
 @pytest.mark.parametrize(
     ("population", "outcome"),
     [({"label": 0.95, "text": 0.95}, "not supported"), ({"label": 0.95, "other": 0.95}, "not supported")],
@@ -151,6 +160,7 @@ def made_up(key_of: Any, query_of: Any) -> float:
         key_class=kind[[i for i, _, _ in shown]],
         query_words=words,
         key_words=[words[i] for i, _, _ in shown],
+        seen=[(words[i],) for i, _, _ in shown],
         stratum=torch.tensor([2 * place + label for _, place, label in shown]),
         distance=3,
         right=torch.ones(8),
@@ -247,14 +257,15 @@ def test_every_number_of_the_metric_by_hand(family: str, load_tiny: Any, words: 
             true = ("bar" if cell.swapped else "foo",)
             for demo, shown in enumerate(prompt.demonstrations):
                 stands = (demo, shown.label)
-                keys.append((acts.label_resid_pre[0, place.layer, demo], shown.text, shown.label in true, stands))
+                before = [one.text for one in prompt.demonstrations[: demo + 1]]
+                keys.append((acts.label_resid_pre[0, place.layer, demo], before, shown.label in true, stands))
                 distances.append(int(batch.last[0] - batch.label_positions[0, demo]))
     distance = None if family == "gpt2" else sorted(distances)[(len(distances) - 1) // 2]
     form = il.query_key_metric(study.model, place, distance=distance)
     for i, (x, word, kind) in enumerate(queries):
         found = []
         for stands in sorted({stands for *_, stands in keys}):
-            here = [(y, is_true) for y, text, is_true, at in keys if at == stands and text != word]
+            here = [(y, is_true) for y, before, is_true, at in keys if at == stands and word not in before]
             scores = torch.tensor([float(form.scores(x[None], y[None])) for y, _ in here])
             same = torch.tensor([is_true == kind for _, is_true in here])
             if same.any() and not same.all():
@@ -325,6 +336,47 @@ def test_a_head_that_always_says_one_label_copies_nothing() -> None:
     assert float(copy.told_apart(torch.tensor([[[2.0, 5.0], [1.0, 6.0]]]), other)) == 1.0
     assert float(copy.told_apart(torch.tensor([[[1.0, 6.0], [2.0, 5.0]]]), other)) == 0.0
     assert math.isnan(float(copy.told_apart(liked, torch.zeros_like(other))))
+
+
+def test_a_label_behind_the_word_asked_about_is_left_out(icl_mini: Any) -> None:
+    """Not only the label of that word: those of later demonstrations have it before them as well."""
+    found = arrivals(Study(icl_mini, StudySettings(n=24)), "animal-country", (0,), 24)
+    shown = 4
+    assert len(found.seen) == len(found.key_words) == 24 * shown
+    behind = 0
+    for row, word in enumerate(found.query_words):
+        for key in range(len(found.seen)):
+            before = found.key_words[key - key % shown : key + 1]
+            assert bool(found.other_word[row, key]) == (word not in before)
+            behind += word in before[:-1]
+    assert behind > 0
+
+
+def test_an_untrained_metric_counts_the_way_that_is_better_for_it() -> None:
+    """A rotation is as likely to put a class last as first, and a mean of both would be chance whatever it knows."""
+
+    def made(sign: float) -> float:
+        kind = torch.arange(6) >= 3
+        words = list("abcdef")
+        one = Arrivals(
+            task="made-up",
+            layers=(0,),
+            queries=torch.zeros(6, 1, 1),
+            keys=torch.zeros(6, 1, 1),
+            query_class=kind,
+            key_class=kind,
+            query_words=words,
+            key_words=words,
+            seen=[(word,) for word in words],
+            stratum=torch.zeros(6, dtype=torch.long),
+            distance=1,
+            right=torch.ones(6),
+            home=torch.device("cpu"),
+        )
+        side = kind.float() * 2 - 1
+        return float(metric.better_way(one, sign * side[:, None] * side).auroc.mean())
+
+    assert made(1.0) == made(-1.0) == 1.0
 
 
 def test_copy_of_a_tiny_model(gpt2: Any, words: str) -> None:

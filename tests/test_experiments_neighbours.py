@@ -11,7 +11,7 @@ import torch
 from test_effects import hf_twin
 
 import icl_lens as il
-from experiments.claims import anchors, function_vectors, induction
+from experiments.claims import anchors, function_vectors, induction, vectors_added
 from experiments.claims.queries import relabelled
 from experiments.lab.frames import stack, where
 from experiments.lab.repeats import random_tokens, repeat_scores
@@ -63,14 +63,15 @@ def anchors_table(
 
 
 def vectors_table(
-    effect: float, located: float, random: float = 0.0, words: float = 0.0, spread: float = 0.2, tilt: float = 0.0
+    effect: float, located: float, random: float = 0.0, shuffled: float = 0.0, spread: float = 0.2, tilt: float = 0.0
 ) -> pd.DataFrame:
     """Sixty words of either class; demonstrations give 4 nats. `tilt`: what all vectors give to the true class's label.
 
     The other assignment of labels is left out, so that only the balance of classes stands against a tilt.
     """
-    means = {"none": 0.0, "demonstrations": 4.0, "effect": effect, "located": located, function_vectors.LABELS: words}
-    means |= dict.fromkeys(function_vectors.BESIDE.values(), random)
+    means = {"none": 0.0, "demonstrations": 4.0, "effect": effect, "located": located, vectors_added.LABELS: 0.0}
+    means |= dict.fromkeys(vectors_added.BESIDE.values(), random)
+    means |= dict.fromkeys(vectors_added.SHUFFLED.values(), shuffled)
     parts = []
     for group, mean in means.items():
         for true, count in ((True, 45), (False, 15)):
@@ -80,7 +81,7 @@ def vectors_table(
             number = np.arange(count) + 100 * (not true)
             frame = pd.DataFrame({"prompt": number, "query": number, "odds": odds, "log_prob": odds - 5})
             frame = frame.assign(right=(odds > 0).astype(float), first=0.0, true=true, layer=1, true_label="foo")
-            parts.append(frame.assign(labels="foo/bar", group=group, name=group))
+            parts.append(frame.assign(labels=vectors_added.OWN, group=group, name=group))
     return stack(*parts)
 
 
@@ -180,8 +181,8 @@ def test_a_vector_that_says_one_label_gives_nothing() -> None:
     assert found.effect == pytest.approx(0.0, abs=0.01)
 
 
-@pytest.mark.parametrize("control", [{"random": 2.0}, {"words": 2.0}])
-def test_random_heads_or_label_words_that_give_as_much_refute_it(control: dict[str, float]) -> None:
+@pytest.mark.parametrize("control", [{"random": 2.0}, {"shuffled": 2.0}])
+def test_random_heads_or_shuffled_labels_that_give_as_much_refute_it(control: dict[str, float]) -> None:
     assert function_vectors.EXPERIMENT.verdict(vectors_table(1.6, 1.6, **control)).outcome == "not supported"
 
 
@@ -203,20 +204,20 @@ def study(gpt2, tmp_path_factory) -> Study:
 
 
 def test_vectors_are_those_of_the_library_and_added_where_they_say(study) -> None:
-    config = function_vectors.FunctionVectorsConfig(heads=1, random_sets=1, prompts=4)
+    config = vectors_added.FunctionVectorsConfig(heads=1, random_sets=1, prompts=4)
     sets = {("effect", "effect"): [il.Head(0, 1), il.Head(2, 3)]}
     labels = ("bar", "foo")
-    own = function_vectors._vectors(study, config, sets, labels)
-    kept = study.halves[0][:4].tolist()
-    prompts = [study.prompts(function_vectors.Variant(asked=asked))[row] for asked in ("true", "false") for row in kept]
+    own = vectors_added._vectors(study, config, sets, labels)
+    kept = study.apart[0][:4].tolist()
+    prompts = [study.prompts(vectors_added.Variant(asked=asked))[row] for asked in ("true", "false") for row in kept]
     batch = il.tokenize(study.model, relabelled(prompts, labels), labels=labels)
     expected = il.function_vector(study.model, sets["effect", "effect"], batch)
     torch.testing.assert_close(own["effect", "effect"], expected.cpu(), atol=1e-5, rtol=1e-5)
 
-    words = function_vectors._Words.of(study)
+    words = vectors_added._Words.of(study)
     assert not {*np.array(words.texts)[words.choosing & words.true]} & {*np.array(words.texts)[~words.choosing]}
     vectors = [{key: 30 * vector for key, vector in own.items()}]
-    found = function_vectors._without_demonstrations(study, words, vectors, [labels])
+    found = vectors_added._without_demonstrations(study, words, vectors, [labels])
     for _, row in where(found, group="effect").iterrows():
         zero = il.tokenize_text(study.model, f"{words.texts[row['prompt']]} :")
         with il.add_vector(study.model, vectors[0]["effect", "effect"], int(row["layer"]), zero):
@@ -230,7 +231,7 @@ def test_vectors_are_those_of_the_library_and_added_where_they_say(study) -> Non
 
 def test_label_words_say_both_labels_and_no_other(study) -> None:
     tokens = [families.WORDS.index(label) for label in ("foo", "bar")]
-    direction = function_vectors.label_direction(study, tokens)
+    direction = vectors_added.label_direction(study, tokens)
     gain = study.view.readout(torch.ones(1, study.view.d_model)).gain
     own = study.model.W_U[:, tokens].mean(1) - study.model.W_U.mean(1)
     torch.testing.assert_close(direction, (own * gain).detach().cpu(), atol=1e-5, rtol=1e-5)
@@ -257,7 +258,7 @@ def test_heads_of_a_layer_full_of_induction_heads_coincide_by_chance() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_bias"])
 def test_repeat_scores_are_hugging_faces_attention(load_tiny, family_folder, name) -> None:
     study = Study(load_tiny(name, dtype=torch.float64), StudySettings(model="tiny", n=2))
-    study._batches[function_vectors.FOO] = il.tokenize(study.model, [il.Prompt.parse(families.PROMPT, answer="foo")])
+    study._batches[vectors_added.FOO] = il.tokenize(study.model, [il.Prompt.parse(families.PROMPT, answer="foo")])
     tokens = random_tokens(study, 8, seed=1)
     assert len({*tokens}) == 8
     assert tokens == random_tokens(study, 8, seed=1) != random_tokens(study, 8, seed=2)

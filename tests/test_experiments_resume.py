@@ -81,7 +81,7 @@ def test_every_pass_leaves_chunks(unbroken):
     passes = {name.rsplit("-", 2)[0] for name in names}
     assert {"shallow-flow-002", "repeated", "means"} <= passes
     manifest = json.loads(next(data for name, data in unbroken.items() if name.endswith("manifest.json")))
-    assert {"n", "seed", "weights", "prompts", "data", "code", "versions", "dtype", "device"} <= set(manifest)
+    assert {"n", "seed", "weights", "prompts_digest", "data", "code", "versions", "dtype", "device"} <= set(manifest)
 
 
 def test_killed_and_taken_up(inputs, unbroken, tmp_path):

@@ -14,6 +14,7 @@ from experiments.__main__ import app
 from experiments.lab.pages import write_pages
 from experiments.lab.results import Result
 from experiments.lab.seeds import kind, seeds_page, summary, trained, write_seeds
+from experiments.lab.study import StudySettings, folder_of
 from experiments.lab.verdict import Outcome
 from experiments.lab.work import Work
 from icl_lens.errors import InputError
@@ -183,3 +184,12 @@ def test_work_of_later_runs_is_in_the_bar_from_the_start(no_type_checks: None) -
     work.later = 0
     work.expect(study, [SimpleNamespace(variant="a")], [])  # type: ignore[list-item]
     assert work.total == 200
+
+
+def test_a_bundled_model_goes_by_its_name(tmp_path: Path) -> None:
+    """Its results are those that the other commands make, and lie in the same folder."""
+    (tmp_path / "gpt2-1").mkdir()
+    (one,) = trained([f"GPT-2=icl-mini,{tmp_path / 'gpt2-1'}"])
+    first, second = one.settings(n=20, task="sentiment-number")
+    assert first == StudySettings(model="icl-mini", n=20)
+    assert str(folder_of(second).parent) == "gpt2-1"

@@ -54,7 +54,7 @@ def test_defaults_are_configured_as_before(gpt2: Any, words: str) -> None:
     assert plain.described() == expected
     assert StudySettings(model="tiny", n=24, path=words, labels=("foo", "bar")).described() == expected, "the same"
     found = configuration(catalogue.find("order"), Study(gpt2, plain))
-    assert list(found) == [*expected, "heads", "controls", "weights", "prompts", "data"]
+    assert list(found) == [*expected, "heads", "controls", "weights", "prompts_digest", "data"]
     assert not {"demonstrations", "template"} & {*pass_configuration(Study(gpt2, plain))}
     assert folder_of(plain) == Path("tiny", "sentiment-number")
     assert plain.said == "sentiment-number"
@@ -77,7 +77,7 @@ def test_each_setting_is_in_the_configuration_the_digests_and_the_folder(gpt2: A
     assert len({one.said for one in every}) == len(every)
     studies = [Study(gpt2, one) for one in every]
     found = [configuration(catalogue.find("order"), study) for study in studies]
-    assert len({one["prompts"] for one in found}) == len(every), "they are other prompts"
+    assert len({one["prompts_digest"] for one in found}) == len(every), "they are other prompts"
     assert all(json.loads(json.dumps(one)) for one in found)
     for given, one, study in zip(OTHERS, found[1:], studies[1:], strict=True):
         assert given.keys() <= one.keys()

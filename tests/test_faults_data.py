@@ -182,12 +182,12 @@ def test_changed_data_is_another_configuration(gpt2, tmp_path):
     assert made_with() == before
     words["animal"][0] = "w60"
     other = made_with()
-    assert (other["prompts"] == before["prompts"], other["data"] == before["data"]) == (True, False)
+    assert (other["prompts_digest"] == before["prompts_digest"], other["data"] == before["data"]) == (True, False)
     words["number"] = [*words["number"][1:], "w42"]
-    assert made_with()["prompts"] != before["prompts"]
+    assert made_with()["prompts_digest"] != before["prompts_digest"]
     refused = other_configuration("out", before, other, remedy="choose another --out")
     faults.assert_sentence(str(refused), "data ")
-    faults.assert_sentence(str(other_configuration("out", {"n": 24}, other, remedy="x")), "prompts None there")
+    faults.assert_sentence(str(other_configuration("out", {"n": 24}, other, remedy="x")), "prompts_digest None there")
 
 
 # What a run left behind

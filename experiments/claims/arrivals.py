@@ -44,6 +44,8 @@ class Arrivals:
     key_class: Bool[Tensor, " key"]
     query_words: list[str]
     key_words: list[str]
+    seen: list[tuple[str, ...]]
+    """The words that a key has before it, its own among them."""
     stratum: Int[Tensor, " key"]
     """Keys of one stratum stand at the same demonstration, bear the same label, and their texts have as many tokens."""
     distance: int
@@ -61,10 +63,15 @@ class Arrivals:
 
     @cached_property
     def other_word(self) -> Bool[Tensor, "query key"]:
-        """Which keys stand for another word than the query's: its own would be found by its letters."""
-        number = {word: i for i, word in enumerate(dict.fromkeys([*self.query_words, *self.key_words]))}
-        asked, shown = (torch.tensor([number[word] for word in some]) for some in (self.query_words, self.key_words))
-        return asked[:, None] != shown
+        """Which keys have other words before them than the query's: its own would be found by its letters."""
+        behind: dict[str, set[int]] = {}
+        for key, words in enumerate(self.seen):
+            for word in words:
+                behind.setdefault(word, set()).add(key)
+        allowed = torch.ones(len(self.query_words), len(self.seen), dtype=torch.bool)
+        for row, word in enumerate(self.query_words):
+            allowed[row, sorted(behind.get(word, ()))] = False
+        return allowed
 
     @cached_property
     def strata(self) -> list[Int[Tensor, " key_of_one"]]:
@@ -102,7 +109,7 @@ def arrivals(study: Study, task: str, layers: tuple[int, ...], prompts: int) -> 
     """
     rows = torch.arange(min(prompts, study.settings.n))
     streams, right, distances, strata = [], [], [], []
-    query_class, key_class, query_words, key_words = [], [], [], []
+    query_class, key_class, query_words, key_words, seen = [], [], [], [], []
     for place, cell in enumerate(CELLS):
         cell, own = replace(cell, task=task), rows[place :: len(CELLS)]
         if not len(own):
@@ -117,7 +124,9 @@ def arrivals(study: Study, task: str, layers: tuple[int, ...], prompts: int) -> 
         length = (batch.text_ranges[..., 1] - batch.text_ranges[..., 0]).cpu()
         strata.append((2 * (label.shape[1] * length + torch.arange(label.shape[1])) + label).flatten())
         query_words += [prompt.query for prompt in batch.prompts]
-        key_words += [shown.text for prompt in batch.prompts for shown in prompt.demonstrations]
+        texts = [[shown.text for shown in prompt.demonstrations] for prompt in batch.prompts]
+        key_words += [text for some in texts for text in some]
+        seen += [tuple(some[: place + 1]) for some in texts for place in range(len(some))]
         distances.append((batch.last[:, None] - batch.label_positions).flatten().cpu())
     x = torch.cat(streams)
     return Arrivals(
@@ -129,6 +138,7 @@ def arrivals(study: Study, task: str, layers: tuple[int, ...], prompts: int) -> 
         key_class=torch.cat(key_class),
         query_words=query_words,
         key_words=key_words,
+        seen=seen,
         stratum=torch.cat(strata),
         distance=int(torch.cat(distances).median()),
         right=torch.cat(right).cpu(),

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from experiments.claims.shots import ARBITRARY, Kind, Row, classes_of, rows_of
+from experiments.claims.shots import Kind, Row, classes_of, labels_of, names_of, rows_of
 from experiments.lab.controls import beside
 from experiments.lab.drawing import WHISKERS, legend_below, means, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
@@ -77,33 +77,35 @@ def table(study: Study, config: LearningKindConfig) -> pd.DataFrame:
 
     `correct` (0 or 1): the label that is right is the likeliest of the labels; `vocabulary`: of all tokens. NaN where
     prompts do not fit the context, or the words or the vocabulary have not enough for them. Heads are set to zero, all
-    together, at the number of demonstrations that is judged.
+    together, at the number of demonstrations that is judged, where the query is no word that heads are located on.
     """
     made = _Made(study)
     pair = classes_of(study.settings.task, study.settings.path, 2)
-    labels = {kind: ARBITRARY[:2] if kind == "arbitrary" else _names(study, pair) for kind in KINDS}
+    names = names_of(study, pair)
+    labels = {kind: labels_of(study, 2) if kind == "arbitrary" else names for kind in KINDS}
     rows = _rows(study, pair, config.prompts, config.shots)
-    fits = [0]
     for kind in KINDS:
         for shots in config.shots:
             found = _said(study, rows, kind, labels[kind], shots)
             made.add(rows, found, classes=2, kind=kind, shots=shots, group="none", name="")
-            if kind == "arbitrary" and found is not None and shots <= JUDGED:
-                fits.append(shots)
+    judged_at = _judged_at(stack(*made.frames))
     for count in config.classes:
         for each in config.each:
             several = _several(study, count, config.prompts, count * each)
-            found = _said(study, several, "arbitrary", ARBITRARY[:count], count * each) if several else None
+            found = _said(study, several, "arbitrary", labels_of(study, count), count * each) if several else None
             common = {"classes": count, "kind": "arbitrary", "shots": count * each}
             made.add(several or rows, found, **common, group="none", name="")
-    if max(fits) > 0:
+    seen = {study.prompts()[row].query for row in study.halves[0].tolist()}
+    # Heads are located on some words: what they cost is measured on others.
+    others = [row for row in rows if row.query not in seen]
+    if judged_at > 0 and others:
         heads = located_for_both(study, study.few(config.heads))
         sets = [("located", "located", heads)]
         sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(study.controls(heads, config.draws))]
         for kind in KINDS:
             for group, name, removed in sets:
-                found = _said(study, rows, kind, labels[kind], max(fits), removed)
-                made.add(rows, found, classes=2, kind=kind, shots=max(fits), group=group, name=name)
+                found = _said(study, others, kind, labels[kind], judged_at, removed)
+                made.add(others, found, classes=2, kind=kind, shots=judged_at, group=group, name=name)
     return stack(*made.frames)
 
 
@@ -132,19 +134,6 @@ def _several(study: Study, count: int, n: int, shots: int) -> list[Row] | None:
         return None
 
 
-def _names(study: Study, classes: Sequence[str]) -> tuple[str, ...] | None:
-    """The classes' own names as labels, with a capital or without; None where the model has no words for them."""
-    first = study.prompts()[0]
-    for names in (tuple(name.capitalize() for name in classes), tuple(classes)):
-        shown = [il.Demonstration(first.demonstrations[0].text, name) for name in names]
-        try:
-            il.tokenize(study.model, [il.Prompt(shown, first.query, None, names)])
-        except il.InputError:
-            continue
-        return names
-    return None
-
-
 def _said(
     study: Study,
     rows: Sequence[Row],
@@ -157,8 +146,9 @@ def _said(
     if labels is None or shots > len(rows[0].shown):
         return None
     try:
-        shown = il.tokenize(study.model, [row.prompt(kind, labels, max(shots, 1)) for row in rows], labels=labels)
-        batch = shown if shots else il.tokenize_text(study.model, [f"{row.query} :" for row in rows])
+        prompts = [row.prompt(kind, labels, max(shots, 1)) for row in rows]
+        shown = il.tokenize(study.model, prompts, template=study.settings.template, labels=labels)
+        batch = shown if shots else study.alone([row.query for row in rows])
     except il.InputError:
         return None
     right = shown.label_tokens[[list(labels).index(row.answer(kind, labels)) for row in rows]]
@@ -213,9 +203,13 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def _judged_at(whole: pd.DataFrame) -> int:
-    """The largest number of demonstrations up to JUDGED of which there are prompts."""
-    there = where(whole, kind="arbitrary").dropna(subset=["correct"])["shots"]
-    return max([int(shots) for shots in set(there) if shots <= JUDGED] or [0])
+    """The largest number of demonstrations up to JUDGED with prompts of every kind of labels there is."""
+    there = whole.dropna(subset=["correct"])
+    there = there.loc[(there["shots"] > 0) & (there["shots"] <= JUDGED)]
+    of_kinds = [{int(shots) for shots in where(there, kind=kind)["shots"]} for kind in KINDS]
+    if not of_kinds[list(KINDS).index("arbitrary")]:
+        return 0
+    return max(set.intersection(*(shots for shots in of_kinds if shots)), default=0)
 
 
 def _share(values: Any) -> str:
@@ -323,6 +317,8 @@ def _draw_heads(ax: Axes, table: pd.DataFrame) -> None:
     part = where(two, shots=judged_at)
     groups = {"none": ("nothing removed", "0.8"), "random": ("random heads removed", GREY)}
     groups["located"] = ("located heads removed", "0.15")
+    if len(edited):
+        part = part.loc[part["prompt"].isin(edited["prompt"])]
     for place, (group, (name, hue)) in enumerate(groups.items()):
         samples = [by_prompt(part, "correct", kind=kind, group=group).dropna() for kind in KINDS]
         at = np.arange(len(KINDS)) + 0.27 * (place - 1)

@@ -8,225 +8,31 @@
    larger the areas under both curves (Mueller et al. 2025, MIB: CPR and CMD; Marks et al. 2024: completeness).
 """
 
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from matplotlib.figure import Figure
-from torch import Tensor
 
-import icl_lens as il
-from experiments.claims.head_atlas import repeated
-from experiments.lab.competence import VARIANTS
+from experiments.claims.heads_in_order import (
+    CHANCE,
+    METHODS,
+    PAPERS,
+    RIVAL,
+    SETTINGS,
+    LocationMethodsConfig,
+    table,
+    timed,
+)
 from experiments.lab.drawing import legend_below
-from experiments.lab.editing import BAR, FOO, REFERENCE
 from experiments.lab.experiment import OWN_RANKINGS, Experiment
-from experiments.lab.frames import levels, stack, where
+from experiments.lab.frames import levels, where
 from experiments.lab.intervals import Estimate, Resample, clusters_of, drawn_counts, resample
-from experiments.lab.passes import Tensors, joined
-from experiments.lab.reductions import head_contrasts, head_increases
-from experiments.lab.study import Study, Variant
 from experiments.lab.verdict import Verdict, adjusted, all_of, cannot_tell, told, verdict
-from icl_lens.metrics import label_log_odds
-from icl_lens.report.palette import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY
+from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
-
-METHODS = {
-    "increase": (BLUE, "o-"),
-    "logit difference": (SKY, "o--"),
-    "effect, last": (ORANGE, "^-"),
-    "effect, all": (AMBER, "^--"),
-    "gradient": (PINK, "v-"),
-    "attention": (GREEN, "s-"),
-    "induction": (INK, "s--"),
-}
-"""The ways of ranking, chance aside, and how they are drawn."""
-PAPERS, RIVAL, CHANCE = "increase", "attention", "random"
-SETTINGS = (("last", "zero"), ("last", "mean"), ("all", "zero"))
-"""Where heads are removed, and what stands in their place. The first decides."""
-Order = list[il.Head]
-
-
-@dataclass(frozen=True)
-class LocationMethodsConfig:
-    """Prompts to rank on and to judge on, each in eight cells; those judged with heads edited at all positions; orders.
-
-    Cells are both labels as the answer, both orders of the demonstrations, queries of both classes.
-    """
-
-    ranked: int = 24
-    judged: int = 40
-    judged_at_all: int = 8
-    controls: int = 4
-    """Random orders beside each method's, with its layers in the same places."""
-    draws: int = 6
-    """Random orders of all heads."""
-    timed: int = 16
-    """Prompts on which the methods' times are measured."""
-
-
-def table(study: Study, config: LocationMethodsConfig) -> pd.DataFrame:
-    """positions, mode, method, group, name (of the order), layer, edit, count, share (of all heads), prompt, odds.
-
-    `odds`: the answer's log-odds, nats, over the prompt's cells. Group "located" is a method's own order, "random" one
-    of random heads: beside a method, with its layers in the same places. `edit`: only the first `count` heads "kept",
-    or these "removed". Method "model": nothing removed ("all") or everything ("none").
-    """
-    scores = rankings(study, study.halves[0][: config.ranked])
-    orders = list(_orders(study, scores, config))
-    fair = [one for one in orders if one[1] == "located" or one[0] == CHANCE]
-    frames = []
-    for positions, mode in SETTINGS:
-        rows = study.test[: config.judged if positions == "last" else config.judged_at_all]
-        frames.append(_curves(study, rows, orders if (positions, mode) == SETTINGS[0] else fair, positions, mode))
-    return stack(*frames)
-
-
-def rankings(study: Study, rows: Int[Tensor, " row"]) -> dict[str, Float[Tensor, "layer head"]]:
-    """The mean score of every head by each method, over prompts in all cells; the best is the largest."""
-    scored = _in_all_cells(study, rows, lambda batch: _scores(study, batch), what="heads ranked")
-    found = {name: values.double().mean((0, 1)) for name, values in scored.items()}
-    shuffled = study.passes.run(
-        "tokens shuffled and repeated", [2] * len(rows), lambda i: repeated(study, int(rows[i]))
-    )
-    found["induction"] = joined(shuffled)["induction"].double().mean(0)
-    return {name: found[name] for name in METHODS}
-
-
-def _in_all_cells(
-    study: Study, rows: Int[Tensor, " row"], compute: Callable[[il.PromptBatch], Tensors], *, what: str
-) -> dict[str, Shaped[Tensor, "cell row ..."]]:
-    """A pass over some rows in every cell, all in the same batches."""
-    prompts = [study.prompts(cell)[row] for cell in VARIANTS for row in rows.tolist()]
-    pieces = study.pieces(study.tokenize(prompts))
-    found = joined(study.passes.run(what, [len(piece) for piece in pieces], lambda i: compute(pieces[i])))
-    return {name: values.unflatten(0, (len(VARIANTS), len(rows))) for name, values in found.items()}
-
-
-def _scores(study: Study, batch: il.PromptBatch) -> Tensors:
-    """[prompt layer head] by every method that scores prompts."""
-    return {name: method(study, batch) for name, method in SCORES.items()}
-
-
-def _effects(study: Study, batch: il.PromptBatch, positions: str) -> Float[Tensor, "prompt layer head"]:
-    """By how much the answer's log-odds fall without each head, measured."""
-    return il.head_effects(study.model, batch, positions="last" if positions == "last" else "all").log_odds.float()
-
-
-def _estimates(study: Study, batch: il.PromptBatch) -> Float[Tensor, "prompt layer head"]:
-    """The same at the last position, to first order."""
-    against = batch.other_label_tokens
-    found = il.head_effects(study.model, batch, positions="last", method="gradient", against=against).log_diff
-    assert found is not None
-    return found.float()
-
-
-SCORES = {
-    "increase": lambda study, batch: head_increases(il.capture(study.model, batch)).float(),
-    "logit difference": lambda study, batch: head_contrasts(il.capture(study.model, batch)).float(),
-    "effect, last": lambda study, batch: _effects(study, batch, "last"),
-    "effect, all": lambda study, batch: _effects(study, batch, "all"),
-    "gradient": _estimates,
-    "attention": lambda study, batch: il.attention_to_labels(il.capture(study.model, batch)).sum(-1).float(),
-}
-"""How each method scores heads, prompt by prompt."""
-
-
-def timed(study: Study, config: LocationMethodsConfig) -> dict[str, float]:
-    """Seconds that every method takes for 100 prompts, one of few batches at a time."""
-    rows = study.halves[0][: config.timed]
-    seconds = {}
-    for name in METHODS:
-        start = time.perf_counter()
-        if name in SCORES:
-            for batch in study.batches(FOO, rows):
-                SCORES[name](study, batch)
-        else:
-            for row in rows.tolist():
-                repeated(study, row)
-        seconds[name] = (time.perf_counter() - start) * 100 / len(rows)
-    return seconds
-
-
-def _orders(
-    study: Study, scores: Mapping[str, Float[Tensor, "layer head"]], config: LocationMethodsConfig
-) -> Iterator[tuple[str, str, str, Order]]:
-    """Method, group, name and order of all heads, best first."""
-    rng = random.Random(study.settings.seed)
-    for method, score in scores.items():
-        best = [il.Head.at(i, score.shape[1]) for i in score.flatten().argsort(descending=True, stable=True).tolist()]
-        yield method, "located", "own", best
-        for i in range(config.controls):
-            yield method, "random", f"set {i}", same_layers(best, rng)
-    for i in range(config.draws):
-        everything = study.view.heads()
-        yield CHANCE, "random", f"set {i}", rng.sample(everything, len(everything))
-
-
-def same_layers(order: Sequence[il.Head], rng: random.Random) -> Order:
-    """The heads of every layer exchanged at random among the places that the layer has in an order."""
-    left: dict[int, Order] = {}
-    for head in order:
-        left.setdefault(head.layer, []).append(head)
-    for heads in left.values():
-        rng.shuffle(heads)
-    return [left[head.layer].pop() for head in order]
-
-
-def counts_of(n: int) -> list[int]:
-    """1, 2, 4, … heads, fewer than all."""
-    return [2**i for i in range(n.bit_length()) if 2**i < n]
-
-
-def _curves(
-    study: Study, rows: Int[Tensor, " row"], orders: Sequence[tuple[str, str, str, Order]], positions: str, mode: str
-) -> pd.DataFrame:
-    """The table's rows of one setting. Equal sets of heads are removed once."""
-    everything = frozenset(study.view.heads())
-    place: dict[frozenset[il.Head], int] = {frozenset(): 0, everything: 1}
-    asked: list[tuple[dict[str, object], int]] = []
-    for edit, removed in (("all", frozenset()), ("none", everything)):
-        asked.append(({"method": "model", "group": "", "name": "", "edit": edit, "count": 0}, place[removed]))
-    for method, group, name, order in orders:
-        for count in counts_of(len(order)):
-            for edit, heads in (("kept", order[count:]), ("removed", order[:count])):
-                at = place.setdefault(frozenset(heads), len(place))
-                asked.append(({"method": method, "group": group, "name": name, "edit": edit, "count": count}, at))
-    found = _odds(study, rows, [sorted(heads) for heads in place], positions, mode)
-    common = {"positions": positions, "mode": mode, "layer": -1, "prompt": rows.tolist(), **study.both_queries(rows)}
-    frames = [pd.DataFrame({**common, **columns, "odds": found[:, at]}) for columns, at in asked]
-    return stack(*frames).assign(share=lambda made: made["count"] / len(everything))
-
-
-def _odds(
-    study: Study, rows: Int[Tensor, " row"], sets: list[Order], positions: str, mode: str
-) -> Float[np.ndarray, "row set"]:
-    """The answer's log-odds without each set of heads, nats, over all cells."""
-    variants = [Variant(swapped=one.swapped, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
-    reference = [study.batch(variant)[study.halves[0][:REFERENCE]] for variant in variants]
-
-    def without(batch: il.PromptBatch) -> Tensors:
-        if positions == "last":
-            averaged = reference if mode == "mean" else None
-            found = il.label_log_probs_without(
-                study.model, batch, sets, mode="mean" if averaged else "zero", reference=averaged
-            )
-        else:
-            each = []
-            for heads in sets:
-                with il.ablate_heads(study.model, heads):
-                    each.append(il.label_log_probs(study.model, batch))
-            found = torch.stack(each, dim=1)
-        own = [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in found.unbind(1)]
-        return {"odds": torch.stack(own, dim=1).float()}
-
-    what = f"heads kept and removed, {positions}, {mode}"
-    return _in_all_cells(study, rows, without, what=what)["odds"].double().mean(0).numpy()
 
 
 @dataclass(frozen=True)
@@ -447,8 +253,7 @@ EXPERIMENT = Experiment(
     paper=None,
     departs=(
         "The paper ranks heads by increases and, in the published version, by causal tracing; it compares no ways of "
-        "finding heads. The yardstick is that of later work (MIB's areas), at the last position. The halves ask about "
-        "other texts of the true class; a text of the false class may be asked about in both."
+        "finding heads. The yardstick is that of later work (MIB's areas), at the last position."
     ),
     config=LocationMethodsConfig(),
     table=table,

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 from torch.nn.functional import normalize
 
 import icl_lens as il
@@ -141,14 +143,22 @@ def _cosines(study: Study, head: il.Head, one: Arrivals) -> dict[str, Retrieved]
 
 @torch.no_grad()
 def _otherwise(study: Study, head: il.Head, one: Arrivals, config: MetricConfig) -> dict[str, Retrieved]:
-    """By the head's scores if its keys were rotated at random, and for rotary models without rotation."""
+    """By the head's scores if its keys were rotated at random, and for rotary models without rotation.
+
+    An untrained metric ranks classes by chance one way or the other: each counts the way that is better for it.
+    """
     metric, (x, y) = _metric(study, head, one), one.at(head.layer)
     seeds = range(study.settings.seed, study.settings.seed + config.rotations)
-    drawn = [one.retrieved(metric.untrained(seed=seed).scores(x, y).cpu()) for seed in seeds]
+    drawn = [better_way(one, metric.untrained(seed=seed).scores(x, y).cpu()) for seed in seeds]
     found = {"rotated_": Retrieved(*(torch.stack(each).mean(0) for each in zip(*drawn, strict=True)))}
     if metric.rotation is not None:
         found["content_"] = one.retrieved(il.query_key_metric(study.view, head).scores(x, y).cpu())
     return found
+
+
+def better_way(one: Arrivals, similarity: Float[Tensor, "query key"]) -> Retrieved:
+    """By these scores or by their opposites, whichever AUROC is larger over all queries."""
+    return max((one.retrieved(sign * similarity) for sign in (1, -1)), key=lambda found: float(found.auroc.nanmean()))
 
 
 def _metric(study: Study, head: il.Head, one: Arrivals) -> il.QueryKeyMetric:
@@ -185,10 +195,15 @@ def _most_frequent(words: list[str], classes: list[bool], count: int) -> list[st
 def claim(table: pd.DataFrame) -> Verdict:
     """AUROC and precision@1 of located heads: above chance, and above every rival by a tenth of what it leaves."""
     table = table.loc[table["group"] != "matrix"]
-    judged_on = " and ".join(dict.fromkeys(table["task"]))
-    able = mean_estimate(by_prompt(table, "correct"), bounds=SHARE)
-    if not able.low > 0.5 + MARGIN:
-        return cannot_tell(f"the model does not do {judged_on} (accuracy {able.value:.1%})", unit="AUROC")
+    able = {
+        str(task): mean_estimate(by_prompt(table, "correct", task=task), bounds=SHARE)
+        for task in dict.fromkeys(table["task"])
+    }
+    said = {task: f"{task} (accuracy {accuracy.value:.1%})" for task, accuracy in able.items()}
+    done = [task for task, accuracy in able.items() if accuracy.low > 0.5 + MARGIN]
+    if not done:
+        return cannot_tell(f"the model does not do {' nor '.join(said.values())}", unit="AUROC")
+    table = table.loc[table["task"].isin(done)]
     parts = []
     for value, unit in YARDSTICKS.items():
         heads = beside(table, value)
@@ -199,7 +214,9 @@ def claim(table: pd.DataFrame) -> Verdict:
             parts.append(beyond(heads, rival, unit=unit, what=unit, whom=whom))
         parts.append(beyond(heads, heads.random, unit=unit, what=unit, whom=f"{heads.named} of the same layers"))
     located, other = (where(table, group=group).drop_duplicates("name") for group in ("located", "random"))
-    notes = [f"judged on {judged_on} (accuracy {able.value:.1%})"]
+    notes = [f"judged on {' and '.join(said[task] for task in done)}"]
+    if len(done) < len(able):
+        notes.append(f"not on {' and '.join(said[task] for task in able if task not in done)}, not done by the model")
     pooled = [beside(table, f"pooled_{name}auroc").located[0] for name in ("", "cosine_")]
     notes.append(f"AUROC among labels of all places and words together {pooled[0]:.3g}, of the cosine {pooled[1]:.3g}")
     if "content_auroc" in table and bool(table["content_auroc"].notna().any()):
@@ -272,8 +289,9 @@ EXPERIMENT = Experiment(
         "asked about and labels of texts, both as they really arrive, rank texts of one class above those of the "
         "other: AUROC and precision@1 a tenth of the way from chance to one, and beyond each rival by a tenth of what "
         "it leaves: the cosine of the same inputs, plain and with means taken out, the other heads of the layers, and "
-        "the same head with keys rotated at random. A text's own word is left out; compared are labels that stand at "
-        "the same place, bear the same word, and whose texts have as many tokens."
+        "the same head with keys rotated at random, ranked the way that is better for it. Labels that come behind the "
+        "word asked about are left out; compared are labels that stand at the same place, bear the same word, and "
+        "whose texts have as many tokens. Tasks that the model does not do are left out."
     ),
     paper=None,
     departs=(

@@ -5,8 +5,9 @@ nothing else moves; what is measured is how far the scores q·k of the last toke
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import SHARE, Verdict, all_of, cannot_tell, told, verdict
 from icl_lens.models import scores
+from icl_lens.models.view import ModelView
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -59,14 +61,20 @@ def table(study: Study, config: NeighboursConfig) -> pd.DataFrame:
     softmax does not see: input, last demonstration, the one before. No value where no other text is as long.
     Prompts: the first of the tested half.
     """
+    shown = min(len(prompt.demonstrations) for prompt in study.prompts(CELLS[0]))
+    if shown < 3:
+        raise il.InputError(
+            f"a label's text, the one before and one before that take three demonstrations, and there are {shown}; ask "
+            "for demonstrations=2 or more"
+        )
     compared = Comparison.of(study, study.located(study.few(config.heads)), config.controls)
     rows = study.test[: config.prompts]
-    frames = []
+    frames, metric_of = [], metrics(study.view)
     for place, cell in enumerate(CELLS):
         some = rows[place :: len(CELLS)]
         if not len(some):
             continue
-        changes = _changes(study, cell, some, compared.heads, config.piece)
+        changes = _changes(study, cell, some, compared.heads, config.piece, metric_of)
 
         def frame(head: il.Head, every: np.ndarray = changes, some: Tensor = some) -> pd.DataFrame:
             values = every[:, compared.heads.index(head)]
@@ -81,8 +89,26 @@ def table(study: Study, config: NeighboursConfig) -> pd.DataFrame:
     return stack(*frames)
 
 
+MetricOf = Callable[[il.Head, int], il.QueryKeyMetric]
+"""The metric of a head between positions so far apart."""
+
+
+def metrics(view: ModelView) -> MetricOf:
+    """Metrics of a model's heads, each made once; without rotation, the same at all distances."""
+
+    @cache
+    def made(head: il.Head, distance: int | None) -> il.QueryKeyMetric:
+        return il.query_key_metric(view, head, distance=distance)
+
+    @cache
+    def rotates(layer: int) -> bool:
+        return scores.score_view(view, layer).position == "rotary"
+
+    return lambda head, distance: made(head, distance if rotates(head.layer) else None)
+
+
 def _changes(
-    study: Study, cell: Variant, rows: Int[Tensor, " row"], heads: Sequence[il.Head], piece: int
+    study: Study, cell: Variant, rows: Int[Tensor, " row"], heads: Sequence[il.Head], piece: int, metric_of: MetricOf
 ) -> Float[np.ndarray, "row head what from"]:
     """What each exchange does to the scores of each head; NaN where a text had no other to be exchanged for."""
     prompts = study.prompts(cell)
@@ -94,7 +120,7 @@ def _changes(
         shown = [prompt if prompt is not None else group[0] for group in pieces[i] for prompt in group]
         batch = study.tokenize(shown)
         usable = torch.tensor([prompt is not None for group in pieces[i] for prompt in group])
-        return {"value": changes_of(il.capture(study.model, batch), heads, usable, len(pieces[i]))}
+        return {"value": changes_of(il.capture(study.model, batch), heads, usable, len(pieces[i]), metric_of)}
 
     sizes = [sum(map(len, one)) for one in pieces]
     return joined(study.passes.run(f"texts exchanged, {cell}", sizes, measured))["value"].double().numpy()
@@ -154,12 +180,18 @@ def exchanges(prompt: il.Prompt, seed: int, pool: Pool) -> list[il.Prompt | None
 
 
 def changes_of(
-    acts: il.Activations, heads: Sequence[il.Head], usable: Bool[Tensor, " row"], groups: int
+    acts: il.Activations,
+    heads: Sequence[il.Head],
+    usable: Bool[Tensor, " row"],
+    groups: int,
+    metric_of: MetricOf | None = None,
 ) -> Float[Tensor, "group head 2 3"]:
     """From prompts in `groups` of equal size, each with its exchanges behind it (`exchanges`): see `table`.
 
-    `usable`: whether the row is an exchange. Exchanges that move a label or the end count as none.
+    `usable`: whether the row is an exchange. Exchanges that move a label or the end count as none. `metric_of`: from
+    `metrics`, where it is used for more prompts.
     """
+    metric_of = metric_of or metrics(acts.view)
     batch = acts.batch
     size = len(batch) // groups
     places = torch.cat([batch.label_positions, batch.last[:, None]], dim=1).cpu().unflatten(0, (groups, size))
@@ -170,8 +202,8 @@ def changes_of(
         query = acts.resid_pre[:, head.layer].unflatten(0, (groups, size))
         keys = acts.label_resid_pre[:, head.layer].unflatten(0, (groups, size))
         apart = (places[:, 0, -1:] - places[:, 0, :-1]).tolist()
-        before = _scores(acts, head, query[:, 0], keys[:, 0], apart)
-        by_key = torch.stack([_scores(acts, head, query[:, 0], keys[:, i], apart) for i in range(1, n + 1)], dim=1)
+        before = _scores(metric_of, head, query[:, 0], keys[:, 0], apart)
+        by_key = torch.stack([_scores(metric_of, head, query[:, 0], keys[:, i], apart) for i in range(1, n + 1)], dim=1)
         moved = (by_key - before[:, None]).abs()  # group exchanged label
         moved[~there[:, 1 : n + 1]] = torch.nan
         labels = [[moved[:, d - back, d] for back in range(3)] for d in range(2, n)]
@@ -179,7 +211,7 @@ def changes_of(
         of_labels[of_labels.isnan().any(-1)] = torch.nan
         by_query = []
         for i in (n + 1, n, n - 1):
-            change = _scores(acts, head, query[:, i], keys[:, 0], apart) - before
+            change = _scores(metric_of, head, query[:, i], keys[:, 0], apart) - before
             change = (change - change.mean(-1, keepdim=True)).abs().mean(-1)
             by_query.append(change.masked_fill(~there[:, i], torch.nan))
         of_query = torch.stack(by_query, dim=-1)
@@ -189,7 +221,7 @@ def changes_of(
 
 
 def _scores(
-    acts: il.Activations,
+    metric_of: MetricOf,
     head: il.Head,
     query: Float[Tensor, "group d_model"],
     keys: Float[Tensor, "group demo d_model"],
@@ -198,12 +230,11 @@ def _scores(
     """The head's scores of each group's query with its labels' keys, so many positions apart."""
     found = query.new_zeros(keys.shape[:2])
     pairs = [(group, demo) for group in range(len(keys)) for demo in range(keys.shape[1])]
-    distances: dict[int | None, list[tuple[int, int]]] = {}
-    rotates = scores.score_view(acts.view, head.layer).position == "rotary"
+    distances: dict[int, list[tuple[int, int]]] = {}
     for group, demo in pairs:
-        distances.setdefault(apart[group][demo] if rotates else None, []).append((group, demo))
+        distances.setdefault(apart[group][demo], []).append((group, demo))
     for distance, some in distances.items():
-        metric = il.query_key_metric(acts.view, head, distance=distance)
+        metric = metric_of(head, distance)
         group, demo = (list(one) for one in zip(*some, strict=True))
         rows = sorted(set(group))
         every = metric.scores(query[rows], keys[group, demo])
@@ -291,7 +322,7 @@ def figure(table: pd.DataFrame) -> Figure:
         for at, share in enumerate((0.8, 0.2)):
             ax.plot([at - 0.45, at + 0.45], [share] * 2, color="0.2", linewidth=1, linestyle="--")
         ax.set_xticks(range(len(FROM)), list(FROM.values()), fontsize=6)
-        ax.set(title=name.capitalize(), ylim=(0, 1.04))
+        ax.set(title=name.capitalize(), ylim=(0, 1.15))
         mark_zeros(ax, *zip(*bars, strict=True))
     axes[0].set_ylabel("Change of scores (share of own text\nand text before)")
     names = list(dict.fromkeys(where(table, group="located")["name"]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import icl_lens as il
+from experiments.lab.study import Study
 from icl_lens.prompts.tasks import WORD_TASKS, word_list
 
 Kind = Literal["right", "exchanged", "random", "arbitrary"]
@@ -18,6 +19,30 @@ Kind = Literal["right", "exchanged", "random", "arbitrary"]
 without meaning."""
 
 ARBITRARY = ("foo", "bar", "baz", "qux")
+
+
+def labels_of(study: Study, count: int) -> tuple[str, ...]:
+    """So many label words: the study's own two, and then words without meaning."""
+    return tuple(dict.fromkeys([*study.labels, *ARBITRARY]))[:count]
+
+
+def names_of(study: Study, classes: Sequence[str]) -> tuple[str, ...] | None:
+    """The classes' own names as labels, with a capital or without; None where the model has no words for them.
+
+    That is where two names begin with the same token, or one cannot be spelt.
+    """
+    first = study.prompts()[0]
+    unknown = getattr(study.model.tokenizer, "unk_token_id", None)
+    for names in (tuple(name.capitalize() for name in classes), tuple(classes)):
+        shown = [il.Demonstration(first.demonstrations[0].text, name) for name in names]
+        prompt = il.Prompt(shown, first.query, None, names)
+        try:
+            tokens = il.tokenize(study.model, [prompt], template=study.settings.template).label_tokens.tolist()
+        except il.InputError:
+            continue
+        if unknown not in tokens and len({*tokens}) == len(names):
+            return names
+    return None
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,17 @@ def figure_name(ranking: str) -> str:
     return "figure" if ranking == "increase" else f"figure-{ranking}"
 
 
-def save(folder: Path, result: Result, table: pd.DataFrame, figures: Mapping[Ranking, Figure]) -> None:
-    """Writes table.parquet, table.csv, a figure for each ranking (figure_name; .png, .pdf) and, last, result.json."""
+def save(
+    folder: Path,
+    result: Result,
+    table: pd.DataFrame,
+    figures: Mapping[Ranking, Figure],
+    seconds: Mapping[str, float] | None = None,
+) -> None:
+    """Writes table.parquet, table.csv, a figure for each ranking (figure_name; .png, .pdf) and, last, result.json.
+
+    Measured times are written beside it, with three digits.
+    """
     check_folder(folder)
     (folder / RESULT).unlink(missing_ok=True)
     with replacing(folder / "table.parquet") as path:
@@ -124,13 +133,10 @@ def save(folder: Path, result: Result, table: pd.DataFrame, figures: Mapping[Ran
         for kind, dateless in (("png", None), ("pdf", {"CreationDate": None})):
             with replacing(folder / f"{figure_name(ranking)}.{kind}") as path:
                 figure.savefig(path, dpi=200, bbox_inches="tight", metadata=dateless)
+    if seconds is not None:
+        rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
+        write_text(folder / SECONDS, json.dumps(rounded, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / RESULT, result.to_json())
-
-
-def save_seconds(folder: Path, seconds: Mapping[str, float]) -> None:
-    """Writes measured times beside a result, with three digits."""
-    rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
-    write_text(folder / SECONDS, json.dumps(rounded, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_seconds(folder: Path) -> dict[str, float]:

@@ -17,7 +17,7 @@ from experiments.lab import competence, located
 from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.passes import Passes, chunk_folder, code_digest
-from experiments.lab.results import Result, check_folder, is_done, save, save_seconds
+from experiments.lab.results import Result, check_folder, is_done, save
 from experiments.lab.study import Study, StudySettings, Variant, batch_limits, folder_of
 from experiments.lab.work import Work
 from icl_lens.digest import json_digest, weights_digest
@@ -142,9 +142,9 @@ def _run(
             continue
         result = _result(experiment, study, table, able, heads, configurations[experiment.id])
         with rc_context(STYLE):
-            save(folder / experiment.id, result, table, experiment.figures(table))
-        if experiment.timed is not None:
-            save_seconds(folder / experiment.id, experiment.timed(study, experiment.config))
+            figures = experiment.figures(table)
+            seconds_of = None if experiment.timed is None else experiment.timed(study, experiment.config)
+            save(folder / experiment.id, result, table, figures, seconds_of)
         results.append(result)
         seconds = time.perf_counter() - start
         say(f"{experiment.id}: {result.verdict.outcome}: {result.verdict.reason} ({seconds:.1f} s)")
@@ -181,7 +181,7 @@ def _result(
 def configuration(experiment: Experiment, study: Study) -> dict[str, Any]:
     """Everything a result depends on: settings, the experiment's own configuration, weights, prompts and data.
 
-    "prompts" is a digest of the prompts under study as tokens and answers; "data" one of all that prompts are drawn
+    "prompts_digest" is one of the prompts under study as tokens and answers; "data" one of all that prompts are drawn
     from, in the task's other layouts and in other word tasks too. Tasks given to be compared with belong to the claims
     that compare: others are the same without them.
     """
@@ -223,7 +223,7 @@ def _contents(study: Study, settings: StudySettings) -> dict[str, Any]:
     ]
     return {
         "weights": fingerprint(study.model),
-        "prompts": prompts_digest(study.batch()),
+        "prompts_digest": prompts_digest(study.batch()),
         "data": json_digest(read),
     }
 

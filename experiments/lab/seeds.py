@@ -14,6 +14,7 @@ from experiments.lab.study import RANKINGS, Ranking, StudySettings, folder_of
 from experiments.lab.verdict import Outcome
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
+from icl_lens.models.load import bundled_models
 
 PAGE = SEEDS
 """The page's name among the documentation's pages of results; its numbers are beside it, in a .json file."""
@@ -37,6 +38,8 @@ class Trained:
 def trained(given: Sequence[str]) -> list[Trained]:
     """What "NAME=FOLDER,FOLDER,…" names; raises InputError for what is not of that form, and for what is no folder.
 
+    A bundled model's name stands for its folder.
+
     Results lie under a folder's own name, so no two folders may have the same.
     """
     found = []
@@ -46,9 +49,10 @@ def trained(given: Sequence[str]) -> list[Trained]:
         if not (name.strip() and equals and all(folders)):
             raise InputError(f"{one!r} is not of the form NAME=FOLDER,FOLDER; give an architecture's folders so")
         for folder in folders:
-            if not Path(folder).is_dir():
+            if not Path(folder).is_dir() and folder not in bundled_models():
                 raise InputError(
-                    f"there is no folder {folder!r}, of {name.strip()!r}; give the folders of saved models"
+                    f"there is no folder {folder!r}, of {name.strip()!r}; give folders of saved models, or the name of "
+                    "a bundled one"
                 )
         found.append(Trained(name.strip(), folders))
     if len({one.name for one in found}) < len(found):

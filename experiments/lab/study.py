@@ -198,9 +198,27 @@ class Study:
 
     @cached_property
     def halves(self) -> tuple[Int[Tensor, " chosen_on"], Int[Tensor, " tested_on"]]:
-        """Rows to choose heads on, and rows to test them on, which ask about other texts."""
+        """Rows to choose heads on, and rows to test them on, which ask about other texts (of the true class)."""
+        return self._parted(Variant())
+
+    @cached_property
+    def apart(self) -> tuple[Int[Tensor, " chosen_on"], Int[Tensor, " tested_on"]]:
+        """Those rows of either half that ask about other texts whichever class is asked; about half of them each."""
+        parted = [
+            torch.tensor(sorted({*own.tolist()} & {*other.tolist()}), dtype=torch.long)
+            for own, other in zip(self.halves, self._parted(Variant(asked="false")), strict=True)
+        ]
+        if not all(len(rows) for rows in parted):
+            raise il.InputError(
+                f"the {self.settings.n} prompts ask about too few texts for halves that share none of either class; "
+                "give more prompts or more data"
+            )
+        return parted[0], parted[1]
+
+    def _parted(self, variant: Variant) -> tuple[Int[Tensor, " chosen_on"], Int[Tensor, " tested_on"]]:
+        """All rows in two halves whose queries in this variant are different texts."""
         rows: dict[str, list[int]] = {}
-        for row, prompt in enumerate(self.prompts()):
+        for row, prompt in enumerate(self.prompts(variant)):
             rows.setdefault(prompt.query, []).append(row)
         queries = list(rows)
         random.Random(self.settings.seed).shuffle(queries)
@@ -246,6 +264,13 @@ class Study:
     def tokenize(self, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
         """Other prompts with the same labels, written by the same template."""
         return il.tokenize(self.model, prompts, template=self.settings.template, labels=self.labels)
+
+    def alone(self, texts: Sequence[str]) -> il.PromptBatch:
+        """Each text asked about with no demonstration, written by the same template; no labels."""
+        template = self.settings.template
+        return il.tokenize_text(
+            self.model, [template.prefix + template.query.replace("{text}", text) for text in texts]
+        )
 
     def example(self, text: str, answer: str) -> il.PromptBatch:
         """The paper's example, with its own labels, written by the study's template."""

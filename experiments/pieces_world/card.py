@@ -31,6 +31,14 @@ SEEN_TASKS = (
     Task(("fruit", "instrument"), ("bar", "foo")),
     Task(("fruit", "instrument"), ("foo", "bar")),
 )
+THREE_OF_FOUR = tuple(tuple(int(place != odd) for place in range(4)) for odd in range(4))
+"""The odd demonstration is at each place in turn, so that the last one is of the majority no more often than any."""
+SHOWN: dict[str, tuple[tuple[int, ...], ...]] = {
+    "majority: 3 of 4 are of class 1": THREE_OF_FOUR,
+    "recency: class 1 last of 4": ((0, 0, 1, 1),),
+    "recency: class 1 last of 2": ((0, 1),),
+    "recency: class 1 last of 8": ((0, 0, 0, 0, 1, 1, 1, 1),),
+}
 N_SURE = 700
 """Prompts of each class for a bias: the standard error over both lengths of texts is then about one point."""
 
@@ -126,14 +134,18 @@ class Bias:
 def biases(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> list[Bias]:
     """Majority and recency bias, of single words, of texts, and of both together."""
     found = []
-    for name, shown in (("majority: 3 of 4 are of class 1", (1, 0, 1, 1)), ("recency: class 1 last", (0, 0, 1, 1))):
+    for name, orders in SHOWN.items():
         parts: list[tuple[Answers, Answers]] = []
         for longest, what in TEXTS.items():
-            for_1, against = (
-                answers(model, mixed_episodes(words, apart, (*shown, query), n, longest=longest)) for query in (1, 0)
-            )
-            parts.append((for_1, against))
-            found.append(_bias(f"{name}, {what}", [(for_1, against)]))
+            own: list[tuple[Answers, Answers]] = []
+            for shown in orders:
+                for_1, against = (
+                    answers(model, mixed_episodes(words, apart, (*shown, query), -(-n // len(orders)), longest=longest))
+                    for query in (1, 0)
+                )
+                own.append((for_1, against))
+            parts += own
+            found.append(_bias(f"{name}, {what}", own))
         found.append(_bias(f"{name}, all", parts))
     return found
 
@@ -153,7 +165,8 @@ def bias_section(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: 
         for bias in biases(model, words, apart, n)
     ]
     intro = (
-        f"Categories never seen together, 4 demonstrations, {n:,} queries of each class a row. The bias is the"
+        f"Categories never seen together, {n:,} queries of each class a row, twice as many where both lengths of texts"
+        " are taken together; the one demonstration of a minority is at each place in turn. The bias is the"
         " difference of the two accuracies, in points ± one standard error; an unbiased model has none, and answers"
         " class 1 in 50 % of the cases."
     )

@@ -34,7 +34,7 @@ from icl_lens import Head, ablate_heads, load_model
 from icl_lens.errors import InputError
 
 N_LOCATED = 4
-N_DRAWS = 8
+N_DRAWS = 20
 LEAST_PROMPTS = 32
 Points = tuple[float, float]
 """Per cent, or points of accuracy: between the two labels, and over the whole vocabulary."""
@@ -193,7 +193,7 @@ def _ranking(
 ) -> Ranking:
     """The first of the `ranked` heads, with their means on other queries (`again`) and what zeroing costs (`lost`)."""
     rng = random.Random(0)
-    located, others = ranked[:n_located], ranked[n_located:]
+    located, others = ranked[:n_located], sorted(ranked[n_located:])  # both rankings draw from one order
     anywhere = [lost(rng.sample(others, n_located)) for _ in range(n_draws)]
     near = [lost(near_heads(rng, located, others)) for _ in range(n_draws)]
     values = getattr(again, by)
