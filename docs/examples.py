@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,11 @@ def write(path: Path, text: str) -> None:
 
 # The README's tables: how each begins, and after what command.
 HEADS, LOCATED = " head   increase   tells labels apart", " rank   head   mean increase (nats)"
+WORDS = " head   part    position   token   top words"
 N_ROWS = 2
+SAYING = (("L1H1", "value"), ("L4H0", "key"), ("L4H0", "query"))
+"""Located heads, and what of them the README shows in words: chosen by a person, as the plainest of the ten."""
+N_SHOWN_WORDS = 5
 
 
 def table_of(output: str, header: str, n: int) -> str:
@@ -133,17 +137,27 @@ def table_of(output: str, header: str, n: int) -> str:
     return "\n".join(lines[start : start + 2 + n])
 
 
-def readme_with(text: str, explained: str, located: str) -> str:
-    """The README's `text` with both tables, and the sentences that name what is in the first, made new.
+def words_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the heads of `SAYING` say in words: rows of an explanation's frame "words" as a table."""
+    lines = [WORDS, " " + "─" * (len(WORDS) + 34)]
+    for name, kind in SAYING:
+        found = [row for row in rows if (row["name"], row["kind"]) == (name, kind)]
+        if not found:
+            raise SystemExit(f"{name} is not among the heads that raise the answer most: choose others for SAYING")
+        for row in found:
+            words = ", ".join(row["words"].split()[:N_SHOWN_WORDS])
+            lines.append(f" {name:<6} {kind:<7} {row['position']:>8}   {row['token'].strip():<5}   {words}")
+    return "\n".join(lines)
+
+
+def readme_with(text: str, explained: str, located: str, words: str) -> str:
+    """The README's `text` with the three tables, and the sentences that name what is in the first, made new.
 
     Raises SystemExit if something of it is not there any more.
     """
     for header, output in ((HEADS, explained), (LOCATED, located)):
-        block = re.compile(rf"(?<=```text\n){re.escape(header)}.*?(?=\n```)", re.DOTALL)
-        new = table_of(output, header, N_ROWS)
-        text, n = block.subn(lambda _, new=new: new, text)
-        if n != 1:
-            raise SystemExit(f"the README has {n} tables that begin with {header.strip()!r}, not one")
+        text = with_block(text, header, table_of(output, header, N_ROWS))
+    text = with_block(text, WORDS, words)
     head = re.search(r"^ *L(\d+)H(\d+) ", table_of(explained, HEADS, 1), re.MULTILINE)
     label = re.search(r"→ foo@(\d+)", explained)
     assert head is not None
@@ -160,13 +174,26 @@ def readme_with(text: str, explained: str, located: str) -> str:
     return text
 
 
+def with_block(text: str, header: str, new: str) -> str:
+    """The text with `new` in place of its one block that begins with `header`."""
+    block = re.compile(rf"(?<=```text\n){re.escape(header)}.*?(?=\n```)", re.DOTALL)
+    text, n = block.subn(lambda _: new, text)
+    if n != 1:
+        raise SystemExit(f"the README has {n} tables that begin with {header.strip()!r}, not one")
+    return text
+
+
 def refresh_readme() -> None:
     """Runs the commands that the README shows, and takes their tables over."""
     with tempfile.TemporaryDirectory() as folder:
         explained = printed("explain", "--answer", "foo")
         located = printed("locate", "-t", "sentiment-number", "-n", "100", "--out", f"{folder}/located")
+    import icl_lens as il
+
+    prompt = "love : bar like : bar eight : foo two : foo one :"
+    frame = il.explain(il.load_model("icl-mini"), prompt, answer="foo").to_frame("words")
     before = README.read_text(encoding="utf-8")
-    after = readme_with(before, explained, located)
+    after = readme_with(before, explained, located, words_table(frame.to_dict("records")))
     if after != before:
         print(README.name)
         write(README, after)
