@@ -125,6 +125,10 @@ def claim(table: pd.DataFrame) -> Verdict:
     return told(all_of(*parts(table)), *notes(table))
 
 
+def _heads(n: int) -> str:
+    return f"{n} head{'' if n == 1 else 's'}"
+
+
 def notes(table: pd.DataFrame) -> list[str]:
     """What is told beside the verdict: how many heads, and mean-ablation."""
     means = {measure: _Falls.of(table, measure, "mean") for measure in ("vocabulary", "correct")}
@@ -133,7 +137,7 @@ def notes(table: pd.DataFrame) -> list[str]:
         for name, found in zip(("over the vocabulary", "between labels"), means.values(), strict=True)
     )
     n, share = len(table["heads"].iloc[0].split()), float(table["share"].iloc[0])
-    return [f"{n} heads, {share:.1%} of all", f"with heads set to their mean instead: {beside_it}"]
+    return [f"{_heads(n)}, {share:.1%} of all", f"with heads set to their mean instead: {beside_it}"]
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def figure(table: pd.DataFrame) -> Figure:
     ax.axhline(CHANCE, color="0.3", linewidth=0.6, linestyle=":")
     ax.set_xticks(range(len(CONDITIONS)), [title for title, _ in CONDITIONS.values()])
     n, share = len(table["heads"].iloc[0].split()), float(table["share"].iloc[0])
-    ax.set(xlabel=f"{n} heads, {share:.0%} of all", ylabel="Accuracy (0–1)", ylim=(-0.04, 1.06))
+    ax.set(xlabel=f"{_heads(n)}, {share:.0%} of all", ylabel="Accuracy (0–1)", ylim=(-0.04, 1.06))
     mark_zeros(ax, *zip(*bars, strict=True))
     drawn.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return drawn
