@@ -12,7 +12,7 @@ import icl_lens as il
 from experiments.claims import learning_kind
 from experiments.claims.learning_kind import KINDS, LearningKindConfig
 from experiments.claims.shots import ARBITRARY, classes_of, rows_of
-from experiments.lab.study import Study, StudySettings
+from experiments.lab.study import Study, StudySettings, Variant
 from icl_lens.prompts.tasks import word_list
 
 N = 120
@@ -94,6 +94,17 @@ def test_heads_are_told_by_kind_of_labels() -> None:
     assert "3 classes with 6 demonstrations: 70% (chance 33%)" in reason
 
 
+def test_judged_at_demonstrations_that_fit_with_every_kind_of_labels() -> None:
+    """Names may be longer than labels without meaning: where they do not fit, fewer demonstrations are judged."""
+    table = made(**LEARNER)
+    table.loc[(table["kind"] != "arbitrary") & (table["shots"] == 8), ["correct", "vocabulary"]] = np.nan
+    judged = learning_kind.claim(table)
+    assert judged.outcome == "supported", judged.reason
+    assert (
+        "as 4 demonstrations have them" in judged.reason or "labels without meaning, 4 demonstrations" in judged.reason
+    )
+
+
 @pytest.mark.parametrize("population", [LEARNER, {"arbitrary": 0.9}, {**LEARNER, "unfit": (8, 16)}])
 def test_figures_are_drawn(population: dict[str, Any]) -> None:
     assert len(learning_kind.figure(made(**population)).axes) == 3
@@ -173,17 +184,22 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_condition_is_what_the_model_says(load_tiny: Any, words: str, name: str) -> None:
     model = load_tiny(name)
     study = Study(model, StudySettings(model="tiny", task="cat-dog", n=20, path=words))
-    config = LearningKindConfig(prompts=6, shots=(0, 1, 2, 8, 16), heads=2, draws=2)
+    config = LearningKindConfig(prompts=16, shots=(0, 1, 2, 8, 16), heads=2, draws=2)
     table = learning_kind.table(study, config)
-    rows = rows_of(["cat", "dog"], words, 6, 8, 0)
+    rows = rows_of(["cat", "dog"], words, 16, 8, 0)
     heads = learning_kind.located_for_both(study, study.few(2))
-    chosen = {study.prompts()[row].query for row in study.halves[0].tolist()}
+    tested = [
+        {study.prompts(Variant(asked=asked))[row].query for row in study.apart[1].tolist()}
+        for asked in ("false", "true")
+    ]
+    fair = [[row for row in rows if row.asked == side and row.query in tested[side]] for side in (0, 1)]
+    fair = [row for some in fair for row in some[: min(map(len, fair))]]
     for kind in KINDS:
         labels = ("foo", "bar") if kind == "arbitrary" else ("cat", "dog")
         ids = [model.tokenizer.encode(label, add_special_tokens=False)[-1] for label in labels]
         for shots, group in ((0, "none"), (2, "none"), (8, "none"), (8, "located")):
             mine = table.query(f"kind == {kind!r} and shots == {shots} and group == {group!r} and classes == 2")
-            judged = [row for row in rows if row.query not in chosen] if group == "located" else rows
+            judged = fair if group == "located" else rows
             assert judged
             for row, correct in zip(judged, mine["correct"], strict=True):
                 turn = {"right": 0, "random": 0, "exchanged": 1, "arbitrary": row.number // 2}[kind]

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from experiments.claims.shots import Kind, Row, classes_of, labels_of, names_of, rows_of
+from experiments.claims.shots import ARBITRARY, Kind, Row, classes_of, names_of, rows_of
 from experiments.lab.controls import beside
 from experiments.lab.drawing import WHISKERS, legend_below, means, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
@@ -25,8 +25,9 @@ from experiments.lab.experiment import NO_HEADS, Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
-from experiments.lab.study import Need, Study
+from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import SHARE, Verdict, all_of, any_of, cannot_tell, judge, told, verdict
+from icl_lens.prompts.tasks import Asked
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE, PINK
 from icl_lens.report.plots import PAGE
 
@@ -39,6 +40,7 @@ KINDS: dict[Kind, tuple[str, str, str]] = {
 """How each kind of labels is told and drawn."""
 JUDGED = 8
 """Demonstrations at which verdicts are given; fewer where a prompt of so many does not fit."""
+ASKED: tuple[Asked, Asked] = ("true", "false")
 MARGIN = 0.05
 """Accuracy beyond chance that is worth the claim."""
 
@@ -77,12 +79,13 @@ def table(study: Study, config: LearningKindConfig) -> pd.DataFrame:
 
     `correct` (0 or 1): the label that is right is the likeliest of the labels; `vocabulary`: of all tokens. NaN where
     prompts do not fit the context, or the words or the vocabulary have not enough for them. Heads are set to zero, all
-    together, at the number of demonstrations that is judged, where the query is no word that heads are located on.
+    together, at the number of demonstrations that is judged, where the query is no word that heads are located on;
+    each class is asked as often.
     """
     made = _Made(study)
     pair = classes_of(study.settings.task, study.settings.path, 2)
     names = names_of(study, pair)
-    labels = {kind: labels_of(study, 2) if kind == "arbitrary" else names for kind in KINDS}
+    labels = {kind: ARBITRARY[:2] if kind == "arbitrary" else names for kind in KINDS}
     rows = _rows(study, pair, config.prompts, config.shots)
     for kind in KINDS:
         for shots in config.shots:
@@ -92,12 +95,14 @@ def table(study: Study, config: LearningKindConfig) -> pd.DataFrame:
     for count in config.classes:
         for each in config.each:
             several = _several(study, count, config.prompts, count * each)
-            found = _said(study, several, "arbitrary", labels_of(study, count), count * each) if several else None
+            found = _said(study, several, "arbitrary", ARBITRARY[:count], count * each) if several else None
             common = {"classes": count, "kind": "arbitrary", "shots": count * each}
             made.add(several or rows, found, **common, group="none", name="")
-    seen = {study.prompts()[row].query for row in study.halves[0].tolist()}
-    # Heads are located on some words: what they cost is measured on others.
-    others = [row for row in rows if row.query not in seen]
+    # Heads are located on some words: what they cost is measured on others, as many of either class.
+    tested = {study.prompts(Variant(asked=asked))[row].query for asked in ASKED for row in study.apart[1].tolist()}
+    others = [row for row in rows if row.query in tested]
+    each = min(sum(row.asked == side for row in others) for side in (0, 1))
+    others = [row for side in (0, 1) for row in [row for row in others if row.asked == side][:each]]
     if judged_at > 0 and others:
         heads = located_for_both(study, study.few(config.heads))
         sets = [("located", "located", heads)]
@@ -343,7 +348,8 @@ EXPERIMENT = Experiment(
     paper=None,
     departs=(
         "The paper uses labels without meaning only, with four demonstrations of two classes. Labels with a "
-        "meaning, exchanged and random ones, other numbers of demonstrations and more classes are added."
+        "meaning, exchanged and random ones, other numbers of demonstrations and more classes are added. Label words "
+        "are the experiment's own, whatever those of the study are."
     ),
     config=LearningKindConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

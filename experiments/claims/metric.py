@@ -1,6 +1,7 @@
 """The title, measured: do located heads' queries and keys compare texts by class, on new categories?"""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, name
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, stack, where
-from experiments.lab.intervals import mean_estimate
+from experiments.lab.intervals import Estimate, mean_estimate
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
 from experiments.lab.verdict import SHARE, Verdict, all_of, cannot_tell, told, verdict
@@ -60,8 +61,8 @@ def table(study: Study, config: MetricConfig) -> pd.DataFrame:
 
     `auroc`, `first`: of the head's scores, rotary models at a label's median distance; located heads also
     `cosine_…`, `centred_…` (inputs less the means of queries and of each stratum's keys), `rotated_…` (mean over
-    random rotations), `pooled_…`, `pooled_cosine_…` (among labels of all places and words together) and, for rotary
-    models, `content_…` (rotation left out). `symmetric`, `rank`: symmetric share and
+    random rotations, each the way that is better for it), `pooled_…`, `pooled_cosine_…` (among labels of all places and
+    words together) and, for rotary models, `content_…` (rotation left out). `symmetric`, `rank`: symmetric share and
     effective rank of the form, over the size of a head. group "matrix": standardised mean `score` of the located head
     of largest AUROC between words `asked` and `shown`.
     """
@@ -192,15 +193,23 @@ def _most_frequent(words: list[str], classes: list[bool], count: int) -> list[st
     return [word for kind in (False, True) for word in [word for (own, word), _ in pairs if own == kind][:count]]
 
 
+def competence_of(table: pd.DataFrame) -> dict[str, Estimate]:
+    """The model's accuracy on each task."""
+    tasks = dict.fromkeys(str(task) for task in table["task"])
+    return {task: mean_estimate(by_prompt(table, "correct", task=task), bounds=SHARE) for task in tasks}
+
+
+def tasks_done(accuracies: Mapping[str, Estimate]) -> list[str]:
+    """The tasks of which the model does more than guess."""
+    return [task for task, accuracy in accuracies.items() if accuracy.low > 0.5 + MARGIN]
+
+
 def claim(table: pd.DataFrame) -> Verdict:
     """AUROC and precision@1 of located heads: above chance, and above every rival by a tenth of what it leaves."""
     table = table.loc[table["group"] != "matrix"]
-    able = {
-        str(task): mean_estimate(by_prompt(table, "correct", task=task), bounds=SHARE)
-        for task in dict.fromkeys(table["task"])
-    }
+    able = competence_of(table)
     said = {task: f"{task} (accuracy {accuracy.value:.1%})" for task, accuracy in able.items()}
-    done = [task for task, accuracy in able.items() if accuracy.low > 0.5 + MARGIN]
+    done = tasks_done(able)
     if not done:
         return cannot_tell(f"the model does not do {' nor '.join(said.values())}", unit="AUROC")
     table = table.loc[table["task"].isin(done)]
@@ -229,11 +238,16 @@ def claim(table: pd.DataFrame) -> Verdict:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Both yardsticks by located head, beside its rivals; the scores of the one that does best, between words."""
+    """Both yardsticks by located head, beside its rivals; the scores of the one that does best, between words.
+
+    Over the tasks that the model does, or over all where it does none.
+    """
     drawn = Figure(figsize=(PAGE, 2.9), layout="constrained")
     axes = drawn.subplots(1, 3, width_ratios=(1, 1, 0.95))
     matrix = where(table, group="matrix")
     table = table.loc[table["group"] != "matrix"]
+    if done := tasks_done(competence_of(table)):
+        table = table.loc[table["task"].isin(done)]
     for ax, (value, unit) in zip(axes, YARDSTICKS.items(), strict=False):
         _bars(ax, table, value)
         ax.set(ylabel=f"{unit} (0–1)", xlabel="Located heads, best first")

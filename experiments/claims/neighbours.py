@@ -7,7 +7,7 @@ nothing else moves; what is measured is how far the scores q·k of the last toke
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,10 @@ UNSEEN = 1e-4
 """Change of a score that is none: a head whose scores no text changes more has nothing to be shared out."""
 MOSTLY, LITTLE = 2 / 3, 0.05
 """Of the changes by the own text and by the one before: what the own text makes at least, and the one before."""
+
+
+KEPT_BYTES = 2**29
+"""Of metrics, each both towers of a head at one distance."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,9 @@ MetricOf = Callable[[il.Head, int], il.QueryKeyMetric]
 
 
 def metrics(view: ModelView) -> MetricOf:
-    """Metrics of a model's heads, each made once; without rotation, the same at all distances."""
+    """Metrics of a model's heads, kept for `KEPT_BYTES`; without rotation, the same at all distances."""
 
-    @cache
+    @lru_cache(maxsize=max(1, KEPT_BYTES // (8 * view.d_model * view.d_head)))
     def made(head: il.Head, distance: int | None) -> il.QueryKeyMetric:
         return il.query_key_metric(view, head, distance=distance)
 

@@ -21,11 +21,6 @@ without meaning."""
 ARBITRARY = ("foo", "bar", "baz", "qux")
 
 
-def labels_of(study: Study, count: int) -> tuple[str, ...]:
-    """So many label words: the study's own two, and then words without meaning."""
-    return tuple(dict.fromkeys([*study.labels, *ARBITRARY]))[:count]
-
-
 def names_of(study: Study, classes: Sequence[str]) -> tuple[str, ...] | None:
     """The classes' own names as labels, with a capital or without; None where the model has no words for them.
 

@@ -192,8 +192,8 @@ EXPERIMENT = Experiment(
     departs=(
         "The head is the model's best located one, not L22H0 (Table 1) or L23H13 (Table 3), and on other tasks than "
         "the paper's the words shown are those of a prompt of that task. Of a text of several tokens the best "
-        "one counts, so that a longer text is named a little more often by chance (on these tasks the query in 48 to "
-        "54 of 100 comparisons). "
+        "one counts, so that the longer of two texts wins a little more often by chance: a query of these tasks beats "
+        "a demonstration in 48 to 54 of 100 comparisons even in a head that knows nothing. "
         "The paper reads the words of one prompt; the "
         "verdict here counts over the task's prompts how often the own word is before others, which the paper does "
         "not do."

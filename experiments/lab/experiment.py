@@ -74,7 +74,7 @@ class Experiment(Caption):
     """Whether one of its layouts leaves out a true demonstration."""
 
     timed: Callable[[Study, Any], Mapping[str, float]] | None = None
-    """Seconds by what they were spent on: measured beside the result, which they are no part of (`results.SECONDS`)."""
+    """Seconds by what they were spent on: measured along with the result, but no part of it (`results.SECONDS`)."""
 
     def refusal(self, settings: StudySettings) -> str | None:
         """Why it cannot be run with these settings, in one sentence; None where it can."""

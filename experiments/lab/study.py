@@ -210,7 +210,7 @@ class Study:
         ]
         if not all(len(rows) for rows in parted):
             raise il.InputError(
-                f"the {self.settings.n} prompts ask about too few texts for halves that share none of either class; "
+                f"the {self.settings.n} prompts ask about too few texts for halves that ask about no text in common; "
                 "give more prompts or more data"
             )
         return parted[0], parted[1]
