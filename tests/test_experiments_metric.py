@@ -379,6 +379,23 @@ def test_an_untrained_metric_counts_the_way_that_is_better_for_it() -> None:
     assert made(1.0) == made(-1.0) == 1.0
 
 
+def test_a_key_alone_in_its_stratum_does_not_blank_the_figure() -> None:
+    similarity = torch.tensor([[1.0, 2.0, torch.nan], [3.0, 5.0, torch.nan]])
+    rows, columns = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    total, count = metric.mean_parts(similarity, rows, columns)
+    assert (total / count)[0, :2].tolist() == [2.0, 3.5]
+    assert count.tolist() == [[2.0, 2.0, 0.0]]
+
+
+def test_the_matrix_of_a_trained_model_has_a_score_for_most_pairs(icl_mini: Any) -> None:
+    """Texts of many lengths make strata of a single key."""
+    study = Study(icl_mini, StudySettings(n=40))
+    one = arrivals(study, "animal-country", (4,), 40)
+    assert min(len(keys) for keys in one.strata) == 1
+    matrix = metric._matrix(study, il.Head(4, 0), one, SMALL)
+    assert matrix["score"].notna().mean() > 0.5
+
+
 def test_copy_of_a_tiny_model(gpt2: Any, words: str) -> None:
     table = copy.table(study_of(gpt2, words), copy.CopyConfig(heads=2, controls=2, pairs=4))
     assert {*table["word"]} == {"label", "text"}

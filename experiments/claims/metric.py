@@ -174,7 +174,8 @@ def _matrix(study: Study, head: il.Head, one: Arrivals, config: MetricConfig) ->
     similarity = _metric(study, head, one).scores(*one.at(head.layer)).cpu()
     for keys in one.strata:
         here = similarity[:, keys]
-        similarity[:, keys] = (here - here.mean(1, keepdim=True)) / here.std(1, keepdim=True)
+        alone = len(keys) < 2  # nothing to be compared with
+        similarity[:, keys] = torch.nan if alone else (here - here.mean(1, keepdim=True)) / here.std(1, keepdim=True)
     # One class beside the other, so that what compares classes shows as blocks.
     asked = _most_frequent(one.query_words, one.query_class.tolist(), config.words)
     shown = _most_frequent(one.key_words, one.key_class.tolist(), config.words)
@@ -182,9 +183,20 @@ def _matrix(study: Study, head: il.Head, one: Arrivals, config: MetricConfig) ->
         torch.tensor([[each == word for each in every] for word in some]).float()
         for every, some in ((one.query_words, asked), (one.key_words, shown))
     )
-    total, count = rows @ similarity @ columns.T, rows.sum(1)[:, None] * columns.sum(1)
+    total, count = mean_parts(similarity, rows, columns)
     axes = pd.MultiIndex.from_product([asked, shown], names=["asked", "shown"]).to_frame(index=False)
     return axes.assign(score=(total / count).flatten().numpy())
+
+
+def mean_parts(
+    similarity: Float[Tensor, "query key"], rows: Float[Tensor, "word query"], columns: Float[Tensor, "shown key"]
+) -> tuple[Float[Tensor, "word shown"], Float[Tensor, "word shown"]]:
+    """Sum and number of the scores between queries and keys of each pair of words, those that are none left out.
+
+    A stratum of one key has no standard deviation, and its scores are none.
+    """
+    there = similarity.isfinite().float()
+    return rows @ similarity.nan_to_num(0.0, 0.0, 0.0) @ columns.T, rows @ there @ columns.T
 
 
 def _most_frequent(words: list[str], classes: list[bool], count: int) -> list[str]:
