@@ -233,8 +233,7 @@ def figure(table: pd.DataFrame) -> Figure:
     areas.invert_yaxis()
     areas.axvline(0, color="0.3", linewidth=0.5)
     areas.set(xlabel="Area under the curve\n(kept: left; lost: 1 − middle)", title="Areas, 95 % intervals")
-    areas.legend(loc="lower right")
-    legend_below(drawn, kept)
+    legend_below(drawn, kept, areas)
     return drawn
 
 

@@ -129,7 +129,9 @@ def figure(table: pd.DataFrame) -> Figure:
         ax.set_ylabel(title)
     axes[0].set_xlabel("Removed")
     apart = table["apart"].iloc[0]
-    axes[1].set_xlabel(f"elsewhere: {table['located_on'].iloc[0]}\n({apart} heads there only)", fontsize=7)
+    axes[1].set_xlabel(
+        f"elsewhere: {table['located_on'].iloc[0]}\n({apart} head{'' if apart == 1 else 's'} there only)", fontsize=7
+    )
     legend_below(drawn, axes[0], columns=2)
     return drawn
 
