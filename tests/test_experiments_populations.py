@@ -267,6 +267,25 @@ def test_heads_that_are_the_same_transfer_nothing() -> None:
     assert said(task_transfer, published.task_transfer_table(0.2)) == NOT
 
 
+def test_heads_that_cost_nothing_here_leave_transfer_open() -> None:
+    """Nothing was lost that the other task's heads could cost half of: that says nothing about sharing."""
+    table = published.task_transfer_table(0.5)
+    idle = table["group"].isin(["own"])
+    table.loc[idle, "odds"] = table.loc[table["group"] == "none", "odds"].mean() + 0.1
+    judged = task_transfer.EXPERIMENT.verdict(table)
+    assert judged.outcome == "undecided"
+    assert "cost nothing to compare others with" in judged.reason
+
+
+def test_neurons_that_no_head_reaches_leave_ffn_open() -> None:
+    """In a first layer of parallel blocks no head can drive a neuron, whatever the heads are like."""
+    table = paper.neurons_table(0.1, 0.02, any_neuron=0.02)
+    table.loc[table["kind"] == "best", "value"] = 0.0
+    judged = ffn.EXPERIMENT.verdict(table)
+    assert judged.outcome == "undecided"
+    assert "come before every head" in judged.reason
+
+
 @pytest.mark.parametrize(("n_layers", "size"), [(6, 2), (12, 3), (36, 9), (5, 1), (2, 1), (7, 2)])
 def test_shallow_and_deep_windows_share_no_layer(n_layers: int, size: int) -> None:
     windows = shallow_flow.windows_of(n_layers, size)

@@ -228,7 +228,7 @@ def figure(table: pd.DataFrame) -> Figure:
 EXPERIMENT = Experiment(
     id="copy",
     title="What is read is said",
-    source="Section 5 (open: the circuit from values to labels)",
+    source="Sections 4.3 and 6.1 (open: the circuit from values to labels)",
     claim="Value-output circuits of located heads copy labels: reading one raises that very label.",
     criterion=(
         "In three of four pairs a label's logit is larger where the head reads it than where it reads the other label "

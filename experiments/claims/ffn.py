@@ -18,7 +18,7 @@ from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, long, stack, where
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need, Study, Variant
-from experiments.lab.verdict import Verdict, all_of, verdict
+from experiments.lab.verdict import Verdict, all_of, cannot_tell, verdict
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
@@ -210,9 +210,11 @@ def claim(table: pd.DataFrame) -> Verdict:
 
     Random neurons are driven by located heads too, since these write much.
     """
+    unit = "of the coefficients a head"
+    if not (where(table, kind="best")["value"].fillna(0) != 0).any():
+        return cannot_tell("the best neurons come before every head that is looked at: none can drive them", unit=unit)
     best, other = (beside(table, "value", kind=kind) for kind in ("best", "random"))
     gap = best.located - best.random
-    unit = "of the coefficients a head"
     return all_of(
         verdict(
             best.drawn.estimate(gap),
@@ -271,11 +273,15 @@ def figure(table: pd.DataFrame) -> Figure:
 EXPERIMENT = Experiment(
     id="ffn",
     title="Which FFN neurons raise the answer, and what drives them",
-    source="Appendix E",
+    source="Open (our reading of Appendix E)",
     claim="The FFN neurons that raise the answer are switched on by what located heads write.",
     criterion=(
         "Taking a located head's output from the neurons' input costs one hundredth more of their coefficients than "
         "taking that of another head of the same layer, and this difference is larger than for random neurons."
+    ),
+    chosen=(
+        "That the verdict is open where no head comes before the best neurons was settled after results on "
+        "icl-mini-gptj, whose layers are parallel, had been seen."
     ),
     departs=(
         "Appendix E has no experiment: it writes an FFN's output as a sum of neurons, each a coefficient times a "

@@ -160,7 +160,7 @@ def figure(table: pd.DataFrame) -> Figure:
 EXPERIMENT = Experiment(
     id="head-atlas",
     title="One table of heads",
-    source="Section 2.4",
+    source="Open (section 2.4 leaves it to later work)",
     claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
     criterion="Located heads' mean induction and function-vector scores exceed those of their layers' other heads.",
     departs=(

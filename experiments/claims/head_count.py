@@ -160,7 +160,8 @@ EXPERIMENT = Experiment(
     source="Published version, open question 3",
     claim="Few heads read out: an eighth, kept alone at the last position, keeps 90 % of accuracy above chance.",
     criterion=(
-        "One head in eight, kept alone, keeps 90 % of accuracy above chance; over all numbers of heads, kept located "
+        "One head in eight (the power of two up to that), kept alone, keeps 90 % of accuracy above chance; over all "
+        "numbers of heads, kept located "
         "heads "
         "keep more than as many random ones, and removed ones cost more."
     ),

@@ -149,7 +149,7 @@ def figure(table: pd.DataFrame) -> Figure:
 EXPERIMENT = Experiment(
     id="head-overlap",
     title="Do tasks share their heads",
-    source="Appendix A",
+    source="Appendices A, B",
     claim="The heads that raise the answer are largely the same in different tasks.",
     criterion=(
         "Two tasks' lists of best heads share a quarter of their heads more than by chance, and more than random heads "

@@ -338,7 +338,7 @@ EXPERIMENT = Experiment(
     id="learning-kind",
     title="What kind of learning",
     source="Open (task recognition against task learning)",
-    claim="The model learns what labels mean from its demonstrations, and does not only recognise a task by them.",
+    claim="The model learns what labels mean from its demonstrations, also against what their names mean to it.",
     criterion=(
         "With the classes' names exchanged in the demonstrations, and with labels without meaning, accuracy by what "
         "the demonstrations say is beyond chance by five points with 8 demonstrations (fewer where 8 do not fit). "

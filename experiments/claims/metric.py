@@ -308,7 +308,7 @@ def _words(drawn: Figure, ax: Axes, matrix: pd.DataFrame) -> None:
 EXPERIMENT = Experiment(
     id="metric",
     title="The metric, measured",
-    source="Title and section 5 (open: the metric itself)",
+    source="Title, sections 4.4 and 6.1 (open: the metric itself)",
     claim="Queries and keys of located heads are two towers of a metric that compares texts by their class.",
     criterion=(
         "Heads are located on one task and judged on others, with none of its categories. Their scores between texts "

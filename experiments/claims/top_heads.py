@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
     id="top-heads",
     title="Which heads raise the answer",
     source="Figures 3, 4, 12–15",
-    claim="A few heads, all in deep layers, raise the answer most.",
+    claim="A few heads, nearly all in deep layers, raise the answer most.",
     criterion=(
         "Of the located heads' positive increases nine tenths are in the deeper half of layers; on prompts they were "
         "not chosen on they exceed the other heads of their layers; and they hold more than half of all heads' "

@@ -150,14 +150,16 @@ def _index(
     lines = [
         "# Results of the bundled models",
         "",
-        "Made by `python -m experiments docs`. Every claim of the paper, and those beyond it, tried on the bundled "
+        "Made by `python -m experiments docs`. The claims of the paper, and those beyond it, tried on the bundled "
         f"models: {first.configuration['n']:,} prompts of {task}, heads chosen on one half and tested on the other. "
         "Claims about located heads are judged twice: with heads located by *increase* of log p(answer), the paper's "
         "ranking, and by *contrast*, the answer's log-odds against the other label. An effect is that of the part of "
         "the "
         "claim that decided, with its 95 % interval over query words; [how verdicts are given](../verdicts.md) has the "
         "rules, claim by claim. These are small models trained from nothing, by a recipe fixed before; where "
-        "they contradict the paper, they contradict it as a claim about every model, not about the models it studied.",
+        "they contradict the paper, they contradict it as a claim about every model, not about the models it studied. "
+        "The paper's figures of sentence tasks are those of the claim that stands beside them; "
+        "sentence tasks are not run here (`run --task sst2` does).",
         "",
         f"{given} A p-value stands beside the one that allows for all of them (Holm's method); a verdict that does not "
         "survive it is marked †.",
