@@ -211,7 +211,8 @@ def claim(table: pd.DataFrame) -> Verdict:
     Random neurons are driven by located heads too, since these write much.
     """
     unit = "of the coefficients a head"
-    if not (where(table, kind="best")["value"].fillna(0) != 0).any():
+    driven = where(table, kind="best")["value"].fillna(0).to_numpy(dtype=float)
+    if not driven.any():
         return cannot_tell("the best neurons come before every head that is looked at: none can drive them", unit=unit)
     best, other = (beside(table, "value", kind=kind) for kind in ("best", "random"))
     gap = best.located - best.random

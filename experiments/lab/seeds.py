@@ -115,7 +115,7 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
     lines = [
         "# Training seeds",
         "",
-        "Made by `python -m experiments seeds`: every claim on models of one architecture that differ in the seed they "
+        "Made by `python -m experiments seeds`: claims on models of one architecture that differ in the seed they "
         f"were trained with, {n:,} prompts of {task} each. A claim **flips** if it is supported with one seed and not "
         "supported with another: what it says is then about a model, not about the architecture or the task. It is "
         "unsure if it is undecided with some seeds only. Only seed 0 is in the package. "
