@@ -25,9 +25,8 @@ from experiments.lab.experiment import NO_HEADS, Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
-from experiments.lab.study import Need, Study, Variant
+from experiments.lab.study import ASKED, Need, Study, Variant
 from experiments.lab.verdict import SHARE, Verdict, all_of, any_of, cannot_tell, judge, told, verdict
-from icl_lens.prompts.tasks import Asked
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE, PINK
 from icl_lens.report.plots import PAGE
 
@@ -40,7 +39,6 @@ KINDS: dict[Kind, tuple[str, str, str]] = {
 """How each kind of labels is told and drawn."""
 JUDGED = 8
 """Demonstrations at which verdicts are given; fewer where a prompt of so many does not fit."""
-ASKED: tuple[Asked, Asked] = ("true", "false")
 MARGIN = 0.05
 """Accuracy beyond chance that is worth the claim."""
 

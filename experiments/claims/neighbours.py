@@ -234,11 +234,12 @@ def _scores(
     """The head's scores of each group's query with its labels' keys, so many positions apart."""
     found = query.new_zeros(keys.shape[:2])
     pairs = [(group, demo) for group in range(len(keys)) for demo in range(keys.shape[1])]
-    distances: dict[int, list[tuple[int, int]]] = {}
+    # One product for all pairs that one metric compares: without rotation, for all there are.
+    together: dict[int, tuple[il.QueryKeyMetric, list[tuple[int, int]]]] = {}
     for group, demo in pairs:
-        distances.setdefault(apart[group][demo], []).append((group, demo))
-    for distance, some in distances.items():
-        metric = metric_of(head, distance)
+        metric = metric_of(head, apart[group][demo])
+        together.setdefault(id(metric), (metric, []))[1].append((group, demo))
+    for metric, some in together.values():
         group, demo = (list(one) for one in zip(*some, strict=True))
         rows = sorted(set(group))
         every = metric.scores(query[rows], keys[group, demo])

@@ -17,11 +17,9 @@ from experiments.claims.shots import classes_of, names_of
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.frames import stack
 from experiments.lab.passes import Tensors, joined
-from experiments.lab.study import Study, Variant
+from experiments.lab.study import ASKED, Study, Variant
 from icl_lens.digest import json_digest
-from icl_lens.prompts.tasks import Asked
 
-ASKED: tuple[Asked, Asked] = ("true", "false")
 VECTORS = ("effect", "located")
 BESIDE = {"effect": "random, effect", "located": "random, located"}
 SHUFFLED = {"effect": "shuffled, effect", "located": "shuffled, located"}

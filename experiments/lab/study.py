@@ -43,6 +43,8 @@ Ranking = Literal["increase", "contrast"]
 RANKINGS: tuple[Ranking, ...] = ("increase", "contrast")
 
 
+ASKED: tuple[Asked, Asked] = ("true", "false")
+"""The class of the query."""
 LABELS = ("foo", "bar")
 """The words that labels are unless others are asked for: the true class's, and the false one's."""
 DEFAULT_TEMPLATE = Template()
