@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.pieces_world import emergence, emergence_page, ship
+from experiments.pieces_world import card, emergence, emergence_page, ship, where
 from experiments.pieces_world import train as training
 from experiments.pieces_world.card import Bias, write_card
 from experiments.pieces_world.emergence import Emergence, appearance, claim, repeat_scores, steepest
 from experiments.pieces_world.episodes import BUNDLED, load_words
-from experiments.pieces_world.measures import answers, head_means, ranked_heads
+from experiments.pieces_world.measures import Answers, HeadMeans, answers, head_means, ranked_heads
 from experiments.pieces_world.train import Settings, train
 from experiments.pieces_world.where import (
     accuracy,
@@ -151,6 +151,45 @@ def test_a_bias_is_a_difference_of_accuracies():
     bias = Bias("majority", 90.0, 80.0, 55.0, n=100)
     assert bias.points == pytest.approx(10.0)
     assert bias.error == pytest.approx(100 * (0.9 * 0.1 / 100 + 0.8 * 0.2 / 100) ** 0.5)
+
+
+def test_a_minority_is_at_each_place_so_that_the_nearest_label_is_no_more_often_the_majoritys(monkeypatch):
+    """Models that say the label at one place, whichever: the majority's three times in four, not always."""
+
+    def of(place):
+        def said(model, episodes):
+            class_1 = [episode.items[min(place, len(episode.items) - 2)].side == 1 for episode in episodes]
+            right = [one == (episode.items[-1].side == 1) for one, episode in zip(class_1, episodes, strict=True)]
+            return Answers(right, right, class_1)
+
+        return said
+
+    for place in (0, 1, 2, 3):
+        monkeypatch.setattr(card, "answers", of(place))
+        found = {bias.what: bias for bias in card.biases(None, WORDS, [("animal", "country")], 8)}
+        assert found["majority: 3 of 4 are of class 1, all"].points == pytest.approx(50.0)
+        recent = found["recency: class 1 last of 4, all"]
+        assert recent.points == pytest.approx(100.0 if place > 1 else -100.0)
+
+
+def test_both_rankings_are_compared_with_the_same_random_heads():
+    """What is drawn does not hang on the order of heads that are not located."""
+    zeros = torch.zeros(4, 6)
+    again = HeadMeans(zeros, zeros, zeros, zeros)
+    located, others = [(3, 0), (2, 1)], [(layer, head) for layer in range(2) for head in range(6)]
+
+    def drawn(order):
+        asked = []
+
+        def lost(heads):
+            asked.append([*heads])
+            return 0.0, 0.0
+
+        where._ranking("increase", [*located, *order], 2, again, lost, 5)
+        return asked
+
+    assert len(drawn(others)) == 11, "five sets of any layer, five of near ones, the located"
+    assert drawn(others) == drawn(others[::-1])
 
 
 # Shipping
