@@ -53,7 +53,7 @@ EXPLAIN = [
     ([PROMPT, "--model", "./[red]"], "there is no folder './[red]'"),
     ([PROMPT, "--model", "/tmp/\x1b[2J"], "\\x1b[2J"),
     ([PROMPT, "--model", "gpt2 large"], "gpt2 large"),
-    ([PROMPT, "--model", "gpt2", "--revision", ""], "gpt2"),
+    ([PROMPT, "--model", "gpt2", "--revision", ""], "the revision asked of 'gpt2' is empty"),
     ([PROMPT, "--json", "/"], "Is a directory"),
     ([PROMPT, "--json", ""], "cannot write"),
     ([PROMPT, "--html", "."], "Is a directory"),

@@ -104,6 +104,10 @@ def open_repository(
     """
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise InputError(reason_of(_no_name(), name, kind, known=known))
+    if revision is not None and not revision.strip():
+        raise InputError(
+            f"the revision asked of {name!r} is empty: give a branch, tag or commit of its page, or leave it out"
+        )
     here = _in_cache(name, kind, revision)
     kept = here is not None and whole(here)
     if here is not None and kept and (offline() or here.commit == revision):
