@@ -34,6 +34,7 @@ from experiments.claims import (
     task_transfer,
     two_tower,
 )
+from experiments.lab.editing import located_for_both
 from experiments.lab.frames import by_prompt, where
 from experiments.lab.located import LocatedHead
 from experiments.lab.reductions import head_contrasts, head_increases
@@ -72,16 +73,18 @@ def test_words_that_recur_are_no_independent_witnesses(effect: float, outcome: s
 # Heads that raise every label
 
 
-def study_of(gpt2: Any, means: dict[il.Head, tuple[float, float]]) -> Study:
-    """A study in which these heads have a mean increase and contrast, and all others none."""
+def study_of(gpt2: Any, means: dict[il.Head, tuple[float, float, float]]) -> Study:
+    """A study in which these heads have a mean increase, and contrasts where either label is the answer."""
     study = Study(gpt2, StudySettings(model="tiny", n=24, path=None))
     prompts = [il.Prompt.parse(f"love : bar like : bar eight : foo two : foo {w} :", answer="foo") for w in WORDS * 8]
     study._batches[Variant()] = il.tokenize(gpt2, prompts, labels=("foo", "bar"))
-    for place, reduction in enumerate((head_increases, head_contrasts)):
+    exchanged = Variant(swapped=True)
+    needs = (Need(Variant(), head_increases), Need(Variant(), head_contrasts), Need(exchanged, head_contrasts))
+    for place, need in enumerate(needs):
         values = torch.zeros(24, study.view.n_layers, study.view.n_heads)
         for head, found in means.items():
             values[:, head.layer, head.head] = found[place]
-        study._kept[Need(Variant(), reduction)] = values
+        study._kept[need] = values
     return study
 
 
@@ -90,10 +93,19 @@ WORDS = ("one", "nine", "three")
 
 def test_label_boosters_are_located_by_increase_and_not_by_contrast(gpt2: Any) -> None:
     booster, reader = il.Head(0, 1), il.Head(2, 3)
-    study = study_of(gpt2, {booster: (1.0, 0.01), reader: (0.8, 0.8)})
+    study = study_of(gpt2, {booster: (1.0, 0.01, 0.01), reader: (0.8, 0.8, 0.7)})
     assert study.located(1) == [booster]
     assert study.ranked_by("contrast").located(1) == [reader]
     assert study.located(2) == [booster, reader], "the other study is another one"
+
+
+def test_a_head_that_pushes_one_label_is_not_located_by_contrast(gpt2: Any) -> None:
+    """Ranked for one label at a time it would be the first: it adds most where its label is the answer."""
+    pusher, reader = il.Head(0, 1), il.Head(2, 3)
+    study = study_of(gpt2, {pusher: (1.0, 1.0, -1.0), reader: (0.8, 0.5, 0.5)}).ranked_by("contrast")
+    assert int(study.rises().mean(0).argmax()) == study.view.n_heads * pusher.layer + pusher.head
+    assert study.located(1) == [reader]
+    assert located_for_both(study, 1) == [reader]
 
 
 @pytest.mark.parametrize(("increase", "contrast", "apart"), [(1.0, 0.01, False), (0.8, 0.8, True), (-1.0, 1.0, False)])

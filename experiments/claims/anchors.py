@@ -148,13 +148,16 @@ def _lost(drawn: Resample, cost: Callable[..., Float[np.ndarray, " draw"]], flow
     return [
         verdict(drawn.estimate(own), least=LEAST, unit=unit, what=f"what the answer loses, {name},"),
         verdict(
-            drawn.estimate(own - cost(flow, OTHER[half])), least=0.0, unit=unit, what="the same minus the other half's"
+            drawn.estimate(own - cost(flow, OTHER[half])),
+            least=0.0,
+            unit=unit,
+            what=f"what it loses beyond a cut in the {OTHER[half]} half, {NAMES[flow]},",
         ),
         verdict(
             drawn.estimate(own - cost(flow, half, "random")),
             least=0.0,
             unit=unit,
-            what=f"the same minus random tokens', {name},",
+            what=f"what it loses beyond random tokens' edges, {name},",
         ),
     ]
 

@@ -43,12 +43,14 @@ GROUPS = {
 TRIED = (0.25, 0.5, 0.75, 1.0)
 MAX_LOSS, MOST_LOSS = 0.01, 0.02
 """Of accuracy, in the layout and class that lose most: when a strength is chosen, and when it is tested."""
+LEAST = 0.1
+"""Of the bias: what a fix must take away."""
 KEPT = 0.9
 """Of discrimination: what a fix must leave."""
 HELD_OUT = 100
 CRITERION = (
-    "There is a bias (tilt, over queries of both classes); the fix takes some of it away, and more than in random "
-    "heads; no "
+    f"There is a bias (tilt, over queries of both classes); the fix takes {LEAST:.0%} of it away, and more than in "
+    "random heads; no "
     f"class loses {MOST_LOSS:.0%} of accuracy in either layout; {KEPT:.0%} of discrimination are kept."
 )
 
@@ -81,6 +83,10 @@ class Bias:
             claim=claim,
             criterion=CRITERION,
             departs=departs,
+            chosen=(
+                f"That {LEAST:.0%} of the bias must go was settled after results had been seen, in which a fix that "
+                "took away 2 to 7 % counted as support."
+            ),
             paper=f"bias reduced by {100 * self.paper:.0f} %",
             config=BiasConfig(),
             leaves_out="imbalanced" in self.layouts,
@@ -136,7 +142,7 @@ class Bias:
         return lambda batch: debias(study.model, batch, heads, majority=majority, recency=recency)
 
     def claim(self, table: pd.DataFrame) -> Verdict:
-        """There is a bias; the fix in located heads takes some of it away, beyond random heads, and costs little.
+        """There is a bias; the fix in located heads takes a tenth of it away, beyond random heads, and costs little.
 
         Undecided where there is no bias to be reduced.
         """
@@ -153,7 +159,7 @@ class Bias:
         located = where(table, group="located")
         what = f"reduction (paper: {self.paper:.0%}; random sets {reduced['random'][0]:.0%})"
         judged = all_of(
-            verdict(found.drawn.estimate(reduced["located"]), least=0.0, unit="of the bias", what=what),
+            verdict(found.drawn.estimate(reduced["located"]), least=LEAST, unit="of the bias", what=what),
             bias,
             verdict(
                 found.drawn.estimate(reduced["located"] - reduced["random"]),

@@ -1,5 +1,6 @@
 """Published version, section 3.1: heads located by what removing each one does, beside those located by increase."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.claims import ablation
-from experiments.claims.ablation import AblationConfig, removals, strong
+from experiments.claims.ablation import AblationConfig, removals
 from experiments.claims.head_overlap import in_common, top_lists
 from experiments.lab.editing import BAR, FOO, how_many
 from experiments.lab.experiment import Experiment
@@ -41,8 +42,9 @@ def table(study: Study, config: CausalLocationConfig) -> pd.DataFrame:
     layers (shares of the heads), clusters, spearman.
 
     Heads are located by the fall of log p(answer) (or of its log-odds, by contrast) when each alone is set to zero at
-    the last position, on `prompts` prompts of the choosing half. `shared`: how many of those located so are located by
-    increase too, on the same prompts; `layers`: how many random heads of the same layers would be. Draw 0 is the data.
+    the last position, on `prompts` prompts of the choosing half: those that are removed. `shared`: how many of them are
+    located by increase too, in the same way on the same prompts; `layers`: how many random heads of the same layers
+    would be. Draw 0 is the data.
     """
     rows = study.halves[0][: config.prompts]
     effects = [effects_of(study, variant, rows) for variant in VARIANTS]
@@ -50,12 +52,9 @@ def table(study: Study, config: CausalLocationConfig) -> pd.DataFrame:
     mean = sum(effect.mean(0) for effect in effects)
     assert isinstance(mean, Tensor)
     k = how_many(study, config.heads)
-    heads = strong(_best(effects, 2 * k), mean, config.least)
     drawn = resample([study.queries()[rows.numpy()]], draws=config.overlap_draws, seed=study.settings.seed)
-    # The k best of either label: as many or fewer than 2k different ones.
-    causal, static = (
-        np.maximum(*(top_lists(one, k, drawn.weights) for one in values)) for values in (effects, increases)
-    )
+    causal, static = (lists(study, values, k, config.least, drawn.weights) for values in (effects, increases))
+    heads = [head for head in study.view.heads() if causal[0][head]]
     shared, layers = in_common(causal, static)
     agreed = il.agreement(mean, increases[0].mean(0) + increases[1].mean(0), k=k)
     overlap = pd.DataFrame({"draw": range(len(shared)), "shared": shared, "layers": layers})
@@ -82,13 +81,21 @@ def effects_of(study: Study, variant: Variant, rows: Tensor) -> Float[Tensor, "r
     return joined(found)["value"][..., 0 if study.ranking == "increase" else 1]
 
 
-def _best(values: list[Float[Tensor, "row layer head"]], count: int) -> list[il.Head]:
-    """The best heads for either label in turn, each once."""
-    n_heads = values[0].shape[2]
-    orders = [one.mean(0).flatten().argsort(descending=True).tolist() for one in values]
-    return [il.Head.at(i, n_heads) for i in dict.fromkeys(i for pair in zip(*orders, strict=True) for i in pair)][
-        :count
-    ]
+def lists(
+    study: Study,
+    values: Sequence[Float[Tensor, "row layer head"]],
+    k: int,
+    least: float,
+    weights: Float[np.ndarray, "draw row"],
+) -> Float[np.ndarray, "draw layer head"]:
+    """1 where a head is located in a draw: of the k best for either label (by contrast the 2k best for both), those
+    with at least this share of the best one's mean, as ablation removes them."""
+    both = sum(values[1:], values[0])
+    ranked, count = (values, k) if study.ranking == "increase" else ([both], 2 * k)
+    best = np.maximum.reduce([top_lists(one, count, weights) for one in ranked])
+    mean = (weights @ both.double().flatten(1).numpy()).reshape(best.shape)
+    top = mean.max((1, 2), keepdims=True)
+    return best * ((mean >= least * top) | (mean == top))
 
 
 def claim(table: pd.DataFrame) -> Verdict:

@@ -171,7 +171,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     what, unit = "copies of label words", "of pairs"
     judged = all_of(
         verdict(
-            label.drawn.estimate(label.located, bounds=SHARE), least=LEAST, unit=unit, what=f"{what}, located heads:"
+            label.drawn.estimate(label.located, bounds=SHARE), least=LEAST, unit=unit, what=f"{what} in located heads"
         ),
         beyond(label, label.random, unit=unit, what=what, whom=f"{label.named} of the same layers"),
         beyond(label, text.located, unit=unit, what=what, whom="words of texts in the same heads"),

@@ -53,7 +53,7 @@ def claim(table: pd.DataFrame) -> Verdict:
         what = f"log-odds given back by the {group} heads' vector"
         parts += [
             verdict(balance.drawn.estimate(share), least=LEAST, unit=unit, what=what),
-            verdict(balance.drawn.estimate(share - random), least=0.0, unit=unit, what="the same minus random heads'"),
+            verdict(balance.drawn.estimate(share - random), least=0.0, unit=unit, what=f"{what}, beyond random heads'"),
         ]
     return told(all_of(*parts), *_notes(table))
 

@@ -54,7 +54,7 @@ def table(study: Study, config: HeadAtlasConfig) -> pd.DataFrame:
     """
     view, rows = study.view, study.test[: config.prompts]
     located = {*located_for_both(study, study.few(config.heads))}
-    increase = study.rises(FOO)[rows]
+    increase = study.ranked(FOO)[rows]
     repeats = joined(
         study.passes.run(
             "tokens shuffled and repeated",

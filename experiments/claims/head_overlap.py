@@ -62,7 +62,7 @@ def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
             queries = study.queries(variant)
             drawn = resample([queries], draws=config.draws, seed=study.settings.seed + i)
             counted = study.get(correct, variant).numpy() > 0.5 if cases == "correct" else np.ones(len(queries), bool)
-            lists[task] = top_lists(study.rises(variant), k, drawn.weights * counted)
+            lists[task] = top_lists(study.ranked(variant), k, drawn.weights * counted)
             clusters[task] = len({*queries[counted]})
         for first, second in combinations(tasks, 2):
             shared, layers = in_common(lists[first], lists[second])

@@ -194,7 +194,7 @@ def _odds(
 ) -> Float[np.ndarray, "row set"]:
     """The answer's log-odds without each set of heads, nats, over all cells."""
     variants = [Variant(swapped=one.swapped, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
-    reference = [study.batch(variant)[study.halves[0][:REFERENCE]] for variant in variants]
+    reference = [study.batch(variant)[study.apart[0][:REFERENCE]] for variant in variants]
 
     def without(batch: il.PromptBatch) -> Tensors:
         if positions == "last":

@@ -34,11 +34,14 @@ class LayersConfig:
 def table(study: Study, config: LayersConfig) -> pd.DataFrame:
     """prompts ("example" | "task"), prompt, layer, component, increase (nats).
 
-    By contrast, the increase of the answer's log-odds.
+    By contrast, the increase of the answer's log-odds, on the task's prompts its mean over both labels as the answer.
     """
     measure = layer_increases if study.ranking == "increase" else layer_contrasts
     batch = study.example(config.example, config.answer)
-    parts = {"example": measure(il.capture(study.model, batch)).cpu(), "task": study.get(measure)}
+    task = study.get(measure)
+    if study.ranking == "contrast":
+        task = (task + study.get(measure, Variant(swapped=True))) / 2
+    parts = {"example": measure(il.capture(study.model, batch)).cpu(), "task": task}
     return stack(
         *(
             long(

@@ -153,8 +153,13 @@ def claim(table: pd.DataFrame) -> Verdict:
     )
     return all_of(
         judge(first, least=0.0, unit="nats", what=f"fall with layers {worst[0]} blocked"),
-        judge(first - second, least=0.0, unit="nats", what=f"the same minus layers {worst[1]}"),
-        judge(first - other, least=0.0, unit="nats", what=f"the same minus random edges in layers {worst[0]}"),
+        judge(first - second, least=0.0, unit="nats", what=f"that fall minus the one with layers {worst[1]} blocked"),
+        judge(
+            first - other,
+            least=0.0,
+            unit="nats",
+            what=f"that fall minus the one with random edges in layers {worst[0]} blocked",
+        ),
         sees,
         verdict(
             drawn.estimate(1 - gaps[1] / gaps[0]),

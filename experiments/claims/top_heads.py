@@ -30,12 +30,12 @@ class TopHeadsConfig:
 
 
 def table(study: Study, config: TopHeadsConfig) -> pd.DataFrame:
-    """prompt, increase (nats; of the answer's log-odds, by contrast), group, rank (0 but for located), layer, depth,
-    name.
+    """prompt, increase (nats), group, rank (0 but for located), layer, depth, name.
 
+    By contrast, `increase` is that of the answer's log-odds, the mean over both labels as the answer.
     Groups: "located" heads; "random" ones: the others of their layers; "all": the sum of all heads' positive increases.
     """
-    increases = study.rises()[study.test]
+    increases = study.ranked()[study.test]
     compared = Comparison.of(study, study.located(study.few(config.heads)), config.controls)
     rows, deepest = study.test.tolist(), max(study.view.n_layers - 1, 1)
     rank = {head: place for place, head in enumerate(compared.located, start=1)}

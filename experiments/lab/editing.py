@@ -91,7 +91,10 @@ def averaged(study: Study, heads: list[il.Head]) -> EditOf:
 
 
 def located_for_both(study: Study, k: int) -> list[il.Head]:
-    """The k best heads for the answer "foo" and the k best for "bar", each head once, by rank."""
+    """The k best heads for the answer "foo" and the k best for "bar", each head once, by rank.
+
+    By contrast both lists are the same (`Study.ranked`).
+    """
     pairs = zip(study.located(k, FOO), study.located(k, BAR), strict=True)
     return list(dict.fromkeys(head for pair in pairs for head in pair))
 

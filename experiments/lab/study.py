@@ -384,9 +384,20 @@ class Study:
         """What every head adds to the answer, nats: to its log-probability, or to its log-odds (`ranking`)."""
         return self.get(RANKED[self.ranking], variant)
 
+    def ranked(self, variant: Variant = Variant()) -> Float[Tensor, "prompt layer head"]:
+        """What heads are ranked by, nats: by increase `rises`; by contrast its mean over both labels as the answer.
+
+        A head that pushes one label, whatever is asked, adds to the answer's log-odds where that label is the answer,
+        and takes as much from them where the same texts have the labels exchanged: it tells nothing apart.
+        """
+        rises = self.rises(variant)
+        if self.ranking == "increase":
+            return rises
+        return (rises + self.rises(replace(variant, swapped=not variant.swapped))) / 2
+
     def located(self, k: int, variant: Variant = Variant()) -> list[il.Head]:
-        """The k heads that add most to the answer on the choosing half, on average; best first."""
-        mean = self.rises(variant)[self.halves[0]].mean(0)
+        """The k heads that add most to the answer on the choosing half, on average (`ranked`); best first."""
+        mean = self.ranked(variant)[self.halves[0]].mean(0)
         order = mean.flatten().argsort(descending=True)[: min(k, mean.numel())]
         return [il.Head.at(index, mean.shape[1]) for index in order.tolist()]
 

@@ -66,7 +66,7 @@ def verdict(estimate: Estimate, *, least: float, unit: str, what: str) -> Verdic
     p = estimate.p(least)
     outcome: Outcome = "undecided" if p >= ALPHA else "supported" if effect > least else "not supported"
     where = {"supported": "above", "not supported": "below", "undecided": "not clearly on one side of"}[outcome]
-    reason = f"{what} is {effect:.3g} {unit} [{low:.3g}, {high:.3g}], {where} {least:g}"
+    reason = f"{what} is {effect:.3g} {unit} [{low:.3g}, {high:.3g}], {where} {least:.3g}"
     return Verdict(outcome, effect, low, high, unit, reason, p)
 
 
