@@ -24,6 +24,7 @@ from .attribution.search import TopHeads as TopHeads
 from .attribution.search import TopSubheads as TopSubheads
 from .attribution.search import top_heads as top_heads
 from .attribution.search import top_subheads as top_subheads
+from .attribution.similarity import label_similarity as label_similarity
 from .errors import InputError as InputError
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain

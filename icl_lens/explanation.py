@@ -24,6 +24,7 @@ from icl_lens.attribution.increases import (
     subhead_log_prob_increase,
 )
 from icl_lens.attribution.search import TopSubheads, top_subheads
+from icl_lens.attribution.similarity import label_similarity
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_rows
 from icl_lens.models.head import Head
@@ -314,6 +315,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
 
     alone, ablation = _ablated(model, acts, located, asked, options)
     described = _in_free(model, acts, asked, options) if asked.free else _in_labels(model, acts)
+    reports = list(_head_reports(acts, located, increases, targets, alone, options, contrasts, asked.free))
     log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, asked.tokens]
     return Explanation(
         model=view.name,
@@ -330,7 +332,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
         layer_attn=tuple(layers.attn[0].tolist()),
         layer_ffn=tuple(layers.ffn[0].tolist()),
         head_increases=tuple(tuple(row) for row in increases.tolist()),
-        heads=tuple(_head_reports(acts, located, increases, targets, alone, options, contrasts, asked.free)),
+        heads=tuple(_with_similarity(model, batch, reports)),
         subheads=tuple(_subhead_reports(acts, parts, contrasts)),
         n_parts=int(parts.n_parts[0]),
         n_exact=int(parts.n_exact[0]),
@@ -524,6 +526,17 @@ def _head_reports(
             position_contrasts=in_positions,
             positions=tuple(positions),
         )
+
+
+def _with_similarity(model: Any, batch: PromptBatch, reports: Sequence[HeadReport]) -> Sequence[HeadReport]:
+    """The reports with what their heads' metrics make of the prompt, where it has labels and the model shows it."""
+    if not batch.labels or batch.targets is not None:
+        return reports
+    try:
+        found = label_similarity(model, batch, [report.head for report in reports])[0].tolist()
+    except InputError:  # a family that shows no rotation angles, say: all else can be told
+        return reports
+    return [replace(report, similarity=tuple(map(tuple, rows))) for report, rows in zip(reports, found, strict=True)]
 
 
 def _values_at(acts: Activations, head: Head, positions: list[int]) -> Float[Tensor, "position d_model"]:

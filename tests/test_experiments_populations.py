@@ -175,6 +175,7 @@ def minority_only(table: pd.DataFrame) -> str:
         ({"after": 0.5, "other_loss": 0.255}, NOT),  # the majority class goes from 90 % to 64.5 %
         ({"after": 0.5, "discriminates": (4.0, 1.0)}, NOT),  # everything is dulled, the bias with it
         ({"after": 0.5, "random": 0.3}, NOT),  # any heads would have done
+        ({"after": 0.95, "spread": 0.02}, NOT),  # a twentieth of the bias is next to nothing
     ],
 )
 def test_a_fix_is_judged_by_both_classes(population: dict[str, Any], outcome: str) -> None:

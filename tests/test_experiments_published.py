@@ -1,9 +1,12 @@
 """Claims of the published version and of the open questions on made-up tables: supported, not supported, undecided."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.claims import (
@@ -19,6 +22,7 @@ from experiments.claims import (
     two_tower,
 )
 from experiments.claims.queries import labels_shuffled, texts_exchanged
+from experiments.lab.drawing import name_dots
 
 N = 200
 OUTCOMES = ["supported", "not supported", "undecided"]
@@ -193,8 +197,8 @@ CASES = {
     ablation: [ablation_table(0.3), ablation_table(0.85), ablation_table(0.6, spread=1.0)],
     label_features: [label_features_table(1.0), label_features_table(-1.0), label_features_table(0.0675)],
     prediction_shift: [prediction_shift_table(0.1), prediction_shift_table(0.0), prediction_shift_table(0.06, 0.1)],
-    majority_bias: [bias_table(0.5), bias_table(1.2), bias_table(1.0)],
-    recency_bias: [bias_table(0.5), bias_table(0.5, loss=0.1), bias_table(1.0)],
+    majority_bias: [bias_table(0.5), bias_table(1.2), bias_table(0.9)],
+    recency_bias: [bias_table(0.5), bias_table(0.5, loss=0.1), bias_table(0.9)],
     two_tower: [two_tower_table(1.0), two_tower_table(-1.0), two_tower_table(1.0, idle=1.0)],
     head_count: [head_count_table(0.93), head_count_table(0.7), head_count_table(0.905, spread=0.5)],
     shallow_flow: [shallow_flow_table(1.0), shallow_flow_table(0.5, deep=1.0), shallow_flow_table(1.0, deep=1.0)],
@@ -260,3 +264,15 @@ def test_separation_of_true_from_false_labels(gpt2) -> None:
     found = two_tower.Separation((il.Head(0, 0), il.Head(1, 1)))(acts)
     assert found[..., 0].tolist() == [[0.75, 0.5]]
     assert found[0, 0, 1] == pytest.approx(1.0)
+
+
+def test_names_of_dots_that_lie_together_stand_apart() -> None:
+    drawn = Figure(layout="constrained")
+    ax = drawn.subplots()
+    dots = {"L0H0": (0.5, 0.5), "L0H1": (0.5, 0.5), "L1H0": (0.51, 0.5), "L3H3": (1.0, 1.0)}
+    ax.plot(*zip(*dots.values(), strict=True), "o")
+    name_dots(drawn, ax, dots, ["L1H0", "L0H1", "L0H0"])
+    drawn.canvas.draw()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert [text.get_text() for text in ax.texts] == ["L1H0", "L0H1", "L0H0"]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))

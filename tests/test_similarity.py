@@ -1,9 +1,17 @@
-"""The similarity matrix as a figure and as an element: numbers, names and colours where they belong."""
+"""Similarity of a prompt's queries and labels' keys: against the model's own scores; as a figure, element and page."""
+
+import math
+import re
+from typing import Any
 
 import pytest
 import torch
+from conftest import PROMPTS
+from family_tables import EXACT
 
 import icl_lens as il
+from icl_lens.models import scores
+from icl_lens.models.view import ModelView
 
 SCORES = torch.tensor([[2.0, -1.0, 0.0], [0.5, 1.0, -2.0]])
 QUERIES, KEYS = ["love", "a$b$"], ["foo", "<i>bar", "one"]
@@ -45,3 +53,93 @@ def test_the_element_shows_every_score_in_its_cell():
 def test_sizes_that_do_not_fit_are_refused(draw):
     with pytest.raises(il.InputError, match="2 queries and 2 keys"):
         draw(SCORES, QUERIES, KEYS[:2])
+
+
+# Of a prompt's own queries and keys
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any) -> None:
+    """Each entry alone, from the residual stream that a whole cache of the pass holds."""
+    model = load_tiny(family)
+    view, batch = ModelView.of(model), il.tokenize(model, PROMPTS)
+    heads = [il.Head(0, 1), il.Head(view.n_layers - 1, view.n_heads - 1)]
+    found = il.label_similarity(model, batch, heads)
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    assert found.shape == (len(batch), 2, batch.label_positions.shape[1] + 1, batch.label_positions.shape[1])
+    for row in range(len(batch)):
+        labels = [place for place in batch.label_positions[row].tolist() if place >= 0]
+        asked = [place - 1 for place in labels]
+        for i, head in enumerate(heads):
+            resid = cache[view.hook(head.layer, "hook_resid_pre")][row]
+            metric = il.query_key_metric(model, head)
+            wanted = torch.zeros_like(found[row, i])
+            places = [*enumerate(asked), (wanted.shape[0] - 1, int(batch.last[row]))]
+            for at, query in places:
+                for column, key in enumerate(labels):
+                    wanted[at, column] = metric.scores(resid[query][None], resid[key][None])[0, 0]
+            assert torch.allclose(found[row, i], wanted, atol=1e-5), (family, row, head)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_without_rotation_they_are_the_scores_that_the_pattern_is_made_of(family: str, load_tiny: Any) -> None:
+    """Differences of log-attention between labels, from the model's own pass."""
+    model = load_tiny(family)
+    batch = il.tokenize(model, PROMPTS)[0]
+    assert scores.score_view(ModelView.of(model), 1).soft_cap is None
+    found = il.label_similarity(model, batch, ["L1H2"])[0, 0, -1]
+    attention = il.attention_to_labels(il.capture(model, batch))[0, 1, 2].log()
+    assert torch.allclose(found - found[0], (attention - attention[0]).to(found), atol=1e-4)
+
+
+def test_what_cannot_be_compared_is_refused(gpt2: Any) -> None:
+    batch = il.tokenize(gpt2, PROMPTS)
+    with pytest.raises(il.InputError, match="heads is empty"):
+        il.label_similarity(gpt2, batch, [])
+    with pytest.raises(il.InputError, match="L9H0"):
+        il.label_similarity(gpt2, batch, ["L9H0"])
+    with pytest.raises(il.InputError, match="label position"):
+        il.label_similarity(gpt2, il.tokenize_text(gpt2, ["love like"]), ["L0H0"])
+
+
+PROMPT = "love : bar like : bar eight : foo two : foo one :"
+
+
+def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
+    explanation = il.explain(gpt2, PROMPT, answer="foo", k=3)
+    batch = il.tokenize(gpt2, [il.Prompt.parse(PROMPT, answer="foo")])
+    own = il.label_similarity(gpt2, batch, [report.head for report in explanation.heads])[0]
+    assert torch.allclose(torch.tensor([report.similarity for report in explanation.heads]).to(own), own)
+    table = explanation.to_frame("similarity")
+    assert len(table) == 3 * 5 * 4
+    first = table[table["name"] == str(explanation.heads[0].head)].pivot(
+        index="query_position", columns="key_position", values="score"
+    )
+    assert torch.allclose(torch.tensor(first.to_numpy()).to(own), own[0])
+    assert (first.columns - 1).tolist() == first.index[:4].tolist()
+    assert [*table["query_label"][:20:4]] == ["bar", "bar", "foo", "foo", "foo"]
+    assert il.explain(gpt2, "love bar love", answer=" bar", k=2).to_frame("similarity").empty
+
+
+def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None:
+    explanation = il.explain(gpt2, PROMPT, answer="foo", k=2)
+    page, report = explanation.to_html(), explanation.heads[0]
+    (shown,) = re.findall(rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL)
+    cells = re.findall(r'<td class="n [pm]" style="--v:\d+%">([+−][\d.]+)</td>', shown)
+    centred = [[x - sum(row) / len(row) for x in row] for row in report.similarity]
+    assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centred for x in row]
+    asked = [0, 0, 1, 1, 1]  # bar, bar, foo, foo, and the answer
+    same = [x for i, row in enumerate(centred) for j, x in enumerate(row) if i != j and asked[i] == asked[j]]
+    assert f"{math.fsum(same) / len(same):+.2f} with the same label".replace("-", "−") in shown
+    assert "What it compares" in explanation._repr_html_()
+    assert "What it compares" not in il.explain(gpt2, "love bar love", answer=" bar", k=2).to_html()
+
+
+def test_a_model_that_hides_its_rotation_is_explained_without_it(gpt2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(*_: Any) -> None:
+        raise il.InputError("it shows no rotation angles")
+
+    monkeypatch.setattr("icl_lens.explanation.label_similarity", hidden)
+    explanation = il.explain(gpt2, PROMPT, answer="foo", k=2)
+    assert explanation.heads[0].similarity == ()
+    assert "What it compares" not in explanation.to_html()

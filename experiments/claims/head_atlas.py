@@ -12,7 +12,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.claims.queries import labels_shuffled
 from experiments.lab.controls import beside
-from experiments.lab.drawing import legend_below
+from experiments.lab.drawing import legend_below, name_dots
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, long, mean_by, stack, where
@@ -144,16 +144,16 @@ def figure(table: pd.DataFrame) -> Figure:
         y = mean_by(where(table, score=score), "value", "name")
         ax.plot(x[~located], y[~located], "o", color=GREY, markersize=3, label="other heads")
         ax.plot(x[located], y[located], "o", color=ORANGE, markersize=4, label="located heads")
-        # Heads near zero lie on one another and stay unnamed; names of neighbours stand above and below in turn.
-        named = [i for i in np.argsort(x) if located[i] and x[i] >= NAMED * x.max()]
-        for turn, i in enumerate(named):
-            offset = (2, 3) if turn % 2 else (2, -7)
-            ax.annotate(names[i], (x[i], y[i]), xytext=offset, textcoords="offset points", fontsize=5, color=BLUE)
         # Room for the dots at the edges, and for names that stand to their right.
         ax.margins(x=0.16, y=0.1)
         ax.axhline(0, color="0.3", linewidth=0.4)
         ax.set(xlabel=f"In-context score:\n{SCORES['in-context']}", ylabel=f"{score.capitalize()}: {SCORES[score]}")
     legend_below(drawn, axes[0])
+    # Heads near zero lie on one another and stay unnamed.
+    named = [str(names[i]) for i in np.argsort(-x) if located[i] and x[i] >= NAMED * x.max()]
+    for ax, score in zip(axes, list(SCORES)[1:], strict=True):
+        y = mean_by(where(table, score=score), "value", "name")
+        name_dots(drawn, ax, {str(name): (x[i], y[i]) for i, name in enumerate(names)}, named, color=BLUE)
     return drawn
 
 

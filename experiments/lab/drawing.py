@@ -1,7 +1,7 @@
 """What the experiments' figures have in common: interval whiskers, legends, names of heads."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ STYLE: dict[Any, Any] = {
 
 WHISKERS: dict[str, Any] = {"fmt": "none", "ecolor": "0.2", "elinewidth": 0.8, "capsize": 1.5}
 """For `Axes.errorbar(x, mean, yerr=whiskers(…), **WHISKERS)`."""
+
+
+Box = tuple[float, float, float, float]
+"""Left, low, right, high; in points."""
 
 
 def whiskers(samples: Iterable[pd.Series | np.ndarray]) -> Float[np.ndarray, "2 item"]:
@@ -92,6 +96,43 @@ def name_heads(ax: Axes, names: Sequence[str]) -> None:
     """Names under groups of bars at 0, 1, 2, …; few groups do not grow wide."""
     ax.set_xticks(range(len(names)), list(names), rotation=60 if len(names) > 8 else 0)
     ax.set_xlim(-0.6, max(len(names), 4) - 0.4)
+
+
+def name_dots(
+    drawn: Figure,
+    ax: Axes,
+    dots: Mapping[str, tuple[float, float]],
+    named: Sequence[str],
+    *,
+    size: float = 5,
+    **text: Any,
+) -> None:
+    """Names beside some of the dots, best first, where they cover no other name and as few dots as can be.
+
+    Limits and layout of the axes must be final.
+    """
+    drawn.draw_without_rendering()
+    points = ax.transData.transform(list(dots.values())) * 72 / drawn.dpi
+    place_of = dict(zip(dots, points, strict=True))
+    names: list[Box] = []
+    for name in named:
+        x, y = place_of[name]
+        width = 0.65 * size * len(name)
+        places = [(dx, dy) for dx in (2, -2 - width) for dy in (3, -3 - size, 4 + size, -4 - 2 * size)]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + size) for dx, dy in places]
+
+        def covered(place: int, boxes: list[Box] = boxes) -> int:
+            left, low, right, high = boxes[place]
+            on_dots = sum(left - 2 < px < right + 2 and low - 2 < py < high + 2 for px, py in points)
+            return on_dots + len(points) * sum(_overlap(boxes[place], other) for other in names)
+
+        best = min(range(len(places)), key=covered)
+        names.append(boxes[best])
+        ax.annotate(name, dots[name], xytext=places[best], textcoords="offset points", fontsize=size, **text)
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _reach(sample: pd.Series | np.ndarray) -> tuple[float, float]:

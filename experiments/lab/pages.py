@@ -57,18 +57,16 @@ def write_pages(
                 beside.write_bytes(_small((path / f"{figure_name(ranking)}.png").read_bytes()))
     ids = in_order(by_id, order)
     given = Given.of([result for _, result in results])
-    rows = rounded(
-        [
-            {**asdict(one), "id": result.id, "model": result.model, "task": result.task, "by": ranking, "holm": holm}
-            for result, ranking, one, holm in given.every()
-        ]
-    )
+    every = [
+        {**asdict(one), "id": result.id, "model": result.model, "task": result.task, "by": ranking, "holm": holm}
+        for result, ranking, one, holm in given.every()
+    ]
     further = ["seeds"] if (folder / SEEDS).exists() else []
-    beside = _old_models(old, rows, order) if old else []
+    beside = _old_models(old, rounded(every, digits=17), order) if old else []  # the tables round once, not twice
     write_text(folder / "index.md", _index([by_id[name] for name in ids], task, given, beside, further))
     for name in ids:
         write_text(folder / f"{name}.md", _page(by_id[name], given, seconds))
-    write_text(folder / "results.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / "results.json", json.dumps(rounded(every), indent=1, ensure_ascii=False) + "\n")
 
 
 def _clear(folder: Path) -> None:
@@ -111,11 +109,13 @@ def _small(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def rounded(rows: list[dict]) -> list[dict]:
-    """Effects with four digits, and null for what is not finite."""
+def rounded(rows: list[dict], *, digits: int = 4) -> list[dict]:
+    """Effects with so many digits, and null for what is not finite."""
 
     def short(value: object) -> object:
-        return (float(f"{value:.4g}") if abs(value) < float("inf") else None) if isinstance(value, float) else value
+        return (
+            (float(f"{value:.{digits}g}") if abs(value) < float("inf") else None) if isinstance(value, float) else value
+        )
 
     return [{key: short(value) for key, value in row.items()} for row in rows]
 

@@ -5,4 +5,5 @@
    evaluated exactly in the order of their bounds until the rest cannot matter.
 3. `circuits`: values, keys and queries of a head, carried into the residual stream and read as words.
 4. `attention`: how much the last position attends to each label.
+5. `metric`, `similarity`, `copying`: what heads compare, in general and on one prompt, and what they copy.
 """

@@ -69,11 +69,11 @@ class QueryKeyMetric:
         return keys if self.key_turn is None else keys @ self.key_turn
 
     def scores(
-        self, queries: Float[Tensor, "query d_model"], keys: Float[Tensor, "key d_model"]
-    ) -> Float[Tensor, "query key"]:
+        self, queries: Float[Tensor, "*batch query d_model"], keys: Float[Tensor, "*batch key d_model"]
+    ) -> Float[Tensor, "*batch query key"]:
         """The head's attention scores between residual streams that enter its layer, before a soft cap and softmax."""
         how = scores.score_view(self.view, self.head.layer)
-        return how.scale * self.queries(queries) @ self.keys(keys).T
+        return how.scale * self.queries(queries) @ self.keys(keys).mT
 
     def inputs(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
         """Residual streams as the bilinear form meets them: normed, without the norm's gain and shift.
@@ -185,17 +185,24 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
         True
     """
     view = model if isinstance(model, ModelView) else ModelView.of(model)
-    layer, index = head = view.check_head(head)
-    how = scores.score_view(view, layer)
-    rotates = how.position == "rotary"
+    head = view.check_head(head)
+    layer = head.layer
+    rotates = scores.score_view(view, layer).position == "rotary"
     if distance is not None and (distance < 0 or not rotates):
         raise InputError(
             f"distance={distance} must be at least 0: keys lie before queries"
             if distance < 0
             else f"{view.architecture} does not rotate queries and keys, so its metric has no distance; leave it out"
         )
-    dtype = view.compute_dtype
-    rotation = _rotation(view, layer, distance) if rotates else None
+    return metric_of(view, head, distance, _rotation(view, layer, distance) if rotates else None)
+
+
+def metric_of(
+    view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
+) -> QueryKeyMetric:
+    """The metric with queries turned by these cosines and sines; `unturned` leaves rotation out."""
+    layer, index = head
+    how, dtype = scores.score_view(view, layer), view.compute_dtype
     gain = view.first_norm(layer).gain_as(dtype).to(view.home).expand(view.d_model)[:, None]
     kv = view.kv_head(index)
     query_side = view.W_Q(layer)[index].to(dtype) * gain
@@ -235,6 +242,15 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         with view.lean_pass() as lean, view.model.hooks(fwd_hooks=keep):
             view.model(tokens, return_type="logits", **lean)
         cos, sin = (seen[name] for name in hooks)
-    # Some families scale their rotation: both queries and keys, so that scores have the square.
-    length = (cos.square() + sin.square()).sqrt()
-    return (length * length, torch.zeros_like(sin)) if distance is None else (length * cos, length * sin)
+    if distance is None:
+        return unturned(cos, sin)
+    length = (cos.square() + sin.square()).sqrt()  # of keys, see `unturned`
+    return length * cos, length * sin
+
+
+def unturned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines that turn nothing, with the lengths of these.
+
+    Some families scale their rotation: both queries and keys, so that scores have the square.
+    """
+    return cos.square() + sin.square(), torch.zeros_like(sin)

@@ -12,7 +12,7 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
 
-Table = Literal["heads", "layers", "subheads", "labels", "words"]
+Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity"]
 
 TELLS_APART = 0.5
 """A head tells the target from what it is compared with if its contrast is at least this share of its increase."""
@@ -46,7 +46,9 @@ class HeadReport:
     demonstration's own label in its value's projection. `ablated` are the label log-probabilities (nats) with
     only this head zeroed. `contrast` and `position_contrasts` are what the head adds to the target's log-probability
     minus that of what it is compared with, where it is compared. In a free prompt, words and ranks are of `positions`,
-    those the head attends to most, there are no keys, and a rank is that of the token's own name.
+    those the head attends to most, there are no keys, and a rank is that of the token's own name. `similarity`: scores,
+    position left out, of the queries that each label is predicted from and of the last one with the keys at the labels
+    (`label_similarity`); empty in a free prompt, and where the model does not show how it turns queries and keys.
     """
 
     head: Head
@@ -61,6 +63,7 @@ class HeadReport:
     contrast: float | None = None
     position_contrasts: tuple[float, ...] = ()
     positions: tuple[int, ...] = ()
+    similarity: tuple[tuple[float, ...], ...] = ()
 
     @property
     def tells_apart(self) -> bool:
@@ -237,7 +240,10 @@ class Findings:
         return {name: math.exp(value) for name, value in zip(self.labels, self.label_log_probs, strict=True)}
 
     def to_frame(self, table: Table = "heads") -> pd.DataFrame:
-        """One of the explanation's tables, tidy: "heads" (all heads), "layers", "subheads", "labels" or "words"."""
+        """One of the explanation's tables, tidy.
+
+        "heads" (all heads), "layers", "subheads", "labels", "words" or "similarity" (of queries with labels' keys).
+        """
         check_choice("table", table, get_args(Table))
         if table == "heads":
             rows = [
@@ -275,9 +281,34 @@ class Findings:
                 | ({"log_prob_whole": self.whole_label_log_probs[i]} if self.whole_label_log_probs else {})
                 for i, label in enumerate(self.labels)
             ]
-        else:
+        elif table == "words":
             rows = list(self._word_rows())
+        else:
+            rows = list(self._similarity_rows())
         return pd.DataFrame(rows)
+
+    @property
+    def query_labels(self) -> tuple[int, ...]:
+        """The label that each row of `HeadReport.similarity` asks for, as an index; -1 for an unknown answer."""
+        last = -1 if self.answer is None else self.labels.index(self.answer)
+        return (*self.demonstration_labels, last)
+
+    def _similarity_rows(self) -> Any:
+        queries = (*(position - 1 for position in self.label_positions), len(self.tokens) - 1)
+        names = (*self.labels, None)
+        for report in self.heads:
+            for position, asked, row in zip(
+                queries, self.query_labels, report.similarity, strict=bool(report.similarity)
+            ):
+                for key, label, score in zip(self.label_positions, self.demonstration_labels, row, strict=True):
+                    yield {
+                        "name": str(report.head),
+                        "query_position": position,
+                        "query_label": names[asked],
+                        "key_position": key,
+                        "key_label": names[label],
+                        "score": score,
+                    }
 
     def _word_rows(self) -> Any:
         for report in self.heads:

@@ -11,9 +11,9 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html import heads as head_parts
-from icl_lens.report.html import strips
+from icl_lens.report.html import similarity, strips
 from icl_lens.report.html.element import Element, mount
-from icl_lens.report.html.text import for_circuitsvis, label_class, safe, signed
+from icl_lens.report.html.text import for_circuitsvis, safe
 
 
 def attention_to_labels(
@@ -119,30 +119,8 @@ def similarity_matrix(
             f"values of shape {tuple(values.shape)} do not fit {len(queries)} queries and {len(keys)} keys with "
             f"{len(classes[0])} and {len(classes[1])} classes; give [query key]"
         )
-    rows = values.float().tolist()
-    reach = max((abs(x) for row in rows for x in row), default=0.0) or 1.0
-    head = "".join(f'<th scope="col">{_named(key, which)}</th>' for key, which in zip(keys, classes[1], strict=True))
-    body = "".join(
-        f'<tr><th scope="row">{_named(query, which)}</th>{"".join(_cell(value, reach) for value in row)}</tr>'
-        for query, which, row in zip(queries, classes[0], rows, strict=True)
-    )
-    table = (
-        f'<table class="similarity"><thead><tr><th>query \\ key</th>{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
-    legend = strips.scale_legend(reach, unit)
-    # Wide tables scroll, from the keyboard too.
-    place = '<div class="scroll" tabindex="0" role="region" aria-label="Similarity of queries and keys">'
-    return Element("Similarity of queries and keys", f"{place}{table}</div>{legend}")
-
-
-def _named(name: str, which: int) -> str:
-    inside = f"<bdi>{safe(name)}</bdi>"
-    return inside if which < 0 else f'<span class="tok {label_class(which)}">{inside}</span>'
-
-
-def _cell(value: float, reach: float) -> str:
-    share = min(100.0, 100 * abs(value) / reach)
-    return f'<td class="n {"p" if value >= 0 else "m"}" style="--v:{share:.0f}%">{signed(value, 2)}</td>'
+    name = "Similarity of queries and keys"
+    return Element(name, similarity.matrix(values.float().tolist(), queries, keys, classes, unit=unit, name=name))
 
 
 def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:

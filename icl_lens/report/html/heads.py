@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Collection, Sequence
+from textwrap import shorten
 
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.report.html.similarity import matrix
 from icl_lens.report.html.strips import attention_strip, label_legend, scale_legend, value_strip
 from icl_lens.report.html.text import chip, isolated, json_script, label_class, safe, signed, table, visible
 from icl_lens.report.numbers import percent
@@ -148,7 +150,36 @@ def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
         f"<section><h4>What each position adds to log p({chip(explanation.target)})</h4>"
         f"{added}{scale_legend(reach)}{apart}"
         f"<h4>Without this head</h4>{_without(explanation, report)}</section></div>"
-        f"<h4>In words</h4>{words(explanation, report)}</article>"
+        f"<h4>In words</h4>{words(explanation, report)}{compared(explanation, report)}</article>"
+    )
+
+
+def compared(explanation: Findings, report: HeadReport) -> str:
+    """What the head's metric makes of each text that is asked about and each label; nothing where it is not known.
+
+    Scores are shown beside their row's mean: what a query adds to all its scores alike, softmax takes out.
+    """
+    if explanation.prompt is None or not report.similarity:
+        return ""
+    texts = [shorten(shown.text, 24, placeholder=" …") for shown in explanation.prompt.demonstrations]
+    asked = [*texts, shorten(explanation.prompt.query, 24, placeholder=" …")]
+    queries, keys = explanation.query_labels, explanation.demonstration_labels
+    centred = [[score - sum(row) / len(row) for score in row] for row in report.similarity]
+    table = matrix(centred, asked, texts, (queries, keys), unit="score", name=f"What {report.head} compares")
+    means = []
+    for name, same in (("the same label", True), ("another label", False)):
+        found = [
+            score
+            for row, (label, scores) in enumerate(zip(queries, centred, strict=True))
+            for column, (other, score) in enumerate(zip(keys, scores, strict=True))
+            if row != column and label >= 0 and (label == other) == same
+        ]
+        means += [f"{signed(sum(found) / len(found), 2)} with {name}"] if found else []
+    said = f" On average {', '.join(means)}, a text’s own label left out." if means else ""
+    return (
+        '<h4>What it compares</h4><p class="key">Scores of the query after each text, where its label is asked for '
+        "(rows; the prompt’s own text last), with the key at each text’s label (columns), less the row’s mean. "
+        f"Positions are left out, so keys behind a query are scored as well.{said}</p>{table}"
     )
 
 

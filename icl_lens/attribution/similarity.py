@@ -1,0 +1,80 @@
+"""What a head's metric makes of one prompt: of what is asked, and of what stands at each label."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import last_log_probs
+from icl_lens.attribution.metric import metric_of, query_key_metric, unturned
+from icl_lens.errors import InputError
+from icl_lens.models import scores
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+
+@torch.no_grad()
+def label_similarity(
+    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int] | str]
+) -> Float[Tensor, "batch head query demo"]:
+    """How alike heads find what is asked and what each label stands for: scores of queries with the labels' keys.
+
+    Queries: at the position that each label is predicted from, just before it, and at the last. Position is left out as
+    in `query_key_metric`, whose `scores` these are; so keys behind a query, which the model does not see, have one as
+    well. In a head that compares texts by class, queries and keys of one label score higher. Zero where a prompt has
+    fewer demonstrations. One forward pass; only the residual stream at these positions is kept.
+
+    Raises InputError for unknown heads, an empty list of them, and prompts without demonstrations.
+    Source: the paper, section 5; docs/howto/numbers.md.
+
+    Example:
+        >>> il.label_similarity(model, batch, ["L2H0", "L4H0"]).shape
+        torch.Size([1, 2, 5, 4])
+    """
+    view = ModelView.of(model)
+    chosen = [view.check_head(head) for head in heads]
+    if not chosen:
+        raise InputError("heads is empty; name the heads whose scores you want, as in heads=['L3H1']")
+    batch.check_labels("label position to read", "il.query_key_metric(model, head).scores compares any two inputs")
+    labels, last = batch.label_positions, batch.last[:, None]
+    before = torch.where(labels > 0, labels - 1, -1)
+    positions = torch.cat([before, last, labels], dim=1)
+    seen: dict[str, Tensor] = {}  # by the name asked for: bridges know hooks by several
+
+    def at_positions(name: str) -> Callable[..., None]:
+        def keep(value: Tensor, hook: Any) -> None:
+            rows = torch.arange(len(value), device=value.device)[:, None]
+            seen[name] = value.detach()[rows, positions.clamp(min=0).to(value.device)].to(view.home)
+
+        return keep
+
+    def first(name: str) -> Callable[..., None]:
+        def keep(value: Tensor, hook: Any) -> None:
+            seen[name] = value.detach()[0, 0]
+
+        return keep
+
+    layers = {head.layer: view.hook(head.layer, "hook_resid_pre") for head in chosen}
+    rotating = [layer for layer in layers if scores.score_view(view, layer).position == "rotary"]
+    angles = {layer: scores.rotation_hooks(view, layer) for layer in rotating}
+    hooks = [(name, at_positions(name)) for name in layers.values()]
+    hooks += [(name, first(name)) for names in angles.values() for name in names or ()]
+    with view.model.hooks(fwd_hooks=hooks):
+        last_log_probs(model, batch)
+
+    found = []
+    for head in chosen:
+        names = angles.get(head.layer)
+        metric = (
+            query_key_metric(view, head)
+            if names is None
+            else metric_of(view, head, None, unturned(*(seen[name] for name in names)))
+        )
+        queries, keys = seen[layers[head.layer]].split([labels.shape[1] + 1, labels.shape[1]], 1)
+        found.append(metric.scores(queries, keys))
+    known = (positions >= 0).to(view.home)
+    there = known[:, : labels.shape[1] + 1, None] & known[:, None, labels.shape[1] + 1 :]
+    return torch.stack(found, dim=1).masked_fill(~there[:, None], 0)
