@@ -112,7 +112,7 @@ def name_dots(
     Limits and layout of the axes must be final.
     """
     drawn.draw_without_rendering()
-    points = ax.transData.transform(list(dots.values())) * 72 / drawn.dpi
+    points = (ax.transData.transform(list(dots.values())) * 72 / drawn.dpi).tolist()
     place_of = dict(zip(dots, points, strict=True))
     names: list[Box] = []
     for name in named:
