@@ -173,7 +173,7 @@ def test_the_curves_are_those_of_single_ablations(load_tiny: Any, words: str, na
         rows = study.apart[1][: 4 if positions == "last" else 2]
         reference = None
         if mode == "mean":
-            chosen = study.halves[0][:25]
+            chosen = study.apart[0][:25]
             cells = [(swapped, asked) for swapped in (False, True) for asked in ("true", "false")]
             reference = [study.batch(heads_in_order.Variant(swapped=s, asked=a))[chosen] for s, a in cells]
         for edit, removed in (("kept", order[2:]), ("removed", order[:2])):

@@ -64,7 +64,12 @@ def test_causally_located_heads_are_removed_on_the_other_half(study: Study) -> N
     assert len(located) == 1 or all(mean[head] >= 0.1 * mean.max() for head in located)
     assert {*removed["prompt"]} == {*study.test.tolist()}
     assert not {*removed["prompt"]} & {*rows.tolist()}
+    # What is compared is what is removed: so many heads of largest effect, and as many of largest increase.
+    increases = sum(study.rises(variant)[rows].mean(0) for variant in causal_location.VARIANTS)
+    assert {*located} == {*causal_location.best_heads(mean[None], len(located))}
+    both = {*located} & {*causal_location.best_heads(increases[None], len(located))}
     overlap = where(table, measure="overlap")
+    assert overlap["shared"].iloc[0] == pytest.approx(len(both) / len(located))
     assert len(overlap) == 21
     assert overlap[["shared", "layers"]].to_numpy().min() >= 0
     assert overlap[["shared", "layers"]].to_numpy().max() <= 1

@@ -1,13 +1,13 @@
 """Appendix A: how many of the located heads two tasks share, against chance."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -61,7 +61,7 @@ def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
             variant = Variant(task=task)
             queries = study.queries(variant)
             drawn = resample([queries], draws=config.draws, seed=study.settings.seed + i)
-            counted = study.get(correct, variant).numpy() > 0.5 if cases == "correct" else np.ones(len(queries), bool)
+            counted = _right(study, variant) if cases == "correct" else np.ones(len(queries), bool)
             lists[task] = top_lists(study.ranked(variant), k, drawn.weights * counted)
             clusters[task] = len({*queries[counted]})
         for first, second in combinations(tasks, 2):
@@ -70,6 +70,14 @@ def table(study: Study, config: HeadOverlapConfig) -> pd.DataFrame:
             frame = pd.DataFrame(columns).assign(pair=f"{first} / {second}", cases=cases)
             frames.append(frame.assign(clusters=min(clusters[first], clusters[second])))
     return stack(*frames)
+
+
+def _right(study: Study, variant: Variant) -> Bool[np.ndarray, " prompt"]:
+    """Prompts that are answered rightly; by contrast with either label as the answer, as heads are ranked."""
+    right = study.get(correct, variant).numpy() > 0.5
+    if study.ranking == "contrast":
+        right &= study.get(correct, replace(variant, swapped=not variant.swapped)).numpy() > 0.5
+    return right
 
 
 def top_lists(

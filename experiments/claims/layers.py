@@ -99,7 +99,8 @@ EXPERIMENT = Experiment(
     departs=(
         "The paper shows one sentence and says “almost all”, of layers 18–31 of 36. Here that sentence is drawn "
         "beside the task's prompts, which alone decide; deep is the deeper half of the layers, and almost all nine "
-        "tenths of the positive increases."
+        "tenths of the positive increases. By contrast these are means over both labels as the answer, in which what "
+        "pushes one label cancels."
     ),
     paper="GPT-2 large, example prompt: almost all in attention layers 18–31 of 36",
     classes="any",

@@ -388,7 +388,8 @@ class Study:
         """What heads are ranked by, nats: by increase `rises`; by contrast its mean over both labels as the answer.
 
         A head that pushes one label, whatever is asked, adds to the answer's log-odds where that label is the answer,
-        and takes as much from them where the same texts have the labels exchanged: it tells nothing apart.
+        and takes as much from them where the same texts have the labels exchanged: it tells nothing apart. Of several
+        classes, the labels are each class's own and the next one's.
         """
         rises = self.rises(variant)
         if self.ranking == "increase":
