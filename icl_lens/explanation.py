@@ -29,6 +29,7 @@ from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_rows
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
+from icl_lens.models.scores import HiddenAngles
 from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -374,6 +375,7 @@ def _in_labels(model: Any, acts: Activations) -> dict[str, Any]:
         "prompt": batch.prompts[0],
         "text": batch.texts[0] if batch.texts else "",
         "label_positions": tuple(batch.label_positions[0].tolist()),
+        "asked_positions": () if batch.asked_positions is None else tuple(batch.asked_positions[0].tolist()),
         "demonstration_labels": tuple(batch.label_index[0].tolist()),
         "label_attention": tuple(
             tuple(tuple(head) for head in layer) for layer in attention_to_labels(acts)[0].tolist()
@@ -530,11 +532,11 @@ def _head_reports(
 
 def _with_similarity(model: Any, batch: PromptBatch, reports: Sequence[HeadReport]) -> Sequence[HeadReport]:
     """The reports with what their heads' metrics make of the prompt, where it has labels and the model shows it."""
-    if not batch.labels or batch.targets is not None:
+    if not batch.labels or batch.targets is not None or batch.asked_positions is None:
         return reports
     try:
         found = label_similarity(model, batch, [report.head for report in reports])[0].tolist()
-    except InputError:  # a family that shows no rotation angles, say: all else can be told
+    except HiddenAngles:  # all else can be told
         return reports
     return [replace(report, similarity=tuple(map(tuple, rows))) for report, rows in zip(reports, found, strict=True)]
 

@@ -1,7 +1,9 @@
 """Similarity of a prompt's queries and labels' keys: against the model's own scores; as a figure, element and page."""
 
+import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from family_tables import EXACT
 import icl_lens as il
 from icl_lens.models import scores
 from icl_lens.models.view import ModelView
+from icl_lens.report.html import heads
 
 SCORES = torch.tensor([[2.0, -1.0, 0.0], [0.5, 1.0, -2.0]])
 QUERIES, KEYS = ["love", "a$b$"], ["foo", "<i>bar", "one"]
@@ -69,7 +72,7 @@ def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any
     assert found.shape == (len(batch), 2, batch.label_positions.shape[1] + 1, batch.label_positions.shape[1])
     for row in range(len(batch)):
         labels = [place for place in batch.label_positions[row].tolist() if place >= 0]
-        asked = [place - 1 for place in labels]
+        asked = [place for place in batch.asked_positions[row].tolist() if place >= 0]
         for i, head in enumerate(heads):
             resid = cache[view.hook(head.layer, "hook_resid_pre")][row]
             metric = il.query_key_metric(model, head)
@@ -126,7 +129,10 @@ def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None
     page, report = explanation.to_html(), explanation.heads[0]
     (shown,) = re.findall(rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL)
     cells = re.findall(r'<td class="n [pm]" style="--v:\d+%">([+−][\d.]+)</td>', shown)
-    centred = [[x - sum(row) / len(row) for x in row] for row in report.similarity]
+    centred = []
+    for i, row in enumerate(report.similarity):
+        others = [x for j, x in enumerate(row) if j != i]
+        centred.append([x - math.fsum(others) / len(others) for x in row])
     assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centred for x in row]
     asked = [0, 0, 1, 1, 1]  # bar, bar, foo, foo, and the answer
     same = [x for i, row in enumerate(centred) for j, x in enumerate(row) if i != j and asked[i] == asked[j]]
@@ -135,11 +141,56 @@ def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None
     assert "What it compares" not in il.explain(gpt2, "love bar love", answer=" bar", k=2).to_html()
 
 
-def test_a_model_that_hides_its_rotation_is_explained_without_it(gpt2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hidden(*_: Any) -> None:
-        raise il.InputError("it shows no rotation angles")
+def test_a_model_that_hides_its_rotation_is_explained_without_it(
+    load_tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passes = load_tiny("gptj"), []
 
-    monkeypatch.setattr("icl_lens.explanation.label_similarity", hidden)
-    explanation = il.explain(gpt2, PROMPT, answer="foo", k=2)
+    def hidden(*_: Any) -> None:
+        raise scores.HiddenAngles("it shows no rotation angles")
+
+    assert il.explain(model, PROMPT, answer="foo", k=2).heads[0].similarity
+    monkeypatch.setattr(scores, "rotation_table", hidden)
+    explanation = il.explain(model, PROMPT, answer="foo", k=2)
     assert explanation.heads[0].similarity == ()
     assert "What it compares" not in explanation.to_html()
+    monkeypatch.setattr("icl_lens.attribution.similarity.last_log_probs", lambda *_: passes.append(1))
+    with pytest.raises(il.InputError, match="shows no rotation angles"):
+        il.label_similarity(model, il.tokenize(model, [il.Prompt.parse(PROMPT)]), ["L0H0"])
+    assert not passes, "refused before the pass"
+
+
+def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
+    model = il.load_model("icl-mini")
+    prompt = il.Prompt.parse("love : barfoo like : barfoo eight : foobar two : foobar one :", answer="foobar")
+    batch = il.tokenize(model, [prompt])
+    tokens = batch.token_strings[0]
+    assert [tokens[place] for place in batch.asked_positions[0]] == [":"] * 4
+    assert bool((batch.label_positions - batch.asked_positions > 1).all())
+    explanation = il.explain(model, prompt, k=2)
+    table = explanation.to_frame("similarity")
+    assert {tokens[place] for place in table["query_position"]} == {":"}
+    early = batch.at([int(batch.label_positions[0, 1])])
+    assert early.asked_positions.tolist()[0][2:] == [-1, -1]
+
+
+def test_long_texts_and_many_demonstrations_stay_short_on_the_page(gpt2: Any) -> None:
+    text = " ".join(f"{word} : {label}" for word, label in [("love", "bar"), ("two", "foo")] * 10) + " one :"
+    explanation = il.explain(gpt2, text, answer="foo", k=1)
+    page = explanation.to_html()
+    assert "The last 16 of 20 demonstrations are shown" in page
+    assert page.count('<td class="n p" style="--v') + page.count('<td class="n m" style="--v') == 17 * 16
+    assert len(explanation.to_frame("similarity")) == 21 * 20
+    assert "What it compares" not in il.explain(gpt2, "two : foo one :", answer="foo", k=1).to_html()
+    assert heads._cut("愛" * 40) == "愛" * 22 + " …"
+
+
+def test_a_damaged_matrix_is_refused(gpt2: Any, tmp_path: Path) -> None:
+    explanation = il.explain(gpt2, PROMPT, answer="foo", k=1)
+    explanation.save(tmp_path / "a.json")
+    assert il.Explanation.load(tmp_path / "a.json") == explanation
+    plain = json.loads((tmp_path / "a.json").read_text())
+    plain["heads"][0]["similarity"] = [[1.0, 2.0]]
+    (tmp_path / "b.json").write_text(json.dumps(plain))
+    with pytest.raises(il.InputError, match="damaged"):
+        il.Explanation.load(tmp_path / "b.json")

@@ -8,7 +8,7 @@ from experiments.lab.study import RANKINGS, Need, Ranking, Study
 from icl_lens.report.findings import TELLS_APART
 
 HEADS = 6
-"""Located for each label, as in most experiments (at most one in eight)."""
+"""Located for each label, by contrast for both together, as in most experiments (at most one in eight)."""
 
 NEEDS = tuple(Need(variant, reduction) for variant in (FOO, BAR) for reduction in (head_increases, head_contrasts))
 """What `located_heads` reads."""

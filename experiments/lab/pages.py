@@ -62,7 +62,7 @@ def write_pages(
         for result, ranking, one, holm in given.every()
     ]
     further = ["seeds"] if (folder / SEEDS).exists() else []
-    beside = _old_models(old, rounded(every, digits=17), order) if old else []  # the tables round once, not twice
+    beside = _old_models(old, rounded(every, digits=None), order) if old else []  # the tables round once, not twice
     write_text(folder / "index.md", _index([by_id[name] for name in ids], task, given, beside, further))
     for name in ids:
         write_text(folder / f"{name}.md", _page(by_id[name], given, seconds))
@@ -109,13 +109,15 @@ def _small(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def rounded(rows: list[dict], *, digits: int = 4) -> list[dict]:
-    """Effects with so many digits, and null for what is not finite."""
+def rounded(rows: list[dict], *, digits: int | None = 4) -> list[dict]:
+    """Effects with so many digits, or as they are, and null for what is not finite."""
 
     def short(value: object) -> object:
-        return (
-            (float(f"{value:.{digits}g}") if abs(value) < float("inf") else None) if isinstance(value, float) else value
-        )
+        if not isinstance(value, float):
+            return value
+        if not abs(value) < float("inf"):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
 
     return [{key: short(value) for key, value in row.items()} for row in rows]
 
@@ -154,10 +156,11 @@ def _index(
         f"models: {first.configuration['n']:,} prompts of {task}, heads chosen on one half and tested on the other. "
         "Claims about located heads are judged twice: with heads located by *increase* of log p(answer), the paper's "
         "ranking, and by *contrast*, the answer's log-odds against the other label, over both labels as the answer. An "
-        "effect is that of the part of the claim that decided, with its 95 % interval over query words; [how verdicts are given](../verdicts.md) has the "
-        "rules, claim by claim. These are small models trained from nothing, by a recipe fixed before; where "
-        "they contradict the paper, they contradict it as a claim about every model, not about the models it studied. "
-        "The paper's figures of sentence tasks are those of the claim that stands beside them; "
+        "effect is that of the part of the claim that decided, with its 95 % interval over query words; "
+        "[how verdicts are given](../verdicts.md) has the rules, claim by claim. These are small models trained from "
+        "nothing, by a recipe fixed before; where they contradict the paper, they contradict it as a claim about every "
+        "model, not about the models it studied. The paper's figures of sentence tasks are those of the claim that "
+        "stands beside them; "
         "sentence tasks are not run here (`run --task sst2` does).",
         "",
         f"{given} A p-value stands beside the one that allows for all of them (Holm's method); a verdict that does not "

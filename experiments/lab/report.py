@@ -78,10 +78,8 @@ def report_page(results: Sequence[tuple[Result, Mapping[Ranking, bytes]]], *, or
         f'<p class="quiet">{len(results)} results of {len(ids)} experiments on {len({m for m, _ in models})} models. '
         "A verdict compares a 95&nbsp;% bootstrap interval over query words with the smallest effect worth the claim. "
         "Claims about located heads are judged with heads located by increase of log p(answer), and by contrast "
-        "between "
-        f"the labels. {escape(str(given))} p-values stand beside those that allow for all verdicts (Holm); what does "
-        "not "
-        "survive is marked †. "
+        f"between the labels, over both as the answer. {escape(str(given))} p-values stand beside those that allow for "
+        "all verdicts (Holm); what does not survive is marked †. "
         "Heads are chosen on one half of the prompts and tested on the other. A model that does not do the task leaves "
         "every claim on how it does it undecided.</p>"
         f'<p class="quiet">{escape(EVERYWHERE)} Each experiment says what else departs from the paper.</p>'

@@ -22,12 +22,14 @@ def label_similarity(
 ) -> Float[Tensor, "batch head query demo"]:
     """How alike heads find what is asked and what each label stands for: scores of queries with the labels' keys.
 
-    Queries: at the position that each label is predicted from, just before it, and at the last. Position is left out as
-    in `query_key_metric`, whose `scores` these are; so keys behind a query, which the model does not see, have one as
-    well. In a head that compares texts by class, queries and keys of one label score higher. Zero where a prompt has
-    fewer demonstrations. One forward pass; only the residual stream at these positions is kept.
+    Queries: where each demonstration's label is predicted (`batch.asked_positions`), and the last. Keys: at the labels'
+    last tokens. Position is left out as in `query_key_metric`, whose `scores` these are; so keys behind a query, which
+    the model does not see, have one as well. In a head that compares texts by class, queries and keys of one label
+    score higher. Zero where a prompt has fewer demonstrations, and where its first label has nothing before it. One
+    forward pass; only the residual stream at these positions is kept.
 
-    Raises InputError for unknown heads, an empty list of them, and prompts without demonstrations.
+    Raises InputError for unknown heads, an empty list of them, and prompts without demonstrations; HiddenAngles for a
+    model that rotates queries and keys and does not show how.
     Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
@@ -40,7 +42,9 @@ def label_similarity(
         raise InputError("heads is empty; name the heads whose scores you want, as in heads=['L3H1']")
     batch.check_labels("label position to read", "il.query_key_metric(model, head).scores compares any two inputs")
     labels, last = batch.label_positions, batch.last[:, None]
-    before = torch.where(labels > 0, labels - 1, -1)
+    before = batch.asked_positions
+    if before is None:
+        raise InputError("the batch does not say where its labels are predicted; make it with il.tokenize")
     positions = torch.cat([before, last, labels], dim=1)
     seen: dict[str, Tensor] = {}  # by the name asked for: bridges know hooks by several
 
@@ -60,6 +64,8 @@ def label_similarity(
     layers = {head.layer: view.hook(head.layer, "hook_resid_pre") for head in chosen}
     rotating = [layer for layer in layers if scores.score_view(view, layer).position == "rotary"]
     angles = {layer: scores.rotation_hooks(view, layer) for layer in rotating}
+    for layer in (layer for layer, names in angles.items() if names is None):
+        scores.rotation_table(view, layer, torch.zeros(1, 1, dtype=torch.long))  # raises before the pass
     hooks = [(name, at_positions(name)) for name in layers.values()]
     hooks += [(name, first(name)) for names in angles.values() for name in names or ()]
     with view.model.hooks(fwd_hooks=hooks):

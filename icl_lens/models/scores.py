@@ -12,6 +12,10 @@ from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 
 
+class HiddenAngles(InputError):
+    """A model rotates queries and keys and does not show by which angles."""
+
+
 class ScoreView(NamedTuple):
     """How one attention layer scores keys: `soft_cap(scale · q·k)`, what carries position, and how far back it sees."""
 
@@ -76,7 +80,9 @@ def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tens
         return attn.rotary_cos[positions], attn.rotary_sin[positions]
     table = getattr(inner, "embed_positions", None)
     if table is None:
-        raise InputError(f"{view.architecture} shows no rotation angles, so its attention scores cannot be recomputed")
+        raise HiddenAngles(
+            f"{view.architecture} shows no rotation angles, so its attention scores cannot be recomputed"
+        )
     sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 

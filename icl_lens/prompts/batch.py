@@ -85,6 +85,8 @@ class PromptBatch:
     """Tokens to compare each row's with; -1 where a row has fewer. None: with none."""
     prompt_index: Int[Tensor, " batch"] | None = None
     """Where rows are positions of prompts: which prompt each is of. Rows of one prompt begin with the same tokens."""
+    asked_positions: Int[Tensor, "batch demo"] | None = None
+    """Where each demonstration's label is predicted: the token before the one it is scored by."""
     vocabulary: str = ""
     """A digest of the tokenizer's vocabulary, so that no other model is run on these ids; empty where none is known."""
 
@@ -224,6 +226,9 @@ class PromptBatch:
             attention_mask=real.to(self.attention_mask.dtype),
             last=place,
             label_positions=self.label_positions[rows].masked_fill(hidden, -1),
+            asked_positions=None
+            if self.asked_positions is None
+            else self.asked_positions[rows].masked_fill(hidden, -1),
             label_index=self.label_index[rows].masked_fill(hidden, -1),
             label_mask=self.label_mask[rows],
             answer=self.answer[rows].masked_fill(early, -1),
@@ -323,6 +328,7 @@ _BY_ROW = (
     "attention_mask",
     "last",
     "label_positions",
+    "asked_positions",
     "label_index",
     "label_mask",
     "answer",

@@ -81,6 +81,7 @@ def tokenize(
         attention_mask=torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
         last=torch.tensor([len(row) - 1 for row in rows]),
         label_positions=by_demo([[shift + stop - 1 for _, stop in row] for row in label_ranges], -1),
+        asked_positions=by_demo([[shift + start + len(shared) - 1 for start, _ in row] for row in label_ranges], -1),
         label_index=by_demo([[every_label.index(d.label) for d in p.demonstrations] for p in prompts], -1),
         label_mask=torch.tensor([[label in prompt.labels for label in every_label] for prompt in prompts]),
         label_tokens=torch.tensor(scored),

@@ -151,6 +151,8 @@ class Findings:
     watched: tuple[int, ...] = ()
     """A free prompt's positions that some head attends to most; `watched_attention` is every head's attention there."""
     watched_attention: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    asked_positions: tuple[int, ...] = ()
+    """Where each demonstration's label is predicted: the token before the one it is scored by."""
     label_spellings: tuple[tuple[str, ...], ...] = ()
     """Each label's tokens where it stands, white space visible; the scored one is number `n_shared`."""
     n_shared: int = 0
@@ -294,7 +296,7 @@ class Findings:
         return (*self.demonstration_labels, last)
 
     def _similarity_rows(self) -> Any:
-        queries = (*(position - 1 for position in self.label_positions), len(self.tokens) - 1)
+        queries = (*self.asked_positions, len(self.tokens) - 1)
         names = (*self.labels, None)
         for report in self.heads:
             for position, asked, row in zip(

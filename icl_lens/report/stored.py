@@ -62,6 +62,11 @@ def _check_lengths(found: Findings) -> None:
     }.items():
         if len(getattr(found, name)) != wanted:
             raise ValueError(f"{name} has {len(getattr(found, name))} entries instead of {wanted}")
+    demos = len(found.label_positions)
+    for report in found.heads:
+        sizes = [len(row) for row in report.similarity]
+        if sizes and (sizes != [demos] * (demos + 1) or len(found.asked_positions) != demos):
+            raise ValueError(f"similarity of {report.head} does not fit {demos} demonstrations")
     last = max((*found.label_positions, *found.watched), default=-1)
     if last >= len(found.tokens):
         raise ValueError(f"position {last} is not there, with {len(found.tokens)} tokens")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Sequence
-from textwrap import shorten
 
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
@@ -13,6 +12,8 @@ from icl_lens.report.numbers import percent
 
 # Rows of words shown without a scroll bar.
 LONG = 12
+# Demonstrations whose labels and queries are compared with one another on the page.
+MOST_COMPARED = 16
 
 
 def explorer(explanation: Findings) -> str:
@@ -155,32 +156,56 @@ def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
 
 
 def compared(explanation: Findings, report: HeadReport) -> str:
-    """What the head's metric makes of each text that is asked about and each label; nothing where it is not known.
+    """What the head's metric makes of each place where a label comes next and of each label.
 
-    Scores are shown beside their row's mean: what a query adds to all its scores alike, softmax takes out.
+    Nothing where it is not known, or where there is only one label to look at. Scores are shown less their row's mean:
+    what a query adds to all its scores alike, softmax takes out. A text's own label is in no mean.
     """
-    if explanation.prompt is None or not report.similarity:
+    count = len(explanation.label_positions)
+    if explanation.prompt is None or not report.similarity or count < 2:
         return ""
-    texts = [shorten(shown.text, 24, placeholder=" …") for shown in explanation.prompt.demonstrations]
-    asked = [*texts, shorten(explanation.prompt.query, 24, placeholder=" …")]
-    queries, keys = explanation.query_labels, explanation.demonstration_labels
-    centred = [[score - sum(row) / len(row) for score in row] for row in report.similarity]
-    table = matrix(centred, asked, texts, (queries, keys), unit="score", name=f"What {report.head} compares")
-    means = []
-    for name, same in (("the same label", True), ("another label", False)):
-        found = [
-            score
-            for row, (label, scores) in enumerate(zip(queries, centred, strict=True))
-            for column, (other, score) in enumerate(zip(keys, scores, strict=True))
-            if row != column and label >= 0 and (label == other) == same
-        ]
-        means += [f"{signed(sum(found) / len(found), 2)} with {name}"] if found else []
-    said = f" On average {', '.join(means)}, a text’s own label left out." if means else ""
-    return (
-        '<h4>What it compares</h4><p class="key">Scores of the query after each text, where its label is asked for '
-        "(rows; the prompt’s own text last), with the key at each text’s label (columns), less the row’s mean. "
-        f"Positions are left out, so keys behind a query are scored as well.{said}</p>{table}"
+    shown = range(max(0, count - MOST_COMPARED), count)
+    labels, asked = explanation.demonstration_labels, explanation.query_labels
+    centred = {row: _centred(report.similarity[row], row) for row in (*shown, count)}
+    texts = [*(one.text for one in explanation.prompt.demonstrations), explanation.prompt.query]
+    name = f"What {report.head} compares"
+    table = matrix(
+        [[centred[row][column] for column in shown] for row in (*shown, count)],
+        [_cut(texts[row]) for row in (*shown, count)],
+        [_cut(texts[column]) for column in shown],
+        ([asked[row] for row in (*shown, count)], [labels[column] for column in shown]),
+        unit="score",
+        name=name,
     )
+    means = []
+    for which, same in (("the same label", True), ("another label", False)):
+        found = [
+            centred[row][column]
+            for row in (*shown, count)
+            for column in shown
+            if row != column and asked[row] >= 0 and (labels[column] == asked[row]) == same
+        ]
+        means += [f"{signed(sum(found) / len(found), 2)} with {which}"] if found else []
+    said = f" On average {', '.join(means)}, a text’s own label left out." if means else ""
+    some = "" if len(shown) == count else f" The last {len(shown)} of {count} demonstrations are shown."
+    return (
+        '<h4>What it compares</h4><p class="key">Each row is a place where a label comes next (the last row: after the '
+        "text that is asked about), each column a label that is given, both under the name of their text. Numbers are "
+        "attention scores, less the row’s mean; positions are left out, so labels behind a row’s place are scored as "
+        f"well.{said}{some}</p>{table}"
+    )
+
+
+def _centred(row: Sequence[float], own: int) -> list[float]:
+    """Scores less the mean of those with other texts' labels."""
+    others = [score for column, score in enumerate(row) if column != own]
+    return [score - sum(others) / len(others) for score in row]
+
+
+def _cut(text: str) -> str:
+    """A text's first characters, on one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= 24 else f"{text[:22].rstrip()} …"
 
 
 def _without(explanation: Findings, report: HeadReport) -> str:
