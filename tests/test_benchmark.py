@@ -3,12 +3,14 @@
 import re
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import icl_lens as il
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.shapes import SHAPES, build, random_prompts
+from experiments.benchmark.sharing import two_processes
 
 
 def run(*arguments):
@@ -34,6 +36,7 @@ def test_one_command_one_page(tmp_path):
         assert any(row[0] == name and row[2].startswith("effect of removing every head, restarted") for row in rows)
         assert any(row[0] == name and row[2].endswith("shared keys") and not row[-1] for row in rows)
         assert any(row[0] == name and row[-1].startswith("Spearman") for row in rows)
+        assert any(row[0] == name and row[2].startswith("every head's mean effect") for row in rows)
     assert [row[1] for row in small if row[2].endswith("shared keys")] == ["1 × 14", "1 × 200", "1 × 1000"]
 
 
@@ -61,6 +64,18 @@ def test_peak_memory_of_a_child(tmp_path):
     ballast = b"\1" * 2**30  # what this process holds is not the child's
     peak = peak_of(tmp_path, "locate", 2, 14)
     assert 0 < peak.weights < peak.loaded <= peak.peak < 0.3 + len(ballast) / 2**30
+    assert peak.seconds > 0
+    half = peak_of(tmp_path, "explain", 1, 14, dtype=torch.bfloat16)
+    assert half.weights == pytest.approx(peak.weights / 2, rel=0.1)
+    assert half.what.endswith("explain, 1 × 14, bfloat16")
+
+
+def test_two_processes_and_one_find_the_same(tmp_path):
+    build(SHAPES["small"], tmp_path)
+    one, two = two_processes(tmp_path, 24)
+    assert one.ratio == 1
+    assert two.seconds == pytest.approx(two.ratio * one.seconds)
+    assert "the same 20 heads" in two.note
 
 
 @pytest.mark.parametrize("n_tokens", [14, 200])

@@ -7,6 +7,7 @@ run. Peak memory is that of a child process that does nothing else.
 import tempfile
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +16,12 @@ import typer
 from rich.console import Console
 
 import icl_lens as il
-from experiments.benchmark.datasets import locating, removing, removing_at_last, shares
+from experiments.benchmark.datasets import locating, mean_effects, removing, removing_at_last, shares
 from experiments.benchmark.document import document
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.rows import Peak, Row
 from experiments.benchmark.shapes import SHAPES, build, random_prompts
+from experiments.benchmark.sharing import two_processes
 from experiments.benchmark.variants import measure
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
@@ -75,6 +77,7 @@ def on_real_weights(n: int, device: str, *, repeats: int, only: Only = Only.ever
         yield from shares(model, name, batch)
         yield from removing(model, name, batch[:100], repeats=repeats)
         yield from removing_at_last(model, name, batch[:100], repeats=repeats)
+        yield from mean_effects(model, name, batch, repeats=1)
 
 
 def memory(folder: Path, n: int, *, only: Only = Only.everything) -> Iterator[Peak]:
@@ -92,6 +95,12 @@ def memory(folder: Path, n: int, *, only: Only = Only.everything) -> Iterator[Pe
         yield peak_of(folder, "locate", prompts, tokens)
 
 
+def explained(name: str, folder: Path) -> Iterator[Peak]:
+    """Explaining one prompt by a model that fills the machine, in its own precision."""
+    build(SHAPES[name], folder)
+    yield peak_of(folder, "explain", 1, 14, dtype=SHAPES[name].dtype)
+
+
 def main(
     shape: Annotated[str, typer.Option(help=f"Of the large model: {', '.join(SHAPES)}.")] = "gpt2-large",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each variant.")] = 5,
@@ -99,6 +108,9 @@ def main(
     sizes: Annotated[str, typer.Option(help="Tokens x batch sizes.")] = "14x1,14x16,14x64,200x1,200x16,200x64",
     slow: Annotated[str, typer.Option(help="Sizes on which the exhaustive searches are run, once.")] = "14x1,14x16",
     with_memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory.")] = True,
+    largest: Annotated[
+        str, typer.Option(help="Shape of a model that one prompt is explained by, for its memory; empty: none.")
+    ] = "llama-7b",
     only: Annotated[
         Only, typer.Option(help="Everything, or the effects of all heads at the last position, exact and estimated.")
     ] = Only.everything,
@@ -106,8 +118,9 @@ def main(
 ) -> None:
     """Time and memory of location beside the bare forward pass: one table, one run."""
     say = Console(stderr=True, width=200)
-    if shape not in SHAPES:
-        raise typer.BadParameter(f"{shape!r} is none of {', '.join(SHAPES)}")
+    for given in (shape, largest or shape):
+        if given not in SHAPES:
+            raise typer.BadParameter(f"{given!r} is none of {', '.join(SHAPES)}")
     try:
         wanted, slow_sizes = sizes_of(sizes), sizes_of(slow)
     except InputError as error:
@@ -137,12 +150,17 @@ def main(
             add(locating(model, name, batch, repeats=1, check=False))
             add(shares(model, name, batch[: min(n, 100)]))
             add(removing(model, name, batch[:1], repeats=1))
+            add(mean_effects(model, name, batch[: min(n, 16)], repeats=1))
             for tokens in AT_LAST_TOKENS:
                 add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
             del model
         add(on_real_weights(n, device, repeats=repeats, only=only))
         if with_memory and device == "cpu":
-            for peak in memory(Path(temporary) / shape, n, only=only):
+            measured = [memory(Path(temporary) / shape, n, only=only)]
+            if only is Only.everything:
+                add(two_processes(Path(temporary) / shape, n))
+                measured += [explained(largest, Path(temporary) / largest)] if largest else []
+            for peak in chain.from_iterable(measured):
                 peaks.append(peak)
                 say.print("  ".join(peak.cells()), markup=False, highlight=False)
                 write_text(out, document(rows, peaks))

@@ -46,6 +46,20 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
         yield Row(name, prompts, label, seconds, seconds / forward, 1, f"{n_heads} of {n_heads} heads", note)
 
 
+def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """Every head's mean effect at the last position, streamed, beside the forward passes over the same batches."""
+    plan = plan_batches(ModelView.of(model), batch)
+    bare(model, batch[plan[0]])
+    times: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        forward = sum(timed(lambda rows=rows: bare(model, batch[rows]))[0] for rows in plan)
+        times.append((forward, timed(lambda: il.locate_effects(model, batch))[0]))
+    seconds = statistics.median(seconds for _, seconds in times)
+    ratio = statistics.median(seconds / forward for forward, seconds in times)
+    label = "every head's mean effect at the last position, with intervals"
+    yield Row(name, f"{len(batch):,} prompts", label, seconds, ratio, repeats)
+
+
 def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
     """Share of (layer, head, position) parts evaluated for the top 20 of each prompt, and where the model is unsure."""
     n_exact, n_parts, margin = [], [], []

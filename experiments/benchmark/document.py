@@ -47,10 +47,10 @@ def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
             "",
             "Peak resident memory of a process that does nothing else, GiB. Libraries are part of it; so are the pages "
             "of the weight file that loading has read. Weights are the loaded model's; what it "
-            "keeps beside them counts as peak.",
+            "keeps beside them counts as peak. Seconds are those after loading, of one run.",
             "",
-            "| what | weights | after loading | peak | peak − weights | peak ÷ weights |",
-            "|---|---:|---:|---:|---:|---:|",
+            "| what | weights | after loading | peak | peak − weights | peak ÷ weights | seconds |",
+            "|---|---:|---:|---:|---:|---:|---:|",
             *("| " + " | ".join(peak.cells()) + " |" for peak in peaks),
         ]
     return "\n".join(lines) + "\n"

@@ -4,7 +4,10 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import torch
 
 import icl_lens as il
 from experiments.benchmark.rows import Peak
@@ -14,19 +17,22 @@ from experiments.benchmark.variants import VARIANTS
 EXAMPLE = "love : bar like : bar eight : foo two : foo one :"
 
 
-def peak_of(folder: Path, what: str, n: int, n_tokens: int) -> Peak:
-    """Of a fresh process that loads the model and does `what` to `n` prompts.
+def peak_of(folder: Path, what: str, n: int, n_tokens: int, *, dtype: torch.dtype = torch.float32) -> Peak:
+    """Of a fresh process that loads the model in this precision and does `what` to `n` prompts.
 
     `what` is a variant's key, "locate", "removed" (every head, at the last position) or "explain".
     """
+    named = str(dtype).removeprefix("torch.")
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.benchmark.memory", str(folder), what, str(n), str(n_tokens)],
+        [sys.executable, "-m", "experiments.benchmark.memory", str(folder), what, str(n), str(n_tokens), named],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parent.parent.parent,
     )
-    return Peak(f"{what}, {n:,} × {n_tokens}", **json.loads(done.stdout.splitlines()[-1]))
+    size = f"{what}, {n:,} × {n_tokens}"
+    shown = f"{folder.name}, {size}" + ("" if dtype == torch.float32 else f", {named}")
+    return Peak(shown, **json.loads(done.stdout.splitlines()[-1]))
 
 
 def _resident() -> float:
@@ -39,12 +45,13 @@ def _resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
-def _measure(folder: str, what: str, n: int, n_tokens: int) -> dict[str, float]:
+def _measure(folder: str, what: str, n: int, n_tokens: int, dtype: str) -> dict[str, float]:
     """The numbers of a `Peak`, of this process."""
-    model = il.load_model(folder, device="cpu")
+    model = il.load_model(folder, device="cpu", dtype=getattr(torch, dtype))
     # Parts of a fused matrix may be views of one storage, which is counted once.
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     loaded = _resident()
+    start = time.perf_counter()
     if what == "explain":
         il.explain(model, EXAMPLE, answer="foo").to_html()
     else:
@@ -55,9 +62,10 @@ def _measure(folder: str, what: str, n: int, n_tokens: int) -> dict[str, float]:
             il.head_effects(model, batch, positions="last")
         else:
             VARIANTS[what].run(model, batch)
-    return {"weights": sum(storages.values()) / 2**30, "loaded": loaded, "peak": _resident()}
+    seconds = time.perf_counter() - start
+    return {"weights": sum(storages.values()) / 2**30, "loaded": loaded, "peak": _resident(), "seconds": seconds}
 
 
 if __name__ == "__main__":
-    folder, what, n, n_tokens = sys.argv[1:]
-    print(json.dumps(_measure(folder, what, int(n), int(n_tokens))))
+    folder, what, n, n_tokens, dtype = sys.argv[1:]
+    print(json.dumps(_measure(folder, what, int(n), int(n_tokens), dtype)))

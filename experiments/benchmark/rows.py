@@ -25,7 +25,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Peak:
-    """A line of the table of memory, of one process, GiB.
+    """A line of the table of memory, of one process, GiB, and what it took without loading, seconds.
 
     The model's weights, and the largest resident set after loading and at the end.
     """
@@ -34,8 +34,9 @@ class Peak:
     weights: float
     loaded: float
     peak: float
+    seconds: float
 
     def cells(self) -> tuple[str, ...]:
         """The line as text."""
         numbers = (self.weights, self.loaded, self.peak, self.peak - self.weights, self.peak / self.weights)
-        return (self.what, *(f"{number:.2f}" for number in numbers))
+        return (self.what, *(f"{number:.2f}" for number in numbers), f"{self.seconds:.3g}")
