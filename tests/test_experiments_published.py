@@ -276,3 +276,10 @@ def test_names_of_dots_that_lie_together_stand_apart() -> None:
     boxes = [text.get_window_extent() for text in ax.texts]
     assert [text.get_text() for text in ax.texts] == ["L1H0", "L0H1", "L0H0"]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_axes_say_what_heads_add_to() -> None:
+    """By contrast heads add to log-odds, by increase to log-probability."""
+    for by, said in (("increase", "log-probability"), ("contrast", "log-odds")):
+        drawn = head_atlas.EXPERIMENT.figure(head_atlas_table(0.5).assign(by=by))
+        assert all(said in ax.get_xlabel() for ax in drawn.axes)

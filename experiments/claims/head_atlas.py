@@ -12,7 +12,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.claims.queries import labels_shuffled
 from experiments.lab.controls import beside
-from experiments.lab.drawing import legend_below, name_dots
+from experiments.lab.drawing import added_to, legend_below, name_dots
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, long, mean_by, stack, where
@@ -147,7 +147,8 @@ def figure(table: pd.DataFrame) -> Figure:
         # Room for the dots at the edges, and for names that stand to their right.
         ax.margins(x=0.16, y=0.1)
         ax.axhline(0, color="0.3", linewidth=0.4)
-        ax.set(xlabel=f"In-context score:\n{SCORES['in-context']}", ylabel=f"{score.capitalize()}: {SCORES[score]}")
+        ax.set_xlabel(f"In-context score:\n{added_to(table)} increase (nats)")
+        ax.set_ylabel(f"{score.capitalize()}: {SCORES[score]}")
     legend_below(drawn, axes[0])
     # Heads near zero lie on one another and stay unnamed.
     named = [str(names[i]) for i in np.argsort(-x) if located[i] and x[i] >= NAMED * x.max()]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import icl_lens as il
-from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, whiskers
+from experiments.lab.drawing import WHISKERS, added_to, by_name, legend_below, means, whiskers
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, long, stack, where
 from experiments.lab.intervals import clusters_of, resample
@@ -84,7 +84,7 @@ def figure(table: pd.DataFrame) -> Figure:
         ax.axhline(0, color="0.3", linewidth=0.6)
         ax.set(xlabel="Layer", title=title)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0].set_ylabel("Log-probability increase (nats)")
+    axes[0].set_ylabel(f"{added_to(table).capitalize()} increase (nats)")
     legend_below(drawn, axes[0])
     return drawn
 

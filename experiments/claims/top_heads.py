@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.lab.controls import Comparison, beside, matched
-from experiments.lab.drawing import WHISKERS, by_name, legend_below, means, name_heads, whiskers
+from experiments.lab.drawing import WHISKERS, added_to, by_name, legend_below, means, name_heads, whiskers
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import array, by_prompt, long, stack, where
 from experiments.lab.intervals import clusters_of, resample
@@ -97,7 +97,7 @@ def figure(table: pd.DataFrame) -> Figure:
     ax.errorbar(at, means(values), yerr=whiskers(values), **WHISKERS)
     ax.plot(at, control, "D", color=GREY, markeredgecolor="0.2", markersize=3.5, label="other heads, same layer")
     ax.axhline(0, color="0.3", linewidth=0.6)
-    ax.set(xlabel="Located heads, best first", ylabel="Mean log-probability\nincrease (nats)")
+    ax.set(xlabel="Located heads, best first", ylabel=f"Mean {added_to(table)}\nincrease (nats)")
     name_heads(ax, list(located["name"]))
     legend_below(drawn, ax)
     return drawn

@@ -61,6 +61,11 @@ def means(samples: Iterable[pd.Series | np.ndarray]) -> list[float]:
     return [float(np.nanmean(sample)) if len(sample) else math.nan for sample in samples]
 
 
+def added_to(table: pd.DataFrame) -> str:
+    """What heads of this part of a table add to, for an axis: it depends on what they are ranked by."""
+    return "log-odds" if "by" in table and (table["by"] == "contrast").all() else "log-probability"
+
+
 def mark_zeros(ax: Axes, at: Iterable[Any], heights: Iterable[Any], *, across: bool = False) -> None:
     """A small ring where a bar has no height to be seen, so that zero does not look like missing data."""
     low, high = ax.get_xlim() if across else ax.get_ylim()
