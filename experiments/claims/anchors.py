@@ -227,7 +227,8 @@ EXPERIMENT = Experiment(
     departs=(
         "Not a claim of the paper, but of a neighbouring one, on labels with a meaning and large models. Here "
         "labels are foo and bar, halves of the layers stand for its first and last five, and edges are cut where "
-        "it isolates layers."
+        "it isolates layers. Cut is all that comes before a label, in half of the layers at once; shallow-flow cuts a "
+        "label's own text only, in a quarter of them, and may say otherwise."
     ),
     config=AnchorsConfig(),
     table=table,

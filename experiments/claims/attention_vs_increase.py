@@ -81,7 +81,8 @@ def table(study: Study, config: AttentionVsIncreaseConfig) -> pd.DataFrame:
 def claim(table: pd.DataFrame) -> Verdict:
     """Rank correlation over prompts and labels, mean over heads and answers: high, and above that of other heads.
 
-    A head whose values are much alike has a correlation near 1 whatever it does, so the heads around are the yardstick.
+    A head whose values are much alike has a correlation near 1, or near −1 if they lower the answer, whatever it does;
+    so the heads around are the yardstick, in either direction.
     """
     heads = beside_by(table, correlations)
     return all_of(
@@ -95,7 +96,7 @@ def claim(table: pd.DataFrame) -> Verdict:
             heads.drawn.estimate(heads.located - heads.random),
             least=0.0,
             unit="rank correlation",
-            what=f"the same beyond {heads.named} of the same layers ({heads.random[0]:.2f})",
+            what=f"correlation beyond that of {heads.named} of the same layers, either way ({heads.random[0]:.2f}),",
         ),
     )
 
@@ -107,7 +108,8 @@ def correlations(drawn: Resample, table: pd.DataFrame) -> Float[np.ndarray, " dr
         chosen = np.flatnonzero(table["answer"] == answer)
         part, weights = table.iloc[chosen], drawn.weights[:, chosen]
         each.append(rises(array(part, "attention"), array(part, "increase"), weights))
-    return np.mean(each, axis=0)
+    found = np.mean(each, axis=0)
+    return np.abs(found) if (table["group"] == "random").all() else found
 
 
 def rises(
@@ -159,12 +161,18 @@ EXPERIMENT = Experiment(
     claim="The more a located head attends to a true label, the more that label's value raises the answer.",
     criterion=(
         "Over true labels and prompts, attention and increase have a rank correlation above 0.5, and above that of the "
-        "other heads of the layers."
+        "other heads of the layers, in either direction."
+    ),
+    chosen=(
+        "That other heads count in either direction was settled after results had been seen: heads whose values lower "
+        "the answer have a correlation near −1 for the same reason for which others have one near 1, and located "
+        "heads, "
+        "chosen because they raise it, exceeded them without doing anything special."
     ),
     departs=(
         "The paper draws the true labels of one random sentence in three heads and sees a rising trend; here they "
         "are those of all prompts of the testing half, with both labels as the true one, and a rank correlation in "
-        "place of the eye."
+        "place of the eye. Three heads are looked at, as in the paper."
     ),
     paper="GPT-2 large, one sentence, three best heads: increasing, not linear; no number",
     config=AttentionVsIncreaseConfig(),

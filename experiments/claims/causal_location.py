@@ -26,6 +26,8 @@ from icl_lens.digest import json_digest
 
 QUARTER = 0.25
 """Of the heads: what both ways of locating share beyond random heads of the same layers."""
+FEWEST = 2
+"""Located heads of which a share can be in common."""
 VARIANTS = (FOO, BAR)
 
 
@@ -100,7 +102,10 @@ def claim(table: pd.DataFrame) -> Verdict:
     drawn = Resample(np.ones((1, 1)), int(overlap["clusters"].iloc[0]))
     beyond = drawn.estimate(shared - layers)
     unit = "of the heads"
-    if layers[0] > 1 - QUARTER:
+    count = len(str(removed["heads"].iloc[0]).split())
+    if count < FEWEST:
+        common = cannot_tell(f"{count} head is too few to share some with another list", unit=unit, estimate=beyond)
+    elif layers[0] > 1 - QUARTER:
         common = cannot_tell(f"random heads of the same layers would share {layers[0]:.0%}", unit=unit, estimate=beyond)
     else:
         what = "share among as many of largest increase, beyond random heads of the same layers,"
@@ -135,7 +140,8 @@ EXPERIMENT = Experiment(
         "With heads located by the fall of the answer when each alone is set to zero at the last position, over both "
         "labels as the answer, all that "
         f"ablation asks holds; and {QUARTER:.0%} of them are among as many of largest increase, beyond what random "
-        "heads of the same layers would be. Undecided where these would be too many already."
+        "heads of the same layers would be. Undecided where these would be too many already, and where one head is "
+        "located only."
     ),
     paper="6 heads for each label, about 1 % of all, found by causal tracing and by increases",
     about="heads located by causal effect on log p(answer), or by contrast on its log-odds",

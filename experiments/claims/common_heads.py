@@ -141,8 +141,10 @@ EXPERIMENT = Experiment(
     about="located heads, common to the tasks",
     departs=(
         "The paper takes heads common to its own datasets, among twenty a dataset; here tasks are the bundled word "
-        "tasks, and beside them those named with --compare; at most one head in eight is located. Labels' "
-        "ranks are beside those of other heads of the layers."
+        "tasks, and beside them those named with --compare; at most one head in eight is located. The paper claims the "
+        "directions in which attention moves, head by head; how many heads move so is told here, and that it is by a "
+        "tenth is asked in addition. Where the same heads are located on one task and on all, the numbers repeat those "
+        "of that task. Labels' ranks are beside those of other heads of the layers."
     ),
     config=CommonHeadsConfig(),
     compares=True,

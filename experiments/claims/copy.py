@@ -229,7 +229,7 @@ EXPERIMENT = Experiment(
     id="copy",
     title="What is read is said",
     source="Sections 4.3 and 6.1 (open: the circuit from values to labels)",
-    claim="Value-output circuits of located heads copy labels: reading one raises that very label.",
+    claim="Values of located heads at the labels copy these: reading one raises that very label.",
     criterion=(
         "In three of four pairs a label's logit is larger where the head reads it than where it reads the other label "
         "(values at the labels, as they arrive); and beyond the other heads of the layers, and beyond words of texts "
@@ -238,7 +238,8 @@ EXPERIMENT = Experiment(
     paper=None,
     departs=(
         "The paper reads values at labels out in the vocabulary and looks at the words. Here the same circuit is "
-        "measured over pairs of labels, beside other heads and other words, which the paper does not do."
+        "measured over pairs of labels, beside other heads and other words, which the paper does not do. The "
+        "weights alone, told beside, may say otherwise: what a label's value holds was also written by earlier layers."
     ),
     config=CopyConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

@@ -282,13 +282,16 @@ EXPERIMENT = Experiment(
     ),
     chosen=(
         "That the verdict is open where no head comes before the best neurons was settled after results on "
-        "icl-mini-gptj, whose layers are parallel, had been seen."
+        "icl-mini-gptj, whose layers are parallel, had been seen; it holds as well where the best neurons are all in "
+        "the "
+        "first layers. Read as a claim about these models' best neurons, it does not hold there."
     ),
     departs=(
         "Appendix E has no experiment: it writes an FFN's output as a sum of neurons, each a coefficient times a "
         "vector, takes from earlier work that a larger coefficient raises the answer more, and likens attention to "
         "that coefficient. That located heads drive the best neurons is our reading of the two together, measured on "
-        "the direct way at the last position and on at most 100 prompts of either half; its remark that the order of "
+        "the direct way at the last position and on at most 100 prompts of either half. Neurons are ranked by increase "
+        "beside heads by contrast too; its remark that the order of "
         "the parts hardly changes their increases is not tested."
     ),
     paper=None,

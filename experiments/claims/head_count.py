@@ -158,7 +158,7 @@ EXPERIMENT = Experiment(
     id="head-count",
     title="How many heads it takes",
     source="Published version, open question 3",
-    claim="Few heads read out: an eighth, kept alone at the last position, keeps 90 % of accuracy above chance.",
+    claim="Few located heads read out: at most an eighth, kept alone, keeps 90 % of accuracy above chance.",
     criterion=(
         "One head in eight (the power of two up to that), kept alone, keeps 90 % of accuracy above chance; over all "
         "numbers of heads, kept located "
@@ -167,7 +167,8 @@ EXPERIMENT = Experiment(
     ),
     departs=(
         "The published version asks how many heads it takes and does not measure it. Heads are set to zero at the "
-        "last position only, so that what they do earlier in the prompt stays."
+        "last position only, so that what they do earlier in the prompt stays. Of 48 heads 4 are kept. What other "
+        "rankings keep with as many heads is in location-methods."
     ),
     paper=None,
     config=HeadCountConfig(),

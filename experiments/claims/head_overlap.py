@@ -157,7 +157,7 @@ def figure(table: pd.DataFrame) -> Figure:
 EXPERIMENT = Experiment(
     id="head-overlap",
     title="Do tasks share their heads",
-    source="Appendices A, B",
+    source="Section 4.2, Appendices A, B",
     claim="The heads that raise the answer are largely the same in different tasks.",
     criterion=(
         "Two tasks' lists of best heads share a quarter of their heads more than by chance, and more than random heads "

@@ -79,7 +79,9 @@ EXPERIMENT = Experiment(
     ),
     departs=(
         "The verdict is on the mean of the located heads, where the paper shows L19H11 and L20H11 (Figure 8) and "
-        "heads among the best 20 of both word tasks (Figure 10); both labels are the true one in turn. Attention "
+        "heads among the best 20 of both word tasks (Figure 10); both labels are the true one in turn. The paper "
+        "claims the "
+        "direction only; a tenth is ours. Attention "
         "must move further than in other heads of the layers: softmax alone raises it on false labels, as the paper "
         "says itself."
     ),

@@ -345,7 +345,10 @@ EXPERIMENT = Experiment(
     about=NO_HEADS,
     paper=None,
     departs=(
-        "The paper uses labels without meaning only, with four demonstrations of two classes. Labels with a "
+        "Section 2.1 expects the opposite where labels have a meaning: a model that keeps to what it knows when they "
+        "are "
+        "exchanged. So a claim that is not supported because of the exchanged names agrees with the paper. "
+        "The paper itself uses labels without meaning only, with four demonstrations of two classes. Labels with a "
         "meaning, exchanged and random ones, other numbers of demonstrations and more classes are added. Label words "
         "are the experiment's own, whatever those of the study are."
     ),

@@ -12,9 +12,10 @@ EXPERIMENT = MAJORITY.experiment(
     id="majority-bias",
     title="The majority label's bias and its fix",
     source="Published version, section 4.1",
-    claim="Attention sums over labels, so frequent ones win; weighting it against frequency in located heads helps.",
+    claim="There is a bias towards the frequent label; weighting attention against frequency in located heads helps.",
     departs=(
-        "The published version gives one number, bias reduced by 22 %. Here the bias is the tilt of log-odds over "
+        "That attention sums over labels is looked at in imbalance, not here. The published version gives one number, "
+        "bias reduced by 22 %. Here the bias is the tilt of log-odds over "
         "queries of both classes, so that evidence lost with a demonstration does not count as bias; the fix's "
         "strength is chosen on held-out prompts; and it must beat random heads and cost no class its accuracy."
     ),

@@ -72,7 +72,9 @@ EXPERIMENT = Experiment(
     ),
     departs=(
         "The verdict is on the mean of the located heads, where the paper shows L19H11 and L20H11 (Figure 9) and "
-        "heads among the best 20 of both word tasks (Figure 11); both labels are the true one in turn. Only the fall "
+        "heads among the best 20 of both word tasks (Figure 11); both labels are the true one in turn. The paper "
+        "claims the "
+        "direction only; a tenth is ours. Only the fall "
         "of attention is tested here, not the paper's account of it, that labels and the last token take in a fifth "
         "of their neighbours."
     ),

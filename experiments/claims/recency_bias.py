@@ -12,7 +12,7 @@ EXPERIMENT = RECENCY.experiment(
     id="recency-bias",
     title="The nearer label's bias and its fix",
     source="Published version, section 4.2",
-    claim="The position term of query-key products favours near labels; without it in located heads they win less.",
+    claim="There is a bias towards near labels; without the position term of located heads' scores it is smaller.",
     departs=(
         "The published version gives one number, bias reduced by 17 %, and finds the position term at work in "
         "shallow layers too; here it is taken out of located heads only. The bias is the tilt of log-odds over "

@@ -144,7 +144,7 @@ EXPERIMENT = Experiment(
     id="task-transfer",
     title="Do heads located on another task matter",
     source="Published version, open question 2",
-    claim="Also the in-context heads that are located on another task only matter on this one.",
+    claim="Heads that are located on another task, and not on this one, matter on this one as well.",
     criterion=(
         "Removing the heads that are located on the other task only costs half of what those located here only cost "
         "or more, "

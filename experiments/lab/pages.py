@@ -159,9 +159,8 @@ def _index(
         "effect is that of the part of the claim that decided, with its 95 % interval over query words; "
         "[how verdicts are given](../verdicts.md) has the rules, claim by claim. These are small models trained from "
         "nothing, by a recipe fixed before; where they contradict the paper, they contradict it as a claim about every "
-        "model, not about the models it studied. The paper's figures of sentence tasks are those of the claim that "
-        "stands beside them; "
-        "sentence tasks are not run here (`run --task sst2` does).",
+        "model, not about the models it studied. Where a claim names figures of sentence tasks, it is tried on word "
+        "tasks: sentence tasks are not run here (`run --task sst2` does).",
         "",
         f"{given} A p-value stands beside the one that allows for all of them (Holm's method); a verdict that does not "
         "survive it is marked †.",
