@@ -32,10 +32,13 @@ from experiments.claims import (
     prediction_shift,
     shallow_flow,
     task_transfer,
+    top_heads,
     two_tower,
+    vocabulary,
 )
 from experiments.lab.editing import located_for_both
 from experiments.lab.frames import by_prompt, where
+from experiments.lab.intervals import Resample
 from experiments.lab.located import LocatedHead
 from experiments.lab.reductions import head_contrasts, head_increases
 from experiments.lab.study import Need, Study, StudySettings, Variant
@@ -257,6 +260,48 @@ def test_any_head_has_more_increase_where_it_attends_more() -> None:
     judged = attention_vs_increase.EXPERIMENT.verdict(paper.asked(table))
     assert (judged.outcome, judged.unit) == (NOT, "rank correlation")
     assert said(attention_vs_increase, paper.scatter_table(5, 0.1, other=3.0)) == SUPPORTED
+
+
+def test_heads_that_lower_the_answer_are_as_regular_as_those_that_raise_it() -> None:
+    """Their correlation is near −1 for the same reason: no located head is special for being on the other side."""
+    table = paper.scatter_table(5, 0.1, other=0.01)
+    lowering = table["group"] == "random"
+    table["increase"] = np.where(lowering, -table["increase"], table["increase"])
+    drawn = Resample(np.ones((1, 2 * paper.N)), paper.N)
+    own, other = (
+        float(attention_vs_increase.correlations(drawn, where(table, name=name))[0]) for name in ("L1H0", "L1H2")
+    )
+    assert own > 0.9, "the rule that took the sign along: far above a control of −1"
+    assert other > own, "either way"
+    assert said(attention_vs_increase, table) == NOT
+
+
+def test_a_head_of_the_first_layer_has_read_no_text() -> None:
+    table = paper.words_table(0.9, 0.5, 0.5)
+    assert said(vocabulary, table) == NOT
+    assert said(vocabulary, table.assign(name="L0H4")) == OPEN
+    assert said(vocabulary, paper.words_table(0.9, 0.9, 0.9).assign(name="L0H4")) == OPEN
+
+
+@pytest.mark.parametrize(("shallow", "outcome"), [(False, SUPPORTED), (True, OPEN)])
+def test_a_list_without_shallow_heads_leaves_no_doubt(shallow: bool, outcome: str) -> None:
+    """Few query words: a share of 1 has a binomial bound below nine tenths, though the list cannot be otherwise."""
+    table = paper.asked(paper.top_heads_table(1.0, spread=0.0))
+    table = table.assign(query=table["prompt"] % 12)
+    if not shallow:
+        table = table.loc[(table["group"] != "located") | (table["depth"] > 0.5)]
+    assert top_heads.claim(table).outcome == outcome
+
+
+def test_one_head_has_no_share_in_common() -> None:
+    """With one head the share is 0 or 1 in every draw, whatever the two ways of locating have to do with one "
+    "another."""
+    table = paper.causal_table(0.2, 0.0, layers=0.2, spread=0.0)
+    assert said(causal_location, table) == NOT
+    table.loc[table["measure"] == "removal", "heads"] = "L1H0"
+    judged = causal_location.EXPERIMENT.verdict(paper.asked(table) if "query" not in table else table)
+    assert judged.outcome == OPEN
+    assert "1 head is too few" in judged.reason
 
 
 def test_the_rank_correlation_is_spearmans() -> None:
