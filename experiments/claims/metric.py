@@ -229,7 +229,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     for value, unit in YARDSTICKS.items():
         heads = beside(table, value)
         of_heads = heads.drawn.estimate(heads.located, bounds=SHARE)
-        parts.append(verdict(of_heads, least=LEAST, unit=unit, what="texts by class, in located heads:"))
+        parts.append(verdict(of_heads, least=LEAST, unit=unit, what="texts by class, in located heads"))
         for name, whom in RIVALS.items():
             rival = beside(table, f"{name}_{value}").located
             parts.append(beyond(heads, rival, unit=unit, what=unit, whom=whom))
