@@ -45,7 +45,9 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class LearningKindConfig:
-    """Prompts of each condition; numbers of demonstrations; of classes, and of demonstrations of each; heads; sets."""
+    """Prompts of each condition (as many as are under study, if these are fewer); numbers of demonstrations; of
+    classes, and of demonstrations of each; heads; sets.
+    """
 
     prompts: int = 200
     shots: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
@@ -84,7 +86,8 @@ def table(study: Study, config: LearningKindConfig) -> pd.DataFrame:
     pair = classes_of(study.settings.task, study.settings.path, 2)
     names = names_of(study, pair)
     labels = {kind: ARBITRARY[:2] if kind == "arbitrary" else names for kind in KINDS}
-    rows = _rows(study, pair, config.prompts, config.shots)
+    most = min(config.prompts, study.settings.n)
+    rows = _rows(study, pair, most, config.shots)
     for kind in KINDS:
         for shots in config.shots:
             found = _said(study, rows, kind, labels[kind], shots)
@@ -92,7 +95,7 @@ def table(study: Study, config: LearningKindConfig) -> pd.DataFrame:
     judged_at = _judged_at(stack(*made.frames))
     for count in config.classes:
         for each in config.each:
-            several = _several(study, count, config.prompts, count * each)
+            several = _several(study, count, most, count * each)
             found = _said(study, several, "arbitrary", ARBITRARY[:count], count * each) if several else None
             common = {"classes": count, "kind": "arbitrary", "shots": count * each}
             made.add(several or rows, found, **common, group="none", name="")

@@ -48,7 +48,9 @@ ESTIMATES: dict[str, Estimate] = {
     "head-count": lambda config, size: 2 * (2 + config.draws) * size.test * size.heads.bit_length(),
     "label-features": lambda config, size: 2 * size.test,
     "label-rank": lambda config, size: size.test,
-    "learning-kind": lambda config, size: 4 * config.prompts * (len(config.shots) + 2 + config.draws),
+    "learning-kind": lambda config, size: (
+        4 * min(config.prompts, size.prompts) * (len(config.shots) + 2 + config.draws)
+    ),
     # Rows of one token count little; exact effects at all positions are half a pass for each head.
     "location-methods": lambda config, size: (
         8 * (min(config.ranked, size.prompts - size.test) * size.heads / 2 + 400 * config.judged_at_all)
