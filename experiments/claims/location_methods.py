@@ -155,7 +155,7 @@ def _beaten(curves: Curves) -> list[str]:
             for outcome in words
         }
         parts = [f"{word} {_listed(of[outcome])}" for outcome, word in words.items() if of[outcome]]
-        lines.append(f"{name}: {', '.join(parts)}")
+        lines.append(f"{name}, with the number of methods allowed for: {', '.join(parts)}")
     return lines
 
 
