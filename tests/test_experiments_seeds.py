@@ -80,6 +80,10 @@ def test_the_page_shows_every_verdict_and_what_flips() -> None:
     assert "1 flip and 1 are unsure" in page
     assert "11 verdicts are given" in page
     assert "90.0% [80.0%, 100.0%]" in page, "what each model can do"
+    assert "with, 1,000 prompts (m-0, m-1, m-2, l-0: 10) of sentiment-number each" in page, "what was asked"
+    assert "with, 10 prompts of sentiment-number each" in seeds_page(
+        results, n=10, task="sentiment-number", order=ORDER
+    )
 
 
 def test_only_results_of_these_models_and_prompts_are_on_the_page(tmp_path: Path) -> None:

@@ -116,9 +116,10 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
         "# Training seeds",
         "",
         "Made by `python -m experiments seeds`: claims on models of one architecture that differ in the seed they "
-        f"were trained with, {n:,} prompts of {task} each. A claim **flips** if it is supported with one seed and not "
-        "supported with another: what it says is then about a model, not about the architecture or the task. It is "
-        "unsure if it is undecided with some seeds only. Only seed 0 is in the package. "
+        f"were trained with, {_prompts(results, n)} of {task} each. "
+        "A claim **flips** if it is supported with one seed and not supported with another: what it says is then about "
+        "a model, not about the architecture or the task. It is unsure if it is undecided with some seeds only. Only "
+        "seed 0 is in the package. "
         "[How verdicts are given](../verdicts.md) has the rules.",
         "",
         f"Of {sum(kinds.values())} claims, by architecture and ranking of heads, {kinds['same']} have the same verdict "
@@ -133,6 +134,16 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
     for name in names:
         lines += ["", f"## {name}", "", *_of_architecture(name, results, places, given)]
     return "\n".join([*lines, "", f"The numbers as a file: {{download}}`{Path(PAGE).with_suffix('.json')}`.", ""])
+
+
+def _prompts(results: Mapping[tuple[str, str], Sequence[Result]], n: int) -> str:
+    """How many prompts, and which models were asked another number, as the results themselves say it."""
+    other: dict[int, list[str]] = {}
+    for (_, model), of_model in results.items():
+        for asked in sorted({int(one.configuration["n"]) for one in of_model} - {n}):
+            other.setdefault(asked, []).append(model)
+    listed = "; ".join(f"{', '.join(models)}: {asked:,}" for asked, models in other.items())
+    return f"{n:,} prompts ({listed})" if listed else f"{n:,} prompts"
 
 
 def _of_architecture(
