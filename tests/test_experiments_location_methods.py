@@ -93,7 +93,7 @@ def test_every_method_has_its_verdicts() -> None:
     alone = [v.p for v in Curves.of(table, "last", "zero").against_random("gradient")]
     assert found["gradient", "random"][1] >= max(alone), "their number is allowed for"
     reason = location_methods.claim(table).reason
-    assert "attention to labels: beaten by increase and gradient" in reason
+    assert "attention to labels, with the number of methods allowed for: beaten by increase and gradient" in reason
 
 
 def test_deep_heads_alone_are_no_find() -> None:

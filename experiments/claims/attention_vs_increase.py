@@ -109,7 +109,7 @@ def correlations(drawn: Resample, table: pd.DataFrame) -> Float[np.ndarray, " dr
         part, weights = table.iloc[chosen], drawn.weights[:, chosen]
         each.append(rises(array(part, "attention"), array(part, "increase"), weights))
     found = np.mean(each, axis=0)
-    return np.abs(found) if (table["group"] == "random").all() else found
+    return np.abs(found) if {*table["group"]} == {"random"} else found
 
 
 def rises(

@@ -154,7 +154,7 @@ def figure(table: pd.DataFrame) -> Figure:
     named = [str(names[i]) for i in np.argsort(-x) if located[i] and x[i] >= NAMED * x.max()]
     for ax, score in zip(axes, list(SCORES)[1:], strict=True):
         y = mean_by(where(table, score=score), "value", "name")
-        name_dots(drawn, ax, {str(name): (x[i], y[i]) for i, name in enumerate(names)}, named, color=BLUE)
+        name_dots(drawn, ax, {str(name): (float(x[i]), float(y[i])) for i, name in enumerate(names)}, named, color=BLUE)
     return drawn
 
 

@@ -63,7 +63,7 @@ def claim(table: pd.DataFrame) -> Verdict:
     return all_of(
         verdict(
             # Where all located heads lie deep, no prompt can say otherwise.
-            drawn.estimate(of_deep / of_located, bounds=SHARE if (gain["depth"] <= 0.5).any() else None),
+            drawn.estimate(of_deep / of_located, bounds=SHARE if array(gain, "depth").min() <= 0.5 else None),
             least=NEARLY_ALL,
             unit="of their increases",
             what="share of located heads in the deeper half",

@@ -63,7 +63,7 @@ def means(samples: Iterable[pd.Series | np.ndarray]) -> list[float]:
 
 def added_to(table: pd.DataFrame) -> str:
     """What heads of this part of a table add to, for an axis: it depends on what they are ranked by."""
-    return "log-odds" if "by" in table and (table["by"] == "contrast").all() else "log-probability"
+    return "log-odds" if "by" in table and {*table["by"]} == {"contrast"} else "log-probability"
 
 
 def mark_zeros(ax: Axes, at: Iterable[Any], heights: Iterable[Any], *, across: bool = False) -> None:
