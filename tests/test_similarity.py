@@ -174,6 +174,10 @@ def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
     explanation = il.explain(model, prompt, k=2)
     table = explanation.to_frame("similarity")
     assert {tokens[place] for place in table["query_position"]} == {":"}
+    asked, labels = batch.asked_positions[0].tolist(), batch.label_positions[0].tolist()
+    resid = il.capture(model, batch, positions=[[*asked, *labels]]).resid_pre[:, 4]
+    scored = il.query_key_metric(model, "L4H0").scores(resid[:4], resid[4:])
+    assert torch.allclose(il.label_similarity(model, batch, ["L4H0"])[0, 0, :4], scored, atol=1e-5)
     early = batch.at([int(batch.label_positions[0, 1])])
     assert early.asked_positions.tolist()[0][2:] == [-1, -1]
 
