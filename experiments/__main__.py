@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.cli import hush, in_one_sentence
-from icl_lens.cli.console import PlainConsole, tolerant_output
+from icl_lens.cli.console import PlainConsole, report_error, tolerant_output
 from icl_lens.cli.groups import grouped
 from icl_lens.cli.launched import interruptible, together
 from icl_lens.cli.messages import spoken
@@ -244,6 +244,25 @@ def docs(
 
 
 @app.command()
+def rejudge(
+    out: OutOption = Path("results"),
+    figures: Annotated[bool, typer.Option(help="Draw the figures anew as well.")] = True,
+) -> None:
+    """Judge results anew from their tables, by the rules and with the captions of this version; no model is loaded."""
+    from experiments.catalogue import find
+    from experiments.lab.rejudge import rejudge as judge_again
+
+    console, failed = PlainConsole(soft_wrap=True, highlight=False), 0
+    for one in judge_again(out, find=find, figures=figures):
+        failed += bool(one.failed)
+        told = f"stays as it is: {one.failed}; run it anew" if one.failed else ", ".join(one.changes)
+        if told:
+            console.print(f"{one.folder}: {told}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def report(
     out: OutOption = Path("results"),
     page: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="OUT/report.html")] = None,
@@ -359,12 +378,18 @@ def _coloured(line: str) -> Text:
 
 
 def main() -> None:
-    """InputError becomes one line on stderr and exit code 2."""
-    with in_one_sentence("experiments"):
-        tolerant_output()
-        if not {"-h", "--help"} & set(sys.argv[1:]):
-            hush()
-        app(prog_name="python -m experiments")
+    """InputError, and a missing package, become one line on stderr and exit code 2."""
+    try:
+        with in_one_sentence("experiments"):
+            tolerant_output()
+            if not {"-h", "--help"} & set(sys.argv[1:]):
+                hush()
+            app(prog_name="python -m experiments")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "scipy":
+            raise
+        report_error("experiments", "scipy is not installed, which verdicts need; pip install -e '.[experiments]'")
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

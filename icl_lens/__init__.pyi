@@ -33,10 +33,12 @@ from .interventions.ablation import ablate_rows as ablate_rows
 from .interventions.attention import block_attention as block_attention
 from .interventions.attention import remove_position as remove_position
 from .interventions.attention import scale_label_attention as scale_label_attention
+from .interventions.debias import LabelFix as LabelFix
 from .interventions.debias import Strength as Strength
 from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength
 from .interventions.debias import debias as debias
+from .interventions.debias import label_log_probs_debiased as label_log_probs_debiased
 from .interventions.effects import Agreement as Agreement
 from .interventions.effects import HeadEffects as HeadEffects
 from .interventions.effects import agreement as agreement

@@ -7,6 +7,7 @@ import torch
 from conftest import PROMPTS
 
 import icl_lens as il
+from icl_lens.interventions import cached_rows
 
 HEADS = [il.Head(0, 1), il.Head(1, 3)]
 
@@ -49,10 +50,9 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeyp
     bias = {0.0: 1.0, 0.5: 0.4, 0.75: -0.1, 1.0: 0.0}
     right = {0.0: 3, 0.5: 3, 0.75: 3, 1.0: 2}
 
-    def scored(model, batch, heads, fix, strength):
-        return torch.full((3,), bias[strength] / 2 * (1 if batch is favoured else -1)), torch.arange(3) < right[
-            strength
-        ]
+    def scored(model, batch, heads, fix, strengths):
+        sign = 1 if batch is favoured else -1
+        return [(torch.full((3,), bias[one] / 2 * sign), torch.arange(3) < right[one]) for one in strengths]
 
     favoured, against = batch, batch[[0, 1, 2]]
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
@@ -71,9 +71,13 @@ def test_a_fix_that_goes_too_far_is_seen_where_the_other_class_is_asked(model, b
     """It takes the bias away and loses nothing where the rarer class is asked; the other class's prompts fall."""
     favoured, against, other = batch, batch[[0, 1, 2]], batch[[0, 1]]
 
-    def scored(model, batch, heads, fix, strength):
-        right = torch.arange(len(batch)) < (1 if batch is other and strength == 1.0 else len(batch))
-        return torch.full((len(batch),), (1 - strength) * (1 if batch is favoured else -1)), right
+    def scored(model, batch, heads, fix, strengths):
+        right = {
+            one: torch.arange(len(batch)) < (1 if batch is other and one == 1.0 else len(batch)) for one in strengths
+        }
+        return [
+            (torch.full((len(batch),), (1 - one) * (1 if batch is favoured else -1)), right[one]) for one in strengths
+        ]
 
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
     options = {"fix": "majority", "tried": (0.5, 1.0)}
@@ -93,3 +97,71 @@ def test_strength_is_measured_with_the_fix_at_work(model, batch):
         assert value == pytest.approx(0.0, abs=1e-5)  # the same prompts on both sides
         own = scores[torch.arange(3), batch.answer] >= scores[torch.arange(3), 1 - batch.answer]
         assert found.accuracy[found.tried.index(strength)] == pytest.approx(float(own.float().mean()))
+
+
+FIXES = [
+    il.LabelFix([]),
+    il.LabelFix(HEADS, majority=1.0),
+    il.LabelFix([(2, 0), (1, 3)], majority=0.5, recency=0.25),
+    il.LabelFix([(2, head) for head in range(4)], recency=1.0),
+    il.LabelFix([(layer, head) for layer in range(3) for head in range(4)], recency=0.5),
+]
+KINDS = ["gpt2", "gptj", "neox", "llama_gqa", "gemma2", "mistral", "qwen3", "bloom", "falcon_alibi", "opt", "olmo2"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, name):
+    """Learned positions, every rotation, ALiBi, grouped queries, caps, windows; ragged prompts, in any pieces."""
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    whole = []
+    for fix in FIXES:
+        with il.debias(model, batch, fix.heads, majority=fix.majority, recency=fix.recency):
+            whole.append(il.label_log_probs(model, batch))
+    whole = torch.stack(whole, dim=1)
+    # No pass is run for each fix: only the pass that makes the keys has whole prompts in it.
+    widths = []
+    handle = model.blocks[0].register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(
+            (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).shape[1]
+        ),
+        with_kwargs=True,
+    )
+    found = il.label_log_probs_debiased(model, batch, FIXES)
+    handle.remove()
+    torch.testing.assert_close(found, whole, atol=2e-5, rtol=1e-5)
+    assert sorted(widths)[:-1] == [1] * (len(widths) - 1)
+    assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-4
+    monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
+    monkeypatch.setattr(cached_rows, "KEY_BYTES", 1)
+    torch.testing.assert_close(il.label_log_probs_debiased(model, batch, FIXES), whole, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fixes", [FIXES[1:2], FIXES[3:4], FIXES])
+def test_fixes_in_double_precision(load_tiny, fixes):
+    """Weights of labels, the position term, and both; the family's own softmax is in single precision."""
+    model = load_tiny("llama_bias", dtype=torch.float64)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    found = il.label_log_probs_debiased(model, batch, fixes)
+    for place, fix in enumerate(fixes):
+        with fix.block(model, batch):
+            torch.testing.assert_close(found[:, place], il.label_log_probs(model, batch), atol=5e-6, rtol=0)
+
+
+def test_within_another_intervention_each_fix_has_a_pass(model, batch):
+    with il.ablate_heads(model, [(0, 0)]):
+        nested = il.label_log_probs_debiased(model, batch, FIXES)
+        for place, fix in enumerate(FIXES):
+            with fix.block(model, batch):
+                torch.testing.assert_close(nested[:, place], il.label_log_probs(model, batch), atol=1e-5, rtol=1e-5)
+
+
+def test_bad_fixes_are_one_sentence(model, batch):
+    for fixes, text in (
+        ([], "no fix"),
+        ([il.LabelFix(HEADS, majority=-1.0)], r"majority=-1\.0"),
+        ([il.LabelFix(HEADS, recency=1.5)], r"recency=1\.5"),
+        ([il.LabelFix([(9, 0)], recency=0.5)], "9"),
+    ):
+        with pytest.raises(il.InputError, match=text):
+            il.label_log_probs_debiased(model, batch, fixes)

@@ -217,6 +217,26 @@ def test_scores_are_what_they_are_called(gpt2: Any, words: str) -> None:
     torch.testing.assert_close(found["attention"], attention, atol=1e-5, rtol=0)
 
 
+def test_models_of_many_heads_are_edited_at_all_positions_on_fewer_prompts(
+    gpt2: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times as many heads as prompts are meant for: a third of them, at least one in every cell."""
+    study = Study(gpt2, StudySettings(model="tiny", n=20, path=words))
+    monkeypatch.setattr(heads_in_order, "WHOLE", 4)
+    table = heads_in_order.table(study, CONFIG)
+    asked = table.groupby("positions")["prompt"].nunique()
+    assert asked.to_dict() == {"last": 4, "all": 1}
+    one = study.apart[0][:1]
+    cells = [study.batch(cell)[one] for cell in heads_in_order.VARIANTS]
+    first = torch.stack([il.head_effects(gpt2, batch, positions="all").log_odds[0].double() for batch in cells]).mean(0)
+    found = heads_in_order.rankings(study, study.apart[0][:3])
+    torch.testing.assert_close(found["effect, all"], first, atol=1e-5, rtol=0)
+    # With one prompt there is no interval, and nothing is said to be beyond chance there.
+    curves = Curves.of(table, "all", "zero")
+    assert {one.outcome for method in METHODS for one in curves.against_random(method)} == {"undecided"}
+    assert location_methods.figure(table).axes
+
+
 def test_times_are_in_no_other_file(gpt2: Any, words: str, tmp_path: Path) -> None:
     """Two runs: everything but seconds.json is the same to the byte."""
     experiment = replace(location_methods.EXPERIMENT, config=CONFIG)

@@ -176,3 +176,10 @@ def test_of_two_rankings_each_is_compared_with_its_own() -> None:
     *_, row = old_beside_new(before, now, order=ORDER)
     assert row.count("**") == 2
     assert row.endswith("| **● supported**<br>0.5 [0.25, 0.75] nats |")
+
+
+def test_the_rules_name_every_claim_of_which_something_was_chosen_late() -> None:
+    rules = (Path(__file__).parents[1] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"There are exceptions:(.*?)have rules of which some part was chosen", rules, flags=re.DOTALL)
+    named = set(re.split(r",\s+|\s+and\s+", said.strip()))
+    assert named == {name for name in catalogue.IDS if catalogue.find(name).chosen}

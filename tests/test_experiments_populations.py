@@ -283,6 +283,45 @@ def test_a_head_of_the_first_layer_has_read_no_text() -> None:
     assert said(vocabulary, paper.words_table(0.9, 0.9, 0.9).assign(name="L0H4")) == OPEN
 
 
+@pytest.mark.parametrize("top", [1, 30, 10**6])
+def test_a_value_names_its_label_only_if_that_is_among_its_first_words(gpt2: Any, monkeypatch: Any, top: int) -> None:
+    """To say "foo" a little sooner than "bar", behind a hundred other words, is not to say "foo"."""
+    monkeypatch.setattr(vocabulary, "TOP", top)
+    batch = il.tokenize(gpt2, [il.Prompt.parse("love : bar eight : foo two : foo one :", answer="foo")])
+    acts, head = il.capture(gpt2, batch), il.Head(2, 1)
+    wins = vocabulary.OwnWordWins(head, "resid")(acts)[0, 0]
+    scores = acts.readout.vocabulary_scores(il.label_values(acts, head))[0]
+    expected = []
+    for demo, label in enumerate(("bar", "foo", "foo")):
+        own, other = (
+            scores[demo, batch.label_tokens[batch.labels.index(word)]]
+            for word in (label, {"foo": "bar", "bar": "foo"}[label])
+        )
+        expected.append(float(own > other and int((scores[demo] > own).sum()) < top))
+    assert float(wins) == pytest.approx(np.mean(expected))
+    if top > 1000:
+        assert float(wins) > 0, "the simpler rule: before the other label, wherever that is"
+    if top == 1:
+        assert float(wins) < 0.5
+
+
+def test_false_labels_need_only_gain() -> None:
+    """The paper says that their attention increases, not by how much: a clear small rise is one."""
+    table = paper.unbalanced(0.3, 0.22, spread=0.01)
+    assert said(imbalance, table) == SUPPORTED
+    assert said(imbalance, paper.unbalanced(0.3, 0.18, spread=0.01)) == NOT
+    rises = by_prompt(table, "attention", group="located", layout="imbalanced", label="false") - by_prompt(
+        table, "attention", group="located", layout="order", label="false"
+    )
+    assert simply(rises / 0.6, 0.1) == NOT, "a tenth of attention on labels was asked for"
+
+
+def test_one_head_stands_for_no_others() -> None:
+    judged = task_transfer.EXPERIMENT.verdict(published.task_transfer_table(0.2, apart=1))
+    assert judged.outcome == OPEN
+    assert "1 head is located here only" in judged.reason
+
+
 @pytest.mark.parametrize(("shallow", "outcome"), [(False, SUPPORTED), (True, OPEN)])
 def test_a_list_without_shallow_heads_leaves_no_doubt(shallow: bool, outcome: str) -> None:
     """Few query words: a share of 1 has a binomial bound below nine tenths, though the list cannot be otherwise."""

@@ -227,7 +227,7 @@ CASES = {
         scatter_table(0, 1),
         scatter_table(1, 0.5),
     ),
-    "imbalance": (imbalance, unbalanced(0.3, 0.3), unbalanced(0.4, 0.2), unbalanced(0.34, 0.3, spread=0.05)),
+    "imbalance": (imbalance, unbalanced(0.3, 0.3), unbalanced(0.4, 0.2), unbalanced(0.36, 0.3, spread=0.05)),
     "order": (
         order,
         attended(0.6, 0.1, 0.4, 0.1),
@@ -330,7 +330,7 @@ YES, NO, OPEN = ("supported", 0.001), ("not supported", 0.001), ("undecided", 0.
 @pytest.mark.parametrize(
     ("parts", "outcome", "p", "decides"),
     [
-        ([YES, ("supported", 0.04)], "supported", 0.04, 0),  # as sure as the least sure one
+        ([YES, ("supported", 0.04)], "supported", 0.04, 1),  # as sure as the least sure one, whose effect it shows
         ([YES, OPEN], "undecided", 0.3, 1),
         ([YES, OPEN, NO], "not supported", 0.003, 2),  # three chances to fail
         ([YES, YES, ("not supported", 0.03)], "undecided", 0.09, 2),  # allowed for, it is no failure

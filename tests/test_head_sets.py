@@ -91,7 +91,7 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode):
     batch = ragged(model)
     reference = batch if mode == "mean" else None
     found = il.label_log_probs_without(model, batch, SETS, mode=mode, reference=reference)
-    removed = head_sets._marked(ModelView.of(model), SETS)
+    removed = head_sets.marked(ModelView.of(model), SETS)
     whole = head_sets._whole(model, batch, removed, mode, None if reference is None else [reference])
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
     monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)

@@ -174,7 +174,7 @@ EXPERIMENT = Experiment(
         "are those of all prompts of the testing half, with both labels as the true one, and a rank correlation in "
         "place of the eye. Three heads are looked at, as in the paper."
     ),
-    paper="GPT-2 large, one sentence, three best heads: increasing, not linear; no number",
+    paper="GPT-2 large, one sentence, three best heads: increasing, not linear; no correlation",
     config=AttentionVsIncreaseConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

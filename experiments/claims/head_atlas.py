@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
+from experiments.claims.induction import HALF
 from experiments.claims.queries import labels_shuffled
 from experiments.lab.controls import beside
 from experiments.lab.drawing import added_to, legend_below, name_dots
@@ -119,8 +120,13 @@ def claim(table: pd.DataFrame) -> Verdict:
     """Located heads are induction heads and function-vector heads: both scores exceed those of their layers' other
     heads.
 
-    Layers whose heads are all located are left out: there is nothing to compare them with.
+    Layers whose heads are all located are left out: there is nothing to compare them with. Undecided where no head
+    gives half of its attention to what followed, as in `induction`.
     """
+    scores = where(table, score="induction").groupby("name")["value"].mean()
+    if scores.max() < HALF:
+        why = f"no head is an induction head: the best, {scores.idxmax()}, scores {scores.max():.3g}, below {HALF:g}"
+        return cannot_tell(why, unit="of attention")
     located, other = ({*where(table, group=group)["layer"]} for group in ("located", "random"))
     table = table.loc[np.isin(array(table, "layer"), [*(located & other)])]
     if not len(table):
@@ -164,6 +170,10 @@ EXPERIMENT = Experiment(
     source="Open (section 2.4 leaves it to later work)",
     claim="Heads that carry in-context learning are induction heads too, and their mean output carries the task.",
     criterion="Located heads' mean induction and function-vector scores exceed those of their layers' other heads.",
+    chosen=(
+        "That a model without an induction head leaves the verdict open, as in induction, was settled after results "
+        "of the models shown here had been seen; their verdicts were undecided before."
+    ),
     departs=(
         "Section 2.4 says that in-context heads are like induction heads in what they write, unlike them in what "
         "they look for, and leaves the comparison to later work. The scores are those of the literature on induction "

@@ -32,9 +32,13 @@ METHODS = {
     "induction": (INK, "s--"),
 }
 """The ways of ranking, chance aside, and how they are drawn."""
-PAPERS, RIVAL, CHANCE = "increase", "attention", "random"
+PAPERS, RIVAL, AT_ALL, CHANCE = "increase", "attention", "effect, all", "random"
 SETTINGS = (("last", "zero"), ("last", "mean"), ("all", "zero"))
 """Where heads are removed, and what stands in their place. The first decides."""
+WHOLE = 48
+"""Heads of a model of which all prompts are edited at all positions. Each edit is a pass over whole prompts there:
+of a model with ten times as many heads a tenth of the prompts is, at least one in every cell.
+"""
 Order = list[il.Head]
 
 
@@ -68,14 +72,25 @@ def table(study: Study, config: LocationMethodsConfig) -> pd.DataFrame:
     fair = [one for one in orders if one[1] == "located" or one[0] == CHANCE]
     frames = []
     for positions, mode in SETTINGS:
-        rows = study.apart[1][: config.judged if positions == "last" else config.judged_at_all]
+        at_all = _at_all_positions(study, config.judged_at_all)
+        rows = study.apart[1][: config.judged if positions == "last" else at_all]
         frames.append(_curves(study, rows, orders if (positions, mode) == SETTINGS[0] else fair, positions, mode))
     return stack(*frames)
 
 
+def _at_all_positions(study: Study, prompts: int) -> int:
+    """How many of the prompts are edited at all positions (`WHOLE`)."""
+    return max(1, min(prompts, prompts * WHOLE // len(study.view.heads())))
+
+
 def rankings(study: Study, rows: Int[Tensor, " row"]) -> dict[str, Float[Tensor, "layer head"]]:
     """The mean score of every head by each method, over prompts in all cells; the best is the largest."""
-    scored = _in_all_cells(study, rows, lambda batch: _scores(study, batch), what="heads ranked")
+    whole = rows[: _at_all_positions(study, len(rows))]
+    shares_a_pass = [name for name in SCORES if name != AT_ALL]
+    scored = {
+        **_in_all_cells(study, rows, lambda batch: _scores(study, batch, shares_a_pass), what="heads ranked"),
+        **_in_all_cells(study, whole, lambda batch: _scores(study, batch, [AT_ALL]), what="effects at all positions"),
+    }
     found = {name: values.double().mean((0, 1)) for name, values in scored.items()}
     shuffled = study.passes.run(
         "tokens shuffled and repeated", [2] * len(rows), lambda i: repeated(study, int(rows[i]))
@@ -94,9 +109,9 @@ def _in_all_cells(
     return {name: values.unflatten(0, (len(VARIANTS), len(rows))) for name, values in found.items()}
 
 
-def _scores(study: Study, batch: il.PromptBatch) -> Tensors:
-    """[prompt layer head] by every method that scores prompts."""
-    return {name: method(study, batch) for name, method in SCORES.items()}
+def _scores(study: Study, batch: il.PromptBatch, methods: Sequence[str]) -> Tensors:
+    """[prompt layer head] by methods that score prompts."""
+    return {name: SCORES[name](study, batch) for name in methods}
 
 
 def _effects(study: Study, batch: il.PromptBatch, positions: str) -> Float[Tensor, "prompt layer head"]:
@@ -116,7 +131,7 @@ SCORES = {
     "increase": lambda study, batch: head_increases(il.capture(study.model, batch)).float(),
     "logit difference": lambda study, batch: head_contrasts(il.capture(study.model, batch)).float(),
     "effect, last": lambda study, batch: _effects(study, batch, "last"),
-    "effect, all": lambda study, batch: _effects(study, batch, "all"),
+    AT_ALL: lambda study, batch: _effects(study, batch, "all"),
     "gradient": _estimates,
     "attention": lambda study, batch: il.attention_to_labels(il.capture(study.model, batch)).sum(-1).float(),
 }

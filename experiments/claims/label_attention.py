@@ -95,7 +95,7 @@ EXPERIMENT = Experiment(
         "in turn. It shows true demonstrations last only; here true labels must get more attention where they come "
         "first, too, and more than evenly spread attention would give them."
     ),
-    paper="GPT-2 large: much larger on true labels in all heads shown",
+    paper="GPT-2 large: much larger on true labels in all in-context heads",
     config=LabelAttentionConfig(),
     needs=attention_needs(LAYOUTS),
     table=table,

@@ -338,7 +338,7 @@ def _draw_heads(ax: Axes, table: pd.DataFrame) -> None:
 EXPERIMENT = Experiment(
     id="learning-kind",
     title="What kind of learning",
-    source="Open (task recognition against task learning)",
+    source="Open (section 2.1 leads one to expect the opposite for labels with a meaning)",
     claim="The model learns what labels mean from its demonstrations, also against what their names mean to it.",
     criterion=(
         "With the classes' names exchanged in the demonstrations, and with labels without meaning, accuracy by what "

@@ -22,6 +22,7 @@ from experiments.claims.heads_in_order import (
     PAPERS,
     RIVAL,
     SETTINGS,
+    WHOLE,
     LocationMethodsConfig,
     table,
     timed,
@@ -171,7 +172,8 @@ def _areas(curves: Curves, name: str, methods: Sequence[str] = (*METHODS, CHANCE
         group = "random" if method == CHANCE else "located"
         kept, lost = (curves.area(edit, method, group)[0] for edit in ("kept", "removed"))
         cpr, cmd = curves.cpr(method, group)
-        parts.append(f"{_listed([method])} {kept:.2f}/{lost:.2f} ({cpr:.2f}, {cmd:.2f})")
+        named = "random, of any layer," if method == CHANCE else _listed([method])
+        parts.append(f"{named} {kept:.2f}/{lost:.2f} ({cpr:.2f}, {cmd:.2f})")
     return f"areas kept/lost and (CPR, CMD) {name}: {', '.join(parts)}"
 
 
@@ -252,7 +254,8 @@ EXPERIMENT = Experiment(
     paper=None,
     departs=(
         "The paper ranks heads by increases and, in the published version, by causal tracing; it compares no ways of "
-        "finding heads. The yardstick is that of later work (MIB's areas), at the last position."
+        "finding heads. The yardstick is that of later work (MIB's areas), at the last position. Effects at all "
+        f"positions cost a whole pass each: of models with more than {WHOLE} heads, fewer prompts are edited there."
     ),
     config=LocationMethodsConfig(),
     table=table,

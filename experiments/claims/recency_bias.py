@@ -15,7 +15,10 @@ EXPERIMENT = RECENCY.experiment(
     claim="There is a bias towards near labels; without the position term of located heads' scores it is smaller.",
     departs=(
         "The published version gives one number, bias reduced by 17 %, and finds the position term at work in "
-        "shallow layers too; here it is taken out of located heads only. The bias is the tilt of log-odds over "
+        "shallow layers too; here it is taken out of located heads only. The position term of a score is what it "
+        "owes to positions: in rotary "
+        "models the rotation of q and k, with learned positions what their embeddings put into q and k. The bias is "
+        "the tilt of log-odds over "
         "queries of both classes, and the fix, whose strength is chosen on held-out prompts, must beat random heads "
         "and cost no class its accuracy."
     ),

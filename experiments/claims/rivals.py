@@ -19,12 +19,12 @@ def beyond(heads: Beside, rival: Float[np.ndarray, " draw"], *, unit: str, what:
     """
     left = 1 - float(rival[0])
     if left < ROOM:
-        plain = verdict(
-            heads.drawn.estimate(heads.located - rival, bounds=CHANGE), least=0.0, unit=unit, what=f"{what} over {whom}"
-        )
+        said = f"{what} over {whom} ({rival[0]:.3g})"
+        plain = verdict(heads.drawn.estimate(heads.located - rival, bounds=CHANGE), least=0.0, unit=unit, what=said)
         if plain.outcome == "not supported":
             return plain
-        return cannot_tell(f"{whom} leave {left:.2g} of {what}, too little for any head to be better", unit=unit)
+        why = f"{whom} ({rival[0]:.3g}) leave {left:.2g} of {what}, too little for any head to be better"
+        return cannot_tell(why, unit=unit)
     excess = heads.located - rival - SHARE_OF_ROOM * (1 - rival)
     said = f"{what} over {whom} ({rival[0]:.3g}), less a tenth of what they leave,"
     return verdict(heads.drawn.estimate(excess, bounds=CHANGE), least=0.0, unit=unit, what=said)

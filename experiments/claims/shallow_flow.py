@@ -207,7 +207,7 @@ def figure(table: pd.DataFrame) -> Figure:
 EXPERIMENT = Experiment(
     id="shallow-flow",
     title="Shallow layers bring texts to labels",
-    source="Published version, open question 1",
+    source="Abstract, section 1",
     claim="Labels gather their texts' features in shallow layers, and located heads compare the input with these.",
     criterion=(
         "Blocking attention from labels to their texts costs the answer most in a window of the shallower half, more "

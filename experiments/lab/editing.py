@@ -25,18 +25,6 @@ FOO, BAR = Variant(), Variant(swapped=True)
 """The true label is "foo", or "bar"."""
 
 
-def scores(
-    study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
-) -> Float[Tensor, "row label"]:
-    """Log-probability of each label with an edit at work, nats."""
-
-    def scored(batch: il.PromptBatch) -> Tensors:
-        with edit(batch) if edit is not None else nullcontext():
-            return {"value": il.label_log_probs(study.model, batch).float()}
-
-    return study.over(variant, rows, scored, what=what)["value"]
-
-
 def says(
     study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
 ) -> pd.DataFrame:

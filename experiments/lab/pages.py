@@ -206,7 +206,9 @@ def _located(results: list[Result], models: list[str]) -> list[str]:
     lines += [
         "With what each adds to log p(answer) and, after the stroke, to its log-odds against the other label (nats), "
         "on the "
-        "half that heads are chosen on. **Bold** ones tell the labels apart: their contrast is at least half of their "
+        "half that heads are chosen on, means over both labels as the answer. By increase the best for one label and "
+        "the best for the other take turns, so that the first of a row need not add most to both. **Bold** ones tell "
+        "the labels apart: their contrast is at least half of their "
         "increase. The others raise both labels.",
         "",
         "| model | by increase | by contrast |",

@@ -128,14 +128,23 @@ def save(
         table.to_parquet(path, index=False)
     with replacing(folder / "table.csv") as path:
         table.to_csv(path, index=False, float_format="%.6g", lineterminator=os.linesep)
-    # The same figure is the same bytes: no time of writing.
+    save_figures(folder, figures)
+    if seconds is not None:
+        rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
+        write_text(folder / SECONDS, json.dumps(rounded, indent=2, ensure_ascii=False) + "\n")
+    save_result(folder, result)
+
+
+def save_figures(folder: Path, figures: Mapping[Ranking, Figure]) -> None:
+    """Writes a figure for each ranking, .png and .pdf; the same figure is the same bytes: no time of writing."""
     for ranking, figure in figures.items():
         for kind, dateless in (("png", None), ("pdf", {"CreationDate": None})):
             with replacing(folder / f"{figure_name(ranking)}.{kind}") as path:
                 figure.savefig(path, dpi=200, bbox_inches="tight", metadata=dateless)
-    if seconds is not None:
-        rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
-        write_text(folder / SECONDS, json.dumps(rounded, indent=2, ensure_ascii=False) + "\n")
+
+
+def save_result(folder: Path, result: Result) -> None:
+    """Writes result.json."""
     write_text(folder / RESULT, result.to_json())
 
 

@@ -17,6 +17,7 @@ from experiments.lab import competence, located
 from experiments.lab.drawing import STYLE
 from experiments.lab.experiment import Experiment
 from experiments.lab.passes import Passes, chunk_folder, code_digest
+from experiments.lab.rejudge import verdicts_on
 from experiments.lab.results import Result, check_folder, is_done, save
 from experiments.lab.study import Study, StudySettings, Variant, batch_limits, folder_of
 from experiments.lab.work import Work
@@ -162,9 +163,7 @@ def _result(
     made_with: dict[str, Any],
 ) -> Result:
     """The verdict on a table, and everything else that result.json holds."""
-    verdicts = experiment.verdicts(table)
-    if experiment.mechanism:
-        verdicts = {ranking: competence.gated(verdict, able) for ranking, verdict in verdicts.items()}
+    verdicts = verdicts_on(experiment, table, able)
     return Result(
         **experiment.caption(),
         model=study.folder().parts[0],

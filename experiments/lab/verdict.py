@@ -25,7 +25,7 @@ CHANGE: Bounds = (-1.0, 1.0)
 class Verdict:
     """What the data say about a claim: an effect in `unit` with its 95 % interval, and the outcome with its reason.
 
-    Of a claim of several parts, the effect is that of the part that decided it; of the first where all hold.
+    Of a claim of several parts, the effect is that of the part that decided it: where all hold, of the least sure one.
     """
 
     outcome: Outcome
@@ -74,11 +74,12 @@ def all_of(first: Verdict, *others: Verdict) -> Verdict:
     """A claim that needs several: supported if all are, not supported if one is not, allowing for their number.
 
     p: the largest where all are supported; for "not supported" the smallest times the number of parts, since each part
-    is a chance to fail. The effect is that of the part that fails or is unsure, and of the first where all hold.
+    is a chance to fail. The effect is that of the part whose p it is.
     """
     parts = (first, *others)
     if all(part.outcome == "supported" for part in parts):
-        return _joined(first, parts, "supported", max(part.p for part in parts))
+        decider = max(parts, key=lambda part: part.p)
+        return _joined(decider, parts, "supported", decider.p)
     failed = [part for part in parts if part.outcome == "not supported"]
     if failed:
         decider = min(failed, key=lambda part: part.p)

@@ -28,16 +28,23 @@ class Size:
 
 
 def _bias(config: Any, size: Size) -> float:
-    sets = 1 + config.draws
-    return 2.0 * (2 * size.test * (1 + sets) + sets * 10 * min(100, size.prompts - size.test))
+    return 2 * 8.0 * (size.test + min(100, size.prompts - size.test))
 
 
-# Prompts through the model beside the shared passes. Experiments that are not here need few or none.
+def _location_methods(config: Any, size: Size) -> float:
+    whole = min(1.0, 48 / size.heads)  # of the prompts are edited at all positions
+    ranked = max(1.0, min(config.ranked, size.prompts - size.test) * whole) * size.heads / 2
+    sets = 2 * (7 + config.draws) * (size.heads - 1).bit_length()
+    return 8 * (10 * config.ranked + 2 * config.judged + ranked + max(1.0, config.judged_at_all * whole) * sets)
+
+
+# Prompts through the model beside the shared passes: rows of one token for every head or fix, which share their
+# prompt's keys, count as ten prompts or one. Experiments that are not here need few or none.
 ESTIMATES: dict[str, Estimate] = {
     "ablation": lambda config, size: 2 * (2 + config.draws) * size.test,
     "best-head": lambda config, size: 4 * size.test + 2 * (5 + 2 * config.edited) * min(config.prompts, size.test),
     "causal-location": lambda config, size: (
-        2 * ((2 + config.draws + config.mean_draws) * size.test + 10 * config.prompts)
+        2 * ((2 + config.draws + config.mean_draws) * size.test + 10 * min(config.prompts, size.prompts - size.test))
     ),
     "common-heads": lambda config, size: 2 * size.test,
     "neighbours": lambda config, size: 6 * min(config.prompts, size.test),
@@ -45,16 +52,13 @@ ESTIMATES: dict[str, Estimate] = {
     "copy": lambda config, size: 2 * min(config.prompts, size.test),
     "ffn": lambda config, size: 5 * min(config.prompts, size.test),
     "head-atlas": lambda config, size: 22 * min(config.prompts, size.test),
-    "head-count": lambda config, size: 2 * (2 + config.draws) * size.test * size.heads.bit_length(),
+    "head-count": lambda config, size: 2 * 10 * size.test,
     "label-features": lambda config, size: 2 * size.test,
     "label-rank": lambda config, size: size.test,
     "learning-kind": lambda config, size: (
         4 * min(config.prompts, size.prompts) * (len(config.shots) + 2 + config.draws)
     ),
-    # Rows of one token count little; exact effects at all positions are half a pass for each head.
-    "location-methods": lambda config, size: (
-        8 * (min(config.ranked, size.prompts - size.test) * size.heads / 2 + 400 * config.judged_at_all)
-    ),
+    "location-methods": _location_methods,
     "majority-bias": _bias,
     "metric": lambda config, size: 2 * min(config.prompts, size.prompts),
     "prediction-shift": lambda config, size: 2 * size.test,

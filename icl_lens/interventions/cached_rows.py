@@ -1,11 +1,11 @@
-"""Removing heads at the last position only: keys and values of each prompt once, one token a row.
+"""Editing heads at the last position only: keys and values of each prompt once, one token a row.
 
-A head zeroed at the last position leaves every earlier position as it was. So one pass over the prompts keeps each
+A head edited at the last position leaves every earlier position as it was. So one pass over the prompts keeps each
 layer's keys and values, and then rows of one token each run through the model, beside one another: a row joins at the
-layer of the head it loses, as a copy of the last position's residual stream there, and goes on through the layers
-behind. What a row attends to is computed here, from the keys its prompt's rows share, which are never copied for a
-row; everything else is the model's own. Every pass is checked against the pass that made the keys, and a family, or a
-model with edits at work, whose attention comes out otherwise is given back to the caller (`NotShared`).
+layer of the first head it is edited in, as a copy of the last position's residual stream there, and goes on through
+the layers behind. What a row attends to is computed here, from the keys its prompt's rows share, which are never
+copied for a row; everything else is the model's own. Every pass is checked against the pass that made the keys, and a
+family, or a model with edits at work, whose attention comes out otherwise is given back to the caller (`NotShared`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.pattern import LayerValues, rotation
+from icl_lens.interventions.pattern import LayerValues, position_direction, rotation, score_inputs, unrotated
 from icl_lens.interventions.probe import PATTERN_TOLERANCE
 from icl_lens.models import scores
+from icl_lens.models.readout import norm_scale
 from icl_lens.models.scores import ScoreView, rotate
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -37,6 +38,72 @@ class NotShared(Exception):
 
 
 @dataclass(frozen=True)
+class AttentionEdits:
+    """What is done to one layer's attention in rows at their prompts' last positions: in chosen heads only."""
+
+    chosen: Bool[Tensor, "row head"]
+    position: Float[Tensor, " row"]
+    """How much of the position term is left in the scores: 1 all, 0 none."""
+    factor: Float[Tensor, "batch row key"] | None
+    """What attention is multiplied by; what is left is divided by its sum."""
+
+    def of(self, rows: slice) -> "AttentionEdits":
+        factor = None if self.factor is None else self.factor[:, rows]
+        return AttentionEdits(self.chosen[rows], self.position[rows], factor)
+
+    @property
+    def weight(self) -> Float[Tensor, "row head"]:
+        """Of the position term, head by head."""
+        return torch.where(self.chosen, self.position[:, None], 1.0)
+
+    def scaled(self, pattern: Float[Tensor, "batch group row member key"]) -> Tensor:
+        """Attention with the factors at work."""
+        if self.factor is None or not bool(self.chosen.any()):
+            return pattern
+        chosen = self.chosen.to(pattern.device).unflatten(1, (pattern.shape[1], -1)).transpose(0, 1)[None, ..., None]
+        own = pattern * self.factor.to(pattern)[:, None, :, None]
+        own = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(own.dtype).tiny)
+        return torch.where(chosen, own, pattern)
+
+
+@dataclass(frozen=True)
+class PlainKeys:
+    """Keys of one layer without the position term, and what learned positions put into the last query and key."""
+
+    k: Float[Tensor, "batch kv_head key d_head"] | None
+    """None where position does not enter them (ALiBi)."""
+    q_share: Float[Tensor, "batch head d_head"] | None
+    """Before the norm's scale, which is a row's own; None where positions are not learned."""
+    k_share: Float[Tensor, "batch kv_head d_head"] | None
+
+    @classmethod
+    def of(
+        cls,
+        values: LayerValues,
+        k: Float[Tensor, "batch key kv_head d_head"],
+        turns: tuple[Tensor, Tensor] | None,
+        last: Int[Tensor, " batch"],
+        how: ScoreView,
+    ) -> "PlainKeys":
+        """From what the hooks of a layer saw, and its keys before rotation."""
+        if how.position == "alibi":
+            return cls(None, None, None)
+        view, layer = values.view, values.layer
+        q_share, k_share = None, None
+        if turns is not None:
+            k = unrotated(k, *turns, how.interleaved)
+        else:
+            share = score_inputs(values, range(view.n_heads)).k_share
+            assert share is not None
+            k = k - grouped(share, view.n_kv_heads).to(k)
+            direction = position_direction(values, k.dtype).to(k.device).expand(len(k), -1, -1)
+            there = direction[torch.arange(len(k), device=k.device), last]
+            W_Q, W_K = (weights.to(there) for weights in (view.W_Q(layer), view.W_K(layer)))
+            q_share, k_share = (torch.einsum("bm,hmd->bhd", there, weights) for weights in (W_Q, W_K))
+        return cls(k.transpose(1, 2).clone(memory_format=torch.contiguous_format), q_share, k_share)
+
+
+@dataclass(frozen=True)
 class SharedKeys:
     """What the last queries of one layer attend to: keys (rotated) and values, once a prompt, for all of its rows."""
 
@@ -49,19 +116,22 @@ class SharedKeys:
     """Cosines and sines of the last position, [batch 1 d_rotary]."""
     last: Int[Tensor, " batch"]
     how: ScoreView
+    plain: PlainKeys | None = None
+    """What edits of the position term need."""
 
     @classmethod
-    def of(cls, values: LayerValues, batch: PromptBatch) -> "SharedKeys":
-        """From what the hooks of a layer saw in a pass over the batch."""
+    def of(cls, values: LayerValues, batch: PromptBatch, *, plain: bool = False) -> "SharedKeys":
+        """From what the hooks of a layer saw in a pass over the batch; with `plain`, without position as well."""
         view, layer = values.view, values.layer
         how = scores.score_view(view, layer)
         k, v = (grouped(values.seen[name], view.n_kv_heads) for name in "kv")
         device, dtype = k.device, torch.promote_types(k.dtype, torch.float32)
         mask, last = batch.attention_mask.bool().to(device), batch.last.to(device)
-        turn, alibi = None, None
-        k = k.to(dtype)
+        turn, turns, alibi = None, None, None
+        k = before = k.to(dtype)
         if how.position == "rotary":
             cos, sin = (x.to(device, dtype).expand(len(k), -1, -1) for x in rotation(values, mask))
+            turns = cos, sin
             k = rotate(k, cos, sin, how.interleaved)
             rows = torch.arange(len(k), device=device)
             turn = cos[rows, last, None], sin[rows, last, None]
@@ -72,41 +142,78 @@ class SharedKeys:
         if how.window is not None:
             seen = seen & (back < how.window)
         k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
-        return cls(k, v, seen, alibi, turn, last, how)
+        without = PlainKeys.of(values, before, turns, last, how) if plain else None
+        return cls(k, v, seen, alibi, turn, last, how, without)
 
     def attend(
         self,
         q: Float[Tensor, "batch row head d_head"],
         k: Float[Tensor, "batch row kv_head d_head"],
         v: Float[Tensor, "batch row kv_head d_head"],
+        edits: AttentionEdits | None = None,
+        norm: Float[Tensor, "batch row"] | None = None,
     ) -> Float[Tensor, "batch row head d_head"]:
-        """z of rows that stand at their prompt's last position, each with a query, key and value of its own."""
+        """z of rows that stand at their prompt's last position, each with a query, key and value of its own.
+
+        `norm`: the scale of each row's norm, which edits of learned positions need.
+        """
         q, k, v = (x.to(self.k.dtype) for x in (q, k, v))
-        if self.turn is not None:
-            q, k = (rotate(x, *self.turn, self.how.interleaved) for x in (q, k))
         each = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
         step = max(1, SCORE_BYTES // each)
         pieces = [slice(start, start + step) for start in range(0, q.shape[1], step)]
-        return torch.cat([self._attend(q[:, rows], k[:, rows], v[:, rows]) for rows in pieces], dim=1)
+        found = [
+            self._attend(
+                *(x[:, rows] for x in (q, k, v)),
+                None if edits is None else edits.of(rows),
+                None if norm is None else norm[:, rows],
+            )
+            for rows in pieces
+        ]
+        return torch.cat(found, dim=1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, edits: AttentionEdits | None, norm: Tensor | None) -> Tensor:
         batch, n_rows, n_heads, d_head = q.shape
         n_groups = self.k.shape[1]
-        q = q.unflatten(2, (n_groups, -1)).transpose(1, 2)  # batch group row member d_head
-        own = torch.einsum("bgrmd,brgd->bgrm", q, k)
-        products = (q.flatten(2, 3) @ self.k.transpose(-1, -2)).unflatten(2, (n_rows, -1))
-        # Every row has its own key at the last position, instead of the one that its prompt has there.
-        place = self.last[:, None, None, None, None]
-        products = products.scatter(-1, place.expand(*own.shape, 1), own[..., None]) * self.how.scale
+        turned = q, k
+        if self.turn is not None:
+            turned = rotate(q, *self.turn, self.how.interleaved), rotate(k, *self.turn, self.how.interleaved)
+        products = self._products(*turned, self.k)
+        weight = None
+        if edits is not None and self.plain is not None:
+            weight = edits.weight.to(products).unflatten(1, (n_groups, -1)).transpose(0, 1)[None, ..., None]
+            if self.plain.k is not None:
+                products = weight * products + (1 - weight) * self._products(*self._plain(q, k, norm), self.plain.k)
+        products = products * self.how.scale
         if self.alibi is not None:
-            products = products + self.alibi.unflatten(1, (n_groups, 1, -1))
+            bias = self.alibi.unflatten(1, (n_groups, 1, -1))
+            products = products + (bias if weight is None else weight * bias)
         if self.how.soft_cap is not None:
             products = self.how.soft_cap * torch.tanh(products / self.how.soft_cap)
         pattern = products.masked_fill(~self.seen[:, None, None, None], -torch.inf).softmax(dim=-1)
-        at_own = pattern.gather(-1, place.expand(*own.shape, 1))
-        others = pattern.scatter(-1, place.expand(*own.shape, 1), 0.0)
+        if edits is not None:
+            pattern = edits.scaled(pattern)
+        place = self.last[:, None, None, None, None].expand(*pattern.shape[:-1], 1)
+        at_own = pattern.gather(-1, place)
+        others = pattern.scatter(-1, place, 0.0)
         z = (others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + at_own * v.transpose(1, 2)[:, :, :, None]
         return z.transpose(1, 2).reshape(batch, n_rows, n_heads, d_head)
+
+    def _products(self, q: Tensor, k: Tensor, kept: Tensor) -> Float[Tensor, "batch group row member key"]:
+        """Queries times keys; every row has its own key at the last position, not the one its prompt has there."""
+        q = q.unflatten(2, (kept.shape[1], -1)).transpose(1, 2)  # batch group row member d_head
+        own = torch.einsum("bgrmd,brgd->bgrm", q, k)
+        products = (q.flatten(2, 3) @ kept.transpose(-1, -2)).unflatten(2, (q.shape[2], -1))
+        return products.scatter(-1, self.last[:, None, None, None, None].expand(*own.shape, 1), own[..., None])
+
+    def _plain(self, q: Tensor, k: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The rows' own queries and keys without the position term."""
+        assert self.plain is not None
+        if self.turn is not None:
+            return unrotated(q, *self.turn, self.how.interleaved), unrotated(k, *self.turn, self.how.interleaved)
+        if self.plain.q_share is None or self.plain.k_share is None:
+            return q, k
+        size = 1.0 if norm is None else norm.to(q)[:, :, None, None]
+        return q - size * self.plain.q_share[:, None], k - size * self.plain.k_share[:, None]
 
 
 def grouped(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[Tensor, "batch pos kv_head d_head"]:
@@ -116,7 +223,7 @@ def grouped(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[T
 
 @dataclass(frozen=True)
 class CachedRows:
-    """Prompts whose keys and values are kept, ready for rows that each lose one head at the last position.
+    """Prompts whose keys and values are kept, ready for rows that each are edited at the last position.
 
     Raises NotShared where that cannot be done, or comes out otherwise than the model's own pass.
     """
@@ -132,8 +239,11 @@ class CachedRows:
     """How many things each block returns; None for a bare tensor."""
 
     @classmethod
-    def of(cls, view: ModelView, batch: PromptBatch) -> "CachedRows":
-        """One pass over the batch, keeping keys and values at all positions, the rest at the last one."""
+    def of(cls, view: ModelView, batch: PromptBatch, *, plain: bool = False) -> "CachedRows":
+        """One pass over the batch, keeping keys and values at all positions, the rest at the last one.
+
+        With `plain`, keys without the position term as well.
+        """
         check_untouched(view)
         layers = range(view.n_layers)
         values = [LayerValues(view, layer) for layer in layers]
@@ -147,7 +257,7 @@ class CachedRows:
 
         def keep(layer: int) -> Any:
             def hook_fn(value: Tensor, hook: Any) -> None:
-                keys.append(SharedKeys.of(values[layer], batch))
+                keys.append(SharedKeys.of(values[layer], batch, plain=plain))
                 values[layer].seen.clear()
                 z.append(at_last(value))
 
@@ -159,7 +269,8 @@ class CachedRows:
         hooks: list[tuple[str, Any]] = []
         for layer in layers:
             hooks.append((view.hook(layer, "hook_resid_pre"), lambda value, hook: resid.append(at_last(value))))
-            hooks += [(hook, see(layer, name)) for name, hook in _hooks(view, layer).items()]
+            needed = _hooks(view, layer) | (_position_hooks(view, layer) if plain else {})
+            hooks += [(hook, see(layer, name)) for name, hook in needed.items()]
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
         handles = [block.register_forward_hook(count) for block in view.model.blocks]
         try:
@@ -200,16 +311,41 @@ class CachedRows:
 
         return self._pass({0: len(removed)}, remove)
 
+    def with_attention_edited(
+        self,
+        chosen: Bool[Tensor, "set layer head"],
+        position: Float[Tensor, " set"],
+        factor: Float[Tensor, "batch set key"] | None,
+    ) -> Float[Tensor, "batch row d_vocab"]:
+        """Logits after each prompt with each set of heads edited, in one pass; row 0 is not edited.
+
+        See `AttentionEdits`; less than all of the position term is left only where keys were kept without it.
+        """
+        first = int(chosen.any(-1).any(0).to(torch.uint8).argmax())
+        clean = torch.zeros_like(chosen[:1])
+        chosen = torch.cat([clean, chosen])
+        position = torch.cat([position.new_ones(1), position])
+        if factor is not None:
+            factor = torch.cat([torch.ones_like(factor[:, :1]), factor], dim=1)
+
+        def edits(layer: int) -> AttentionEdits | None:
+            return AttentionEdits(chosen[:, layer], position, factor) if bool(chosen[:, layer].any()) else None
+
+        return self._pass({first: len(chosen) - 1}, lambda layer, z: None, edits)
+
     def _pass(
-        self, entering: Mapping[int, int], remove: Callable[[int, Tensor], None]
+        self,
+        entering: Mapping[int, int],
+        remove: Callable[[int, Tensor], None],
+        edits: Callable[[int], AttentionEdits | None] = lambda layer: None,
     ) -> Float[Tensor, "batch row d_vocab"]:
         """Logits of rows that enter at some layers, as many as said, behind one that enters at the first of them.
 
-        `remove` edits a layer's z in place, [batch row head d_head]. The new rows of a layer must attend as the model
-        does before they are edited.
+        `remove` edits a layer's z in place, [batch row head d_head], `edits` its attention. The new rows of a layer
+        must attend as the model does before anything is removed.
         """
         view, n, first = self.view, len(self.batch), min(entering)
-        state = {"rows": 0}
+        state: dict[str, Any] = {"rows": 0}
 
         def join(layer: int) -> Any:
             """New rows enter the layer's block behind those of each prompt."""
@@ -224,7 +360,7 @@ class CachedRows:
                 elif new:
                     x = torch.cat([x.unflatten(0, (n, -1))[:, :, 0], clean.expand(-1, new, -1)], dim=1)
                     x = x.flatten(0, 1)[:, None]
-                state["rows"] = len(x) // n
+                state["rows"], state["x"] = len(x) // n, x[:, 0].unflatten(0, (n, -1))
                 kwargs = dict(kwargs)
                 if isinstance(alibi := kwargs.get("alibi"), Tensor):
                     # Bloom, Falcon: made for the one row that the model was given; what they make of it is not used.
@@ -247,9 +383,11 @@ class CachedRows:
                 q, k, v = (seen[name][:, 0].unflatten(0, (n, -1)) for name in "qkv")
                 seen.clear()
                 k, v = (grouped(x, view.n_kv_heads) for x in (k, v))
-                ours = self.keys[layer].attend(q, k, v).to(z)
+                edited = edits(layer)
+                norm = self._norm_scale(layer, state["x"]) if edited is not None else None
+                ours = self.keys[layer].attend(q, k, v, edited, norm).to(z)
                 if layer in entering:
-                    self._check_z(layer, ours[:, state["rows"] - entering[layer]])
+                    self._check_z(layer, ours[:, 0 if layer == first else state["rows"] - entering[layer]])
                 remove(layer, ours)
                 return ours.flatten(0, 1)[:, None]
 
@@ -273,6 +411,14 @@ class CachedRows:
             raise NotShared("its passes do not keep one row for each row of the residual stream")
         return logits[:, 0].unflatten(0, (n, -1))
 
+    def _norm_scale(self, layer: int, x: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row"] | None:
+        """Of each row, where edits of learned positions need it."""
+        plain = self.keys[layer].plain
+        norm = self.view.first_norm(layer)
+        if plain is None or plain.q_share is None or not norm.normalize:
+            return None
+        return norm_scale(x.to(plain.q_share.dtype), eps=norm.eps, centre=norm.centre)
+
     def _check_z(self, layer: int, ours: Tensor) -> None:
         """A row from which nothing is removed yet must attend as the model's last position does."""
         theirs = self.z[layer]
@@ -295,6 +441,13 @@ def _hooks(view: ModelView, layer: int) -> dict[str, str]:
     return hooks
 
 
+def _position_hooks(view: ModelView, layer: int) -> dict[str, str]:
+    """The same of what learned positions put into keys."""
+    if scores.score_view(view, layer).position != "standard":
+        return {}
+    return {"position": "hook_pos_embed", "resid": view.hook(layer, "hook_resid_pre")}
+
+
 def check_untouched(view: ModelView) -> None:
     """Raises NotShared where hooks are at work on the model: what they edit at earlier positions is not known."""
     # Permanent ones belong to the model: TransformerLens' own, in OPT's FFN.
@@ -303,10 +456,10 @@ def check_untouched(view: ModelView) -> None:
         raise NotShared("other hooks or interventions are at work on the model")
 
 
-def prompts_at_once(view: ModelView, batch: PromptBatch, *, pass_tokens: int) -> int:
+def prompts_at_once(view: ModelView, batch: PromptBatch, *, pass_tokens: int, plain: bool = False) -> int:
     """Prompts whose keys, and whose rows without each head, fit in the memory that is meant for them."""
     width, size = batch.tokens.shape[1], 4 if view.compute_dtype == torch.float32 else 8
-    keys = 2 * view.n_layers * view.n_kv_heads * view.d_head * width * size
+    keys = (3 if plain else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size
     rows = 1 + view.n_layers * view.n_heads
     return max(1, min(KEY_BYTES // keys, rows_at_once(view) // rows, pass_tokens // width))
 

@@ -1,8 +1,12 @@
-"""The published version's two fixes for label biases, as one block, with a strength chosen on held-out prompts."""
+"""The published version's two fixes for label biases, as one block, with a strength chosen on held-out prompts.
+
+Both edit what the last position attends to and nothing else, so several strengths and sets of heads cost a pass over
+the prompts and a row of one token each (`cached_rows`).
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +18,14 @@ from torch import Tensor
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.attention import remove_position, scale_label_attention
+from icl_lens.interventions.cached_rows import CachedRows, NotShared
+from icl_lens.interventions.choice import group, heads_of
+from icl_lens.interventions.head_sets import labels_by_rows, marked
+from icl_lens.interventions.probe import check_moves, check_understood
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn
+from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Fix = Literal["majority", "recency"]
@@ -78,6 +87,87 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     labels = (real / count).sum(-1, keepdim=True)
     mean = real.sum(-1, keepdim=True) / labels
     return ((mean / count) ** strength).masked_fill(~real, 1.0).float()
+
+
+@dataclass(frozen=True)
+class LabelFix:
+    """Heads in which a fix is at work, and its strengths, as `debias` takes them; no heads: the model as it is.
+
+    Example:
+        >>> il.LabelFix([(2, 0)], majority=1.0).recency
+        0.0
+    """
+
+    heads: Sequence[Head | tuple[int, int]]
+    majority: float = 0.0
+    recency: float = 0.0
+
+    def block(self, model: Any, batch: PromptBatch) -> AbstractContextManager[None]:
+        """`debias` with these."""
+        if not self.heads:
+            return nullcontext()
+        return debias(model, batch, self.heads, majority=self.majority, recency=self.recency)
+
+
+@in_turn
+def label_log_probs_debiased(
+    model: Any, batch: PromptBatch, fixes: Sequence[LabelFix]
+) -> Float[Tensor, "batch fix label"]:
+    """Log-probability of each label after each prompt under each of several fixes, nats.
+
+    The same numbers as `label_log_probs` within `debias`, a fix at a time, within rounding. Costs a pass over the
+    prompts and a row of one token for each fix and prompt; where keys cannot be shared (see `head_effects`), a pass
+    for each fix. Raises InputError for no fixes, prompts without demonstrations, and as `debias` does.
+
+    Example:
+        >>> fixes = [il.LabelFix([(2, 0)], majority=strength) for strength in (0.0, 0.5, 1.0)]
+        >>> found = il.label_log_probs_debiased(model, batch, fixes)
+        >>> found.shape, (found[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
+        (torch.Size([1, 3, 2]), tensor(True))
+    """
+    view = ModelView.of(model)
+    if not fixes:
+        raise InputError("there is no fix to try; give at least one, which may be in no heads")
+    batch.check_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
+    chosen = marked(view, [fix.heads for fix in fixes])
+    for fix in fixes:
+        check_strengths(fix.majority, fix.recency)
+    by_layer = group(view, [Head(*place) for place in chosen.any(0).nonzero().tolist()]) if chosen.any() else {}
+    check_understood(view, by_layer)
+    check_moves(view, heads_of(by_layer))
+    recency = torch.tensor([fix.recency for fix in fixes], dtype=torch.float64)
+
+    def rows_of(kept: CachedRows, prompts: list[int], sets: slice) -> Tensor:
+        factor = None
+        if any(fix.majority for fix in fixes[sets]):
+            of_strength = {strength: _factors(kept.batch, strength) for strength in {fix.majority for fix in fixes}}
+            factor = torch.stack([of_strength[fix.majority] for fix in fixes[sets]], dim=1)
+        return kept.with_attention_edited(chosen[sets], 1 - recency[sets], factor)
+
+    try:
+        return labels_by_rows(view, batch, len(fixes), rows_of, plain=bool(recency.any()))
+    except NotShared:
+        found = []
+        for fix in fixes:
+            with fix.block(model, batch):
+                found.append(label_log_probs(model, batch))
+        return torch.stack(found, dim=1)
+
+
+def check_strengths(majority: float, recency: float) -> None:
+    """Raises InputError for strengths that `debias` does not take."""
+    if not majority >= 0:
+        raise InputError(f"majority={majority} must not be negative; 0 changes nothing")
+    if not 0 <= recency <= 1:
+        raise InputError(f"recency={recency} must lie between 0, which changes nothing, and 1")
+
+
+def _factors(batch: PromptBatch, strength: float) -> Float[Tensor, "batch key"]:
+    """What attention to each position is multiplied by."""
+    positions = batch.label_positions
+    weights = balancing_weights(batch, strength).to(positions.device)
+    whole = weights.new_ones(len(batch), batch.tokens.shape[1])
+    return whole.scatter_reduce(1, positions.clamp(min=0), weights.masked_fill(positions < 0, 1.0), "prod")
 
 
 @dataclass(frozen=True)
@@ -154,8 +244,8 @@ def choose_strength(
     batches = [favoured, against, *others]
     sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
     bias, right = [], []
-    for strength in strengths:
-        odds, correct = zip(*(_scored(model, batch, heads, fix, strength) for batch in batches), strict=True)
+    for of_strength in zip(*(_scored(model, batch, heads, fix, strengths) for batch in batches), strict=True):
+        odds, correct = zip(*of_strength, strict=True)
         bias.append(float((odds[0] - odds[1]).mean()))
         right.append(torch.stack([one.double().mean() for one in correct]))
     loss = [float((right[0] - one).max()) for one in right]
@@ -165,11 +255,14 @@ def choose_strength(
 
 
 def _scored(
-    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], fix: Fix, strength: float
-) -> tuple[Tensor, Tensor]:
-    with debias(model, batch, heads, majority=strength * (fix == "majority"), recency=strength * (fix == "recency")):
-        scores = label_log_probs(model, batch)
-    return (
-        label_log_odds(scores, batch.answer, choices=batch.label_mask),
-        is_correct(scores, batch.answer, choices=batch.label_mask),
-    )
+    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], fix: Fix, strengths: Sequence[float]
+) -> list[tuple[Tensor, Tensor]]:
+    """Under each strength: the answer's log-odds, nats, and whether it scores highest."""
+    fixes = [LabelFix(heads, **{fix: strength}) for strength in strengths]
+    return [
+        (
+            label_log_odds(scores, batch.answer, choices=batch.label_mask),
+            is_correct(scores, batch.answer, choices=batch.label_mask),
+        )
+        for scores in label_log_probs_debiased(model, batch, fixes).unbind(1)
+    ]

@@ -59,7 +59,7 @@ def label_log_probs_without(
     if not len(sets):
         raise InputError("there is no set of heads to remove; give at least one, which may be empty")
     batch.check_labels("label to score", "head_effects scores any target")
-    removed = _marked(view, sets)
+    removed = marked(view, sets)
     averaged = None
     if reference is not None:
         averaged = [reference] if isinstance(reference, PromptBatch) else list(reference)
@@ -69,7 +69,7 @@ def label_log_probs_without(
         return _whole(model, batch, removed, mode, averaged)
 
 
-def _marked(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
+def marked(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
     """Which heads each set removes; raises InputError for heads that are not there."""
     removed = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
     for row, heads in enumerate(sets):
@@ -87,26 +87,47 @@ def _shared(
     if averaged is not None:
         every = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
         instead = mean_z(view, every, averaged, "last")
-    size = prompts_at_once(view, batch, pass_tokens=PASS_TOKENS)
+
+    def without(kept: CachedRows, prompts: list[int], sets: slice) -> Tensor:
+        return kept.without_sets(removed[sets], instead)
+
+    return labels_by_rows(view, batch, len(removed), without)
+
+
+def labels_by_rows(
+    view: ModelView,
+    batch: PromptBatch,
+    n_sets: int,
+    rows_of: Callable[[CachedRows, list[int], slice], Float[Tensor, "prompt row d_vocab"]],
+    *,
+    plain: bool = False,
+) -> Float[Tensor, "batch set label"]:
+    """Log-probability of each label under each of several edits at the last position, from rows that share keys.
+
+    `rows_of` gets some prompts' keys (`plain`: also without position), their places in the batch, and which edits are
+    wanted, and gives logits: row 0 of each prompt without an edit, the others with one each. Raises NotShared.
+    """
+    size = prompts_at_once(view, batch, pass_tokens=PASS_TOKENS, plain=plain)
+    # Prompts of about one length share a pass, so that none is padded for nothing.
     order = batch.last.argsort(stable=True).tolist()
     found: Tensor | None = None
     for start in range(0, len(order), size):
         prompts = order[start : start + size]
         some = batch[prompts]
         step = max(1, rows_at_once(view) // len(prompts) - 1)
-        kept = _or_not_shared(view, lambda some=some: CachedRows.of(view, some))
+        kept = _or_not_shared(view, lambda some=some: CachedRows.of(view, some, plain=plain))
         clean = kept.log_probs[:, some.label_tokens.to(kept.log_probs.device)]
         if found is None:
-            found = clean.new_empty(len(order), *removed.shape[:1], clean.shape[1])
-        for first in range(0, len(removed), step):
-            sets = removed[first : first + step]
-            rows = _or_not_shared(view, lambda kept=kept, sets=sets: kept.without_sets(sets, instead))
+            found = clean.new_empty(len(order), n_sets, clean.shape[1])
+        for first in range(0, n_sets, step):
+            sets = slice(first, min(first + step, n_sets))
+            rows = _or_not_shared(view, lambda kept=kept, prompts=prompts, sets=sets: rows_of(kept, prompts, sets))
             own = torch.log_softmax(rows.to(clean.dtype), dim=-1)[:, :, some.label_tokens.to(rows.device)]
             off = float((own[:, 0] - clean).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
-                raise NotShared(f"a row of {view.architecture} without any removal is off by {off:.1e} nats")
+                raise NotShared(f"a row of {view.architecture} without any edit is off by {off:.1e} nats")
             assert found is not None
-            found[prompts, first : first + step] = own[:, 1:]
+            found[prompts, sets] = own[:, 1:]
     assert found is not None
     return found
 

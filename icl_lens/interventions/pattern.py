@@ -76,18 +76,31 @@ def score_inputs(values: LayerValues, chosen: Sequence[int]) -> Inputs:
     q, k = values.heads("q", chosen), values.heads("k", chosen)
     if scores.score_view(view, layer).position != "standard":
         return Inputs(q, k, None, None)
+    position = position_direction(values, torch.promote_types(q.dtype, torch.float32)).to(q.device)
     norm = view.first_norm(layer)
-    position = values.seen["position"].to(q.device, torch.promote_types(q.dtype, torch.float32))
-    if norm.centre:
-        position = position - position.mean(-1, keepdim=True)
     if norm.normalize:
         x = values.seen["resid"].to(position)
         position = position * norm_scale(x, eps=norm.eps, centre=norm.centre)[..., None]
-    position = position * norm.gain_as(position.dtype).to(position.device)
     groups = [view.kv_head(head) for head in chosen]
     share = "batch pos d_model, head d_model d_head -> batch pos head d_head"
     W_Q, W_K = view.W_Q(layer)[list(chosen)].to(position), view.W_K(layer)[groups].to(position)
     return Inputs(q, k, einsum(position, W_Q, share).expand_as(q), einsum(position, W_K, share).expand_as(k))
+
+
+def position_direction(values: LayerValues, dtype: torch.dtype) -> Float[Tensor, "#batch pos d_model"]:
+    """What learned positions put into a layer's attention, before the norm's scale: its centring and gain at work."""
+    norm = values.view.first_norm(values.layer)
+    position = values.seen["position"].to(dtype)
+    if norm.centre:
+        position = position - position.mean(-1, keepdim=True)
+    return position * norm.gain_as(dtype).to(position.device)
+
+
+def unrotated(
+    x: Float[Tensor, "batch pos head d_head"], cos: Tensor, sin: Tensor, interleaved: bool
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Queries or keys as if at position 0, under the length that some families give their rotations."""
+    return rotate(x, (cos.square() + sin.square()).sqrt(), torch.zeros_like(sin), interleaved)
 
 
 def recompute_pattern(
@@ -110,10 +123,8 @@ def recompute_pattern(
     if how.position == "rotary":
         cos, sin = rotation(values, mask)
         cos, sin = cos.to(q.device, dtype), sin.to(q.device, dtype)
-        length = (cos.square() + sin.square()).sqrt()  # 1, but for families that scale their rotation
         turned = einsum(rotate(q, cos, sin, how.interleaved), rotate(k, cos, sin, how.interleaved), product)
-        flat = torch.zeros_like(sin)
-        plain_q, plain_k = (rotate(x, length, flat, how.interleaved) for x in (q, k))
+        plain_q, plain_k = (unrotated(x, cos, sin, how.interleaved) for x in (q, k))
         plain = einsum(plain_q, plain_k, product)
         logits = how.scale * (weight * turned + (1 - weight) * plain)
     elif how.position == "alibi":
