@@ -37,7 +37,7 @@ SETTINGS = (("last", "zero"), ("last", "mean"), ("all", "zero"))
 """Where heads are removed, and what stands in their place. The first decides."""
 WHOLE = 48
 """Heads of a model of which all prompts are edited at all positions. Each edit is a pass over whole prompts there:
-of a model with ten times as many heads a tenth of the prompts is, at least one in every cell.
+of a model with ten times as many heads a tenth of the prompts is.
 """
 Order = list[il.Head]
 
@@ -65,7 +65,8 @@ def table(study: Study, config: LocationMethodsConfig) -> pd.DataFrame:
 
     `odds`: the answer's log-odds, nats, over the prompt's cells. Group "located" is a method's own order, "random" one
     of random heads: beside a method, with its layers in the same places. `edit`: only the first `count` heads "kept",
-    or these "removed". Method "model": nothing removed ("all") or everything ("none").
+    or these "removed". Method "model": nothing removed ("all") or everything ("none"). Of models
+    with many heads (`WHOLE`), positions "all" is left out.
     """
     scores = rankings(study, study.apart[0][: config.ranked])
     orders = list(_orders(study, scores, config))
@@ -73,6 +74,8 @@ def table(study: Study, config: LocationMethodsConfig) -> pd.DataFrame:
     frames = []
     for positions, mode in SETTINGS:
         at_all = _at_all_positions(study, config.judged_at_all)
+        if positions == "all" and at_all < min(2, config.judged_at_all):
+            continue  # one prompt has no interval
         rows = study.apart[1][: config.judged if positions == "last" else at_all]
         frames.append(_curves(study, rows, orders if (positions, mode) == SETTINGS[0] else fair, positions, mode))
     return stack(*frames)
@@ -80,12 +83,12 @@ def table(study: Study, config: LocationMethodsConfig) -> pd.DataFrame:
 
 def _at_all_positions(study: Study, prompts: int) -> int:
     """How many of the prompts are edited at all positions (`WHOLE`)."""
-    return max(1, min(prompts, prompts * WHOLE // len(study.view.heads())))
+    return min(prompts, prompts * WHOLE // len(study.view.heads()))
 
 
 def rankings(study: Study, rows: Int[Tensor, " row"]) -> dict[str, Float[Tensor, "layer head"]]:
     """The mean score of every head by each method, over prompts in all cells; the best is the largest."""
-    whole = rows[: _at_all_positions(study, len(rows))]
+    whole = rows[: max(1, _at_all_positions(study, len(rows)))]
     shares_a_pass = [name for name in SCORES if name != AT_ALL]
     scored = {
         **_in_all_cells(study, rows, lambda batch: _scores(study, batch, shares_a_pass), what="heads ranked"),

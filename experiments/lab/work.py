@@ -34,8 +34,10 @@ def _bias(config: Any, size: Size) -> float:
 def _location_methods(config: Any, size: Size) -> float:
     whole = min(1.0, 48 / size.heads)  # of the prompts are edited at all positions
     ranked = max(1.0, min(config.ranked, size.prompts - size.test) * whole) * size.heads / 2
-    sets = 2 * (7 + config.draws) * (size.heads - 1).bit_length()
-    return 8 * (10 * config.ranked + 2 * config.judged + ranked + max(1.0, config.judged_at_all * whole) * sets)
+    judged = config.judged_at_all * whole
+    sets = 2 * (7 + config.draws) * (size.heads - 1).bit_length() if judged >= 2 else 0
+    few = min(config.ranked, size.prompts - size.test)
+    return 8 * (10 * few + 2 * min(config.judged, size.test) + ranked + judged * sets)
 
 
 # Prompts through the model beside the shared passes: rows of one token for every head or fix, which share their
