@@ -38,6 +38,8 @@ def test_one_command_one_page(tmp_path):
         assert any(row[0] == name and row[2].endswith("shared keys") and not row[-1] for row in rows)
         assert any(row[0] == name and row[-1].startswith("Spearman") for row in rows)
         assert any(row[0] == name and row[2].startswith("every head's mean effect") for row in rows)
+        fixes = [row for row in rows if row[0] == name and row[2] == "8 bias fixes, side by side"]
+        assert [float(re.search(r"at most (\S+) nats", row[-1])[1]) < 1e-4 for row in fixes] == [True]
     assert [row[1] for row in small if row[2].endswith("shared keys")] == ["1 × 14", "1 × 200", "1 × 1000"]
 
 

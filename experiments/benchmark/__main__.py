@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 import icl_lens as il
-from experiments.benchmark.datasets import locating, mean_effects, removing, removing_at_last, shares
+from experiments.benchmark.datasets import fixing, locating, mean_effects, removing, removing_at_last, shares
 from experiments.benchmark.document import document
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.rows import Peak, Row
@@ -77,6 +77,7 @@ def on_real_weights(n: int, device: str, *, repeats: int, only: Only = Only.ever
         yield from shares(model, name, batch)
         yield from removing(model, name, batch[:100], repeats=repeats)
         yield from removing_at_last(model, name, batch[:100], repeats=repeats)
+        yield from fixing(model, name, batch[:100], repeats=repeats)
         yield from mean_effects(model, name, batch, repeats=1)
 
 
@@ -151,6 +152,7 @@ def main(
             add(shares(model, name, batch[: min(n, 100)]))
             add(removing(model, name, batch[:1], repeats=1))
             add(mean_effects(model, name, batch[: min(n, 16)], repeats=1))
+            add(fixing(model, name, batch[: min(n, 4)], repeats=1))
             for tokens in AT_LAST_TOKENS:
                 add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
             del model

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import icl_lens as il
 from experiments.benchmark.rows import Row
@@ -99,6 +100,35 @@ def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> I
     note = "ratio to one forward a head"
     label = "effect of removing every head, restarted at its layer"
     yield Row(name, prompts, label, restarted, restarted / whole, repeats, note=note)
+
+
+STRENGTHS = (0.25, 0.5, 0.75, 1.0)
+
+
+def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """Both bias fixes in a quarter of the heads, at several strengths: a pass for each, and all side by side."""
+    heads = ModelView.of(model).heads()[::4]
+    fixes = [il.LabelFix(heads, **{fix: strength}) for fix in ("majority", "recency") for strength in STRENGTHS]
+
+    def one_by_one() -> list[Tensor]:
+        found = []
+        for fix in fixes:
+            with fix.block(model, batch):
+                found.append(il.label_log_probs(model, batch))
+        return found
+
+    times: list[tuple[float, float]] = []
+    off = 0.0
+    for _ in range(repeats):
+        whole, each = timed(one_by_one)
+        shared, found = timed(lambda: il.label_log_probs_debiased(model, batch, fixes))
+        times.append((whole, shared))
+        off = max(off, float((torch.stack(each, dim=1) - found).abs().max()))
+    whole, shared = (statistics.median(column) for column in zip(*times, strict=True))
+    prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
+    yield Row(name, prompts, f"{len(fixes)} bias fixes, one by one", whole, 1.0, repeats)
+    note = f"ratio to one by one; at most {off:.0e} nats apart"
+    yield Row(name, prompts, f"{len(fixes)} bias fixes, side by side", shared, shared / whole, repeats, note=note)
 
 
 # The ways to every head's effect at the last position that are timed beside the bare forward pass.

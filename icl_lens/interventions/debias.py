@@ -1,4 +1,5 @@
-"""The published version's two fixes for label biases, as one block, with a strength chosen on held-out prompts.
+"""The published version's two fixes for label biases, as one block or side by side, with a strength chosen on held-out
+prompts.
 
 Both edit what the last position attends to and nothing else, so several strengths and sets of heads cost a pass over
 the prompts and a row of one token each (`cached_rows`).
