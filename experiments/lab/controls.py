@@ -109,7 +109,8 @@ def beside_by(
     prompts = table.drop_duplicates("prompt").set_index(levels(table)).sort_index()
     ids = clusters_of(prompts.index)
     drawn = resample(ids)
-    place = {prompt: row for row, prompt in enumerate(prompts.index.get_level_values("prompt"))}
+    place = pd.Index(prompts.index.get_level_values("prompt"))
+    of_rows: dict[bytes, Resample] = {}  # heads have the same prompts, mostly
     rng = np.random.default_rng(1)
     total: dict[str, Float[np.ndarray, " draw"]] = {"located": np.zeros(len(drawn.weights)), "random": np.zeros(1)}
     names: set[str] = set()
@@ -118,17 +119,17 @@ def beside_by(
         sums = np.zeros(len(drawn.weights))
         for layer, count in located.items():
             part = where(table, group=group, layer=layer)
-            heads = list(dict.fromkeys(part["name"]))
-            if group == "random":
-                names |= {*heads}
             values = []
-            for name in heads:
-                rows = where(part, name=name)
-                own = Resample(drawn.weights[:, [place[prompt] for prompt in rows["prompt"]]], drawn.clusters)
-                values.append(statistic(own, rows))
-            weights = np.ones((len(sums), len(heads)))
-            if len(heads) > 1 and not (these and group == "located"):
-                weights[1:] = drawn_counts(len(heads), len(sums) - 1, rng)
+            for name, rows in part.groupby("name", sort=False):
+                if group == "random":
+                    names.add(str(name))
+                at = place.get_indexer(pd.Index(rows["prompt"]))
+                if at.tobytes() not in of_rows:
+                    of_rows[at.tobytes()] = Resample(drawn.weights[:, at], drawn.clusters)
+                values.append(statistic(of_rows[at.tobytes()], rows))
+            weights = np.ones((len(sums), len(values)))
+            if len(values) > 1 and not (these and group == "located"):
+                weights[1:] = drawn_counts(len(values), len(sums) - 1, rng)
             sums += count / located.sum() * (weights * np.stack(values, axis=1)).mean(1)
         total[group] = sums
     return Beside(total["located"], total["random"], drawn, len(names))
