@@ -414,8 +414,10 @@ class CachedRows:
     def _norm_scale(self, layer: int, x: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row"] | None:
         """Of each row, where edits of learned positions need it."""
         plain = self.keys[layer].plain
+        if plain is None or plain.q_share is None:
+            return None
         norm = self.view.first_norm(layer)
-        if plain is None or plain.q_share is None or not norm.normalize:
+        if not norm.normalize:
             return None
         return norm_scale(x.to(plain.q_share.dtype), eps=norm.eps, centre=norm.centre)
 
