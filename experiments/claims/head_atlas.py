@@ -123,9 +123,10 @@ def claim(table: pd.DataFrame) -> Verdict:
     Layers whose heads are all located are left out: there is nothing to compare them with. Undecided where no head
     gives half of its attention to what followed, as in `induction`.
     """
-    scores = where(table, score="induction").groupby("name")["value"].mean()
-    if scores.max() < HALF:
-        why = f"no head is an induction head: the best, {scores.idxmax()}, scores {scores.max():.3g}, below {HALF:g}"
+    scored = where(table, score="induction")
+    score, best = max((float(array(part, "value").mean()), str(name)) for name, part in scored.groupby("name"))
+    if score < HALF:
+        why = f"no head is an induction head: the best, {best}, scores {score:.3g}, below {HALF:g}"
         return cannot_tell(why, unit="of attention")
     located, other = ({*where(table, group=group)["layer"]} for group in ("located", "random"))
     table = table.loc[np.isin(array(table, "layer"), [*(located & other)])]

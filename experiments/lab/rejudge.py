@@ -58,9 +58,9 @@ def judged(experiment: Experiment, table: pd.DataFrame, old: Result) -> Result:
 def verdicts_on(experiment: Experiment, table: pd.DataFrame, able: competence.Competence) -> dict[Ranking, Verdict]:
     """An experiment's verdicts on a table; a claim about how a model does the task is open where it does not."""
     found = experiment.verdicts(table)
-    if experiment.mechanism:
-        found = {ranking: competence.gated(verdict, able) for ranking, verdict in found.items()}
-    return found
+    if not experiment.mechanism:
+        return found
+    return {ranking: competence.gated(verdict, able) for ranking, verdict in found.items()}
 
 
 def _changes(old: Result, new: Result) -> Iterator[str]:

@@ -163,7 +163,9 @@ class SharedKeys:
         pieces = [slice(start, start + step) for start in range(0, q.shape[1], step)]
         found = [
             self._attend(
-                *(x[:, rows] for x in (q, k, v)),
+                q[:, rows],
+                k[:, rows],
+                v[:, rows],
                 None if edits is None else edits.of(rows),
                 None if norm is None else norm[:, rows],
             )
