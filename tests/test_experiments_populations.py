@@ -44,6 +44,7 @@ from experiments.lab.reductions import head_contrasts, head_increases
 from experiments.lab.study import Need, Study, StudySettings, Variant
 from experiments.lab.verdict import judge
 from icl_lens.metrics import bootstrap_interval
+from icl_lens.models.view import ModelView
 
 SUPPORTED, NOT, OPEN = "supported", "not supported", "undecided"
 
@@ -283,26 +284,29 @@ def test_a_head_of_the_first_layer_has_read_no_text() -> None:
     assert said(vocabulary, paper.words_table(0.9, 0.9, 0.9).assign(name="L0H4")) == OPEN
 
 
-@pytest.mark.parametrize("top", [1, 30, 10**6])
+@pytest.mark.parametrize("top", [1, 2, 30])
 def test_a_value_names_its_label_only_if_that_is_among_its_first_words(gpt2: Any, monkeypatch: Any, top: int) -> None:
     """To say "foo" a little sooner than "bar", behind a hundred other words, is not to say "foo"."""
     monkeypatch.setattr(vocabulary, "TOP", top)
     batch = il.tokenize(gpt2, [il.Prompt.parse("love : bar eight : foo two : foo one :", answer="foo")])
-    acts, head = il.capture(gpt2, batch), il.Head(2, 1)
-    wins = vocabulary.OwnWordWins(head, "resid")(acts)[0, 0]
-    scores = acts.readout.vocabulary_scores(il.label_values(acts, head))[0]
-    expected = []
-    for demo, label in enumerate(("bar", "foo", "foo")):
-        own, other = (
-            scores[demo, batch.label_tokens[batch.labels.index(word)]]
-            for word in (label, {"foo": "bar", "bar": "foo"}[label])
-        )
-        expected.append(float(own > other and int((scores[demo] > own).sum()) < top))
-    assert float(wins) == pytest.approx(np.mean(expected))
-    if top > 1000:
-        assert float(wins) > 0, "the simpler rule: before the other label, wherever that is"
-    if top == 1:
-        assert float(wins) < 0.5
+    acts = il.capture(gpt2, batch)
+    decode = acts.readout.decode
+    words = [token for token in range(gpt2.W_U.shape[1]) if il.is_content_word(decode(token))]
+    simpler = found = 0.0
+    for head in ModelView.of(gpt2).heads():
+        scores = acts.readout.vocabulary_scores(il.label_values(acts, head))[0]
+        expected, before_other = [], []
+        for demo, label in enumerate(batch.label_index[0].tolist()):
+            own, other = (int(batch.label_tokens[place]) for place in (label, 1 - label))
+            before_other.append(float(scores[demo, own] > scores[demo, other]))
+            ahead = sum(bool(scores[demo, word] > scores[demo, own]) for word in words)
+            expected.append(before_other[-1] * (ahead < top))
+        wins = float(vocabulary.OwnWordWins(head, "resid")(acts)[0, 0])
+        assert wins == pytest.approx(np.mean(expected)), head
+        found, simpler = found + wins, simpler + float(np.mean(before_other))
+    assert 0 < found <= simpler + 1e-5
+    if top < 3:
+        assert found < 0.7 * simpler, "the simpler rule: before the other label, wherever that is"
 
 
 def test_false_labels_need_only_gain() -> None:

@@ -27,7 +27,7 @@ KeySource = Literal["resid", "attn"]
 
 KINDS = {"value": BLUE, "key": ORANGE, "query": GREEN}
 TOP = 10
-"""First words of a projection: as many as the paper's tables list."""
+"""First words of a projection, stop words left out as in the paper's tables, which list 8 to 16."""
 NAMES = {
     "value": "label values name their label",
     "key": "label keys name their demonstration",
@@ -53,9 +53,9 @@ class VocabularyConfig:
 class OwnWordWins:
     """How often a value, a key and the query name what they should in their projections (0–1).
 
-    Value: its own label is before the prompt's other labels, and among the TOP first tokens of all. Key: the words of
-    its own demonstration's text against those of the others. Query: the words of the input against those of the
-    demonstrations. Of a text of several tokens the best counts; a tie is half a win; 0.5 is chance, of values less.
+    Value: its own label is before the prompt's other labels, and among the TOP first words (`first_words`). Key: the
+    words of its own demonstration's text against those of the others. Query: the words of the input against those of
+    the demonstrations. Of a text of several tokens the best counts; a tie is half a win; 0.5 is chance, of values less.
     """
 
     head: il.Head
@@ -66,7 +66,7 @@ class OwnWordWins:
         values = score(il.label_values(acts, self.head)).cpu()
         keys = score(il.label_keys(acts, self.head, source=self.key_source)).cpu()
         query = score(il.last_query(acts, self.head)).cpu()
-        first = (il.own_label_ranks(acts, self.head) <= TOP).cpu()
+        first = first_words(acts, il.label_values(acts, self.head))
         batch = acts.batch.to("cpu")
         rows = []
         for row in range(len(batch)):
@@ -78,13 +78,20 @@ class OwnWordWins:
             for i, demo in enumerate(demos):
                 own = int(batch.label_index[row, demo])
                 of_label = values[row, demo, batch.label_tokens]
-                named = float(first[row, demo])
+                named = float(int(batch.label_tokens[own]) in first[row][demo])
                 value_wins += [named * _win(of_label[own], of_label[other]) for other in choices if other != own]
                 of_text = [keys[row, demo, text].max() for text in texts]
                 key_wins += [_win(of_text[i], of_text[other]) for other in range(len(texts)) if other != i]
             query_wins = [_win(query[row, own_text].max(), query[row, text].max()) for text in texts]
             rows.append([np.mean(wins) if wins else np.nan for wins in (value_wins, key_wins, query_wins)])
         return torch.tensor(rows, dtype=torch.float)
+
+
+def first_words(acts: il.Activations, vectors: Float[Tensor, "prompt demo d_model"]) -> list[list[set[int]]]:
+    """The TOP first content words of each vector, as tokens; label words count as such whatever they are."""
+    labels = {acts.readout.decode(token): token for token in acts.batch.label_tokens.tolist()}
+    named = acts.readout.top_tokens(vectors, TOP, keep=lambda word: word in labels or il.is_content_word(word))
+    return [[{labels[word] for word in words if word in labels} for words in demos] for demos in named]
 
 
 def _win(own: Float[Tensor, ""], other: Float[Tensor, ""]) -> float:
@@ -200,8 +207,7 @@ EXPERIMENT = Experiment(
     claim="In a located head label values name the label, label keys their demonstration, the last query the input.",
     criterion=(
         "In more than six of ten comparisons a label's value puts its own label before the other and among its "
-        f"{TOP} "
-        "first words, its key the words of its own demonstration before those of another, and the query the words of "
+        f"{TOP} first words, its key the words of its own demonstration before those of another, and the query the words of "
         "the input before a demonstration's. "
         "Undecided for a head of the first layer, where nothing has been read yet."
     ),
