@@ -227,7 +227,7 @@ CASES = {
         scatter_table(0, 1),
         scatter_table(1, 0.5),
     ),
-    "imbalance": (imbalance, unbalanced(0.3, 0.3), unbalanced(0.4, 0.2), unbalanced(0.36, 0.3, spread=0.05)),
+    "imbalance": (imbalance, unbalanced(0.3, 0.3), unbalanced(0.42, 0.18), unbalanced(0.399, 0.3, spread=0.05)),
     "order": (
         order,
         attended(0.6, 0.1, 0.4, 0.1),

@@ -158,7 +158,10 @@ EXPERIMENT = Experiment(
     id="attention-vs-increase",
     title="Does more attention bring more of the label",
     source="Figure 7",
-    claim="The more a located head attends to a true label, the more that label's value raises the answer.",
+    claim=(
+        "The more a located head attends to a true label, the more that label's value raises the answer: clearly so, "
+        "and beyond what holds of other heads."
+    ),
     criterion=(
         "Over true labels and prompts, attention and increase have a rank correlation above 0.5, and above that of the "
         "other heads of the layers, in either direction."

@@ -139,7 +139,7 @@ def figure(table: pd.DataFrame) -> Figure:
 
 EXPERIMENT = Experiment(
     id="function-vectors",
-    title="Function vectors",
+    title="Function vectors, for labels without meaning",
     source="Todd et al. 2023 (arXiv 2310.15213)",
     claim="The mean outputs of a few heads add up to a vector that carries the task to prompts without demonstrations.",
     criterion=(

@@ -12,8 +12,6 @@ from experiments.lab.verdict import CHANGE, Verdict, all_of, verdict
 from icl_lens.prompts.tasks import Layout
 
 LAYOUTS: dict[Layout, str] = {"order": "balanced", "imbalanced": "one true\nleft out"}
-LEAST = 0.1
-"""Of located heads' attention on true labels: the smallest fall worth the claim."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ def parts(table: pd.DataFrame) -> list[Verdict]:
         for before, after in ((whole.located, less.located), (whole.random, less.random))
     ]
     return [
-        fall(table),
+        fall(table, least=0.0),
         verdict(
             whole.drawn.estimate(less.located["false"] - whole.located["false"], bounds=CHANGE),
             least=0.0,
@@ -53,19 +51,18 @@ def parts(table: pd.DataFrame) -> list[Verdict]:
     ]
 
 
-def fall(table: pd.DataFrame) -> Verdict:
+def fall(table: pd.DataFrame, *, least: float) -> Verdict:
     """By how much attention on true labels falls in located heads, of what it was."""
     whole, less = (Attended.of(table, layout) for layout in LAYOUTS)
     falls = (whole.located["true"] - less.located["true"]) / whole.located["true"]
     return verdict(
-        whole.drawn.estimate(falls), least=LEAST, unit="of what it was", what="fall of attention on true labels"
+        whole.drawn.estimate(falls), least=least, unit="of what it was", what="fall of attention on true labels"
     )
 
 
 def claim(table: pd.DataFrame) -> Verdict:
-    """In located heads attention on true labels falls by a tenth, and that on false ones rises.
-
-    And both together more than in the other heads of the layers.
+    """In located heads attention on true labels falls, that on false ones rises: together more than in the other heads
+    of the layers.
     """
     return all_of(*parts(table))
 
@@ -84,19 +81,21 @@ EXPERIMENT = Experiment(
         "summed attention follows label frequency."
     ),
     criterion=(
-        f"In located heads summed attention on true labels falls by {LEAST:.0%} of what it was, and that on false "
-        "ones rises; the two together by more than in the other heads of the layers."
+        "In located heads summed attention on true labels falls, and that on false ones rises; the two together by "
+        "more "
+        "than in the other heads of the layers."
     ),
     chosen=(
-        "Until results of the models shown here had been seen, a rise by a tenth of attention on labels was asked for "
-        "as well, though the paper says only that false labels' attention increases; and falls were related to "
-        "attention on labels of both classes."
+        "Until results of the models shown here had been seen, both had to change by a tenth of attention on labels, "
+        "though the paper says only that one decreases and the other increases."
     ),
     departs=(
         "The verdict is on the mean of the located heads, where the paper shows L19H11 and L20H11 (Figure 8) and "
         "heads among the best 20 of both word tasks (Figure 10); both labels are the true one in turn. The paper "
-        "says that attention on true labels decreases, in common heads a lot, without a number; a tenth is ours. "
-        "Attention must move further than in other heads of the layers: softmax alone raises it on false labels, as "
+        "says that attention on true labels decreases, without a number (in common heads a lot: common-heads asks "
+        "for a "
+        "tenth). Attention must move further than in other heads of the layers: softmax alone raises it on false "
+        "labels, as "
         "the paper "
         "says itself."
     ),

@@ -253,8 +253,10 @@ EXPERIMENT = Experiment(
     about=OWN_RANKINGS,
     paper=None,
     departs=(
-        "The paper ranks heads by increases and, in the published version, by causal tracing; it compares no ways of "
-        "finding heads. The yardstick is that of later work (MIB's areas), at the last position. Effects at all "
+        "The paper ranks heads by increases and, in the published version, by causal tracing; it compares what they "
+        "cost "
+        "(section 6.2), not what they find. The yardstick is that of later work (MIB's areas), at the last position. "
+        "Effects at all "
         f"positions cost a whole pass each: of models with more than {WHOLE} heads, fewer prompts are edited there, "
         f"and of those with more than {4 * WHOLE} rankings are judged at the last position only."
     ),

@@ -319,8 +319,8 @@ EXPERIMENT = Experiment(
     title="The metric, measured",
     source="Open (ours: better than the cosine of its own inputs)",
     claim=(
-        "Queries and keys of located heads are two towers of a learned metric: it compares texts by their class better "
-        "than the cosine of its own inputs does."
+        "Queries and keys of located heads compare texts by their class better than the cosine of their own inputs "
+        "does."
     ),
     criterion=(
         "Heads are located on one task and judged on others, with none of its categories. Their scores between texts "

@@ -347,7 +347,9 @@ EXPERIMENT = Experiment(
     id="neighbours",
     title="What labels take from their neighbours",
     source="Section 5.2",
-    claim=("Labels and the last token take mostly from their own text and a little from the text before it."),
+    claim=(
+        "Labels and the last token take mostly from their own text, and a little, a twentieth, from the text before it."
+    ),
     criterion=(
         "With one text at a time exchanged for one of another class that is as long, scores q·k in located heads "
         "change at least twice as much with the own text as with the one before; that one's part is 5 % or more, and "

@@ -64,7 +64,7 @@ EXPERIMENT = Experiment(
     id="order",
     title="Why the order of demonstrations matters",
     source="Figures 9, 11",
-    claim="With the true demonstrations far from the input, located heads attend less to true labels.",
+    claim="With the true demonstrations far from the input, located heads attend a tenth less to true labels.",
     criterion=(
         f"In located heads summed attention on true labels falls by {LEAST:.0%} of what it was, and by more than in "
         "the other heads of their layers."

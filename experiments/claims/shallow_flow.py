@@ -208,7 +208,10 @@ EXPERIMENT = Experiment(
     id="shallow-flow",
     title="Shallow layers bring texts to labels",
     source="Abstract, section 1",
-    claim="Labels gather their texts' features in shallow layers, and located heads compare the input with these.",
+    claim=(
+        "Labels gather their texts' features in a few shallow layers: cut there, the answer loses most, and located "
+        "heads tell labels apart a tenth less."
+    ),
     criterion=(
         "Blocking attention from labels to their texts costs the answer most in a window of the shallower half, more "
         "than in "
@@ -220,7 +223,8 @@ EXPERIMENT = Experiment(
     departs=(
         "The paper takes this step from Wang et al. (2023), who measured it by saliency, and sees it in the words of "
         "label keys. Here attention from labels to their texts is cut in windows of layers, which neither does this "
-        "way."
+        "way. A window is a few layers, for which others may stand in: that labels gather anything in the shallower "
+        "half at all is what anchors asks, which cuts all of it."
     ),
     paper=None,
     config=ShallowFlowConfig(),

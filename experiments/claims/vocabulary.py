@@ -207,7 +207,8 @@ EXPERIMENT = Experiment(
     claim="In a located head label values name the label, label keys their demonstration, the last query the input.",
     criterion=(
         "In more than six of ten comparisons a label's value puts its own label before the other and among its "
-        f"{TOP} first words, its key the words of its own demonstration before those of another, and the query the words of "
+        f"{TOP} first words, its key the words of its own demonstration before those of another, and the query the "
+        f"words of "
         "the input before a demonstration's. "
         "Undecided for a head of the first layer, where nothing has been read yet."
     ),

@@ -47,8 +47,8 @@ def keep_verdicts(results: Path, out: Path) -> None:
 def old_beside_new(old: Sequence[Row], new: Sequence[Row], *, order: Sequence[str]) -> list[str]:
     """A Markdown table: claims by models, of each the old verdict, then the new one by either ranking.
 
-    A verdict that is not the old one is bold; one that is not about heads located by rank is the same for both. Of an
-    old file without rankings, the one there is is the paper's.
+    A verdict that is not the old one by the same ranking is bold; one that is not about heads located by rank is the
+    same for both. Of an old file without rankings, the one there is is the paper's.
     """
     models = list(dict.fromkeys(str(row["model"]) for row in [*new, *old]))
     ids = in_order((str(row["id"]) for row in [*new, *old]), order)
@@ -66,8 +66,7 @@ def old_beside_new(old: Sequence[Row], new: Sequence[Row], *, order: Sequence[st
                     now = at["new"].get((name, model, task, ranking))
                     only = at["new"].get((name, model, task, "increase"))
                     same = now is None and only is not None and only["by"] is not None
-                    compared = at["old"].get((name, model, task, ranking), before)
-                    cells.append("same" if same else _shown(now, compared))
+                    cells.append("same" if same else _shown(now, at["old"].get((name, model, task, ranking))))
             lines.append(f"| {name} | {task} | " + " | ".join(cells) + " |")
     return lines
 

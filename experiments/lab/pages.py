@@ -89,7 +89,7 @@ def _old_models(old: Sequence[Row], rows: Sequence[Row], order: Sequence[str]) -
         "## Old models beside new ones",
         "",
         f"Verdicts on the models that bore these names before, and on those of today. {rules} {changes(old, rows)} "
-        f"Bold: another verdict than the old one. The old ones as a file: {{download}}`{OLD}`.",
+        f"Bold: another verdict than the old one by the same ranking. The old ones as a file: {{download}}`{OLD}`.",
         "",
         *old_beside_new(old, rows, order=order),
         "",
@@ -156,7 +156,8 @@ def _index(
         f"models: {first.configuration['n']:,} prompts of {task}, heads chosen on one half and tested on the other. "
         "Claims about located heads are judged twice: with heads located by *increase* of log p(answer), the paper's "
         "ranking, and by *contrast*, the answer's log-odds against the other label, over both labels as the answer. An "
-        "effect is that of the part of the claim that decided, with its 95 % interval over query words; "
+        "effect is that of the part of the claim that decided, where all hold the least sure one (of ablation it may "
+        "be what random heads cost), with its 95 % interval over query words; "
         "[how verdicts are given](../verdicts.md) has the rules, claim by claim. These are small models trained from "
         "nothing, by a recipe fixed before; where they contradict the paper, they contradict it as a claim about every "
         "model, not about the models it studied. Where a claim names figures of sentence tasks, it is tried on word "

@@ -119,7 +119,7 @@ def seeds_page(results: Mapping[tuple[str, str], Sequence[Result]], *, n: int, t
         f"were trained with, {_prompts(results, n)} of {task} each. "
         "A claim **flips** if it is supported with one seed and not supported with another: what it says is then about "
         "a model, not about the architecture or the task. It is unsure if it is undecided with some seeds only. Only "
-        "seed 0 is in the package. "
+        "seed 0 is in the package; the [index](index.md) may judge it on more prompts, and not always alike. "
         "[How verdicts are given](../verdicts.md) has the rules.",
         "",
         f"Of {sum(kinds.values())} claims, by architecture and ranking of heads, {kinds['same']} have the same verdict "
