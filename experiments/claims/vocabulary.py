@@ -45,7 +45,7 @@ class VocabularyConfig:
     example_task: str = "sentiment-number"
     example: str = "love : bar like : bar eight : foo two : foo one :"
     answer: str = "foo"
-    words: int = 8
+    words: int = TOP
     key_source: KeySource = "resid"
 
 
@@ -189,7 +189,7 @@ def figure(table: pd.DataFrame) -> Figure:
         hue = KINDS[row["kind"]]
         left.text(0, y, f"{row['position']:.0f} {row['token']}", va="center", fontsize=7, transform=left.transAxes)
         left.text(0.11, y, row["kind"], va="center", fontsize=7, transform=left.transAxes, color=hue)
-        listed = shorten(row["words"], 78, placeholder=" …")
+        listed = shorten(row["words"], 84, placeholder=" …")
         left.text(0.19, y, listed, va="center", fontsize=7, transform=left.transAxes)
     samples = [by_prompt(table, "wins", prompts="task", kind=kind) for kind in KINDS]
     right.bar(range(3), means(samples), color=list(KINDS.values()), width=0.7)
