@@ -175,9 +175,10 @@ EXPERIMENT = Experiment(
     departs=(
         "The paper draws the true labels of one random sentence in three heads and sees a rising trend; here they "
         "are those of all prompts of the testing half, with both labels as the true one, and a rank correlation in "
-        "place of the eye. Three heads are looked at, as in the paper."
+        "place of the eye. Three heads are looked at, as in the paper, also "
+        "where one of them hardly attends to labels (see the axes)."
     ),
-    paper="GPT-2 large, one sentence, three best heads: increasing, not linear; no correlation",
+    paper="GPT-2 large, one sentence, three best heads: increasing, not linear; no coefficient is given",
     config=AttentionVsIncreaseConfig(),
     needs=(Need(Variant(), head_increases),),
     table=table,

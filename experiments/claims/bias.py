@@ -83,7 +83,7 @@ class Bias:
             source=source,
             claim=claim,
             criterion=CRITERION,
-            departs=departs,
+            departs=f"{departs} A fix fails at the strength chosen: at the gentlest, where none does little harm.",
             chosen=(
                 f"That {LEAST:.0%} of the bias must go was settled after results had been seen, in which a fix that "
                 "took away 2 to 7 % counted as support, among them those of the models shown here."

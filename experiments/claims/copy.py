@@ -238,7 +238,8 @@ EXPERIMENT = Experiment(
     paper=None,
     departs=(
         "The paper reads values at labels out in the vocabulary and looks at the words. Here the same circuit is "
-        "measured over pairs of labels, beside other heads and other words, which the paper does not do. The "
+        "measured over pairs of labels, beside other heads and other words, which the paper does not do. "
+        "That some heads can only say “foo” or “bar” (section 6.1) is not asked. The "
         "weights alone, told beside, may say otherwise: what a label's value holds was also written by earlier layers."
     ),
     config=CopyConfig(),

@@ -207,7 +207,7 @@ def figure(table: pd.DataFrame) -> Figure:
 EXPERIMENT = Experiment(
     id="shallow-flow",
     title="Shallow layers bring texts to labels",
-    source="Abstract, section 1",
+    source="Abstract, section 1 (a few layers: ours)",
     claim=(
         "Labels gather their texts' features in a few shallow layers: cut there, the answer loses most, and located "
         "heads tell labels apart a tenth less."

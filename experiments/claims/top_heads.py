@@ -116,7 +116,8 @@ EXPERIMENT = Experiment(
         "increases."
     ),
     departs=(
-        "The paper shows the 20 best of 720 heads; here they are at most one in eight of a model's. Figures 12–15 "
+        "The paper shows the 20 best of 720 heads and that most are in deep layers; here the deeper half's share of "
+        "their increases is asked for, and they are at most one in eight of a model's. Figures 12–15 "
         "count only cases that the model answers rightly, here all prompts count; and that located heads exceed the "
         "others of their layers, and hold half of all increases, is asked here and not in the paper. By contrast "
         "increases are means over both labels as the answer, in which what pushes one label cancels."

@@ -224,7 +224,7 @@ EXPERIMENT = Experiment(
         "the paper's the words shown are those of a prompt of that task. Of a text of several tokens the best "
         "one counts, so that the longer of two texts wins a little more often by chance: a query of these tasks beats "
         "a demonstration in 48 to 54 of 100 comparisons even in a head that knows nothing. "
-        "The paper reads the words of one prompt; the "
+        "The paper reads the words of one prompt in each table; the "
         "verdict here counts over the task's prompts how often the own word is before others, which the paper does "
         "not do."
     ),
