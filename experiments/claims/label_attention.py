@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from experiments.claims.layouts import Attended, attention_figure, attention_needs, attention_table
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import where
+from experiments.lab.frames import mean_by, where
 from experiments.lab.study import Study, Variant
 from experiments.lab.verdict import CHANGE, Verdict, all_of, told, verdict
 from icl_lens.prompts.tasks import Layout
@@ -72,11 +72,12 @@ def claim(table: pd.DataFrame) -> Verdict:
     They get more where they come first, too; and the difference is larger than in the other heads of the layers.
     """
     mass = Attended.of(table, "order").on_labels[0]
-    located = where(table, layout="order", group="located").groupby(["name", "label"])["attention"].mean().unstack()
-    twice = int((located["true"] >= 2 * located["false"]).sum())
+    near = where(table, layout="order", group="located")
+    true, false = (mean_by(where(near, label=label), "attention", "name") for label in ("true", "false"))
+    twice = int((true >= 2 * false).sum())
     return told(
         all_of(*parts(table)),
-        f"true labels get twice as much in {twice} of {len(located)} heads",
+        f"true labels get twice as much in {twice} of {len(true)} heads",
         f"located heads give labels {mass:.3g} of their attention",
     )
 

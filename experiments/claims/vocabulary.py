@@ -89,7 +89,9 @@ class OwnWordWins:
 
 def first_words(acts: il.Activations, vectors: Float[Tensor, "prompt demo d_model"]) -> list[list[set[int]]]:
     """The TOP first content words of each vector, as tokens; label words count as such whatever they are."""
-    labels = {acts.readout.decode(token): token for token in acts.batch.label_tokens.tolist()}
+    decode = acts.readout.decode
+    assert decode is not None, "label words were tokenized"
+    labels = {decode(token): token for token in acts.batch.label_tokens.tolist()}
     named = acts.readout.top_tokens(vectors, TOP, keep=lambda word: word in labels or il.is_content_word(word))
     return [[{labels[word] for word in words if word in labels} for words in demos] for demos in named]
 
