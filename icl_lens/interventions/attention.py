@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
@@ -66,10 +66,7 @@ def scale_label_attention(
         positions = batch.label_positions.to(device).expand(rows, -1)
         if int(batch.last.max()) >= work.pattern.shape[-1]:
             raise InputError("the forward pass is shorter than the batch that the weights are for; run the same batch")
-        # Where there is no demonstration: a factor of 1 for the first position.
-        factors = weights.to(device).expand(rows, -1).masked_fill(positions < 0, 1.0)
-        whole = torch.ones(rows, work.pattern.shape[-1], device=device)
-        whole = whole.scatter_reduce(1, positions.clamp(min=0), factors, "prod")
+        whole = at_positions(weights.expand(rows, -1), positions, width=work.pattern.shape[-1])
         every = torch.arange(rows, device=device)[:, None]
         places = torch.tensor(work.places(indices), device=device)[None]
         row = work.pattern[every, places, work.last[:, None]] * whole[:, None].to(work.pattern.dtype)
@@ -80,6 +77,15 @@ def scale_label_attention(
     check_moves(view, heads_of(by_layer))
     with editing(view, Edit(Stage.pattern, by_layer, scale, only=batch)):
         yield
+
+
+def at_positions(
+    weights: Float[Tensor, "batch demo"], positions: Int[Tensor, "batch demo"], *, width: int
+) -> Float[Tensor, "batch key"]:
+    """Each demonstration's factor at its position (-1: there is none), 1 at all others, on the positions' device."""
+    factors = weights.to(positions.device).masked_fill(positions < 0, 1.0)
+    whole = factors.new_ones(len(positions), width)
+    return whole.scatter_reduce(1, positions.clamp(min=0), factors, "prod")
 
 
 @contextmanager

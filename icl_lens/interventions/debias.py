@@ -18,7 +18,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.attention import remove_position, scale_label_attention
+from icl_lens.interventions.attention import at_positions, remove_position, scale_label_attention
 from icl_lens.interventions.cached_rows import CachedRows, NotShared
 from icl_lens.interventions.choice import group, heads_of
 from icl_lens.interventions.head_sets import labels_by_rows, marked
@@ -138,11 +138,11 @@ def label_log_probs_debiased(
     check_moves(view, heads_of(by_layer))
     recency = torch.tensor([fix.recency for fix in fixes], dtype=torch.float64)
 
-    def rows_of(kept: CachedRows, prompts: list[int], sets: slice) -> Tensor:
-        factor = None
-        if any(fix.majority for fix in fixes[sets]):
-            of_strength = {strength: _factors(kept.batch, strength) for strength in {fix.majority for fix in fixes}}
-            factor = torch.stack([of_strength[fix.majority] for fix in fixes[sets]], dim=1)
+    def rows_of(kept: CachedRows, sets: slice) -> Tensor:
+        factor, some = None, [fix.majority for fix in fixes[sets]]
+        if any(some):
+            of_strength = {strength: _factors(kept.batch, strength) for strength in set(some)}
+            factor = torch.stack([of_strength[strength] for strength in some], dim=1)
         return kept.with_attention_edited(chosen[sets], 1 - recency[sets], factor)
 
     try:
@@ -165,10 +165,7 @@ def check_strengths(majority: float, recency: float) -> None:
 
 def _factors(batch: PromptBatch, strength: float) -> Float[Tensor, "batch key"]:
     """What attention to each position is multiplied by."""
-    positions = batch.label_positions
-    weights = balancing_weights(batch, strength).to(positions.device)
-    whole = weights.new_ones(len(batch), batch.tokens.shape[1])
-    return whole.scatter_reduce(1, positions.clamp(min=0), weights.masked_fill(positions < 0, 1.0), "prod")
+    return at_positions(balancing_weights(batch, strength), batch.label_positions, width=batch.tokens.shape[1])
 
 
 @dataclass(frozen=True)

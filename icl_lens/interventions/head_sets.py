@@ -88,7 +88,7 @@ def _shared(
         every = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
         instead = mean_z(view, every, averaged, "last")
 
-    def without(kept: CachedRows, prompts: list[int], sets: slice) -> Tensor:
+    def without(kept: CachedRows, sets: slice) -> Tensor:
         return kept.without_sets(removed[sets], instead)
 
     return labels_by_rows(view, batch, len(removed), without)
@@ -98,14 +98,14 @@ def labels_by_rows(
     view: ModelView,
     batch: PromptBatch,
     n_sets: int,
-    rows_of: Callable[[CachedRows, list[int], slice], Float[Tensor, "prompt row d_vocab"]],
+    rows_of: Callable[[CachedRows, slice], Float[Tensor, "prompt row d_vocab"]],
     *,
     plain: bool = False,
 ) -> Float[Tensor, "batch set label"]:
     """Log-probability of each label under each of several edits at the last position, from rows that share keys.
 
-    `rows_of` gets some prompts' keys (`plain`: also without position), their places in the batch, and which edits are
-    wanted, and gives logits: row 0 of each prompt without an edit, the others with one each. Raises NotShared.
+    `rows_of` gets some prompts' keys (`plain`: also without position) and which edits are wanted, and gives logits: row
+    0 of each prompt without an edit, the others with one each. Raises NotShared.
     """
     size = prompts_at_once(view, batch, pass_tokens=PASS_TOKENS, plain=plain)
     # Prompts of about one length share a pass, so that none is padded for nothing.
@@ -121,7 +121,7 @@ def labels_by_rows(
             found = clean.new_empty(len(order), n_sets, clean.shape[1])
         for first in range(0, n_sets, step):
             sets = slice(first, min(first + step, n_sets))
-            rows = _or_not_shared(view, lambda kept=kept, prompts=prompts, sets=sets: rows_of(kept, prompts, sets))
+            rows = _or_not_shared(view, lambda kept=kept, sets=sets: rows_of(kept, sets))
             own = torch.log_softmax(rows.to(clean.dtype), dim=-1)[:, :, some.label_tokens.to(rows.device)]
             off = float((own[:, 0] - clean).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
