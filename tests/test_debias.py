@@ -165,3 +165,16 @@ def test_bad_fixes_are_one_sentence(model, batch):
     ):
         with pytest.raises(il.InputError, match=text):
             il.label_log_probs_debiased(model, batch, fixes)
+
+
+def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
+    """Ragged prompts: what stands in the weights where a prompt has no demonstration is not read."""
+    weights = il.balancing_weights(batch)
+    absent = batch.label_positions < 0
+    assert bool(absent.any())
+    found = []
+    for padding in (1.0, 0.0):
+        filled = weights.masked_fill(absent, padding)
+        with il.scale_label_attention(model, HEADS, batch, filled, renormalise=True):
+            found.append(il.label_log_probs(model, batch))
+    assert torch.equal(*found)
