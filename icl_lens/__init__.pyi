@@ -47,6 +47,7 @@ from .interventions.function_vectors import add_vector as add_vector
 from .interventions.function_vectors import function_vector as function_vector
 from .interventions.function_vectors import indirect_effects as indirect_effects
 from .interventions.head_sets import label_log_probs_without as label_log_probs_without
+from .interventions.patching import label_log_probs_patched as label_log_probs_patched
 from .interventions.patching import patch_heads as patch_heads
 from .interventions.saliency import SaliencyFlow as SaliencyFlow
 from .interventions.saliency import attention_saliency as attention_saliency

@@ -31,7 +31,9 @@ def weights_digest(
     found = hashlib.sha256()
     for name in sorted(tensors):  # one at a time: a mapping may read them from the disk
         tensor = tensors[name]
-        flat = tensor.detach().reshape(-1)
-        numbers = flat[:: max(1, len(flat) // sample)][:most].to("cpu", dtype)
+        size = tensor.numel()
+        places = torch.arange(0, size, max(1, size // sample), device=tensor.device)[:most]
+        # By their places: `reshape` would copy a transposed matrix as a whole.
+        numbers = tensor.detach()[torch.unravel_index(places, tensor.shape)].to("cpu", dtype)
         found.update(f"{name}{tuple(tensor.shape)}".encode() + numbers.numpy().tobytes())
     return found.hexdigest()[:digits]

@@ -1,16 +1,18 @@
-"""Sets of heads removed together at the last position: against whole passes and against Hugging Face's modules."""
+"""Sets of heads removed together, at the last position or at all: against whole passes and Hugging Face's modules."""
 
 import copy
+from contextlib import nullcontext
 
 import families
 import pytest
 import reference_hf
 import torch
 from conftest import PROMPTS
+from family_tables import EXACT
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import cached_rows, head_sets
+from icl_lens.interventions import cached_rows, head_sets, restarted
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
@@ -83,29 +85,66 @@ def test_against_hugging_face(load_tiny, family_folder, name, mode):
     assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "bloom", "mistral"])
+@pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("mode", ["zero", "mean"])
-def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode):
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     """Also in the smallest pieces, and where nothing can be shared."""
     model = load_tiny(name)
     batch = ragged(model)
     reference = batch if mode == "mean" else None
-    found = il.label_log_probs_without(model, batch, SETS, mode=mode, reference=reference)
+    options = {"positions": positions, "mode": mode, "reference": reference}
+    found = il.label_log_probs_without(model, batch, SETS, **options)
     removed = head_sets.marked(ModelView.of(model), SETS)
-    whole = head_sets._whole(model, batch, removed, mode, None if reference is None else [reference])
+    whole = head_sets._whole(
+        model, batch, removed, head_sets._labels, positions, mode, None if reference is None else [reference]
+    )
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
     monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
     monkeypatch.setattr(cached_rows, "KEY_BYTES", 1)
-    pieces = il.label_log_probs_without(model, batch, SETS, mode=mode, reference=reference)
+    monkeypatch.setattr(restarted, "STREAM_BYTES", 1)
+    monkeypatch.setattr(restarted, "ENOUGH_TOKENS", 1)
+    monkeypatch.setattr(head_sets, "PASS_TOKENS", 1)
+    pieces = il.label_log_probs_without(model, batch, SETS, **options)
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
 
 
-def test_within_another_intervention_prompts_are_run_whole(load_tiny):
+def test_at_all_positions_a_pass_begins_where_its_sets_do(load_tiny):
+    """Blocks before the first layer that a set edits are not run; three prompts and two sets share a pass."""
     model = load_tiny("gpt2")
     batch = ragged(model)
-    with il.ablate_heads(model, [(0, 0)], positions="last"):
-        nested = il.label_log_probs_without(model, batch, [[], [(1, 1)]])
-    own = il.label_log_probs_without(model, batch, [[(0, 0)], [(0, 0), (1, 1)]])
+    ran: list[tuple[int, int]] = []
+
+    def noted(layer):
+        return lambda module, args, kwargs: ran.append((layer, len((*args, *kwargs.values())[0])))
+
+    handles = [
+        block.attn.register_forward_pre_hook(noted(layer), with_kwargs=True) for layer, block in enumerate(model.blocks)
+    ]
+    il.label_log_probs_without(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]], positions="all")
+    for handle in handles:
+        handle.remove()
+    assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
+
+
+def test_answers_are_those_of_each_edit(load_tiny):
+    model = load_tiny("llama_gqa")
+    batch = ragged(model)
+    for positions in ("last", "all"):
+        for found, heads in zip(head_sets.answers_without(model, batch, SETS, positions=positions), SETS, strict=True):
+            with il.ablate_heads(model, heads, positions=positions) if heads else nullcontext():
+                log_probs = il.last_log_probs(model, batch)
+            torch.testing.assert_close(found.label_log_probs, log_probs[:, batch.label_tokens], atol=1e-5, rtol=1e-5)
+            assert found.right.tolist() == (log_probs.argmax(-1) == batch.answer_tokens).tolist()
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    with il.ablate_heads(model, [(0, 0)], positions=positions):
+        nested = il.label_log_probs_without(model, batch, [[], [(1, 1)]], positions=positions)
+    own = il.label_log_probs_without(model, batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
     torch.testing.assert_close(nested, own, atol=1e-5, rtol=1e-5)
 
 
@@ -117,6 +156,7 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         ([[(9, 0)]], {}, "9"),
         ([[]], {"mode": "mean"}, "reference"),
         ([[]], {"mode": "other"}, "mode"),
+        ([[]], {"positions": "first"}, "positions"),
         ([[]], {"reference": batch}, "reference"),
     ):
         with pytest.raises(il.InputError, match=text):

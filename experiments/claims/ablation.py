@@ -11,7 +11,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.lab.controls import beside
 from experiments.lab.drawing import WHISKERS, mark_zeros, whiskers
-from experiments.lab.editing import BAR, FOO, averaged, how_many, located_for_both, says, zeroed
+from experiments.lab.editing import BAR, FOO, how_many, located_for_both, says_without
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.intervals import Estimate, Resample
@@ -77,16 +77,16 @@ def removals(study: Study, heads: list[il.Head], config: AblationConfig) -> pd.D
     rows = study.test
     frames = []
     for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
-        cases = [("none", "", "", [])]
         for mode in ("zero", "mean"):
+            cases = [("none", "", "", [])] if mode == "zero" else []
             cases.append(("located", mode, "located", heads))
             some = draws if mode == "zero" else draws[: config.mean_draws]
             cases += [("random", mode, f"set {i}", drawn) for i, drawn in enumerate(some)]
-        for group, mode, name, removed in cases:
-            edit = None if not removed else {"zero": zeroed, "mean": averaged}[mode](study, removed)
-            frame = says(study, variant, rows, edit, what=f"{mode or 'without'} {len(removed)} heads, {answer}")
-            frame = frame.assign(prompt=rows.tolist(), answer=answer, group=group, mode=mode, name=name, layer=-1)
-            frames.append(frame.assign(heads=" ".join(map(str, heads)), share=len(heads) / total))
+            what = f"{mode} {len(heads)} heads, {answer}"
+            found = says_without(study, variant, rows, [removed for *_, removed in cases], mode=mode, what=what)
+            for (group, named, name, _), frame in zip(cases, found, strict=True):
+                frame = frame.assign(prompt=rows.tolist(), answer=answer, group=group, mode=named, name=name, layer=-1)
+                frames.append(frame.assign(heads=" ".join(map(str, heads)), share=len(heads) / total))
     return stack(*frames)
 
 

@@ -13,7 +13,7 @@ from experiments.claims import label_attention, label_rank
 from experiments.claims.layouts import CLASSES, attention_needs, attention_of
 from experiments.lab.controls import Comparison
 from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, whiskers
-from experiments.lab.editing import BAR, FOO, EditOf, says, zeroed
+from experiments.lab.editing import BAR, FOO, says_without
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.reductions import head_increases
@@ -76,16 +76,19 @@ def _removals(
     rows = study.test[: config.prompts]
     everything = study.view.heads()
     for answer, variant in (("foo", FOO), ("bar", BAR)):
-        cases: list[tuple[str, str, str, EditOf | None]] = [("none", "", "", None)]
-        for group, heads in groups.items():
-            for head in heads:
-                rest = [other for other in everything if other != head]
-                cases.append((group, str(head), "removed", zeroed(study, [head])))
-                cases.append((group, str(head), "kept", zeroed(study, rest, positions="last")))
-        for group, name, edit, block in cases:
-            frame = says(study, variant, rows, block, what=f"{name or 'nothing'} {edit}, {answer}")
-            named = {"group": group, "name": name, "edit": edit, "layer": best.layer, "answer": answer}
-            yield frame.assign(prompt=rows.tolist(), measure="removal", **named)
+        alone = [(group, head) for group, heads in groups.items() for head in heads]
+        rest = [[other for other in everything if other != head] for _, head in alone]
+        what = f"{len(alone)} heads, {answer}"
+        whole, *removed = says_without(
+            study, variant, rows, [[], *([head] for _, head in alone)], what=f"without {what}"
+        )
+        kept = says_without(study, variant, rows, rest, positions="last", what=f"with one of {what} alone")
+        cases = [("none", "", "", whole)]
+        for (group, head), without, only in zip(alone, removed, kept, strict=True):
+            cases += [(group, str(head), "removed", without), (group, str(head), "kept", only)]
+        for group, name, edit, frame in cases:
+            about = {"group": group, "name": name, "edit": edit, "layer": best.layer, "answer": answer}
+            yield frame.assign(prompt=rows.tolist(), measure="removal", **about)
 
 
 def claim(table: pd.DataFrame) -> Verdict:

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from experiments.lab.frames import stack
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_contrasts, head_increases
 from experiments.lab.study import Study, Variant
+from icl_lens.interventions.choice import Positions
 from icl_lens.metrics import label_log_odds
 from icl_lens.report.palette import AMBER, BLUE, GREEN, INK, ORANGE, PINK, SKY
 
@@ -33,7 +35,7 @@ METHODS = {
 }
 """The ways of ranking, chance aside, and how they are drawn."""
 PAPERS, RIVAL, AT_ALL, CHANCE = "increase", "attention", "effect, all", "random"
-SETTINGS = (("last", "zero"), ("last", "mean"), ("all", "zero"))
+SETTINGS: tuple[tuple[Positions, Literal["zero", "mean"]], ...] = (("last", "zero"), ("last", "mean"), ("all", "zero"))
 """Where heads are removed, and what stands in their place. The first decides."""
 WHOLE = 48
 """Heads of a model of which all prompts are edited at all positions. Each edit is a pass over whole prompts there:
@@ -188,7 +190,11 @@ def counts_of(n: int) -> list[int]:
 
 
 def _curves(
-    study: Study, rows: Int[Tensor, " row"], orders: Sequence[tuple[str, str, str, Order]], positions: str, mode: str
+    study: Study,
+    rows: Int[Tensor, " row"],
+    orders: Sequence[tuple[str, str, str, Order]],
+    positions: Positions,
+    mode: str,
 ) -> pd.DataFrame:
     """The table's rows of one setting. Equal sets of heads are removed once."""
     everything = frozenset(study.view.heads())
@@ -208,24 +214,15 @@ def _curves(
 
 
 def _odds(
-    study: Study, rows: Int[Tensor, " row"], sets: list[Order], positions: str, mode: str
+    study: Study, rows: Int[Tensor, " row"], sets: list[Order], positions: Positions, mode: Literal["zero", "mean"]
 ) -> Float[np.ndarray, "row set"]:
     """The answer's log-odds without each set of heads, nats, over all cells."""
     variants = [Variant(swapped=one.swapped, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
     reference = [study.batch(variant)[study.apart[0][:REFERENCE]] for variant in variants]
 
     def without(batch: il.PromptBatch) -> Tensors:
-        if positions == "last":
-            averaged = reference if mode == "mean" else None
-            found = il.label_log_probs_without(
-                study.model, batch, sets, mode="mean" if averaged else "zero", reference=averaged
-            )
-        else:
-            each = []
-            for heads in sets:
-                with il.ablate_heads(study.model, heads):
-                    each.append(il.label_log_probs(study.model, batch))
-            found = torch.stack(each, dim=1)
+        averaged = reference if mode == "mean" else None
+        found = il.label_log_probs_without(study.model, batch, sets, positions=positions, mode=mode, reference=averaged)
         own = [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in found.unbind(1)]
         return {"odds": torch.stack(own, dim=1).float()}
 

@@ -7,12 +7,12 @@ other class or nothing (Pan et al. 2023: random and abstract labels; Wei et al. 
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -27,6 +27,7 @@ from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import ASKED, Need, Study, Variant
 from experiments.lab.verdict import SHARE, Verdict, all_of, any_of, cannot_tell, judge, told, verdict
+from icl_lens.interventions.head_sets import answers_without
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE, PINK
 from icl_lens.report.plots import PAGE
 
@@ -109,8 +110,8 @@ def table(study: Study, config: LearningKindConfig) -> pd.DataFrame:
         sets = [("located", "located", heads)]
         sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(study.controls(heads, config.draws))]
         for kind in KINDS:
-            for group, name, removed in sets:
-                found = _said(study, others, kind, labels[kind], judged_at, removed)
+            every = _said_without(study, others, kind, labels[kind], judged_at, [removed for *_, removed in sets])
+            for (group, name, _), found in zip(sets, every, strict=True):
                 made.add(others, found, classes=2, kind=kind, shots=judged_at, group=group, name=name)
     return stack(*made.frames)
 
@@ -140,40 +141,78 @@ def _several(study: Study, count: int, n: int, shots: int) -> list[Row] | None:
         return None
 
 
-def _said(
+def _shown(
+    study: Study, rows: Sequence[Row], kind: Kind, labels: Sequence[str] | None, shots: int
+) -> il.PromptBatch | None:
+    """A condition's prompts, with one demonstration where there are to be none; None where they cannot be made."""
+    if labels is None or shots > len(rows[0].shown):
+        return None
+    prompts = [row.prompt(kind, labels, max(shots, 1)) for row in rows]
+    try:
+        return il.tokenize(study.model, prompts, template=study.settings.template, labels=labels)
+    except il.InputError:
+        return None
+
+
+def _said(study: Study, rows: Sequence[Row], kind: Kind, labels: Sequence[str] | None, shots: int) -> Tensors | None:
+    """Whether the model is right on a condition's rows; None where they cannot be put to it."""
+    shown = _shown(study, rows, kind, labels, shots)
+    if shown is None or labels is None:
+        return None
+    batch = shown
+    if not shots:
+        try:
+            batch = study.alone([row.query for row in rows])
+        except il.InputError:
+            return None
+    right = shown.label_tokens[[list(labels).index(row.answer(kind, labels)) for row in rows]]
+    pieces = _pieces(study, shown)
+
+    def said(i: int) -> Tensors:
+        log_probs = il.last_log_probs(study.model, batch[pieces[i]]).cpu()
+        own = log_probs.gather(1, right[pieces[i]].cpu()[:, None])
+        among = log_probs[:, shown.label_tokens.cpu()]
+        return {
+            "correct": (own[:, 0] >= among.max(-1).values).float(),
+            "vocabulary": (log_probs.argmax(-1) == right[pieces[i]].cpu()).float(),
+        }
+
+    what = f"{shots} demonstrations, {KINDS[kind][0]}, {len(labels)} classes"
+    return joined(study.passes.run(what, [len(rows[piece]) for piece in pieces], said))
+
+
+def _said_without(
     study: Study,
     rows: Sequence[Row],
     kind: Kind,
     labels: Sequence[str] | None,
     shots: int,
-    removed: Sequence[il.Head] = (),
-) -> Tensors | None:
-    """Whether the model is right on a condition's rows; None where they cannot be put to it."""
-    if labels is None or shots > len(rows[0].shown):
-        return None
-    try:
-        prompts = [row.prompt(kind, labels, max(shots, 1)) for row in rows]
-        shown = il.tokenize(study.model, prompts, template=study.settings.template, labels=labels)
-        batch = shown if shots else study.alone([row.query for row in rows])
-    except il.InputError:
-        return None
-    right = shown.label_tokens[[list(labels).index(row.answer(kind, labels)) for row in rows]]
-    size = len(study.pieces(shown)[0])
-    starts = list(range(0, len(rows), size))
+    sets: Sequence[list[il.Head]],
+) -> list[Tensors | None]:
+    """The same without each set of heads."""
+    shown = _shown(study, rows, kind, labels, shots)
+    if shown is None:
+        return [None] * len(sets)
+    pieces = _pieces(study, shown)
 
     def said(i: int) -> Tensors:
-        some = slice(starts[i], starts[i] + size)
-        with il.ablate_heads(study.model, removed) if removed else nullcontext():
-            log_probs = il.last_log_probs(study.model, batch[some]).cpu()
-        own = log_probs.gather(1, right[some].cpu()[:, None])
-        among = log_probs[:, shown.label_tokens.cpu()]
+        found = answers_without(study.model, shown[pieces[i]], sets)
+        own = [one.label_log_probs.gather(1, one.answer[:, None])[:, 0] for one in found]
+        correct = [mine >= one.label_log_probs.max(-1).values for mine, one in zip(own, found, strict=True)]
         return {
-            "correct": (own[:, 0] >= among.max(-1).values).float(),
-            "vocabulary": (log_probs.argmax(-1) == right[some].cpu()).float(),
+            "correct": torch.stack(correct, dim=1).float(),
+            "vocabulary": torch.stack([one.right for one in found], dim=1).float(),
         }
 
-    what = f"{shots} demonstrations, {KINDS[kind][0]}, {len(labels)} classes"
-    return joined(study.passes.run(what, [len(rows[start : start + size]) for start in starts], said))
+    what = f"{shots} demonstrations, {KINDS[kind][0]}, without heads"
+    found = joined(study.passes.run(what, [len(rows[piece]) * len(sets) for piece in pieces], said))
+    return [{name: values[:, i] for name, values in found.items()} for i in range(len(sets))]
+
+
+def _pieces(study: Study, shown: il.PromptBatch) -> list[slice]:
+    """Rows that fit into memory together."""
+    size = len(study.pieces(shown)[0])
+    return [slice(start, start + size) for start in range(0, len(shown), size)]
 
 
 def claim(table: pd.DataFrame) -> Verdict:

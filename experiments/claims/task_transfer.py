@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 import icl_lens as il
 from experiments.lab.controls import beside
 from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, whiskers
-from experiments.lab.editing import BAR, FOO, located_for_both, says, zeroed
+from experiments.lab.editing import BAR, FOO, located_for_both, says_without
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, stack
 from experiments.lab.reductions import head_increases
@@ -64,9 +64,8 @@ def table(study: Study, config: TaskTransferConfig) -> pd.DataFrame:
         sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(draws)]
     frames = []
     for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
-        for group, name, removed in sets:
-            edit = zeroed(study, removed) if removed else None
-            frame = says(study, variant, study.test, edit, what=f"transfer, {group}, {answer}")
+        found = says_without(study, variant, study.test, [removed for *_, removed in sets], what=f"transfer, {answer}")
+        for (group, name, _), frame in zip(sets, found, strict=True):
             frame = frame.assign(prompt=study.test.tolist(), group=group, name=name, layer=-1, answer=answer)
             told = {"located_on": away[0].task, "shared": len({*own} & {*other}), "apart": len(only["own"])}
             frames.append(frame.assign(**told))

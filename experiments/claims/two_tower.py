@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -122,10 +123,38 @@ def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterat
     """The rows of SWAPS, all heads of a group together; prompts take turns in the cells."""
     sets = [("located", "located", heads)]
     sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(study.controls(heads, config.draws))]
-    for place, cell in enumerate(CELLS):
-        rows = study.test[place :: len(CELLS)]
-        if not len(rows):
-            continue
+    parts = [(cell, study.test[place :: len(CELLS)]) for place, cell in enumerate(CELLS)]
+    asked = [_Asked.of(study, cell, rows) for cell, rows in parts if len(rows)]
+    own = study.tokenize([prompt for one in asked for prompt in one.prompts])
+    other = {
+        name: study.tokenize([prompt for one in asked for prompt in one.sources[name]]) for name in asked[0].sources
+    }
+    falls = {
+        measure: _falls(study, own, other[source], [members for *_, members in sets], what, size=config.rows)
+        for measure, (what, source, _) in SWAPS.items()
+    }
+    start = 0
+    for one in asked:
+        rows = slice(start, start + len(one.rows))
+        start = rows.stop
+        for measure in SWAPS:
+            for i, (group, name, _) in enumerate(sets):
+                values = {**_identity(study, one.rows, one.cell.asked), "value": falls[measure][rows, i]}
+                frame = pd.DataFrame(values).assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan)
+                yield frame.loc[:, COLUMNS]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The prompts of a cell, and those that queries, texts and labels come from instead."""
+
+    cell: Variant
+    rows: Int[Tensor, " row"]
+    prompts: list[il.Prompt]
+    sources: dict[str, list[il.Prompt]]
+
+    @classmethod
+    def of(cls, study: Study, cell: Variant, rows: Int[Tensor, " row"]) -> "_Asked":
         prompts = study.prompts(cell)
         other_query = study.prompts(replace(cell, asked="false" if cell.asked == "true" else "true"))
         other_labels = study.prompts(replace(cell, swapped=not cell.swapped))
@@ -134,55 +163,25 @@ def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterat
             "texts": [texts_exchanged(prompts[row]) for row in rows],
             "labels": [other_labels[row] for row in rows],
         }
-        own = study.batch(cell)[rows]
-        other = {name: study.tokenize(found) for name, found in sources.items()}
-        before = _unpatched(study, list(own.split(config.rows)))
-        for measure, (what, source, _) in SWAPS.items():
-            for group, name, members in sets:
-                falls = _falls(study, own, other[source], members, what, before, size=config.rows)
-                frame = pd.DataFrame({**_identity(study, rows, cell.asked), "value": falls})
-                yield frame.assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan).loc[:, COLUMNS]
-
-
-def _log_odds(study: Study, batch: il.PromptBatch) -> Float[Tensor, " batch"]:
-    """Of the answer between the labels, nats."""
-    return label_log_odds(il.label_log_probs(study.model, batch), batch.answer, choices=batch.label_mask)
-
-
-def _unpatched(study: Study, pieces: list[il.PromptBatch]) -> list[Float[Tensor, " batch"]]:
-    """The same of several batches, with nothing exchanged."""
-
-    def log_odds(i: int) -> Tensors:
-        return {"value": _log_odds(study, pieces[i])}
-
-    found = study.passes.run("nothing exchanged", [len(piece) for piece in pieces], log_odds)
-    return [one["value"] for one in found]
+        return cls(cell, rows, [prompts[row] for row in rows], sources)
 
 
 def _falls(
-    study: Study,
-    own: il.PromptBatch,
-    other: il.PromptBatch,
-    heads: list[il.Head],
-    what: What,
-    before: list[Float[Tensor, " batch"]],
-    *,
-    size: int,
-) -> Float[np.ndarray, " prompt"]:
+    study: Study, own: il.PromptBatch, other: il.PromptBatch, sets: list[list[il.Head]], what: What, *, size: int
+) -> Float[np.ndarray, "prompt set"]:
     """Nats by which the answer's log-odds fall when the last query sees the other prompt's q, or labels' k or v."""
     pairs = list(zip(own.split(size), other.split(size), strict=True))
 
     def fall(i: int) -> Tensors:
         mine, theirs = pairs[i]
-        if what == "q":
-            block = il.patch_heads(study.model, heads, theirs, what="q", positions="last")
-        else:
-            block = il.patch_heads(study.model, heads, theirs, what=what, align="labels", into=mine, seen_by="last")
-        with block:
-            after = _log_odds(study, mine)
-        return {"value": before[i].to(after) - after}
+        read: dict[str, Any] = {"positions": "last"} if what == "q" else {"align": "labels", "seen_by": "last"}
+        after = il.label_log_probs_patched(study.model, mine, sets, theirs, what=what, **read)
+        before = il.label_log_probs(study.model, mine)
+        odds = [label_log_odds(one, mine.answer, choices=mine.label_mask) for one in (before, *after.unbind(1))]
+        return {"value": torch.stack([odds[0].to(one) - one for one in odds[1:]], dim=1)}
 
-    found = study.passes.run(f"{what} exchanged", [len(mine) for mine, _ in pairs], fall)
+    sizes = [(2 + len(sets)) * len(mine) for mine, _ in pairs]
+    found = study.passes.run(f"{what} exchanged", sizes, fall)
     return joined(found)["value"].double().numpy()
 
 

@@ -1,22 +1,21 @@
 """Passes with interventions: label scores of edited models, and the heads that the published version edits."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 import icl_lens as il
-from experiments.lab.passes import Tensors
+from experiments.lab.passes import Tensors, joined
 from experiments.lab.study import Study, Variant
 from icl_lens.interventions.choice import Positions
+from icl_lens.interventions.head_sets import answers_without
 from icl_lens.metrics import is_correct, label_log_odds
-
-EditOf = Callable[[il.PromptBatch], AbstractContextManager]
-"""From a batch to the block in which it is scored."""
 
 REFERENCE = 25
 """Prompts of each kind that a mean-ablation averages over."""
@@ -25,25 +24,46 @@ FOO, BAR = Variant(), Variant(swapped=True)
 """The true label is "foo", or "bar"."""
 
 
-def says(
-    study: Study, variant: Variant, rows: Int[Tensor, " row"], edit: EditOf | None = None, *, what: str = ""
-) -> pd.DataFrame:
-    """Of each row, edited: correct (the answer is the likeliest label, 0–1), vocabulary (… token), odds (nats)."""
+def says_without(
+    study: Study,
+    variant: Variant,
+    rows: Int[Tensor, " row"],
+    sets: Sequence[Sequence[il.Head]],
+    *,
+    positions: Positions = "all",
+    mode: Literal["zero", "mean"] = "zero",
+    what: str,
+) -> list[pd.DataFrame]:
+    """Of each row, without each set of heads: correct (the answer is the likeliest label, 0–1), vocabulary (… token),
+    odds (nats).
 
-    def said(batch: il.PromptBatch) -> Tensors:
-        with edit(batch) if edit is not None else nullcontext():
-            log_probs = il.last_log_probs(study.model, batch).cpu()
-        top = (log_probs.argmax(-1) == batch.answer_tokens.cpu()).double()
-        return {"label": log_probs[:, batch.label_tokens.cpu()], "top": top}
+    Heads are set to zero, or to their mean over prompts on which heads are chosen. These are of both labels and classes
+    alike: a mean over one label or class only would go on saying it.
+    """
+    batches = study.batches(variant, rows)
+    reference = None
+    if mode == "mean":
+        four = [replace(one, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
+        reference = [study.batch(one)[study.halves[0][:REFERENCE]] for one in four]
 
-    found = study.over(variant, rows, said, what=what)
-    return pd.DataFrame(
-        {
-            "correct": right(study, variant, rows, found["label"]),
-            "vocabulary": found["top"].numpy(),
-            "odds": odds(study, variant, rows, found["label"]),
-        }
-    )
+    def said(i: int) -> Tensors:
+        found = answers_without(study.model, batches[i], sets, positions=positions, mode=mode, reference=reference)
+        label, top = (
+            torch.stack([getattr(one, name) for one in found], dim=1) for name in ("label_log_probs", "right")
+        )
+        return {"label": label, "top": top.double()}
+
+    found = joined(study.passes.run(what, [len(batch) * len(sets) for batch in batches], said))
+    return [
+        pd.DataFrame(
+            {
+                "correct": right(study, variant, rows, label),
+                "vocabulary": top.numpy(),
+                "odds": odds(study, variant, rows, label),
+            }
+        )
+        for label, top in zip(found["label"].unbind(1), found["top"].unbind(1), strict=True)
+    ]
 
 
 def right(
@@ -60,22 +80,6 @@ def odds(
     """The answer's log-odds against the prompt's other labels, nats."""
     batch = study.batch(variant)
     return label_log_odds(label_scores, batch.answer.cpu()[rows], choices=batch.label_mask.cpu()[rows]).double().numpy()
-
-
-def zeroed(study: Study, heads: list[il.Head], *, positions: Positions = "all") -> EditOf:
-    """The edit that sets these heads to zero at every position, or at the last one only."""
-    return lambda batch: il.ablate_heads(study.model, heads, positions=positions)
-
-
-def averaged(study: Study, heads: list[il.Head]) -> EditOf:
-    """The edit that sets these heads to their mean over prompts on which heads are chosen, both labels and classes
-    alike.
-
-    A mean over one label or class only would go on saying it.
-    """
-    variants = [replace(variant, asked=asked) for variant in (FOO, BAR) for asked in ("true", "false")]
-    reference = [study.batch(variant)[study.halves[0][:REFERENCE]] for variant in variants]
-    return lambda batch: il.ablate_heads(study.model, heads, mode="mean", reference=reference)
 
 
 def located_for_both(study: Study, k: int) -> list[il.Head]:

@@ -464,7 +464,7 @@ class _Recorder:
                 (view.hook(layer, "hook_attn_out"), self._keep("attn_out", layer, labels="label_attn_out")),
                 (view.hook(layer, "hook_mlp_out"), self._keep("mlp_out", layer)),
             ]
-            if f"blocks.{layer}.mlp.hook_post" in view.model.hook_dict:
+            if f"blocks.{layer}.mlp.hook_post" in view.hook_names:
                 hooks.append((f"blocks.{layer}.mlp.hook_post", self._keep("mlp_post", layer)))
         hooks.append((view.hook(view.n_layers - 1, "hook_resid_post"), self._keep("resid_final", None)))
         return hooks

@@ -245,7 +245,7 @@ def choose_strength(
     for of_strength in zip(*(_scored(model, batch, heads, fix, strengths) for batch in batches), strict=True):
         odds, correct = zip(*of_strength, strict=True)
         bias.append(float((odds[0] - odds[1]).mean()))
-        right.append(torch.stack([one.double().mean() for one in correct]))
+        right.append(torch.stack([one.double().mean().cpu() for one in correct]))
     loss = [float((right[0] - one).max()) for one in right]
     best = min((i for i, lost in enumerate(loss) if lost <= max_loss), key=lambda i: abs(bias[i]))
     accuracy = tuple(float(one @ sizes / sizes.sum()) for one in right)

@@ -1,47 +1,80 @@
-"""Removing sets of heads together at the last position, as many sets as wanted: curves over numbers of heads.
+"""Removing sets of heads together, as many sets as wanted: curves over numbers of heads, located beside random ones.
 
-A prompt's keys and values are made once, and every set is a row of one token (`cached_rows`), so that a set costs about
-as much as one more token in the prompt. Families, and models with edits at work, for which that cannot be done are run
-anew for each set.
+At the last position a prompt's keys and values are made once, and every set is a row of one token (`cached_rows`), so
+that a set costs about as much as one more token in the prompt. At all positions a set is a row of the prompt's length
+that begins where the set does (`restarted`). Families, and models with edits at work, for which that cannot be done are
+run anew for each set.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import label_log_probs
+from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads, mean_z
 from icl_lens.interventions.cached_rows import CachedRows, NotShared, prompts_at_once, rows_at_once
-from icl_lens.interventions.choice import group
+from icl_lens.interventions.choice import Positions, group
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
+from icl_lens.interventions.probe import check_moves
+from icl_lens.interventions.restarted import Read, read_without_sets
+from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+
+Mode = Literal["zero", "mean"]
+Sets = Sequence[Iterable[Head | tuple[int, int]]]
+Reference = PromptBatch | Iterable[PromptBatch] | None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answers: label log-probabilities (nats), and whether the right label leads the whole vocabulary."""
+
+    label_log_probs: Float[Tensor, "prompt label"]
+    right: Bool[Tensor, " prompt"]
+    answer: Int[Tensor, " prompt"]
+    """The right label's index; -1 where a prompt has no answer."""
+    label_mask: Bool[Tensor, "prompt label"]
+    """The labels that each prompt has."""
+
+    @property
+    def accuracy_between_labels(self) -> float:
+        """Share of prompts whose right label is the most probable of their labels, 0 to 1."""
+        return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
+
+    @property
+    def accuracy_over_vocabulary(self) -> float:
+        """Share of prompts whose right label's token is the most probable of all tokens, 0 to 1."""
+        return float(self.right.float().mean())
 
 
 @in_turn
 def label_log_probs_without(
     model: Any,
     batch: PromptBatch,
-    sets: Sequence[Iterable[Head | tuple[int, int]]],
+    sets: Sets,
     *,
-    mode: Literal["zero", "mean"] = "zero",
-    reference: PromptBatch | Iterable[PromptBatch] | None = None,
+    positions: Positions = "last",
+    mode: Mode = "zero",
+    reference: Reference = None,
 ) -> Float[Tensor, "batch set label"]:
     """Log-probability of each label after each prompt when the heads of each set are removed together, nats.
 
-    Removed at the prompt's last position, where z is set to zero, or with `mode="mean"` to its mean over the last
-    positions of the `reference` prompts. The same numbers as `label_log_probs` within `ablate_heads(model, heads,
-    positions="last")`, a set at a time, within rounding; an empty set is the model as it is. To keep some heads only,
-    give all the others.
+    Removed at the prompt's last position, or at all of them, where z is set to zero, or with `mode="mean"` to its mean
+    over the same positions of the `reference` prompts. The same numbers as `label_log_probs` within
+    `ablate_heads(model, heads, positions=positions)`, a set at a time, within rounding; an empty set is the model as
+    it is. To keep some heads only, give all the others.
 
-    Costs a pass over the prompts and a row of one token for each set and prompt; where keys cannot be shared (see
+    At the last position it costs a pass over the prompts and a row of one token for each set and prompt; at all
+    positions, a row of the prompt's length from the set's first layer on; where neither can be done (see
     `head_effects`), a pass for each set. Raises InputError for no sets, heads the model does not have, prompts without
     labels, and a mean without reference.
 
@@ -50,7 +83,44 @@ def label_log_probs_without(
         >>> curve.shape, (curve[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
     """
+    batch.check_labels("label to score", "head_effects scores any target")
+    return _without(model, batch, sets, _labels, positions, mode, reference)
+
+
+@in_turn
+def answers_without(
+    model: Any,
+    batch: PromptBatch,
+    sets: Sets,
+    *,
+    positions: Positions = "all",
+    mode: Mode = "zero",
+    reference: Reference = None,
+) -> list[Answers]:
+    """What the model answers without each set of heads, on the CPU; see `label_log_probs_without`."""
+    batch.check_labels("label to score", "head_effects scores any target")
+
+    def read(log_probs: Tensor, some: PromptBatch) -> Tensor:
+        right = log_probs.argmax(-1) == some.answer_tokens.to(log_probs.device)[:, None]
+        return torch.cat([_labels(log_probs, some), right[..., None].to(log_probs)], dim=-1)
+
+    found = _without(model, batch, sets, read, positions, mode, reference).cpu()
+    return [
+        Answers(one[:, :-1].float(), one[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
+        for one in found.unbind(1)
+    ]
+
+
+def _labels(log_probs: Float[Tensor, "batch row d_vocab"], batch: PromptBatch) -> Float[Tensor, "batch row label"]:
+    return log_probs[:, :, batch.label_tokens.to(log_probs.device)]
+
+
+def _without(
+    model: Any, batch: PromptBatch, sets: Sets, read: Read, positions: Positions, mode: Mode, reference: Reference
+) -> Float[Tensor, "batch set n"]:
+    """What `read` keeps after each prompt without each set of heads."""
     view = ModelView.of(model)
+    check_choice("positions", positions, ("last", "all"))
     check_choice("mode", mode, ("zero", "mean"))
     if (mode == "mean") != (reference is not None):
         raise InputError(
@@ -58,15 +128,23 @@ def label_log_probs_without(
         )
     if not len(sets):
         raise InputError("there is no set of heads to remove; give at least one, which may be empty")
-    batch.check_labels("label to score", "head_effects scores any target")
     removed = marked(view, sets)
     averaged = None
     if reference is not None:
         averaged = [reference] if isinstance(reference, PromptBatch) else list(reference)
+    check_moves(view, [Head(*place) for place in removed.any(0).nonzero().tolist()] if positions == "all" else [])
     try:
-        return _shared(view, batch, removed, averaged)
+        instead = None
+        if averaged is not None:
+            every = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
+            instead = mean_z(view, every, averaged, positions)
+        if positions == "last":
+            return read_by_rows(
+                view, batch, len(removed), lambda kept, some: kept.without_sets(removed[some], instead), read
+            )
+        return read_without_sets(view, batch, removed, read, instead, pass_tokens=PASS_TOKENS)
     except NotShared:
-        return _whole(model, batch, removed, mode, averaged)
+        return _whole(model, batch, removed, read, positions, mode, averaged)
 
 
 def marked(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
@@ -79,21 +157,6 @@ def marked(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) ->
     return removed
 
 
-def _shared(
-    view: ModelView, batch: PromptBatch, removed: Bool[Tensor, "set layer head"], averaged: list[PromptBatch] | None
-) -> Float[Tensor, "batch set label"]:
-    """From rows that share their prompt's keys; raises NotShared."""
-    instead = None
-    if averaged is not None:
-        every = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
-        instead = mean_z(view, every, averaged, "last")
-
-    def without(kept: CachedRows, sets: slice) -> Tensor:
-        return kept.without_sets(removed[sets], instead)
-
-    return labels_by_rows(view, batch, len(removed), without)
-
-
 def labels_by_rows(
     view: ModelView,
     batch: PromptBatch,
@@ -102,7 +165,20 @@ def labels_by_rows(
     *,
     plain: bool = False,
 ) -> Float[Tensor, "batch set label"]:
-    """Log-probability of each label under each of several edits at the last position, from rows that share keys.
+    """Log-probability of each label under each of several edits at the last position; see `read_by_rows`."""
+    return read_by_rows(view, batch, n_sets, rows_of, _labels, plain=plain)
+
+
+def read_by_rows(
+    view: ModelView,
+    batch: PromptBatch,
+    n_sets: int,
+    rows_of: Callable[[CachedRows, slice], Float[Tensor, "prompt row d_vocab"]],
+    read: Read,
+    *,
+    plain: bool = False,
+) -> Float[Tensor, "batch set n"]:
+    """What `read` keeps under each of several edits at the last position, from rows that share keys.
 
     `rows_of` gets some prompts' keys (`plain`: also without position) and which edits are wanted, and gives logits: row
     0 of each prompt without an edit, the others with one each. Raises NotShared.
@@ -116,18 +192,18 @@ def labels_by_rows(
         some = batch[prompts]
         step = max(1, rows_at_once(view) // len(prompts) - 1)
         kept = _or_not_shared(view, lambda some=some: CachedRows.of(view, some, plain=plain))
-        clean = kept.log_probs[:, some.label_tokens.to(kept.log_probs.device)]
-        if found is None:
-            found = clean.new_empty(len(order), n_sets, clean.shape[1])
+        clean = kept.log_probs[:, None]
         for first in range(0, n_sets, step):
             sets = slice(first, min(first + step, n_sets))
             rows = _or_not_shared(view, lambda kept=kept, sets=sets: rows_of(kept, sets))
-            own = torch.log_softmax(rows.to(clean.dtype), dim=-1)[:, :, some.label_tokens.to(rows.device)]
-            off = float((own[:, 0] - clean).abs().max())
+            own = torch.log_softmax(rows.to(clean.dtype), dim=-1)
+            off = float((_labels(own[:, :1], some) - _labels(clean, some)).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
                 raise NotShared(f"a row of {view.architecture} without any edit is off by {off:.1e} nats")
-            assert found is not None
-            found[prompts, sets] = own[:, 1:]
+            kept_of = read(own[:, 1:], some)
+            if found is None:
+                found = kept_of.new_empty(len(order), n_sets, kept_of.shape[-1])
+            found[prompts, sets] = kept_of
     assert found is not None
     return found
 
@@ -149,14 +225,16 @@ def _whole(
     model: Any,
     batch: PromptBatch,
     removed: Bool[Tensor, "set layer head"],
-    mode: Literal["zero", "mean"],
+    read: Read,
+    positions: Positions,
+    mode: Mode,
     averaged: list[PromptBatch] | None,
-) -> Float[Tensor, "batch set label"]:
+) -> Float[Tensor, "batch set n"]:
     """A pass over whole prompts for each set."""
     found = []
     for one in removed:
         heads = [Head(*place) for place in one.nonzero().tolist()]
-        edit = ablate_heads(model, heads, mode=mode, reference=averaged, positions="last") if heads else nullcontext()
-        with edit:
-            found.append(label_log_probs(model, batch))
-    return torch.stack(found, dim=1)
+        edit = ablate_heads(model, heads, mode=mode, reference=averaged, positions=positions)
+        with edit if heads else nullcontext():
+            found.append(read(last_log_probs(model, batch)[:, None], batch))
+    return torch.cat(found, dim=1)

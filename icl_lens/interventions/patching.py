@@ -1,18 +1,21 @@
 """Giving chosen heads the queries, keys, values, patterns or z that they have on another prompt."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.choice import Positions, group, heads_of
 from icl_lens.interventions.editor import Attention, Edit, Stage, asleep, editing
 from icl_lens.interventions.pattern import Inputs, LayerValues, layer_hooks, score_inputs
 from icl_lens.interventions.probe import check_moves, check_understood
 from icl_lens.models.head import Head
+from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
@@ -62,6 +65,54 @@ def patch_heads(
     """
     view = ModelView.of(model)
     by_layer = group(view, heads)
+    _check(what, positions, align, into, seen_by)
+    recorded, own = _recorded(view, by_layer, source, what, into if seen_by == "last" else None)
+    with _patching(view, by_layer, _Patch(source, what, positions, into, recorded, own)):
+        yield
+
+
+@in_turn
+def label_log_probs_patched(
+    model: Any,
+    batch: PromptBatch,
+    sets: Sequence[Iterable[Head | tuple[int, int]]],
+    source: PromptBatch,
+    *,
+    what: What,
+    positions: Positions = "all",
+    align: Align = "positions",
+    seen_by: Positions = "all",
+) -> Float[Tensor, "batch set label"]:
+    """Log-probability of each label after each prompt when the heads of each set are patched, nats.
+
+    The same numbers as `label_log_probs` within `patch_heads(model, heads, source, …)`, a set at a time, but `source`
+    is run once for all of them, and so is the batch without a patch where `seen_by` needs it. Raises InputError as
+    `patch_heads` does, and for no sets.
+
+    Example:
+        >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
+        >>> sets = [[il.Head(2, 0)], [il.Head(2, 0), il.Head(3, 1)]]
+        >>> il.label_log_probs_patched(model, batch, sets, other, what="q", positions="last").shape
+        torch.Size([1, 2, 2])
+    """
+    view = ModelView.of(model)
+    if not len(sets):
+        raise InputError("there is no set of heads to patch; give at least one")
+    each = [group(view, heads) for heads in sets]
+    every = group(view, {head for by_layer in each for head in heads_of(by_layer)})
+    into = batch if align == "labels" else None
+    _check(what, positions, align, into, seen_by)
+    recorded, own = _recorded(view, every, source, what, into if seen_by == "last" else None)
+    found = []
+    for by_layer in each:
+        some, theirs = (_of_heads(kept, every, by_layer) for kept in (recorded, own))
+        with _patching(view, by_layer, _Patch(source, what, positions, into, some, theirs)):
+            found.append(label_log_probs(model, batch))
+    return torch.stack(found, dim=1)
+
+
+def _check(what: What, positions: Positions, align: Align, into: PromptBatch | None, seen_by: Positions) -> None:
+    """Raises InputError for what cannot be patched so."""
     check_choice("what", what, ("q", "k", "v", "pattern", "z"))
     check_choice("positions", positions, ("all", "last"))
     if positions == "last" and what in ("k", "v"):
@@ -76,18 +127,43 @@ def patch_heads(
             "seen_by='last' is for keys and values that are aligned by labels: give what='k' or 'v', align='labels' "
             "and into="
         )
+
+
+Kept = dict[int, dict[str, Tensor]]
+"""Layer -> what its chosen heads have in some pass, by name."""
+
+
+def _recorded(
+    view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, what: What, own: PromptBatch | None
+) -> tuple[Kept, Kept]:
+    """What the heads have on the source, and their z on prompts of which earlier positions are to stay as they are."""
     if what != "z":
         check_understood(view, by_layer)
-    recorded = _record(view, by_layer, source, what)
-    own = _record(view, by_layer, into, "z") if into is not None and seen_by == "last" else {}
-    patch = _Patch(source, what, positions, into, recorded, own)
-    stage = {"pattern": Stage.pattern, "z": Stage.z}.get(what, Stage.inputs)
+    kept = _record(view, by_layer, source, what), {} if own is None else _record(view, by_layer, own, "z")
     check_moves(view, heads_of(by_layer))
+    return kept
+
+
+def _of_heads(kept: Kept, every: dict[int, list[int]], some: dict[int, list[int]]) -> Kept:
+    """The same of fewer heads."""
+    found: Kept = {}
+    for layer in [layer for layer in kept if layer in some]:
+        places = [every[layer].index(head) for head in some[layer]]
+        found[layer] = {
+            name: value[:, places] if name == "pattern" else value[:, :, places] for name, value in kept[layer].items()
+        }
+    return found
+
+
+@contextmanager
+def _patching(view: ModelView, by_layer: dict[int, list[int]], patch: "_Patch") -> Iterator[None]:
+    """A patch at work."""
+    stage = {"pattern": Stage.pattern, "z": Stage.z}.get(patch.what, Stage.inputs)
     with ExitStack() as stack:
-        edit = patch.in_z if what == "z" else patch.in_attention
-        stack.enter_context(editing(view, Edit(stage, by_layer, edit, only=into)))
-        if own:
-            stack.enter_context(editing(view, Edit(Stage.z, by_layer, patch.restore, only=into)))
+        edit = patch.in_z if patch.what == "z" else patch.in_attention
+        stack.enter_context(editing(view, Edit(stage, by_layer, edit, only=patch.into)))
+        if patch.own:
+            stack.enter_context(editing(view, Edit(Stage.z, by_layer, patch.restore, only=patch.into)))
         yield
 
 
@@ -100,8 +176,8 @@ class _Patch:
         what: What,
         positions: Positions,
         into: PromptBatch | None,
-        recorded: dict[int, dict[str, Tensor]],
-        own: dict[int, dict[str, Tensor]],
+        recorded: "Kept",
+        own: "Kept",
     ):
         self.source, self.what, self.positions, self.into = source, what, positions, into
         # Layer -> what the heads have on the source, and, where only the last query is to see it, their own z.
@@ -217,9 +293,7 @@ def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Ten
     return rows, ours, theirs
 
 
-def _record(
-    view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, what: What
-) -> dict[int, dict[str, Tensor]]:
+def _record(view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, what: What) -> Kept:
     """Layer -> what its chosen heads have on the source prompts, by name."""
     values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
 

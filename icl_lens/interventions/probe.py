@@ -60,7 +60,7 @@ def _moved(view: ModelView, heads: list[Head]) -> list[bool]:
         return hook_fn
 
     hooks = [(view.hook(layer, "attn.hook_z"), edit(where)) for layer, where in by_layer.items()]
-    tokens = _tokens(view, 4).expand(len(heads) + 1, -1)
+    tokens = _tokens(view, 2).expand(len(heads) + 1, -1)
     logits = _run(view, tokens, hooks)
     return [not torch.equal(row, logits[-1]) for row in logits[:-1]]
 

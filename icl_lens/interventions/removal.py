@@ -7,19 +7,16 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from icl_lens.activations.activations import capture, last_log_probs
+from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.search import check_k
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import ablate_heads
-from icl_lens.metrics import accuracy
+from icl_lens.interventions.head_sets import Answers, answers_without
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
@@ -27,28 +24,6 @@ from icl_lens.prompts.batch import PromptBatch
 
 # Prompts in one forward pass.
 ROWS = 64
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a model answers: label log-probabilities (nats), and whether the right label leads the whole vocabulary."""
-
-    label_log_probs: Float[Tensor, "prompt label"]
-    right: Bool[Tensor, " prompt"]
-    answer: Int[Tensor, " prompt"]
-    """The right label's index; -1 where a prompt has no answer."""
-    label_mask: Bool[Tensor, "prompt label"]
-    """The labels that each prompt has."""
-
-    @property
-    def accuracy_between_labels(self) -> float:
-        """Share of prompts whose right label is the most probable of their labels, 0 to 1."""
-        return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
-
-    @property
-    def accuracy_over_vocabulary(self) -> float:
-        """Share of prompts whose right label's token is the most probable of all tokens, 0 to 1."""
-        return float(self.right.float().mean())
 
 
 @dataclass(frozen=True)
@@ -108,19 +83,11 @@ def remove_heads(
     view = ModelView.of(model)
     chosen = [view.check_head(head) for head in heads]
     sets = random_sets(view, chosen, draws=draws, seed=seed)
-    return Removal(
-        heads=tuple(chosen),
-        nothing=_answers(model, batch, []),
-        removed=_answers(model, batch, chosen),
-        random=tuple(_answers(model, batch, drawn) for drawn in sets),
-    )
+    found: list[list[Answers]] = [answers_without(model, rows, [[], chosen, *sets]) for rows in batch.split(ROWS)]
+    nothing, removed, *random = (_joined(pieces) for pieces in zip(*found, strict=True))
+    return Removal(heads=tuple(chosen), nothing=nothing, removed=removed, random=tuple(random))
 
 
-def _answers(model: Any, batch: PromptBatch, removed: list[Head]) -> Answers:
-    label, right = [], []
-    with ablate_heads(model, removed):
-        for rows in batch.split(ROWS):
-            log_probs = last_log_probs(model, rows)
-            right.append((log_probs.argmax(-1) == rows.answer_tokens.to(log_probs.device)).cpu())
-            label.append(log_probs[:, rows.label_tokens.to(log_probs.device)].float().cpu())
-    return Answers(torch.cat(label), torch.cat(right), batch.answer.cpu(), batch.label_mask.cpu())
+def _joined(pieces: Sequence[Answers]) -> Answers:
+    """The answers to pieces of a batch, one after the other."""
+    return Answers(*(torch.cat([getattr(one, field.name) for one in pieces]) for field in fields(Answers)))

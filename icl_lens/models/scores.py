@@ -56,7 +56,7 @@ def _window(view: ModelView, inner: Any) -> int | None:
 def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """Where queries and keys can be read after a norm of their own, before rotation; fires where there is one."""
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
-    return {name: hook for name, hook in names.items() if hook in view.model.hook_dict}
+    return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
 
 def unseen_norm(view: ModelView, layer: int, name: str) -> NormView | None:
@@ -69,7 +69,7 @@ def unseen_norm(view: ModelView, layer: int, name: str) -> NormView | None:
 def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
     """Where a layer's cosines and sines can be read [batch pos d_rotary]; None where they are in a table."""
     names = f"blocks.{layer}.attn.hook_cos", f"blocks.{layer}.attn.hook_sin"
-    return names if names[0] in view.model.hook_dict else None
+    return names if names[0] in view.hook_names else None
 
 
 def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:

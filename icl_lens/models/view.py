@@ -1,7 +1,7 @@
 """Every difference between model classes, families and TransformerLens versions, behind one view.
 
 `ModelView` is the one place that knows where weights live and what blocks do to a head's output; everything
-else reads weights through it. Nothing here is cached: weights are views of the model's own parameters.
+else reads weights through it. No weight is cached: weights are views of the model's own parameters.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -424,11 +425,16 @@ class ModelView:
 
     # Hook names ------------------------------------------------------------------------------------------
 
+    @cached_property
+    def hook_names(self) -> frozenset[str]:
+        """Of all hooks. Kept, since a bridge makes its dictionary of them anew whenever it is asked."""
+        return frozenset(self.model.hook_dict)
+
     def hook(self, layer: int, *names: str) -> str:
         """The first of a layer's hooks, by TransformerLens name, that the model has."""
         for name in names:
             full = f"blocks.{layer}.{name}"
-            if full in self.model.hook_dict:
+            if full in self.hook_names:
                 return full
         raise InputError(
             f"{self.name} has no hook blocks.{layer}.{names[0]}: only decoders of attention + FFN blocks are supported"
@@ -437,7 +443,7 @@ class ModelView:
     @property
     def last_logits_hook(self) -> str:
         """Where the stream can be cut down to the rows whose logits are wanted, so that no others are computed."""
-        return "unembed.hook_in" if "unembed.hook_in" in self.model.hook_dict else "ln_final.hook_normalized"
+        return "unembed.hook_in" if "unembed.hook_in" in self.hook_names else "ln_final.hook_normalized"
 
 
 # Dtypes whose weights can be read and multiplied with as they are.

@@ -1,0 +1,145 @@
+"""Removing sets of heads together at all positions, in passes that begin where the first of them stands.
+
+1. One pass over the prompts, with nothing removed, keeps the residual stream that enters each layer in which some set
+   begins.
+2. A row is made of every prompt and set; rows of sets that begin in about the same layer share a pass.
+3. A pass hands the kept stream on to the first of these layers, and each row loses the heads of its set from there on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from icl_lens.activations.activations import last_log_probs
+from icl_lens.interventions.cached_rows import check_untouched, swapped
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+Read = Callable[[Float[Tensor, "batch row d_vocab"], PromptBatch], Float[Tensor, "batch row n"]]
+"""What is kept of the log-probabilities after some prompts, of several rows each."""
+Instead = Mapping[int, Float[Tensor, "head d_head"]] | None
+"""Layer -> what stands in place of each head's z; None for zero."""
+Pair = tuple[int, int]
+"""A set and a prompt."""
+
+# Tokens of a pass from which on a larger one is hardly faster: sets that begin elsewhere then get one of their own.
+ENOUGH_TOKENS = 512
+# What streams that are kept may take.
+STREAM_BYTES = 256 * 2**20
+
+
+def read_without_sets(
+    view: ModelView,
+    batch: PromptBatch,
+    removed: Bool[Tensor, "set layer head"],
+    read: Read,
+    instead: Instead = None,
+    *,
+    pass_tokens: int,
+) -> Float[Tensor, "batch set n"]:
+    """What `read` keeps after each prompt without each set of heads, at all its positions.
+
+    Raises NotShared where hooks are at work on the model.
+    """
+    check_untouched(view)
+    begins = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
+    each = len(set(begins)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    pieces = batch.split(max(1, STREAM_BYTES // each))
+    return torch.cat([_read(view, some, removed, begins, read, instead, pass_tokens) for some in pieces])
+
+
+def _read(
+    view: ModelView,
+    batch: PromptBatch,
+    removed: Bool[Tensor, "set layer head"],
+    begins: list[int],
+    read: Read,
+    instead: Instead,
+    pass_tokens: int,
+) -> Float[Tensor, "batch set n"]:
+    """The same of so many prompts as streams are kept of."""
+    stream, returns, clean = _kept(view, batch, {layer for layer in begins if layer < view.n_layers})
+    plain = read(clean[:, None], batch)
+    found = plain.expand(-1, len(removed), -1).clone()
+    for pairs in _passes(begins, len(batch), batch.tokens.shape[1], view.n_layers, pass_tokens):
+        sets, prompts = [one for one, _ in pairs], [row for _, row in pairs]
+        first = min(begins[one] for one in sets)
+        some = batch[prompts]
+        x = stream[first][prompts, : some.tokens.shape[1]]
+        with ExitStack() as stack:
+            stack.enter_context(swapped([(view.model.blocks[i], _hand_on(x, returns[i])) for i in range(first)]))
+            stack.enter_context(view.model.hooks(fwd_hooks=list(_removals(view, removed[sets], first, instead))))
+            log_probs = last_log_probs(view.model, some)
+        found[prompts, sets] = read(log_probs[:, None], some)[:, 0]
+    return found
+
+
+def _kept(
+    view: ModelView, batch: PromptBatch, layers: set[int]
+) -> tuple[dict[int, Float[Tensor, "batch pos d_model"]], list[int | None], Float[Tensor, "batch d_vocab"]]:
+    """What enters some layers, how many things each block returns (None: a bare tensor), and the log-probabilities."""
+    stream: dict[int, Tensor] = {}
+    returns: list[int | None] = []
+
+    def keep(layer: int) -> Any:
+        return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
+
+    def count(module: Any, args: Any, output: Any) -> None:
+        returns.append(len(output) if isinstance(output, tuple) else None)
+
+    handles = [block.register_forward_hook(count) for block in view.model.blocks]
+    try:
+        with view.model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]):
+            log_probs = last_log_probs(view.model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return stream, returns, log_probs
+
+
+def _passes(begins: list[int], n: int, width: int, n_layers: int, pass_tokens: int) -> Iterator[list[Pair]]:
+    """Rows that share a pass: sets in order of the layer they begin in, those that remove nothing left out."""
+    group: list[Pair] = []
+    layer = 0
+    for one in sorted(
+        (place for place, begin in enumerate(begins) if begin < n_layers), key=lambda place: begins[place]
+    ):
+        if group and begins[one] != layer and len(group) * width >= ENOUGH_TOKENS:
+            yield group
+            group = []
+        layer = begins[one] if not group else layer
+        for row in range(n):
+            if group and (len(group) + 1) * width > pass_tokens:
+                yield group
+                group, layer = [], begins[one]
+            group.append((one, row))
+    if group:
+        yield group
+
+
+def _hand_on(value: Tensor, count: int | None) -> Callable[..., Any]:
+    """A block's `forward` that gives what is kept."""
+    return lambda *args, **kwargs: value if count is None else (value, *[None] * (count - 1))
+
+
+def _removals(
+    view: ModelView, removed: Bool[Tensor, "row layer head"], first: int, instead: Instead
+) -> Iterator[tuple[str, Any]]:
+    """Hooks that take from each row of a pass the heads of its set."""
+
+    def remove(layer: int) -> Any:
+        def hook_fn(z: Tensor, hook: Any) -> Tensor:
+            rows, heads = (place.to(z.device) for place in removed[:, layer].nonzero(as_tuple=True))
+            z = z.clone()
+            z[rows, :, heads] = 0.0 if instead is None else instead[layer].to(z)[heads][:, None]
+            return z
+
+        return hook_fn
+
+    for layer in range(first, view.n_layers):
+        if bool(removed[:, layer].any()):
+            yield view.hook(layer, "attn.hook_z"), remove(layer)
