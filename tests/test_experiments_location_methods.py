@@ -15,7 +15,7 @@ import icl_lens as il
 from experiments.claims import heads_in_order, location_methods
 from experiments.claims.location_methods import METHODS, Curves, LocationMethodsConfig
 from experiments.lab.runner import run
-from experiments.lab.study import Study, StudySettings
+from experiments.lab.study import Study, StudySettings, Variant
 
 N, HEADS = 40, 8
 COUNTS = [1, 2, 4]
@@ -226,8 +226,13 @@ def test_models_of_many_heads_are_edited_at_all_positions_on_fewer_prompts(
     for judged, asked in ((6, {"last": 4, "all": 2}), (5, {"last": 4})):
         table = heads_in_order.table(study, replace(CONFIG, judged_at_all=judged))
         assert table.groupby("positions")["prompt"].nunique().to_dict() == asked
+    monkeypatch.setattr(heads_in_order, "SHARED", 6)  # half of the prompts
+    table = heads_in_order.table(study, CONFIG)
+    assert table["prompt"].nunique() == 2
+    # Of no whole prompt: of one, with either label as the answer.
     one = study.apart[0][:1]
-    cells = [study.batch(cell)[one] for cell in heads_in_order.VARIANTS]
+    monkeypatch.setattr(heads_in_order, "WHOLE", 1)
+    cells = [study.batch(cell)[one] for cell in (Variant(), Variant(swapped=True))]
     first = torch.stack([il.head_effects(gpt2, batch, positions="all").log_odds[0].double() for batch in cells]).mean(0)
     found = heads_in_order.rankings(study, study.apart[0][:3])
     torch.testing.assert_close(found["effect, all"], first, atol=1e-5, rtol=0)

@@ -20,6 +20,7 @@ from experiments.lab.frames import stack
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_contrasts, head_increases
 from experiments.lab.study import Study, Variant
+from experiments.lab.work import SHARED, WHOLE
 from icl_lens.interventions.choice import Positions
 from icl_lens.metrics import label_log_odds
 from icl_lens.report.palette import AMBER, BLUE, GREEN, INK, ORANGE, PINK, SKY
@@ -37,10 +38,8 @@ METHODS = {
 PAPERS, RIVAL, AT_ALL, CHANCE = "increase", "attention", "effect, all", "random"
 SETTINGS: tuple[tuple[Positions, Literal["zero", "mean"]], ...] = (("last", "zero"), ("last", "mean"), ("all", "zero"))
 """Where heads are removed, and what stands in their place. The first decides."""
-WHOLE = 48
-"""Heads of a model of which all prompts are edited at all positions. Each edit is a pass over whole prompts there:
-of a model with ten times as many heads a tenth of the prompts is.
-"""
+FEWEST = 2
+"""Prompts that an interval takes."""
 Order = list[il.Head]
 
 
@@ -68,33 +67,45 @@ def table(study: Study, config: LocationMethodsConfig) -> pd.DataFrame:
     `odds`: the answer's log-odds, nats, over the prompt's cells. Group "located" is a method's own order, "random" one
     of random heads: beside a method, with its layers in the same places. `edit`: only the first `count` heads "kept",
     or these "removed". Method "model": nothing removed ("all") or everything ("none"). Of models
-    with many heads (`WHOLE`), positions "all" is left out.
+    with many heads fewer prompts are edited (`SHARED`), and positions "all" is left out (`WHOLE`).
     """
-    scores = rankings(study, study.apart[0][: config.ranked])
+    ranked = max(1, _most(study, min(config.ranked, len(study.apart[0])), SHARED))
+    scores = rankings(study, study.apart[0][:ranked])
     orders = list(_orders(study, scores, config))
     fair = [one for one in orders if one[1] == "located" or one[0] == CHANCE]
     frames = []
     for positions, mode in SETTINGS:
-        at_all = _at_all_positions(study, config.judged_at_all)
-        if positions == "all" and at_all < min(2, config.judged_at_all):
-            continue  # one prompt has no interval
-        rows = study.apart[1][: config.judged if positions == "last" else at_all]
+        if positions == "last":
+            judged = max(FEWEST, _most(study, min(config.judged, len(study.apart[1])), SHARED))
+        else:
+            judged = _most(study, config.judged_at_all, WHOLE)
+            if judged < min(FEWEST, config.judged_at_all):
+                continue
+        rows = study.apart[1][:judged]
         frames.append(_curves(study, rows, orders if (positions, mode) == SETTINGS[0] else fair, positions, mode))
     return stack(*frames)
 
 
-def _at_all_positions(study: Study, prompts: int) -> int:
-    """How many of the prompts are edited at all positions (`WHOLE`)."""
-    return min(prompts, prompts * WHOLE // len(study.view.heads()))
+def _most(study: Study, prompts: int, heads: int) -> int:
+    """How many of the prompts are edited, where a model of so many heads is edited on all (`WHOLE`, `SHARED`)."""
+    return min(prompts, prompts * heads // len(study.view.heads()))
 
 
 def rankings(study: Study, rows: Int[Tensor, " row"]) -> dict[str, Float[Tensor, "layer head"]]:
     """The mean score of every head by each method, over prompts in all cells; the best is the largest."""
-    whole = rows[: max(1, _at_all_positions(study, len(rows)))]
+    whole, cells = rows[: _most(study, len(rows), WHOLE)], VARIANTS
+    if not len(whole):  # one prompt, and not in all cells, but with either label as the answer
+        places = max(2, _most(study, len(rows) * len(VARIANTS), WHOLE))
+        whole, cells = (
+            rows[:1],
+            sorted(VARIANTS, key=lambda cell: (cell.layout, cell.asked == "false", cell.swapped))[:places],
+        )
     shares_a_pass = [name for name in SCORES if name != AT_ALL]
     scored = {
-        **_in_all_cells(study, rows, lambda batch: _scores(study, batch, shares_a_pass), what="heads ranked"),
-        **_in_all_cells(study, whole, lambda batch: _scores(study, batch, [AT_ALL]), what="effects at all positions"),
+        **_in_cells(study, rows, lambda batch: _scores(study, batch, shares_a_pass), what="heads ranked"),
+        **_in_cells(
+            study, whole, lambda batch: _scores(study, batch, [AT_ALL]), cells, what="effects at all positions"
+        ),
     }
     found = {name: values.double().mean((0, 1)) for name, values in scored.items()}
     shuffled = study.passes.run(
@@ -104,14 +115,19 @@ def rankings(study: Study, rows: Int[Tensor, " row"]) -> dict[str, Float[Tensor,
     return {name: found[name] for name in METHODS}
 
 
-def _in_all_cells(
-    study: Study, rows: Int[Tensor, " row"], compute: Callable[[il.PromptBatch], Tensors], *, what: str
+def _in_cells(
+    study: Study,
+    rows: Int[Tensor, " row"],
+    compute: Callable[[il.PromptBatch], Tensors],
+    cells: Sequence[Variant] = VARIANTS,
+    *,
+    what: str,
 ) -> dict[str, Shaped[Tensor, "cell row ..."]]:
     """A pass over some rows in every cell, all in the same batches."""
-    prompts = [study.prompts(cell)[row] for cell in VARIANTS for row in rows.tolist()]
+    prompts = [study.prompts(cell)[row] for cell in cells for row in rows.tolist()]
     pieces = study.pieces(study.tokenize(prompts))
     found = joined(study.passes.run(what, [len(piece) for piece in pieces], lambda i: compute(pieces[i])))
-    return {name: values.unflatten(0, (len(VARIANTS), len(rows))) for name, values in found.items()}
+    return {name: values.unflatten(0, (len(cells), len(rows))) for name, values in found.items()}
 
 
 def _scores(study: Study, batch: il.PromptBatch, methods: Sequence[str]) -> Tensors:
@@ -145,9 +161,10 @@ SCORES = {
 
 def timed(study: Study, config: LocationMethodsConfig) -> dict[str, float]:
     """Seconds that every method takes for 100 prompts, one of few batches at a time."""
-    rows = study.apart[0][: config.timed]
+    every = study.apart[0][: config.timed]
     seconds = {}
     for name in METHODS:
+        rows = every[: max(1, _most(study, len(every), WHOLE))] if name == AT_ALL else every
         start = time.perf_counter()
         if name in SCORES:
             for batch in study.batches(FOO, rows):
@@ -227,4 +244,4 @@ def _odds(
         return {"odds": torch.stack(own, dim=1).float()}
 
     what = f"heads kept and removed, {positions}, {mode}"
-    return _in_all_cells(study, rows, without, what=what)["odds"].double().mean(0).numpy()
+    return _in_cells(study, rows, without, what=what)["odds"].double().mean(0).numpy()

@@ -22,7 +22,6 @@ from experiments.claims.heads_in_order import (
     PAPERS,
     RIVAL,
     SETTINGS,
-    WHOLE,
     LocationMethodsConfig,
     table,
     timed,
@@ -32,6 +31,7 @@ from experiments.lab.experiment import OWN_RANKINGS, Experiment
 from experiments.lab.frames import levels, where
 from experiments.lab.intervals import Estimate, Resample, clusters_of, drawn_counts, resample
 from experiments.lab.verdict import Verdict, adjusted, all_of, cannot_tell, told, verdict
+from experiments.lab.work import SHARED, WHOLE
 from icl_lens.report.palette import BLUE, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -258,7 +258,8 @@ EXPERIMENT = Experiment(
         "(section 6.2), not what they find. The yardstick is that of later work (MIB's areas), at the last position. "
         "Effects at all "
         f"positions cost a whole pass each: of models with more than {WHOLE} heads, fewer prompts are edited there, "
-        f"and of those with more than {4 * WHOLE} rankings are judged at the last position only."
+        f"of those with more than {4 * WHOLE} rankings are judged at the last position only, and of those with more "
+        f"than {SHARED} on fewer prompts."
     ),
     config=LocationMethodsConfig(),
     table=table,

@@ -14,6 +14,13 @@ from experiments.lab.study import Need, Study
 
 Estimate = Callable[[Any, "Size"], float]
 
+WHOLE = 48
+"""Heads of a model of which all prompts are edited at all positions where each edit is a pass over whole prompts: of a
+model with ten times as many heads a tenth of the prompts is.
+"""
+SHARED = 384
+"""The same at the last position, where an edit is a row of one token."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -32,12 +39,13 @@ def _bias(config: Any, size: Size) -> float:
 
 
 def _location_methods(config: Any, size: Size) -> float:
-    whole = min(1.0, 48 / size.heads)  # of the prompts are edited at all positions
-    ranked = max(1.0, min(config.ranked, size.prompts - size.test) * whole) * size.heads / 2
+    whole, shared = (min(1.0, heads / size.heads) for heads in (WHOLE, SHARED))  # of the prompts are edited
+    few = min(config.ranked, size.prompts - size.test) * shared
     judged = config.judged_at_all * whole
     sets = 2 * (7 + config.draws) * (size.heads - 1).bit_length() if judged >= 2 else 0
-    few = min(config.ranked, size.prompts - size.test)
-    return 8 * (10 * few + 2 * min(config.judged, size.test) + ranked + judged * sets)
+    # A row of one token costs about a tenth of a prompt.
+    rows = 0.1 * 2 * (7 * (1 + config.controls) + config.draws) * (size.heads - 1).bit_length()
+    return 8 * (10 * few + rows * min(config.judged, size.test) * shared + few * whole * size.heads / 2 + judged * sets)
 
 
 # Prompts through the model beside the shared passes: rows of one token for every head or fix, which share their

@@ -12,6 +12,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models import scores
 from icl_lens.models.head import Head
+from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 
 
@@ -80,11 +81,16 @@ class QueryKeyMetric:
 
         Their cosine is what W_Q and W_K are measured against.
         """
-        return self.view.first_norm(self.head.layer)._replace(gain=None, shift=None)(x)
+        return self._norm._replace(gain=None, shift=None)(x)
+
+    @cached_property
+    def _norm(self) -> NormView:
+        """The norm before attention, asked for once: finding out what it does takes a few calls."""
+        return self.view.first_norm(self.head.layer)
 
     def _tower(self, name: str, x: Tensor) -> Tensor:
         view, layer = self.view, self.head.layer
-        x = view.first_norm(layer)(x.to(self.query_side))
+        x = self._norm(x.to(self.query_side))
         weight, bias, own = (
             (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer))
             if name == "q"

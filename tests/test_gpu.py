@@ -1,0 +1,82 @@
+"""The same numbers on a GPU as on the CPU; skipped where there is none."""
+
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens.prompts.tasks import load_task
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+HEADS = [(2, 0), (3, 1), (5, 2)]
+TEXT = "love : bar like : bar eight : foo two : foo one :"
+
+
+@pytest.fixture(scope="module", params=["icl-mini", "icl-mini-llama", "icl-mini-gptj"])
+def pair(request):
+    """A bundled model on the CPU and on the GPU, each with the same prompts."""
+    found = []
+    for device in ("cpu", "cuda"):
+        model = il.load_model(request.param, device=device)
+        found.append((model, il.tokenize(model, load_task("sentiment-number", n=24))))
+    return found
+
+
+def same(pair, compute, atol=5e-5):
+    """Both give the same tensor, each on its own device or on the CPU."""
+    ours, theirs = (compute(model, batch) for model, batch in pair)
+    torch.testing.assert_close(theirs.float().cpu(), ours.float().cpu(), atol=atol, rtol=1e-5)
+
+
+def test_increases_and_searches(pair):
+    same(pair, lambda m, b: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens))
+    same(
+        pair,
+        lambda m, b: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens, against=b.other_label_tokens),
+    )
+    same(pair, lambda m, b: il.top_subheads(il.capture(m, b), b.answer_tokens, k=9).value)
+    same(pair, lambda m, b: il.locate_heads(m, b, k=6).value)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+@pytest.mark.parametrize("method", ["exact", "gradient"])
+def test_effects(pair, positions, method):
+    same(pair, lambda m, b: il.head_effects(m, b, positions=positions, method=method).log_prob)
+
+
+def test_edits(pair):
+    def ablated(model, batch):
+        with il.ablate_heads(model, HEADS, mode="mean", reference=batch):
+            return il.label_log_probs(model, batch)
+
+    def fixed(model, batch):
+        return il.label_log_probs_debiased(
+            model, batch, [il.LabelFix(HEADS, majority=0.5), il.LabelFix(HEADS, recency=0.5)]
+        )
+
+    def patched(model, batch, what):
+        other = batch[[*range(1, len(batch)), 0]]
+        return il.label_log_probs_patched(
+            model, batch, [HEADS, HEADS[:1]], other, what=what, align="labels", seen_by="last"
+        )
+
+    same(pair, ablated)
+    same(pair, fixed)
+    for positions in ("last", "all"):
+        same(pair, lambda m, b, at=positions: il.label_log_probs_without(m, b, [[], HEADS], positions=at))
+    for what in ("k", "v"):
+        same(pair, lambda m, b, what=what: patched(m, b, what))
+
+
+def test_strengths_are_chosen(pair):
+    found = [
+        il.choose_strength(model, HEADS, batch[:8], batch[:8], fix="majority", tried=(0.5, 1.0))
+        for model, batch in pair
+    ]
+    assert found[0].strength == found[1].strength
+    assert found[0].bias == pytest.approx(found[1].bias, abs=1e-4)
+
+
+def test_explained(pair):
+    pages = [il.explain(model, TEXT, answer="foo") for model, _ in pair]
+    assert repr(pages[0]) == repr(pages[1])
+    assert "<svg" in pages[1].to_html() or "<div" in pages[1].to_html()
