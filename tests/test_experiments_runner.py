@@ -265,35 +265,6 @@ def test_one_pass_serves_all_reductions_and_pieces_join_in_order(
     assert sum(captured) == settings.n, "the task under study is the same variant, named or not"
 
 
-def test_variants_of_few_prompts_share_a_pass(
-    gpt2: Any, settings: StudySettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer passes than variants; each gives what it gives alone, also where only some need a reduction."""
-    needs = [
-        Need(Variant(layout, swapped), reduction)
-        for layout in ("order", "reorder", "imbalanced")
-        for swapped in (False, True)
-        for reduction in (head_increases, class_attention)
-        if reduction is class_attention or layout == "order"
-    ]
-    alone = [Study(gpt2, settings).get(need.reduction, need.variant) for need in needs]
-    rows: list[int] = []
-    capture = il.capture
-
-    def counted(model: Any, batch: il.PromptBatch) -> il.Activations:
-        rows.append(len(batch))
-        return capture(model, batch)
-
-    monkeypatch.setattr(il, "capture", counted)
-    monkeypatch.setattr("experiments.lab.study.fold_from", lambda d_head, d_model: 20)
-    study = Study(gpt2, settings)
-    study.collect(needs)
-    assert sum(rows) == 6 * settings.n
-    assert len(rows) < 6
-    for need, expected in zip(needs, alone, strict=True):
-        torch.testing.assert_close(study.get(need.reduction, need.variant), expected, atol=1e-5, rtol=0)
-
-
 def test_variants_are_the_same_texts(study: Study) -> None:
     plain, swapped, reordered, short = (
         study.prompts(variant)

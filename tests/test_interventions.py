@@ -589,6 +589,38 @@ def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, p
         assert_same(model, batch, hf, HEADS, edit_of)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "bloom"])
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        ("q", {"positions": "last"}),
+        ("k", {"align": "labels", "seen_by": "last"}),
+        ("v", {"align": "labels", "seen_by": "last"}),
+        ("k", {}),
+        ("pattern", {"align": "labels"}),
+        ("z", {}),
+    ],
+)
+def test_sets_are_patched_one_after_the_other(run, name, what, options):
+    """As each in a block of its own; the source is run once, and so is the batch as it is where that is needed."""
+    model, batch, other, _ = run(name)
+    sets = [HEADS, HEADS[1:2], HEADS[::-1], [(2, 3), (0, 0)]]
+    into = {"into": batch} if options.get("align") == "labels" else {}
+    expected = []
+    for heads in sets:
+        with il.patch_heads(model, heads, other, what=what, **options, **into):
+            expected.append(il.label_log_probs(model, batch))
+    passes = []
+    handle = model.blocks[0].register_forward_pre_hook(lambda *_: passes.append(1))
+    found = il.label_log_probs_patched(model, batch, sets, other, what=what, **options)
+    handle.remove()
+    assert len(passes) == len(sets) + (2 if options.get("seen_by") == "last" else 1)
+    torch.testing.assert_close(found, torch.stack(expected, dim=1), atol=1e-6, rtol=1e-6)
+    assert (found[:, :1] - found[:, 1:2]).abs().max() > 1e-4
+    with pytest.raises(il.InputError, match="no set of heads"):
+        il.label_log_probs_patched(model, batch, [], other, what=what, **options)
+
+
 def test_what_cannot_be_aligned_is_said(run):
     model, batch, other, _ = run("gpt2")
     with (

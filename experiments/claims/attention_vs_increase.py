@@ -44,15 +44,20 @@ class LabelParts:
     def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head demo 2"]:
         dtype, targets = acts.readout.dtype, acts.batch.answer_tokens.to(acts.readout.W_U.device)
         true = is_true_label(acts.batch).to(targets.device)
-        columns = []
-        for head in self.heads:
-            x = acts.resid_pre[:, head.layer, None].to(dtype)
-            weight = acts.at_labels(acts.head_pattern(head.layer)[:, head.head])
-            after = acts.readout.token_log_probs(x + weight[..., None] * il.label_values(acts, head), targets)
-            increase = after - acts.readout.token_log_probs(x, targets)
-            attention = acts.at_labels(acts.pattern[:, head.layer, head.head].to(dtype))
-            columns.append(torch.stack([attention, increase], dim=-1).masked_fill(~true[..., None], torch.nan))
-        return torch.stack(columns, dim=1)
+        columns: dict[il.Head, Tensor] = {}
+        for layer in dict.fromkeys(head.layer for head in self.heads):
+            # All heads of a layer at once: products of few rows are half as fast.
+            heads = [head for head in self.heads if head.layer == layer]
+            x = acts.resid_pre[:, layer, None].to(dtype)
+            pattern = acts.head_pattern(layer)
+            parts = [acts.at_labels(pattern[:, head.head])[..., None] * il.label_values(acts, head) for head in heads]
+            after = acts.readout.token_log_probs(x + torch.cat(parts, dim=1), targets).unflatten(1, (len(heads), -1))
+            increase = after - acts.readout.token_log_probs(x, targets)[..., None]
+            for place, head in enumerate(heads):
+                attention = acts.at_labels(acts.pattern[:, layer, head.head].to(dtype))
+                both = torch.stack([attention, increase[:, place]], dim=-1)
+                columns[head] = both.masked_fill(~true[..., None], torch.nan)
+        return torch.stack([columns[head] for head in self.heads], dim=1)
 
 
 def table(study: Study, config: AttentionVsIncreaseConfig) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.claims.head_atlas import repeated
 from experiments.lab.competence import VARIANTS
-from experiments.lab.editing import BAR, FOO, REFERENCE
+from experiments.lab.editing import BAR, FOO, PIECE, REFERENCE, ROW, Sets, side_by_side
 from experiments.lab.frames import stack
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_contrasts, head_increases
@@ -96,16 +96,15 @@ def rankings(study: Study, rows: Int[Tensor, " row"]) -> dict[str, Float[Tensor,
     whole, cells = rows[: _most(study, len(rows), WHOLE)], VARIANTS
     if not len(whole):  # one prompt, and not in all cells, but with either label as the answer
         places = max(2, _most(study, len(rows) * len(VARIANTS), WHOLE))
-        whole, cells = (
-            rows[:1],
-            sorted(VARIANTS, key=lambda cell: (cell.layout, cell.asked == "false", cell.swapped))[:places],
-        )
-    shares_a_pass = [name for name in SCORES if name != AT_ALL]
+        in_turn = sorted(VARIANTS, key=lambda cell: (cell.layout, cell.asked == "false", cell.swapped))
+        whole, cells = rows[:1], in_turn[:places]
+    others = [name for name in SCORES if name != AT_ALL]
+    # A head costs half a pass at all positions, and half a row at the last one.
+    half = len(study.view.heads()) / 2
+    what = "effects at all positions"
     scored = {
-        **_in_cells(study, rows, lambda batch: _scores(study, batch, shares_a_pass), what="heads ranked"),
-        **_in_cells(
-            study, whole, lambda batch: _scores(study, batch, [AT_ALL]), cells, what="effects at all positions"
-        ),
+        **_in_cells(study, rows, lambda some: _scores(study, some, others), what="heads ranked", cost=ROW * half),
+        **_in_cells(study, whole, lambda some: _scores(study, some, [AT_ALL]), cells, what=what, cost=half),
     }
     found = {name: values.double().mean((0, 1)) for name, values in scored.items()}
     shuffled = study.passes.run(
@@ -122,12 +121,19 @@ def _in_cells(
     cells: Sequence[Variant] = VARIANTS,
     *,
     what: str,
+    cost: float,
 ) -> dict[str, Shaped[Tensor, "cell row ..."]]:
-    """A pass over some rows in every cell, all in the same batches."""
-    prompts = [study.prompts(cell)[row] for cell in cells for row in rows.tolist()]
-    pieces = study.pieces(study.tokenize(prompts))
-    found = joined(study.passes.run(what, [len(piece) for piece in pieces], lambda i: compute(pieces[i])))
+    """A pass over some rows in every cell, all in the same batches; `cost`: of a prompt, in prompts."""
+    most = max(1, int(PIECE / cost))
+    pieces = [some for piece in study.pieces(_prompts(study, rows, cells)) for some in piece.split(most)]
+    sizes = [max(1, round(cost * len(piece))) for piece in pieces]
+    found = joined(study.passes.run(what, sizes, lambda i: compute(pieces[i])))
     return {name: values.unflatten(0, (len(cells), len(rows))) for name, values in found.items()}
+
+
+def _prompts(study: Study, rows: Int[Tensor, " row"], cells: Sequence[Variant]) -> il.PromptBatch:
+    """Some rows in every cell, cell by cell."""
+    return study.tokenize([study.prompts(cell)[row] for cell in cells for row in rows.tolist()])
 
 
 def _scores(study: Study, batch: il.PromptBatch, methods: Sequence[str]) -> Tensors:
@@ -237,11 +243,13 @@ def _odds(
     variants = [Variant(swapped=one.swapped, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
     reference = [study.batch(variant)[study.apart[0][:REFERENCE]] for variant in variants]
 
-    def without(batch: il.PromptBatch) -> Tensors:
+    def without(batch: il.PromptBatch, some: Sets) -> Tensors:
         averaged = reference if mode == "mean" else None
-        found = il.label_log_probs_without(study.model, batch, sets, positions=positions, mode=mode, reference=averaged)
+        found = il.label_log_probs_without(study.model, batch, some, positions=positions, mode=mode, reference=averaged)
         own = [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in found.unbind(1)]
         return {"odds": torch.stack(own, dim=1).float()}
 
     what = f"heads kept and removed, {positions}, {mode}"
-    return _in_cells(study, rows, without, what=what)["odds"].double().mean(0).numpy()
+    pieces = study.pieces(_prompts(study, rows, VARIANTS))
+    found = side_by_side(study, what, pieces, sets, without, cost=1.0 if positions == "all" else ROW)
+    return found["odds"].unflatten(0, (len(VARIANTS), len(rows))).double().mean(0).numpy()

@@ -20,7 +20,7 @@ import icl_lens as il
 from experiments.claims.shots import ARBITRARY, Kind, Row, classes_of, names_of, rows_of
 from experiments.lab.controls import beside
 from experiments.lab.drawing import WHISKERS, legend_below, means, whiskers
-from experiments.lab.editing import BAR, FOO, located_for_both
+from experiments.lab.editing import BAR, FOO, Sets, located_for_both, side_by_side
 from experiments.lab.experiment import NO_HEADS, Experiment
 from experiments.lab.frames import by_prompt, stack, where
 from experiments.lab.passes import Tensors, joined
@@ -193,10 +193,9 @@ def _said_without(
     shown = _shown(study, rows, kind, labels, shots)
     if shown is None:
         return [None] * len(sets)
-    pieces = _pieces(study, shown)
 
-    def said(i: int) -> Tensors:
-        found = answers_without(study.model, shown[pieces[i]], sets)
+    def said(batch: il.PromptBatch, some: Sets) -> Tensors:
+        found = answers_without(study.model, batch, some)
         own = [one.label_log_probs.gather(1, one.answer[:, None])[:, 0] for one in found]
         correct = [mine >= one.label_log_probs.max(-1).values for mine, one in zip(own, found, strict=True)]
         return {
@@ -205,7 +204,7 @@ def _said_without(
         }
 
     what = f"{shots} demonstrations, {KINDS[kind][0]}, without heads"
-    found = joined(study.passes.run(what, [len(rows[piece]) * len(sets) for piece in pieces], said))
+    found = side_by_side(study, what, study.pieces(shown), sets, said, cost=1.0)
     return [{name: values[:, i] for name, values in found.items()} for i in range(len(sets))]
 
 

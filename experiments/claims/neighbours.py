@@ -200,6 +200,7 @@ def changes_of(
     size = len(batch) // groups
     places = torch.cat([batch.label_positions, batch.last[:, None]], dim=1).cpu().unflatten(0, (groups, size))
     there = usable.unflatten(0, (groups, size)) & (places == places[:, :1]).all(-1)
+    there = there.to(acts.resid_pre.device)
     n = size - 2  # demonstrations
     found = []
     for head in heads:

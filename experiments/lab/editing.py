@@ -1,20 +1,21 @@
 """Passes with interventions: label scores of edited models, and the heads that the published version edits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 import icl_lens as il
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.study import Study, Variant
+from icl_lens.interventions.ablation import mean_z
 from icl_lens.interventions.choice import Positions
-from icl_lens.interventions.head_sets import answers_without
+from icl_lens.interventions.head_sets import answers_without, every_head
 from icl_lens.metrics import is_correct, label_log_odds
 
 REFERENCE = 25
@@ -24,11 +25,48 @@ FOO, BAR = Variant(), Variant(swapped=True)
 """The true label is "foo", or "bar"."""
 
 
+Sets = Sequence[Sequence[il.Head]]
+
+PIECE = 320
+"""Prompts through the model, or as much work, after which a chunk is kept: what a killed run loses at most."""
+ROW = 0.1
+"""Of a prompt: what a row of one token costs, about."""
+FEWEST_SETS = 8
+"""In a piece, each of which begins with a pass over its prompts as they are."""
+
+
+def side_by_side(
+    study: Study,
+    what: str,
+    batches: Sequence[il.PromptBatch],
+    sets: Sets,
+    compute: Callable[[il.PromptBatch, Sets], Tensors],
+    *,
+    cost: float,
+) -> dict[str, Shaped[Tensor, "prompt set ..."]]:
+    """What `compute` gives for some prompts and sets of heads, [prompt set …], of all of them, in pieces.
+
+    `cost`: of a prompt and set, in prompts.
+    """
+    parts: list[list[Sets]] = []
+    for batch in batches:
+        step = max(FEWEST_SETS, int(PIECE / (cost * len(batch))))
+        parts.append([sets[start : start + step] for start in range(0, len(sets), step)])
+    jobs = [(batch, some) for batch, part in zip(batches, parts, strict=True) for some in part]
+    sizes = [max(1, round(cost * len(batch) * len(some))) for batch, some in jobs]
+    found = iter(study.passes.run(what, sizes, lambda i: compute(*jobs[i])))
+    rows = []
+    for part in parts:
+        each = [next(found) for _ in part]
+        rows.append({name: torch.cat([one[name] for one in each], dim=1) for name in each[0]})
+    return joined(rows)
+
+
 def says_without(
     study: Study,
     variant: Variant,
     rows: Int[Tensor, " row"],
-    sets: Sequence[Sequence[il.Head]],
+    sets: Sets,
     *,
     positions: Positions = "all",
     mode: Literal["zero", "mean"] = "zero",
@@ -46,14 +84,20 @@ def says_without(
         four = [replace(one, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
         reference = [study.batch(one)[study.halves[0][:REFERENCE]] for one in four]
 
-    def said(i: int) -> Tensors:
-        found = answers_without(study.model, batches[i], sets, positions=positions, mode=mode, reference=reference)
+    def said(batch: il.PromptBatch, some: Sets) -> Tensors:
+        means = None
+        if reference is not None:
+            about = ("means", positions)
+            means = study.once(about, lambda: mean_z(study.view, every_head(study.view), reference, positions))
+        found = answers_without(
+            study.model, batch, some, positions=positions, mode=mode, reference=reference, means=means
+        )
         label, top = (
             torch.stack([getattr(one, name) for one in found], dim=1) for name in ("label_log_probs", "right")
         )
         return {"label": label, "top": top.double()}
 
-    found = joined(study.passes.run(what, [len(batch) * len(sets) for batch in batches], said))
+    found = side_by_side(study, what, batches, sets, said, cost=1.0 if positions == "all" else ROW)
     return [
         pd.DataFrame(
             {

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 import icl_lens as il
+from icl_lens.attribution.circuits import label_ranks
 
 
 def correct(acts: il.Activations) -> Float[Tensor, " prompt"]:
@@ -63,10 +64,7 @@ class LabelRanks:
     def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head 2 2"]:
         true = is_true_label(acts.batch).to(acts.readout.W_U.device)
         false = ~true & (acts.batch.label_index >= 0).to(true.device)
-        columns = []
-        for head in self.heads:
-            ranks = il.own_label_ranks(acts, head).clamp(min=1).float()
-            both = torch.stack([ranks.reciprocal(), ranks.log2()], dim=-1)
-            kinds = [(both * kind[..., None]).sum(1) / kind.sum(1, keepdim=True) for kind in (true, false)]
-            columns.append(torch.stack(kinds, dim=1))
-        return torch.stack(columns, dim=1)
+        ranks = label_ranks(acts, self.heads).clamp(min=1).float()
+        both = torch.stack([ranks.reciprocal(), ranks.log2()], dim=-1)
+        kinds = [(both * kind[:, None, :, None]).sum(2) / kind.sum(1)[:, None, None] for kind in (true, false)]
+        return torch.stack(kinds, dim=2)

@@ -113,10 +113,9 @@ def _run(
     chunks: list[RunFolder] = []
     processes.agreed(lambda: chunks.append(chunk_folder(folder, pass_configuration(study), overwrite=overwrite)))
     study.passes = Passes(chunks[0] if chunks else None, processes, work, warn)
-    about_heads = any(len(experiment.rankings) > 1 for experiment in experiments)
+    about_heads = any(len(experiment.rankings) > 1 for experiment in todo)
     shared = [*competence.NEEDS, *(located.NEEDS if about_heads else ())]
-    # Of those done before as well: which prompts share a pass must not depend on where a run was killed.
-    needs = [*shared, *(need for experiment in experiments for need in experiment.all_needs(settings))]
+    needs = [*shared, *(need for experiment in todo for need in experiment.all_needs(settings))]
     work.expect(study, needs, todo)
     work.begin("shared")
     study.collect(needs)

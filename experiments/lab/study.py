@@ -1,12 +1,12 @@
 """A model and a task under study: the prompts, passes over them, the two halves, located heads and their controls."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 import icl_lens as il
 from experiments.lab.passes import Passes, Tensors, joined, stable_name
 from experiments.lab.reductions import RANKED
-from icl_lens.attribution.increases import fold_from
 from icl_lens.digest import json_digest
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Template
@@ -38,6 +37,8 @@ def batch_limits() -> list[int]:
     """The most bytes of activations and the most prompts that a batch may hold: chunks of other batches differ."""
     return [PASS_BYTES, MOST_ROWS]
 
+
+Found = TypeVar("Found")
 
 Ranking = Literal["increase", "contrast"]
 """By what heads are located: the paper's log p(answer), or the answer's log-odds against the other label."""
@@ -191,6 +192,7 @@ class Study:
         self.passes = passes or Passes()
         self._batches: dict[Variant, il.PromptBatch] = {}
         self._kept: dict[Need, Tensor] = {}
+        self._once: dict[Any, Any] = {}
         self.ranking: Ranking = "increase"
 
     def ranked_by(self, ranking: Ranking) -> "Study":
@@ -338,61 +340,28 @@ class Study:
             reductions = wanted.setdefault(need.variant, [])
             if need not in self._kept and need.reduction not in reductions:
                 reductions.append(need.reduction)
-        for several in self._gathered({variant: some for variant, some in wanted.items() if some}):
-            self._reduce(several)
-
-    def _gathered(self, wanted: dict[Variant, list[Reduction]]) -> Iterator[dict[Variant, list[Reduction]]]:
-        """Variants that share passes: those of few prompts, alike in shape, as many as make products fast.
-
-        What a head adds to a token costs a fraction for many prompts at once (`fold_from`).
-        """
-        enough = 4 * fold_from(self.view.d_head, self.view.d_model)
-        groups: dict[Any, dict[Variant, list[Reduction]]] = {}
-        for variant, reductions in sorted(wanted.items(), key=lambda item: -len(item[1])):
+        for variant, reductions in wanted.items():
+            if not reductions:
+                continue
             batches = self.batches(variant)
-            shape = batches[0].tokens.shape[1], batches[0].label_positions.shape[1], batches[0].labels
-            alone = len(batches) > 1 or len(batches[0]) >= enough
-            group = groups.setdefault(variant if alone else shape, {})
-            if group and (len(group) + 1) * len(batches[0]) > enough:
-                yield groups.pop(shape)
-                group = groups.setdefault(shape, {})
-            group[variant] = reductions
-        yield from groups.values()
+            sizes = [len(batch) for batch in batches]
+            what = str(variant) or "all prompts"
+            keys = [
+                _key(reduction, variant, sizes, None) or self.passes.numbered(what, sizes) for reduction in reductions
+            ]
 
-    def _reduce(self, wanted: dict[Variant, list[Reduction]]) -> None:
-        """One pass over the prompts of some variants: of one, in batches, or of several, in a single batch."""
-        several = list(wanted)
-        batches = self.batches(several[0])
-        if len(several) > 1:
-            prompts = [prompt for variant in several for prompt in self.prompts(variant)]
-            template, labels = self.settings.template, batches[0].labels
-            batches = [il.tokenize(self.model, prompts, template=template, labels=labels)]
-        rows = {variant: slice(i * self.settings.n, (i + 1) * self.settings.n) for i, variant in enumerate(several)}
-        sizes = [len(batch) for batch in batches]
-        what = ", ".join(dict.fromkeys(str(variant) or "all prompts" for variant in several))
-        asked = [(reduction, variant) for variant, reductions in wanted.items() for reduction in reductions]
-        keys = [
-            _key(reduction, variant, sizes, None) or self.passes.numbered(str(variant), sizes)
-            for reduction, variant in asked
-        ]
+            def reduced(
+                number: int,
+                lacking: Sequence[int],
+                reductions: list[Reduction] = reductions,
+                batches: list[il.PromptBatch] = batches,
+            ) -> list[Tensors]:
+                acts = il.capture(self.model, batches[number])
+                return [{"value": reductions[i](acts)} for i in lacking]
 
-        def reduced(number: int, lacking: Sequence[int]) -> list[Tensors]:
-            acts = il.capture(self.model, batches[number])
-            if len(several) == 1:
-                return [{"value": asked[i][0](acts)} for i in lacking]
-            made: dict[Variant, dict[Reduction, Tensor]] = {variant: {} for variant in several}
-            # Of all prompts that need it, also where some have it from an earlier run: the numbers are the same.
-            for reduction in dict.fromkeys(asked[i][0] for i in lacking):
-                mine = [variant for variant in several if reduction in wanted[variant]]
-                of = torch.cat([torch.arange(rows[variant].start, rows[variant].stop) for variant in mine])
-                values = reduction(acts if len(mine) == len(several) else acts[of])
-                for variant, part in zip(mine, values.split(self.settings.n), strict=True):
-                    made[variant][reduction] = part
-            return [{"value": made[asked[i][1]][asked[i][0]]} for i in lacking]
-
-        every = self.passes.together(what, sizes, keys, reduced)
-        for found, (reduction, variant) in zip(every, asked, strict=True):
-            self._kept[Need(variant, reduction)] = joined(found)["value"]
+            every = self.passes.together(what, sizes, keys, reduced)
+            for found, reduction in zip(every, reductions, strict=True):
+                self._kept[Need(variant, reduction)] = joined(found)["value"]
 
     def get(self, reduction: Reduction, variant: Variant = Variant()) -> Shaped[Tensor, "prompt ..."]:
         """A reduction of all prompts of a variant; a pass of its own where nobody announced it."""
@@ -413,6 +382,12 @@ class Study:
             return {"value": reduction(il.capture(self.model, batch))}
 
         return self.over(variant, rows, reduced, what=what, key=key)["value"]
+
+    def once(self, about: Any, compute: Callable[[], Found]) -> Found:
+        """What `compute` gives, computed the first time that it is asked for; by either ranking."""
+        if about not in self._once:
+            self._once[about] = compute()
+        return self._once[about]
 
     def rises(self, variant: Variant = Variant()) -> Float[Tensor, "prompt layer head"]:
         """What every head adds to the answer, nats: to its log-probability, or to its log-odds (`ranking`)."""

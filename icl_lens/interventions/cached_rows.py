@@ -460,11 +460,13 @@ def check_untouched(view: ModelView) -> None:
         raise NotShared("other hooks or interventions are at work on the model")
 
 
-def prompts_at_once(view: ModelView, batch: PromptBatch, *, pass_tokens: int, plain: bool = False) -> int:
-    """Prompts whose keys, and whose rows without each head, fit in the memory that is meant for them."""
+def prompts_at_once(
+    view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int | None = None, plain: bool = False
+) -> int:
+    """Prompts whose keys and rows fit in the memory meant for them: `n_rows` each, or one without each head."""
     width, size = batch.tokens.shape[1], 4 if view.compute_dtype == torch.float32 else 8
     keys = (3 if plain else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size
-    rows = 1 + view.n_layers * view.n_heads
+    rows = 1 + (view.n_layers * view.n_heads if n_rows is None else n_rows)
     return max(1, min(KEY_BYTES // keys, rows_at_once(view) // rows, pass_tokens // width))
 
 

@@ -22,7 +22,7 @@ from icl_lens.interventions.cached_rows import CachedRows, NotShared, prompts_at
 from icl_lens.interventions.choice import Positions, group
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
 from icl_lens.interventions.probe import check_moves
-from icl_lens.interventions.restarted import Read, read_without_sets
+from icl_lens.interventions.restarted import Instead, Read, read_without_sets
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn
@@ -96,15 +96,19 @@ def answers_without(
     positions: Positions = "all",
     mode: Mode = "zero",
     reference: Reference = None,
+    means: Instead = None,
 ) -> list[Answers]:
-    """What the model answers without each set of heads, on the CPU; see `label_log_probs_without`."""
+    """What the model answers without each set of heads, on the CPU; see `label_log_probs_without`.
+
+    `means`: those over `reference`, from `mean_z` of all heads, where they are known already.
+    """
     batch.check_labels("label to score", "head_effects scores any target")
 
     def read(log_probs: Tensor, some: PromptBatch) -> Tensor:
         right = log_probs.argmax(-1) == some.answer_tokens.to(log_probs.device)[:, None]
         return torch.cat([_labels(log_probs, some), right[..., None].to(log_probs)], dim=-1)
 
-    found = _without(model, batch, sets, read, positions, mode, reference).cpu()
+    found = _without(model, batch, sets, read, positions, mode, reference, means).cpu()
     return [
         Answers(one[:, :-1].float(), one[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
         for one in found.unbind(1)
@@ -116,7 +120,14 @@ def _labels(log_probs: Float[Tensor, "batch row d_vocab"], batch: PromptBatch) -
 
 
 def _without(
-    model: Any, batch: PromptBatch, sets: Sets, read: Read, positions: Positions, mode: Mode, reference: Reference
+    model: Any,
+    batch: PromptBatch,
+    sets: Sets,
+    read: Read,
+    positions: Positions,
+    mode: Mode,
+    reference: Reference,
+    means: Instead = None,
 ) -> Float[Tensor, "batch set n"]:
     """What `read` keeps after each prompt without each set of heads."""
     view = ModelView.of(model)
@@ -136,8 +147,7 @@ def _without(
     try:
         instead = None
         if averaged is not None:
-            every = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
-            instead = mean_z(view, every, averaged, positions)
+            instead = means or mean_z(view, every_head(view), averaged, positions)
         if positions == "last":
             return read_by_rows(
                 view, batch, len(removed), lambda kept, some: kept.without_sets(removed[some], instead), read
@@ -145,6 +155,11 @@ def _without(
         return read_without_sets(view, batch, removed, read, instead, pass_tokens=PASS_TOKENS)
     except NotShared:
         return _whole(model, batch, removed, read, positions, mode, averaged)
+
+
+def every_head(view: ModelView) -> dict[int, list[int]]:
+    """Layer -> all of its heads."""
+    return {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
 
 
 def marked(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
@@ -183,7 +198,7 @@ def read_by_rows(
     `rows_of` gets some prompts' keys (`plain`: also without position) and which edits are wanted, and gives logits: row
     0 of each prompt without an edit, the others with one each. Raises NotShared.
     """
-    size = prompts_at_once(view, batch, pass_tokens=PASS_TOKENS, plain=plain)
+    size = prompts_at_once(view, batch, pass_tokens=PASS_TOKENS, n_rows=n_sets, plain=plain)
     # Prompts of about one length share a pass, so that none is padded for nothing.
     order = batch.last.argsort(stable=True).tolist()
     found: Tensor | None = None
