@@ -1,24 +1,50 @@
-"""The same numbers on a GPU as on the CPU; skipped where there is none."""
+"""The same numbers on a GPU as on the CPU: on a real one where there is one, and on one that is pretended."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
+from pretend_gpu import on_a_pretended_gpu
 
 import icl_lens as il
 from icl_lens.prompts.tasks import load_task
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 HEADS = [(2, 0), (3, 1), (5, 2)]
 TEXT = "love : bar like : bar eight : foo two : foo one :"
+REAL = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
-@pytest.fixture(scope="module", params=["icl-mini", "icl-mini-llama", "icl-mini-gptj"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("icl-mini", "pretended"),
+        ("icl-mini-llama", "pretended"),
+        pytest.param(("icl-mini", "real"), marks=REAL),
+        pytest.param(("icl-mini-llama", "real"), marks=REAL),
+        pytest.param(("icl-mini-gptj", "real"), marks=REAL),
+    ],
+    ids="-".join,
+)
 def pair(request):
-    """A bundled model on the CPU and on the GPU, each with the same prompts."""
-    found = []
-    for device in ("cpu", "cuda"):
-        model = il.load_model(request.param, device=device)
-        found.append((model, il.tokenize(model, load_task("sentiment-number", n=24))))
-    return found
+    """A bundled model on the CPU and on a GPU, each with the same prompts."""
+    name, kind = request.param
+    ours, theirs = (il.load_model(name, device=device) for device in ("cpu", "cuda" if kind == "real" else "cpu"))
+    with on_a_pretended_gpu(theirs) if kind == "pretended" else nullcontext():
+        yield [(model, il.tokenize(model, load_task("sentiment-number", n=12))) for model in (ours, theirs)]
+
+
+def test_what_a_gpu_refuses_is_refused(pair):
+    """Otherwise the tests below would say nothing."""
+    there, here = pair[1][1].answer_tokens, pair[0][1].answer_tokens
+    assert there.device.type == "cuda"
+    assert here.device.type == "cpu"
+    assert (there + 1).cpu().device.type == "cpu"
+    assert torch.zeros(3, device=there.device).device.type == "cuda"
+    for mixed in (lambda: here + there, lambda: here[there.clamp(max=3)], lambda: torch.where(there > 0, here, here)):
+        with pytest.raises((RuntimeError, IndexError)):
+            mixed()
+    with pytest.raises(TypeError, match="numpy"):
+        there.numpy()
 
 
 def same(pair, compute, atol=5e-5):

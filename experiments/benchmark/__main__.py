@@ -27,7 +27,7 @@ from icl_lens.errors import InputError
 from icl_lens.files import write_text
 from icl_lens.prompts.tasks import load_task
 
-DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "benchmark.md"
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / f"benchmark{'-gpu' if torch.cuda.is_available() else ''}.md"
 LONGEST = 45.0
 """Seconds that a bare forward may take; larger batches are left out."""
 AT_LAST_TOKENS = (14, 200, 1000)

@@ -30,7 +30,8 @@ def machine() -> list[str]:
 
 def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
     """The page as Markdown."""
-    lines = ["# Benchmark", "", "Made by `python -m experiments.benchmark`; one run.", ""]
+    where = " on a GPU" if torch.cuda.is_available() else ""
+    lines = [f"# Benchmark{where}", "", "Made by `python -m experiments.benchmark`; one run.", ""]
     lines += [f"* {line}" for line in machine()]
     lines += [
         "",

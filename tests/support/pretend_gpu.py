@@ -1,0 +1,126 @@
+"""A GPU to test with where there is none: tensors that count as being on it, and errors where the two are mixed.
+
+Everything is computed on the CPU. A tensor is "on the GPU" if it is marked, which results of marked tensors are too;
+`.to`, `.cpu` and functions with `device=` move as they would. What PyTorch refuses on a real one is refused here:
+operations on tensors of both, a marked index into an unmarked tensor, and `.numpy()` of a marked tensor.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+GPU = torch.device("cuda:0")
+MARK = "_pretends_to_be_on_a_gpu"
+CONVERTED = {"numpy", "__array__"}
+MOVES = {"copy_", "set_", "set_data"}
+INDEXES = {"__getitem__", "__setitem__", "index_put_", "index_put"}
+
+
+def is_marked(x: Tensor) -> bool:
+    return MARK in x.__dict__
+
+
+def marked(x: Tensor) -> Tensor:
+    """The same values, on the GPU."""
+    x.__dict__[MARK] = True
+    return x
+
+
+def fresh(x: Tensor) -> Tensor:
+    """Another tensor of the same values, not marked."""
+    return x.view_as(x) if not x.is_sparse else x
+
+
+def is_gpu(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+class PretendGpu(TorchFunctionMode):
+    """See the file."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        owner = getattr(getattr(func, "__self__", None), "__name__", "")
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        some = any(is_marked(x) for x in tensors)
+        if name == "__get__" and owner in ("device", "is_cuda"):
+            if not some:
+                return func(*args, **kwargs)
+            return GPU if owner == "device" else True
+        if name == "__set__" and owner == "data":
+            return func(*args, **kwargs)
+        if name in CONVERTED and some:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+        if name in ("cpu", "cuda"):
+            x = fresh(args[0])
+            return marked(x) if name == "cuda" else x
+        if name == "to":
+            return self._to(func, args, kwargs)
+        self._check(name, args, tensors)
+        if "device" in kwargs:
+            some = is_gpu(kwargs["device"])
+            kwargs["device"] = torch.device("cpu") if some else kwargs["device"]
+        if args and name in ("device",):
+            return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        if some and name not in ("tolist", "item"):
+            tree_map_only(Tensor, marked, found)
+        return found
+
+    def _to(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        x, rest, device = args[0], [], None
+        for one in args[1:]:
+            if isinstance(one, (str, torch.device)):
+                device = one
+            elif isinstance(one, Tensor):
+                device, one = (GPU if is_marked(one) else "cpu"), one.dtype
+                rest.append(one)
+            else:
+                rest.append(one)
+        other = kwargs.pop("other", None)
+        if other is not None:
+            device, kwargs["dtype"] = (GPU if is_marked(other) else "cpu"), other.dtype
+        device = kwargs.pop("device", device)
+        moved = func(x, *rest, **kwargs) if rest or kwargs else x
+        on_gpu = is_marked(x) if device is None else is_gpu(device)
+        if on_gpu == is_marked(moved) and moved is x:
+            return x
+        moved = fresh(moved) if moved is x else moved
+        moved.__dict__.pop(MARK, None)
+        return marked(moved) if on_gpu else moved
+
+    def _check(self, name: str, args: Any, tensors: list[Tensor]) -> None:
+        real = [x for x in tensors if x.dim() > 0]
+        on = [is_marked(x) for x in real]
+        if all(on) or not any(on) or name in MOVES:
+            return
+        if name in INDEXES and is_marked(args[0]):
+            value = args[2] if name != "__getitem__" and len(args) > 2 else None
+            by_tensor = any(isinstance(x, Tensor) for x in tree_flatten(args[1])[0])
+            if not (isinstance(value, Tensor) and value.dim() > 0 and not is_marked(value) and by_tensor):
+                return
+        raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got cuda:0 and cpu")
+
+
+@contextmanager
+def on_a_pretended_gpu(model: Any) -> Iterator[Any]:
+    """The model as if it were on a GPU while the block runs."""
+    roots = {id(root): root for root in (model, getattr(model, "original_model", model))}
+    own = [x for root in roots.values() for x in (*root.parameters(), *root.buffers())]
+    before = model.cfg.device
+    try:
+        for x in own:
+            marked(x)
+        model.cfg.device = GPU
+        with PretendGpu():
+            yield model
+    finally:
+        model.cfg.device = before
+        for x in own:
+            x.__dict__.pop(MARK, None)
