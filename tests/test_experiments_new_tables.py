@@ -1,6 +1,7 @@
 """Tables of causal-location, best-head and neighbours beside slow computations of the same, on three families."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import icl_lens as il
 from experiments.claims import ablation, best_head, causal_location, neighbours
+from experiments.lab import editing
 from experiments.lab.frames import where
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Study, StudySettings, Variant
@@ -102,6 +104,35 @@ def test_the_best_head_alone(study: Study) -> None:
     table = table.assign(query=table["prompt"])
     assert best_head.claim(table).reason.count("best head") == 2
     assert best_head.figure(table).axes
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_sets_without_heads_in_pieces_of_any_size(study: Study, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each block by itself says; the means that stand in place of heads are computed once for both labels."""
+    sets = [[], [il.Head(0, 1)], [il.Head(1, 0), il.Head(2, 3)], [il.Head(2, 2)]]
+    means = []
+    own = editing.mean_z
+    monkeypatch.setattr(editing, "mean_z", lambda *args: means.append(1) or own(*args))
+    for variant in (editing.FOO, editing.BAR):
+        found = editing.says_without(study, variant, study.test, sets, mode=mode, what="whole")
+        with monkeypatch.context() as small:
+            small.setattr(editing, "PIECE", 1)
+            small.setattr(editing, "FEWEST_SETS", 1)
+            pieces = editing.says_without(study, variant, study.test, sets, mode=mode, what="pieces")
+        batch = study.batch(variant)[study.test]
+        reference = None
+        if mode == "mean":
+            four = [Variant(swapped=swapped, asked=asked) for swapped in (False, True) for asked in ("true", "false")]
+            reference = [study.batch(one)[study.halves[0][: editing.REFERENCE]] for one in four]
+        for heads, whole, part in zip(sets, found, pieces, strict=True):
+            with il.ablate_heads(study.model, heads, mode=mode, reference=reference) if heads else nullcontext():
+                log_probs = il.last_log_probs(study.model, batch)
+            labels = log_probs[:, batch.label_tokens]
+            odds = label_log_odds(labels, batch.answer, choices=batch.label_mask)
+            for frame in (whole, part):
+                np.testing.assert_allclose(frame["odds"], odds.numpy(), atol=2e-5)
+                assert frame["vocabulary"].tolist() == (log_probs.argmax(-1) == batch.answer_tokens).tolist()
+    assert len(means) <= (mode == "mean")
 
 
 def test_changes_of_scores_by_exchanged_texts(study: Study) -> None:

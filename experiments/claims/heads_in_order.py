@@ -217,7 +217,7 @@ def _curves(
     rows: Int[Tensor, " row"],
     orders: Sequence[tuple[str, str, str, Order]],
     positions: Positions,
-    mode: str,
+    mode: Literal["zero", "mean"],
 ) -> pd.DataFrame:
     """The table's rows of one setting. Equal sets of heads are removed once."""
     everything = frozenset(study.view.heads())

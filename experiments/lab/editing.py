@@ -79,23 +79,21 @@ def says_without(
     alike: a mean over one label or class only would go on saying it.
     """
     batches = study.batches(variant, rows)
-    reference = None
-    if mode == "mean":
-        four = [replace(one, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
-        reference = [study.batch(one)[study.halves[0][:REFERENCE]] for one in four]
+    variants = [replace(one, asked=asked) for one in (FOO, BAR) for asked in ("true", "false")]
+    reference = [study.batch(one)[study.halves[0][:REFERENCE]] for one in variants] if mode == "mean" else []
 
     def said(batch: il.PromptBatch, some: Sets) -> Tensors:
         means = None
-        if reference is not None:
+        if reference:
             about = ("means", positions)
             means = study.once(about, lambda: mean_z(study.view, every_head(study.view), reference, positions))
         found = answers_without(
-            study.model, batch, some, positions=positions, mode=mode, reference=reference, means=means
+            study.model, batch, some, positions=positions, mode=mode, reference=reference or None, means=means
         )
-        label, top = (
-            torch.stack([getattr(one, name) for one in found], dim=1) for name in ("label_log_probs", "right")
-        )
-        return {"label": label, "top": top.double()}
+        return {
+            "label": torch.stack([one.label_log_probs for one in found], dim=1),
+            "top": torch.stack([one.right for one in found], dim=1).double(),
+        }
 
     found = side_by_side(study, what, batches, sets, said, cost=1.0 if positions == "all" else ROW)
     return [
