@@ -128,6 +128,6 @@ def label_ranks(acts: Activations, heads: Sequence[Head | tuple[int, int]]) -> I
     found = []
     for start in range(0, len(heads), step):
         values = torch.stack([label_values(acts, head) for head in heads[start : start + step]], dim=1)
-        found.append(acts.readout.ranks(values, tokens))
+        found.append(acts.readout.ranks(values, tokens.expand(values.shape[:-1])))
     ranks = torch.cat(found, dim=1)
     return torch.where((index >= 0)[:, None], ranks, torch.zeros_like(ranks))
