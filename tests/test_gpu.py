@@ -7,6 +7,8 @@ import torch
 from pretend_gpu import on_a_pretended_gpu
 
 import icl_lens as il
+from experiments.claims import neighbours
+from experiments.lab.study import Study, StudySettings
 from icl_lens.prompts.tasks import load_task
 
 HEADS = [(2, 0), (3, 1), (5, 2)]
@@ -106,3 +108,22 @@ def test_explained(pair):
     pages = [il.explain(model, TEXT, answer="foo") for model, _ in pair]
     assert repr(pages[0]) == repr(pages[1])
     assert "<svg" in pages[1].to_html() or "<div" in pages[1].to_html()
+
+
+def test_metrics_vectors_and_saliency(pair):
+    same(pair, lambda m, b: il.label_similarity(m, b, HEADS), atol=5e-4)
+    same(pair, lambda m, b: il.head_copying(m, (3, 0), b.label_tokens).logits)
+    same(pair, lambda m, b: il.function_vector(m, HEADS, b))
+    same(pair, lambda m, b: il.attention_saliency(m, b))
+    same(pair, lambda m, b: il.own_label_ranks(il.capture(m, b), HEADS[0]))
+    same(pair, lambda m, b: il.whole_label_log_probs(m, b))
+    same(pair, lambda m, b: torch.as_tensor(il.locate_effects(m, b).to_frame()["effect"].to_numpy()))
+
+
+def test_an_experiment_that_mixes_what_it_reads_of_prompts_and_of_the_model(pair):
+    if "llama" in str(pair[0][0].cfg.model_name):
+        pytest.skip("one model will do")
+    config = neighbours.NeighboursConfig(heads=1, controls=1, prompts=4)
+    ours, theirs = (neighbours.table(Study(model, StudySettings(model="icl-mini", n=20)), config) for model, _ in pair)
+    assert ours["own"].notna().any()
+    assert ours["own"].tolist() == pytest.approx(theirs["own"].tolist(), abs=1e-3, nan_ok=True)
