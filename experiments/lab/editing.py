@@ -13,9 +13,9 @@ from torch import Tensor
 import icl_lens as il
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.study import Study, Variant
-from icl_lens.interventions.ablation import mean_z
+from icl_lens.interventions.ablation import every_head, mean_z
 from icl_lens.interventions.choice import Positions
-from icl_lens.interventions.head_sets import answers_without, every_head
+from icl_lens.interventions.head_sets import answers_without
 from icl_lens.metrics import is_correct, label_log_odds
 
 REFERENCE = 25

@@ -99,6 +99,11 @@ def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -
         yield
 
 
+def every_head(view: ModelView) -> dict[int, list[int]]:
+    """Layer -> all of its heads."""
+    return {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
+
+
 def mean_z(
     view: ModelView, by_layer: dict[int, list[int]], batches: list[PromptBatch], positions: Positions
 ) -> dict[int, Tensor]:

@@ -6,7 +6,7 @@ only, keys and values of the prompt are made once, and all heads are removed in 
 Source: the published version (causal location of heads).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -19,11 +19,12 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.increases import target_tokens
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import mean_z
+from icl_lens.interventions.ablation import every_head, mean_z
 from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once, swapped
 from icl_lens.interventions.choice import Positions
 from icl_lens.interventions.gradients import first_order_falls
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
+from icl_lens.interventions.restarted import hand_on
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn
@@ -194,8 +195,9 @@ def head_effects(
                 f'mode="mean" is for exact effects at the last position; got positions={positions!r}, '
                 f"method={method!r}: use ablate_heads for others"
             )
-        everything = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
-        instead = mean_z(view, everything, [reference] if isinstance(reference, PromptBatch) else [*reference], "last")
+        instead = mean_z(
+            view, every_head(view), [reference] if isinstance(reference, PromptBatch) else [*reference], "last"
+        )
     asked = _Asked(batch, targets, against)
     way: Way = "gradient"
     because = ""
@@ -447,12 +449,6 @@ def _starting_at(
         there = torch.arange(width, device=part.device) == last.to(part.device)[:, None]
         part = part * there[:, :, None]
     attn = kept.attn[rows, :width] - part
-
-    def hand_on(value: Tensor, count: int | None) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return value if count is None else (value, *[None] * (count - 1))
-
-        return forward
 
     # The first block's input is made anew, and is the same as what was kept.
     blocks = view.model.blocks

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import ablate_heads, mean_z
+from icl_lens.interventions.ablation import ablate_heads, every_head, mean_z
 from icl_lens.interventions.cached_rows import CachedRows, NotShared, prompts_at_once, rows_at_once
 from icl_lens.interventions.choice import Positions, group
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
@@ -143,7 +143,8 @@ def _without(
     averaged = None
     if reference is not None:
         averaged = [reference] if isinstance(reference, PromptBatch) else list(reference)
-    check_moves(view, [Head(*place) for place in removed.any(0).nonzero().tolist()] if positions == "all" else [])
+    if positions == "all":  # as within `ablate_heads`; at the last position sets may hold every head
+        check_moves(view, [Head(*place) for place in removed.any(0).nonzero().tolist()])
     try:
         instead = None
         if averaged is not None:
@@ -155,11 +156,6 @@ def _without(
         return read_without_sets(view, batch, removed, read, instead, pass_tokens=PASS_TOKENS)
     except NotShared:
         return _whole(model, batch, removed, read, positions, mode, averaged)
-
-
-def every_head(view: ModelView) -> dict[int, list[int]]:
-    """Layer -> all of its heads."""
-    return {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
 
 
 def marked(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:

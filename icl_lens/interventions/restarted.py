@@ -71,7 +71,7 @@ def _read(
         some = batch[prompts]
         x = stream[first][prompts, : some.tokens.shape[1]]
         with ExitStack() as stack:
-            stack.enter_context(swapped([(view.model.blocks[i], _hand_on(x, returns[i])) for i in range(first)]))
+            stack.enter_context(swapped([(view.model.blocks[i], hand_on(x, returns[i])) for i in range(first)]))
             stack.enter_context(view.model.hooks(fwd_hooks=list(_removals(view, removed[sets], first, instead))))
             log_probs = last_log_probs(view.model, some)
         found[prompts, sets] = read(log_probs[:, None], some)[:, 0]
@@ -121,8 +121,8 @@ def _passes(begins: list[int], n: int, width: int, n_layers: int, pass_tokens: i
         yield group
 
 
-def _hand_on(value: Tensor, count: int | None) -> Callable[..., Any]:
-    """A block's `forward` that gives what is kept."""
+def hand_on(value: Tensor, count: int | None) -> Callable[..., Any]:
+    """A `forward` that gives what is kept, and as many things as the module returns (None: a bare tensor)."""
     return lambda *args, **kwargs: value if count is None else (value, *[None] * (count - 1))
 
 
