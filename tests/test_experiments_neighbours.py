@@ -13,9 +13,10 @@ from test_effects import hf_twin
 import icl_lens as il
 from experiments.claims import anchors, function_vectors, induction, vectors_added
 from experiments.claims.queries import labels_shuffled, relabelled
+from experiments.lab.editing import located_for_both
 from experiments.lab.frames import stack, where
 from experiments.lab.repeats import random_tokens, repeat_scores
-from experiments.lab.study import Study, StudySettings, Variant
+from experiments.lab.study import RANKINGS, Study, StudySettings, Variant
 from icl_lens.interventions.saliency import KINDS
 
 N = 200
@@ -204,20 +205,21 @@ def study(gpt2, tmp_path_factory) -> Study:
 
 def test_vectors_are_those_of_the_library_and_added_where_they_say(study) -> None:
     config = vectors_added.FunctionVectorsConfig(heads=1, random_sets=1, prompts=4)
-    sets = {("effect", "effect"): [il.Head(0, 1), il.Head(2, 3)]}
+    effect = vectors_added.Added("effect", "effect")
+    sets = {effect: [il.Head(0, 1), il.Head(2, 3)]}
     labels = ("bar", "foo")
     own = vectors_added._vectors(study, config, sets, labels)
     kept = study.apart[0][:4].tolist()
     prompts = [study.prompts(vectors_added.Variant(asked=asked))[row] for asked in ("true", "false") for row in kept]
     batch = il.tokenize(study.model, relabelled(prompts, labels), labels=labels)
-    expected = il.function_vector(study.model, sets["effect", "effect"], batch)
-    torch.testing.assert_close(own["effect", "effect"], expected.cpu(), atol=1e-5, rtol=1e-5)
+    expected = il.function_vector(study.model, sets[effect], batch)
+    torch.testing.assert_close(own[effect], expected.cpu(), atol=1e-5, rtol=1e-5)
     shuffled = [labels_shuffled(prompt, row) for prompt, row in zip(prompts, 2 * kept, strict=True)]
     batch = il.tokenize(study.model, relabelled(shuffled, labels), labels=labels)
-    other = il.function_vector(study.model, sets["effect", "effect"], batch)
-    found = own[(vectors_added.SHUFFLED["effect"],) * 2]
+    other = il.function_vector(study.model, sets[effect], batch)
+    found = own[vectors_added.Added(*(vectors_added.SHUFFLED["effect"],) * 2)]
     torch.testing.assert_close(found, other.cpu(), atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(found, own["effect", "effect"], atol=1e-3)
+    assert not torch.allclose(found, own[effect], atol=1e-3)
 
     words = vectors_added._Words.of(study)
     assert not {*np.array(words.texts)[words.choosing & words.true]} & {*np.array(words.texts)[~words.choosing]}
@@ -225,13 +227,50 @@ def test_vectors_are_those_of_the_library_and_added_where_they_say(study) -> Non
     found = vectors_added._without_demonstrations(study, words, vectors, [labels])
     for _, row in where(found, group="effect").iterrows():
         zero = il.tokenize_text(study.model, f"{words.texts[row['prompt']]} :")
-        with il.add_vector(study.model, vectors[0]["effect", "effect"], int(row["layer"]), zero):
+        with il.add_vector(study.model, vectors[0][effect], int(row["layer"]), zero):
             log_probs = il.last_log_probs(study.model, zero)[0]
         answer, other = labels if row["true"] else labels[::-1]
         first, second = (float(log_probs[families.WORDS.index(label)]) for label in (answer, other))
         assert row["odds"] == pytest.approx(first - second, abs=1e-4)
         assert row["log_prob"] == pytest.approx(first, abs=1e-4)
         assert row["first"] == float(log_probs.argmax() == families.WORDS.index(answer))
+
+
+def test_vectors_of_either_ranking_are_made_together_and_told_apart(study, monkeypatch) -> None:
+    asked: list[str] = []
+    compute = vectors_added._table
+    monkeypatch.setattr(vectors_added, "_table", lambda *args: asked.append("made") or compute(*args))
+    config = vectors_added.FunctionVectorsConfig(heads=1, random_sets=1, prompts=4)
+    tables = {ranking: vectors_added.table(study.ranked_by(ranking), config) for ranking in RANKINGS}
+    assert asked == ["made"]
+    sets = vectors_added._head_sets(study, config)
+    labels = study.labels
+    for ranking, found in tables.items():
+        assert "ranking" not in found
+        own = where(found, group="located", labels=vectors_added.OWN)
+        assert len(own) == len(own.drop_duplicates(["prompt", "true_label"]))
+        heads = located_for_both(study.ranked_by(ranking), study.few(1))[: study.few(1)]
+        assert sets[vectors_added.Added("located", "located", ranking)] == heads
+        kept = study.apart[0][:4].tolist()
+        prompts = [study.prompts(Variant(asked=asked))[row] for asked in ("true", "false") for row in kept]
+        vector = il.function_vector(study.model, heads, study.tokenize(prompts))
+        words = vectors_added._Words.of(study)
+        for _, row in where(own, true_label=labels[0]).iterrows():
+            zero = study.alone([words.texts[row["prompt"]]])
+            with il.add_vector(study.model, vector, int(row["layer"]), zero):
+                log_probs = il.last_log_probs(study.model, zero)[0]
+            answer, other = labels if row["true"] else labels[::-1]
+            first, second = (float(log_probs[families.WORDS.index(label)]) for label in (answer, other))
+            assert row["odds"] == pytest.approx(first - second, abs=1e-4)
+
+
+def test_a_deep_model_is_tried_behind_some_layers_at_equal_distances() -> None:
+    assert vectors_added.layers_tried(8) == list(range(8))
+    assert vectors_added.layers_tried(16) == list(range(16))
+    deep = vectors_added.layers_tried(36)
+    assert len(deep) == vectors_added.MOST_LAYERS
+    assert deep[-1] == 35
+    assert {*np.diff(deep)} == {2, 3}
 
 
 def test_halves_ask_about_no_text_in_common_whichever_class_is_asked(study) -> None:

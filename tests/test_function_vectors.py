@@ -7,10 +7,12 @@ import pytest
 import reference_hf
 import torch
 from conftest import PROMPTS
-from test_effects import hf_twin, remains
+from test_effects import EXACT, hf_twin, remains
 
 import icl_lens as il
 from icl_lens.errors import InputError
+from icl_lens.interventions import function_vectors
+from icl_lens.interventions.function_vectors import read_with_vectors
 from icl_lens.models.view import ModelView
 
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
@@ -109,7 +111,8 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, name, laye
     batch = tokenized(model, PROMPTS)
     vectors = torch.randn(len(batch), families.D_MODEL, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     block = hf.get_submodule(reference_hf._WIRING[hf.config.model_type].layers)[layer]
-    before, without = remains(model), il.last_log_probs(model, batch)
+    without = il.last_log_probs(model, batch)  # the first pass hangs TransformerLens' own hooks in
+    before = remains(model)
     with il.add_vector(model, vectors, layer, batch):
         ours = il.last_log_probs(model, batch)
     with il.add_vector(model, vectors[0], layer, batch):
@@ -127,6 +130,37 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, name, laye
         with hooked(block.register_forward_hook(add)), torch.no_grad():
             theirs = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
         torch.testing.assert_close(ours[row], theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_many_vectors_behind_many_layers_are_as_one_by_one(load_tiny, name, labelled):
+    model = load_tiny(name)
+    batch = tokenized(model, PROMPTS) if labelled else il.tokenize_text(model, ["love", "like : bar eight :", "two :"])
+    layers = [2, 0, 2, 1, 0]
+    vectors = torch.randn(len(layers), families.D_MODEL, generator=torch.Generator().manual_seed(0))
+    found = read_with_vectors(model, batch, vectors, layers, lambda log_probs, some: log_probs)
+    whole = il.last_log_probs(model, batch)
+    for i, layer in enumerate(layers):
+        with il.add_vector(model, vectors[i], layer, batch):
+            one = il.last_log_probs(model, batch)
+        assert (one - whole).abs().max() > 0.01
+        torch.testing.assert_close(found[:, i], one, atol=2e-5, rtol=0)
+
+
+def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tiny, monkeypatch):
+    model = load_tiny("gpt2")
+    batch = tokenized(model, PROMPTS)
+    vectors = torch.randn(3, families.D_MODEL, generator=torch.Generator().manual_seed(0))
+    whole: list[int] = []
+    monkeypatch.setattr(function_vectors, "last_log_probs", lambda *args: whole.append(1) or il.last_log_probs(*args))
+    read_with_vectors(model, batch, vectors, [0, 1, 2], lambda log_probs, some: log_probs)
+    assert not whole
+    with il.ablate_heads(model, HEADS[:1]):
+        found = read_with_vectors(model, batch, vectors, [0, 1, 2], lambda log_probs, some: log_probs)
+        assert len(whole) == 3
+        with il.add_vector(model, vectors[1], 1, batch):
+            torch.testing.assert_close(found[:, 1], il.last_log_probs(model, batch))
 
 
 def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):

@@ -22,13 +22,13 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.lab.drawing import WHISKERS, legend_below, mark_zeros, means, whiskers
-from experiments.lab.editing import BAR, FOO, located_for_both
+from experiments.lab.editing import BAR, FOO, PIECE, ROW, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import by_prompt, stack, where
+from experiments.lab.frames import by_prompt, of_ranking, stack, where
 from experiments.lab.intervals import Estimate, Resample, clusters_of, drawn_counts, resample
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases
-from experiments.lab.study import Need, Study, Variant
+from experiments.lab.study import RANKINGS, Need, Ranking, Study, Variant
 from experiments.lab.verdict import CHANGE, Verdict, all_of, cannot_tell, told, verdict
 from icl_lens.interventions.debias import Fix
 from icl_lens.metrics import is_correct, label_log_odds
@@ -105,29 +105,42 @@ class Bias:
         answer scores highest; `layout`: "favoured" or "against"; `strength`: of the fix, chosen for each set of heads
         on the half on which heads are located (`chosen`: whether one was found there that loses little).
         """
-        located = located_for_both(study, study.few(config.heads))
-        controls = study.controls(located, config.draws)
-        cases = [("none", "", []), ("located", "located", located)]
-        cases += [("random", f"set {i}", drawn) for i, drawn in enumerate(controls)]
+        # The fixes of heads located by either ranking are tried side by side.
+        return of_ranking(study.once(self.name, lambda: self._table(study, config)), study.ranking)
+
+    def _table(self, study: Study, config: BiasConfig) -> pd.DataFrame:
+        """The table by every ranking; `ranking` is None where it makes no difference."""
+        cases: list[tuple[Ranking | None, str, str, list[il.Head]]] = [(None, "none", "", [])]
+        for ranking in RANKINGS:
+            located = located_for_both(study.ranked_by(ranking), study.few(config.heads))
+            cases.append((ranking, "located", "located", located))
+            for i, drawn in enumerate(study.controls(located, config.draws)):
+                cases.append((ranking, "random", f"set {i}", drawn))
         held_out = Questions.of(study, study.halves[0][:HELD_OUT], self.layouts)
         tested = Questions.of(study, study.test, self.layouts)
-        tried = [self._fix(heads, strength) for _, _, heads in cases for strength in (TRIED if heads else (0.0,))]
-        before, *held = held_out.answered(study, tried, what=f"{self.fix}, held out")
+        tried = [(heads, strength) for *_, heads in cases for strength in (TRIED if heads else (0.0,))]
+        before, *held = self._answered(study, held_out, tried, what=f"{self.fix}, held out")
         chosen = [(0.0, True)]
         for _ in cases[1:]:
             chosen.append(_strength(before, held[: len(TRIED)]))
             held = held[len(TRIED) :]
-        fixes = [self._fix(heads, strength) for (_, _, heads), (strength, _) in zip(cases, chosen, strict=True)]
-        answered = tested.answered(study, fixes, what=f"{self.fix}, tested")
-        return stack(
-            *(
-                frame.assign(group=group, name=name, layer=-1, strength=strength, chosen=found)
-                for (group, name, _), (strength, found), frame in zip(cases, chosen, answered, strict=True)
-            )
-        )
+        fixes = [(heads, strength) for (*_, heads), (strength, _) in zip(cases, chosen, strict=True)]
+        answered = self._answered(study, tested, fixes, what=f"{self.fix}, tested")
+        frames = [
+            frame.assign(ranking=ranking, group=group, name=name, layer=-1, strength=strength, chosen=found)
+            for (ranking, group, name, _), (strength, found), frame in zip(cases, chosen, answered, strict=True)
+        ]
+        return stack(*frames)
 
-    def _fix(self, heads: list[il.Head], strength: float) -> il.LabelFix:
-        return il.LabelFix(heads, **{self.fix: strength})
+    def _answered(
+        self, study: Study, questions: "Questions", wanted: Sequence[tuple[list[il.Head], float]], *, what: str
+    ) -> list[pd.DataFrame]:
+        """The questions' answers with the fix in some heads at some strength, each pair; equal ones are asked once."""
+        different = dict.fromkeys((tuple(heads), strength) for heads, strength in wanted)
+        place = {pair: i for i, pair in enumerate(different)}
+        fixes = [il.LabelFix(heads, **{self.fix: strength}) for heads, strength in different]
+        found = questions.answered(study, fixes, what=what)
+        return [found[place[tuple(heads), strength]] for heads, strength in wanted]
 
     def claim(self, table: pd.DataFrame) -> Verdict:
         """There is a bias; the fix in located heads takes a tenth of it away, beyond random heads, and costs little.
@@ -222,7 +235,9 @@ class Questions:
 
     def answered(self, study: Study, fixes: Sequence[il.LabelFix], *, what: str) -> list[pd.DataFrame]:
         """The frame with `odds` of the true label (nats) and `correct`, under each of the fixes."""
-        pieces = study.pieces(self.batch)
+        cost = 1 + ROW * len(fixes)
+        most = max(1, int(PIECE / cost))
+        pieces = [some for piece in study.pieces(self.batch) for some in piece.split(most)]
 
         def scored(i: int) -> Tensors:
             batch = pieces[i]
@@ -231,7 +246,7 @@ class Questions:
             correct = [is_correct(scores, batch.answer, choices=batch.label_mask).double() for scores in each]
             return {"odds": torch.stack(odds, dim=1), "correct": torch.stack(correct, dim=1)}
 
-        found = joined(study.passes.run(what, [len(piece) for piece in pieces], scored))
+        found = joined(study.passes.run(what, [round(cost * len(piece)) for piece in pieces], scored))
         sign = np.where(self.frame["asked"] == "true", 1.0, -1.0)
         return [
             self.frame.assign(odds=sign * odds, correct=correct)

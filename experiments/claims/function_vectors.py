@@ -28,6 +28,7 @@ from experiments.lab.intervals import Resample, clusters_of, resample
 from experiments.lab.reductions import head_increases
 from experiments.lab.study import Need
 from experiments.lab.verdict import Verdict, all_of, cannot_tell, told, verdict
+from experiments.lab.work import MOST_LAYERS
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -159,7 +160,8 @@ EXPERIMENT = Experiment(
     departs=(
         "Not a claim of the paper, but of a neighbouring one, on tasks with known answers. Labels without meaning "
         "leave a prompt without demonstrations nothing to know, so both assignments of the labels are tried and "
-        "classes count alike, beside this paper's located heads."
+        "classes count alike, beside this paper's located heads. "
+        f"Of models with more than {MOST_LAYERS} layers, so many at equal distances are tried."
     ),
     config=FunctionVectorsConfig(),
     needs=(Need(FOO, head_increases), Need(BAR, head_increases)),

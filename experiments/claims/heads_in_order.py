@@ -137,8 +137,19 @@ def _prompts(study: Study, rows: Int[Tensor, " row"], cells: Sequence[Variant]) 
 
 
 def _scores(study: Study, batch: il.PromptBatch, methods: Sequence[str]) -> Tensors:
-    """[prompt layer head] by methods that score prompts."""
-    return {name: SCORES[name](study, batch) for name in methods}
+    """[prompt layer head] by methods that score prompts; the first batch that is scored is timed."""
+    found = {}
+    for name in methods:
+        start = time.perf_counter()
+        found[name] = SCORES[name](study, batch)
+        seconds = (time.perf_counter() - start) * 100 / len(batch)
+        study.once(_time_of(name), lambda seconds=seconds: seconds)
+    return found
+
+
+def _time_of(method: str) -> tuple[str, str]:
+    """The name of a method's seconds for 100 prompts, which a run that was killed and goes on may not have."""
+    return "seconds for 100 prompts", method
 
 
 def _effects(study: Study, batch: il.PromptBatch, positions: str) -> Float[Tensor, "prompt layer head"]:
@@ -168,8 +179,8 @@ SCORES = {
 def timed(study: Study, config: LocationMethodsConfig) -> dict[str, float]:
     """Seconds that every method takes for 100 prompts, one of few batches at a time."""
     every = study.apart[0][: config.timed]
-    seconds = {}
-    for name in METHODS:
+
+    def measured(name: str) -> float:
         rows = every[: max(1, _most(study, len(every), WHOLE))] if name == AT_ALL else every
         start = time.perf_counter()
         if name in SCORES:
@@ -178,8 +189,10 @@ def timed(study: Study, config: LocationMethodsConfig) -> dict[str, float]:
         else:
             for row in rows.tolist():
                 repeated(study, row)
-        seconds[name] = (time.perf_counter() - start) * 100 / len(rows)
-    return seconds
+        return (time.perf_counter() - start) * 100 / len(rows)
+
+    # Timed while they ranked, unless this process found the rankings done.
+    return {name: study.once(_time_of(name), lambda name=name: measured(name)) for name in METHODS}
 
 
 def _orders(

@@ -1,6 +1,7 @@
 """Open question 1: attention from labels back to their texts blocked in windows of layers; who misses it?"""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,8 +18,9 @@ from experiments.lab.frames import by_prompt, mean_by, stack, where
 from experiments.lab.intervals import clusters_of, resample
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases, is_true_label
-from experiments.lab.study import Need, Study
+from experiments.lab.study import RANKINGS, Need, Study
 from experiments.lab.verdict import Verdict, all_of, cannot_tell, judge, verdict
+from icl_lens.digest import json_digest
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.report.palette import BLUE, ORANGE
 from icl_lens.report.plots import PAGE
@@ -79,8 +81,12 @@ def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:
     true minus on false labels.
     """
     view = study.view
-    heads = located_for_both(study, study.few(config.heads))
-    layers, indices = [head.layer for head in heads], [head.head for head in heads]
+    located = {one: located_for_both(study.ranked_by(one), study.few(config.heads)) for one in RANKINGS}
+    heads = located[study.ranking]
+    # Both rankings read one pass, which keeps what either looks at.
+    every = sorted({head for some in located.values() for head in some})
+    layers, indices = [head.layer for head in every], [head.head for head in every]
+    places = [every.index(head) for head in heads]
     windows = windows_of(view.n_layers, round(config.window * view.n_layers))
     cases = [(None, "own"), *((window, edges) for window in windows for edges in ("own", "random"))]
     whole: np.ndarray | None = None
@@ -105,8 +111,8 @@ def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:
             with il.block_attention(study.model, blocked, edges):
                 acts = il.capture(study.model, batch)
             scores = acts.label_log_probs
-            attention = il.attention_to_labels(acts)[:, layers, indices].float().mean(1)
-            true = is_true_label(batch).to(attention.device)
+            attention = il.attention_to_labels(acts)[:, layers, indices].float()
+            true = is_true_label(batch).to(attention.device)[:, None]
             return {
                 "odds": label_log_odds(scores, batch.answer, choices=batch.label_mask),
                 "correct": is_correct(scores, batch.answer, choices=batch.label_mask).float(),
@@ -114,15 +120,18 @@ def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:
             }
 
         what = f"layers {name} blocked, {kind} edges"
-        found = joined(study.passes.run(what, [len(batch) for batch in batches], measured))
-        log_odds = found["odds"].double().numpy()
+        key = f"blocked-{json_digest([name, kind, [str(head) for head in every], rows.tolist()])[:12]}"
+        sizes = [len(batch) for batch in batches]
+        found = study.once(key, partial(study.passes.run, what, sizes, measured, key=key))
+        kept = joined(found)
+        log_odds = kept["odds"].double().numpy()
         whole = log_odds if whole is None else whole
         columns = {
             "prompt": rows.tolist(),
             "half": ["choose"] * len(study.halves[0]) + ["test"] * len(study.halves[1]),
             "fall": whole - log_odds,
-            "correct": found["correct"].numpy(),
-            "gap": found["gap"].numpy(),
+            "correct": kept["correct"].numpy(),
+            "gap": kept["gap"][:, places].mean(1).numpy(),
         }
         start = -1 if window is None else window[0]
         deep = window is not None and window[0] >= view.n_layers - view.n_layers // 2

@@ -15,12 +15,12 @@ import icl_lens as il
 from experiments.claims.queries import texts_exchanged
 from experiments.lab.controls import Comparison, beside
 from experiments.lab.drawing import WHISKERS, by_name, legend_below, mark_zeros, means, name_heads, whiskers
-from experiments.lab.editing import BAR, FOO, located_for_both
+from experiments.lab.editing import BAR, FOO, PIECE, ROW, located_for_both
 from experiments.lab.experiment import Experiment
-from experiments.lab.frames import by_prompt, stack, where
+from experiments.lab.frames import by_prompt, of_ranking, stack, where
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_increases, is_true_label
-from experiments.lab.study import Need, Study, Variant
+from experiments.lab.study import RANKINGS, Need, Ranking, Study, Variant
 from experiments.lab.verdict import CHANGE, SHARE, Verdict, all_of, judge, told, verdict
 from icl_lens.interventions.patching import What
 from icl_lens.metrics import label_log_odds
@@ -86,14 +86,20 @@ def table(study: Study, config: TwoTowerConfig) -> pd.DataFrame:
     positions and as the last query sees it; prompts take turns in CELLS.
     """
     heads = located_for_both(study, study.few(config.heads))
-    return stack(*_separations(study, heads, config), *_swaps(study, heads, config))
+    # The heads of either ranking are patched side by side.
+    swapped = of_ranking(study.once("swaps", lambda: _swaps(study, config)), study.ranking)
+    return stack(*_separations(study, heads, config), swapped)
 
 
 def _separations(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterator[pd.DataFrame]:
     """The rows "auroc", head by head."""
     compared = Comparison.of(study, heads, config.controls)
-    reduction, rows = Separation(compared.heads), study.test
-    found = [study.reduce(reduction, cell, rows, what=f"q·k by class, {cell}") for cell in CELLS]
+    either = [located_for_both(study.ranked_by(one), study.few(config.heads)) for one in RANKINGS]
+    every = tuple(dict.fromkeys(head for some in either for head in Comparison.of(study, some, config.controls).heads))
+    reduction, rows = Separation(every), study.test
+    found = study.once(
+        reduction, lambda: [study.reduce(reduction, cell, rows, what=f"q·k by class, {cell}") for cell in CELLS]
+    )
     # Each question counts as a prompt of its own, with its own query; both halves of CELLS are balanced.
     parts = {
         asked: torch.stack([one for one, cell in zip(found, CELLS, strict=True) if cell.asked == asked]).mean(0).numpy()
@@ -101,7 +107,7 @@ def _separations(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> 
     }
 
     def frame(head: il.Head) -> pd.DataFrame:
-        place = compared.heads.index(head)
+        place = every.index(head)
         frames = [
             pd.DataFrame({**_identity(study, rows, asked), "value": part[:, place, 0], "mass": part[:, place, 1]})
             for asked, part in parts.items()
@@ -119,29 +125,34 @@ def _identity(study: Study, rows: Int[Tensor, " row"], asked: str) -> dict[str, 
     return {"prompt": number, "query": queries if asked == "true" else -1 - queries}
 
 
-def _swaps(study: Study, heads: list[il.Head], config: TwoTowerConfig) -> Iterator[pd.DataFrame]:
-    """The rows of SWAPS, all heads of a group together; prompts take turns in the cells."""
-    sets = [("located", "located", heads)]
-    sets += [("random", f"set {i}", drawn) for i, drawn in enumerate(study.controls(heads, config.draws))]
+def _swaps(study: Study, config: TwoTowerConfig) -> pd.DataFrame:
+    """The rows of SWAPS by every ranking, all heads of a group together; prompts take turns in the cells."""
+    sets: list[tuple[Ranking, str, str, list[il.Head]]] = []
+    for ranking in RANKINGS:
+        heads = located_for_both(study.ranked_by(ranking), study.few(config.heads))
+        sets.append((ranking, "located", "located", heads))
+        sets += [(ranking, "random", f"set {i}", drawn) for i, drawn in enumerate(study.controls(heads, config.draws))]
     parts = [(cell, study.test[place :: len(CELLS)]) for place, cell in enumerate(CELLS)]
     asked = [_Asked.of(study, cell, rows) for cell, rows in parts if len(rows)]
     own = study.tokenize([prompt for one in asked for prompt in one.prompts])
     other = {
         name: study.tokenize([prompt for one in asked for prompt in one.sources[name]]) for name in asked[0].sources
     }
+    odds = _odds(study, own, config.rows)
     falls = {
-        measure: _falls(study, own, other[source], [members for *_, members in sets], what, size=config.rows)
+        measure: odds[:, None] - _patched(study, own, other[source], [heads for *_, heads in sets], what, config.rows)
         for measure, (what, source, _) in SWAPS.items()
     }
-    start = 0
+    frames, start = [], 0
     for one in asked:
         rows = slice(start, start + len(one.rows))
         start = rows.stop
         for measure in SWAPS:
-            for i, (group, name, _) in enumerate(sets):
+            for i, (ranking, group, name, _) in enumerate(sets):
                 values = {**_identity(study, one.rows, one.cell.asked), "value": falls[measure][rows, i]}
-                frame = pd.DataFrame(values).assign(measure=measure, group=group, layer=-1, name=name, mass=np.nan)
-                yield frame.loc[:, COLUMNS]
+                about = {"measure": measure, "group": group, "layer": -1, "name": name, "mass": np.nan}
+                frames.append(pd.DataFrame(values).assign(**about).loc[:, COLUMNS].assign(ranking=ranking))
+    return stack(*frames)
 
 
 @dataclass(frozen=True)
@@ -166,22 +177,34 @@ class _Asked:
         return cls(cell, rows, [prompts[row] for row in rows], sources)
 
 
-def _falls(
-    study: Study, own: il.PromptBatch, other: il.PromptBatch, sets: list[list[il.Head]], what: What, *, size: int
-) -> Float[np.ndarray, "prompt set"]:
-    """Nats by which the answer's log-odds fall when the last query sees the other prompt's q, or labels' k or v."""
-    pairs = list(zip(own.split(size), other.split(size), strict=True))
+def _odds(study: Study, own: il.PromptBatch, size: int) -> Float[np.ndarray, " prompt"]:
+    """The answer's log-odds as they are, nats."""
+    pieces = list(own.split(size))
 
-    def fall(i: int) -> Tensors:
+    def said(i: int) -> Tensors:
+        scores = il.label_log_probs(study.model, pieces[i])
+        return {"value": label_log_odds(scores, pieces[i].answer, choices=pieces[i].label_mask)}
+
+    found = study.passes.run("nothing exchanged", [len(piece) for piece in pieces], said)
+    return joined(found)["value"].double().numpy()
+
+
+def _patched(
+    study: Study, own: il.PromptBatch, other: il.PromptBatch, sets: list[list[il.Head]], what: What, size: int
+) -> Float[np.ndarray, "prompt set"]:
+    """The answer's log-odds when the last query sees the other prompt's q, or labels' k or v, in each set of heads."""
+    cost = 2 + ROW * len(sets)
+    most = max(1, min(size, int(PIECE / cost)))
+    pairs = list(zip(own.split(most), other.split(most), strict=True))
+
+    def said(i: int) -> Tensors:
         mine, theirs = pairs[i]
         read: dict[str, Any] = {"positions": "last"} if what == "q" else {"align": "labels", "seen_by": "last"}
         after = il.label_log_probs_patched(study.model, mine, sets, theirs, what=what, **read)
-        before = il.label_log_probs(study.model, mine)
-        odds = [label_log_odds(one, mine.answer, choices=mine.label_mask) for one in (before, *after.unbind(1))]
-        return {"value": torch.stack([odds[0].to(one) - one for one in odds[1:]], dim=1)}
+        odds = [label_log_odds(one, mine.answer, choices=mine.label_mask) for one in after.unbind(1)]
+        return {"value": torch.stack(odds, dim=1)}
 
-    sizes = [(2 + len(sets)) * len(mine) for mine, _ in pairs]
-    found = study.passes.run(f"{what} exchanged", sizes, fall)
+    found = study.passes.run(f"{what} exchanged", [round(cost * len(mine)) for mine, _ in pairs], said)
     return joined(found)["value"].double().numpy()
 
 

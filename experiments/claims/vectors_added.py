@@ -1,34 +1,35 @@
 """Sums of heads' mean outputs added to prompts without demonstrations, word by word: what the model says then."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 import icl_lens as il
 from experiments.claims.queries import labels_shuffled, relabelled
 from experiments.claims.shots import classes_of, names_of
-from experiments.lab.editing import BAR, FOO, located_for_both
-from experiments.lab.frames import stack
+from experiments.lab.editing import BAR, FOO, PIECE, ROW, located_for_both
+from experiments.lab.frames import of_ranking, stack
 from experiments.lab.passes import Tensors, joined
-from experiments.lab.study import ASKED, Study, Variant
+from experiments.lab.study import ASKED, RANKINGS, Ranking, Study, Variant
+from experiments.lab.work import MOST_LAYERS
 from icl_lens.digest import json_digest
+from icl_lens.interventions.function_vectors import read_with_vectors
 
 VECTORS = ("effect", "located")
 BESIDE = {"effect": "random, effect", "located": "random, located"}
 SHUFFLED = {"effect": "shuffled, effect", "located": "shuffled, located"}
 """The same heads' means over prompts whose labels say nothing about the class."""
 LABELS = "label words"
+ROUNDING = 1e-5
+"""Nats between layers that are as good as one another."""
 OWN = "study"
 """The kind of labels that verdicts are about."""
-ROWS = 512
-"""Short rows in a pass, of several vectors together."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,21 @@ class FunctionVectorsConfig:
 
 Labels = tuple[str, str]
 """The true class's label, and the false one's."""
+
+
+class Added(NamedTuple):
+    """What a vector is of: its group, its name, and the ranking that its heads are located by (None: any)."""
+
+    group: str
+    name: str
+    ranking: Ranking | None = None
+
+
+Heads = Mapping[Added, Sequence[il.Head]]
+Vectors = Mapping[Added, Float[Tensor, " d_model"]]
+Case = tuple[Added, int]
+"""A vector, and the layer behind which it is added."""
+NOTHING = Added("none", "none"), -1
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,12 @@ def table(study: Study, config: FunctionVectorsConfig) -> pd.DataFrame:
     "demonstrations": with them, mean over the test prompts that ask the word), `right` whether they are above 0,
     `first` whether the answer is the likeliest token of all (0–1).
     """
+    # By either ranking most vectors are the same, and all of them are run together.
+    return of_ranking(study.once("vectors added", lambda: _table(study, config)), study.ranking)
+
+
+def _table(study: Study, config: FunctionVectorsConfig) -> pd.DataFrame:
+    """The table by every ranking; `ranking` is None where it makes no difference."""
     words = _Words.of(study)
     sets = _head_sets(study, config)
     own, other = study.labels
@@ -101,19 +123,19 @@ def _names(study: Study) -> Labels | None:
     return None if names is None else (names[1], names[0])
 
 
-def _head_sets(study: Study, config: FunctionVectorsConfig) -> dict[tuple[str, str], list[il.Head]]:
-    """The heads of each vector, by group and name: of largest mean indirect effect, located, and random beside each."""
+def _head_sets(study: Study, config: FunctionVectorsConfig) -> dict[Added, list[il.Head]]:
+    """The heads of each vector: of largest mean indirect effect, located, and random ones beside each."""
     count = study.few(config.heads)
     effect = _indirect_effects(study, config).mean(0)
     order = effect.flatten().argsort(descending=True)[:count]
-    chosen = {
-        "effect": [il.Head.at(index, effect.shape[1]) for index in order.tolist()],
-        "located": located_for_both(study, count)[:count],
-    }
-    sets = {(group, group): heads for group, heads in chosen.items()}
-    for group, heads in chosen.items():
+    chosen = {Added("effect", "effect"): [il.Head.at(index, effect.shape[1]) for index in order.tolist()]}
+    for ranking in RANKINGS:
+        heads = located_for_both(study.ranked_by(ranking), count)[:count]
+        chosen[Added("located", "located", ranking)] = heads
+    sets = dict(chosen)
+    for of, heads in chosen.items():
         for i, drawn in enumerate(study.controls(heads, config.random_sets)):
-            sets[BESIDE[group], f"set {i}"] = drawn
+            sets[Added(BESIDE[of.group], f"set {i}", of.ranking)] = drawn
     return sets
 
 
@@ -142,26 +164,25 @@ def _indirect_effects(study: Study, config: FunctionVectorsConfig) -> Float[Tens
 
 
 def _vectors(
-    study: Study, config: FunctionVectorsConfig, sets: Mapping[tuple[str, str], Sequence[il.Head]], labels: Labels
-) -> dict[tuple[str, str], Float[Tensor, " d_model"]]:
+    study: Study, config: FunctionVectorsConfig, sets: Heads, labels: Labels
+) -> dict[Added, Float[Tensor, " d_model"]]:
     """The vector of each set of heads: the sum of their mean outputs over the choosing half's prompts, both classes.
 
     Of VECTORS' own heads the same over prompts whose labels are shuffled, too (SHUFFLED).
     """
     rows = study.apart[0][: config.prompts].tolist()
     prompts = [(study.prompts(Variant(asked=asked))[row], row) for asked in ASKED for row in rows]
-    own = {key: heads for key, heads in sets.items() if key[0] in VECTORS}
+    own = {of: heads for of, heads in sets.items() if of.group in VECTORS}
     found = _summed_means(study, sets, [prompt for prompt, _ in prompts], labels)
     shuffled = _summed_means(study, own, [labels_shuffled(prompt, row) for prompt, row in prompts], labels)
-    return found | {(SHUFFLED[group], SHUFFLED[group]): vector for (group, _), vector in shuffled.items()}
+    for of, vector in shuffled.items():
+        found[Added(SHUFFLED[of.group], SHUFFLED[of.group], of.ranking)] = vector
+    return found
 
 
 def _summed_means(
-    study: Study,
-    sets: Mapping[tuple[str, str], Sequence[il.Head]],
-    prompts: Sequence[il.Prompt],
-    labels: Labels,
-) -> dict[tuple[str, str], Float[Tensor, " d_model"]]:
+    study: Study, sets: Heads, prompts: Sequence[il.Prompt], labels: Labels
+) -> dict[Added, Float[Tensor, " d_model"]]:
     """Of each set, the sum of its heads' mean outputs over these prompts with these labels."""
     batch = _relabelled(study, prompts, labels)
     pieces = study.pieces(batch)
@@ -175,15 +196,15 @@ def _summed_means(
         return {"value": torch.stack(sums)[None]}
 
     sums = joined(study.passes.run("mean outputs of heads", [len(piece) for piece in pieces], summed))["value"].sum(0)
-    return {key: (total / len(batch)).float() for key, total in zip(sets, sums, strict=True)}
+    return {of: (total / len(batch)).float() for of, total in zip(sets, sums, strict=True)}
 
 
-def _add_label_words(study: Study, vectors: Sequence[dict[tuple[str, str], Tensor]], labels: Labels) -> None:
+def _add_label_words(study: Study, vectors: Sequence[dict[Added, Tensor]], labels: Labels) -> None:
     """Adds the label words' own vector, the same for each assignment of the labels: as long as that of "effect"."""
     own = label_direction(study, _label_tokens(study, labels))
-    length = torch.stack([one["effect", "effect"].norm() for one in vectors]).mean()
+    length = torch.stack([one[Added("effect", "effect")].norm() for one in vectors]).mean()
     for one in vectors:
-        one[LABELS, LABELS] = own / own.norm() * length
+        one[Added(LABELS, LABELS)] = own / own.norm() * length
 
 
 def _label_tokens(study: Study, labels: Labels) -> list[int]:
@@ -208,65 +229,72 @@ def label_direction(study: Study, tokens: Sequence[int]) -> Float[Tensor, " d_mo
 
 
 def _without_demonstrations(
-    study: Study, words: _Words, vectors: Sequence[Mapping[tuple[str, str], Tensor]], assignments: Sequence[Labels]
+    study: Study, words: _Words, vectors: Sequence[Vectors], assignments: Sequence[Labels]
 ) -> pd.DataFrame:
     """Every word without demonstrations, with nothing and with each vector added, behind the layer that is best for it.
 
     Best by the answer's log-odds on the words that layers are chosen on, both classes and all assignments of the labels
-    alike: with a layer for each assignment, any vector that moves the log-odds could be made to seem right.
+    alike: with a layer for each assignment, any vector that moves the log-odds could be made to seem right. Of layers
+    that are as good, as all are for a vector that gives nothing, the first.
     """
-    cases: list[tuple[tuple[str, str], int]] = [(("none", "none"), -1)]
-    cases += [(key, layer) for layer in range(study.view.n_layers) for key in vectors[0]]
-    said = [_said(study, words, cases, *pair) for pair in zip(vectors, assignments, strict=True)]
-    odds = np.mean([one["odds"] for one in said], axis=0)
-    best: dict[tuple[str, str], tuple[float, int]] = {}
-    for place, (key, _) in enumerate(cases):
-        score = np.mean([odds[words.choosing & (words.true == kind), place].mean() for kind in (True, False)])
-        best[key] = max(best.get(key, (-np.inf, -1)), (float(score), place))
-    tested = np.flatnonzero(~words.choosing)
+    pairs = list(zip(vectors, assignments, strict=True))
+    cases = [(of, layer) for layer in layers_tried(study.view.n_layers) for of in vectors[0]]
+    chosen_on, tested = np.flatnonzero(words.choosing), np.flatnonzero(~words.choosing)
+    odds = np.mean([_said(study, words, chosen_on, cases, *pair)["odds"] for pair in pairs], axis=0)
+    is_true = words.true[chosen_on]
+    best: dict[Added, tuple[float, int]] = {}
+    for place, (of, layer) in enumerate(cases):
+        score = float(np.mean([odds[is_true == kind, place].mean() for kind in (True, False)]))
+        if score > best.get(of, (-np.inf, -1))[0] + ROUNDING:
+            best[of] = score, layer
+    asked = [NOTHING, *((of, layer) for of, (_, layer) in best.items())]
     frames = []
-    for one, labels in zip(said, assignments, strict=True):
-        for (group, name), (_, place) in best.items():
-            columns = {value: found[tested, place] for value, found in one.items()}
-            frame = _rows(words, tested, columns).assign(group=group, name=name, layer=cases[place][1])
-            frames.append(frame.assign(true_label=labels[0]))
+    for pair in pairs:
+        said = _said(study, words, tested, asked, *pair)
+        for place, (of, layer) in enumerate(asked):
+            frame = _rows(words, tested, {value: found[:, place] for value, found in said.items()})
+            about = {"group": of.group, "name": of.name, "ranking": of.ranking, "layer": layer}
+            frames.append(frame.assign(**about, true_label=pair[1][0]))
     return stack(*frames)
+
+
+def layers_tried(n_layers: int) -> list[int]:
+    """The layers that a vector is tried behind: all, or `MOST_LAYERS` at equal distances, the last among them."""
+    count = min(n_layers, MOST_LAYERS)
+    return [(i + 1) * n_layers // count - 1 for i in range(count)]
 
 
 def _said(
     study: Study,
     words: _Words,
-    cases: Sequence[tuple[tuple[str, str], int]],
-    vectors: Mapping[tuple[str, str], Tensor],
+    rows: Int[np.ndarray, " word"],
+    cases: Sequence[Case],
+    vectors: Vectors,
     labels: Labels,
 ) -> dict[str, Float[np.ndarray, "word case"]]:
-    """odds, log_prob, first (see `table`) of every word without demonstrations, with each vector behind its layer."""
-    pieces = study.pieces(study.alone(words.texts))
+    """odds, log_prob, first (see `table`) of some words without demonstrations, with each vector behind its layer."""
     tokens = _label_tokens(study, labels)
+    cost = ROW * len(cases) / 2  # a row goes through half of the layers
+    most = max(1, int(PIECE / cost))
+    whole = study.alone([words.texts[row] for row in rows])
+    pieces = [some for piece in study.pieces(whole) for some in piece.split(most)]
+    added = [(of, layer) for of, layer in cases if layer >= 0]
+
+    def read(log_probs: Tensor, some: il.PromptBatch) -> Tensor:
+        return torch.cat([log_probs[..., tokens], log_probs.amax(-1, keepdim=True)], dim=-1)
 
     def scored(i: int) -> Tensors:
-        piece = pieces[i]
-        count = max(1, ROWS // len(piece))
-        columns = []
-        for layer, together in groupby(range(len(cases)), key=lambda place: cases[place][1]):
-            places = list(together)
-            for start in range(0, len(places), count):
-                keys = [cases[place][0] for place in places[start : start + count]]
-                several = piece[list(range(len(piece))) * len(keys)]
-                added: AbstractContextManager[None] = nullcontext()
-                if layer >= 0:
-                    vector = torch.stack([vectors[key] for key in keys]).repeat_interleave(len(piece), dim=0)
-                    added = il.add_vector(study.model, vector, layer, several)
-                with added:
-                    log_probs = il.last_log_probs(study.model, several)
-                found = torch.cat([log_probs[:, tokens], log_probs.amax(-1, keepdim=True)], dim=-1)
-                columns += found.unflatten(0, (len(keys), -1)).unbind(0)
-        return {"value": torch.stack(columns, dim=1)}
+        piece, found = pieces[i], []
+        if len(added) < len(cases):
+            found.append(read(il.last_log_probs(study.model, piece)[:, None], piece))
+        directions = torch.stack([vectors[of] for of, _ in added])
+        found.append(read_with_vectors(study.model, piece, directions, [layer for _, layer in added], read))
+        return {"value": torch.cat(found, dim=1)}
 
-    sizes = [len(cases) * len(piece) for piece in pieces]
+    sizes = [max(1, round(cost * len(piece))) for piece in pieces]
     found = joined(study.passes.run("vectors added", sizes, scored))["value"].double().numpy()
     first, second, top = np.moveaxis(found, -1, 0)
-    true = words.true[:, None]
+    true = words.true[rows][:, None]
     own, other = np.where(true, first, second), np.where(true, second, first)
     return {"odds": own - other, "log_prob": own, "first": (own >= top).astype(float)}
 

@@ -62,3 +62,9 @@ def by_prompt(table: pd.DataFrame, value: str, **wanted: Any) -> pd.Series:
 def mean_by(table: pd.DataFrame, value: str, name: str) -> Float[np.ndarray, " name"]:
     """The mean of a column for each value of another column, in the order of these values."""
     return np.asarray(table.groupby(name)[value].mean())
+
+
+def of_ranking(table: pd.DataFrame, ranking: str) -> pd.DataFrame:
+    """The rows by this ranking, and those of any (`ranking` None), without the column."""
+    own = table["ranking"].isna() | (table["ranking"] == ranking)
+    return table.loc[own].drop(columns="ranking").reset_index(drop=True)

@@ -35,7 +35,9 @@ class Size:
 
 
 def _bias(config: Any, size: Size) -> float:
-    return 2 * 8.0 * (size.test + min(100, size.prompts - size.test))
+    held, tested = 1 + 2 * 4 * (1 + config.draws), 1 + 2 * (1 + config.draws)  # fixes, of both rankings
+    # A row of one token costs about a tenth of a prompt. Half of it is each ranking's.
+    return 4.0 * ((1 + 0.1 * tested) * size.test + (1 + 0.1 * held) * min(100, size.prompts - size.test))
 
 
 def _location_methods(config: Any, size: Size) -> float:
@@ -47,6 +49,9 @@ def _location_methods(config: Any, size: Size) -> float:
     rows = 0.1 * 2 * (7 * (1 + config.controls) + config.draws) * (size.heads - 1).bit_length()
     return 8 * (10 * few + rows * min(config.judged, size.test) * shared + few * whole * size.heads / 2 + judged * sets)
 
+
+MOST_LAYERS = 16
+"""Layers that a vector is added behind in turn."""
 
 # Prompts through the model beside the shared passes: rows of one token for every head or fix, which share their
 # prompt's keys, count as ten prompts or one. Experiments that are not here need few or none.
@@ -61,6 +66,10 @@ ESTIMATES: dict[str, Estimate] = {
     "attention-vs-increase": lambda config, size: size.test,
     "copy": lambda config, size: 2 * min(config.prompts, size.test),
     "ffn": lambda config, size: 5 * min(config.prompts, size.test),
+    "function-vectors": lambda config, size: (
+        20 * min(config.prompts, size.prompts - size.test)
+        + 0.1 * size.prompts * min(MOST_LAYERS, size.layers) * (7 + 3 * config.random_sets) / 2
+    ),
     "head-atlas": lambda config, size: 22 * min(config.prompts, size.test),
     "head-count": lambda config, size: 2 * 10 * size.test,
     "label-features": lambda config, size: 2 * size.test,
@@ -73,9 +82,9 @@ ESTIMATES: dict[str, Estimate] = {
     "metric": lambda config, size: 2 * min(config.prompts, size.prompts),
     "prediction-shift": lambda config, size: 2 * size.test,
     "recency-bias": _bias,
-    "shallow-flow": lambda config, size: size.prompts * (2 + size.layers - round(config.window * size.layers)),
+    "shallow-flow": lambda config, size: size.prompts * (2 + size.layers - round(config.window * size.layers)) / 2,
     "task-transfer": lambda config, size: 2 * (3 + config.draws) * size.test,
-    "two-tower": lambda config, size: (2 + 10 * (1 + config.draws)) * size.test,
+    "two-tower": lambda config, size: (5 + 8 + 0.5 * (1 + config.draws)) * size.test,
     "vocabulary": lambda config, size: size.test,
 }
 

@@ -38,18 +38,47 @@ class NotShared(Exception):
 
 
 @dataclass(frozen=True)
+class Patches:
+    """What one layer's heads have on other prompts: the last query, or keys or values at some positions.
+
+    Keys and queries without rotation.
+    """
+
+    q: Float[Tensor, "batch head d_head"] | None = None
+    k: Float[Tensor, "batch place head d_head"] | None = None
+    v: Float[Tensor, "batch place head d_head"] | None = None
+    places: Int[Tensor, "batch place"] | None = None
+    """Where the keys or values stand; -1 where a prompt has fewer."""
+
+    def of(self, prompts: Sequence[int]) -> "Patches":
+        every = (self.q, self.k, self.v, self.places)
+        return Patches(*(None if one is None else one[list(prompts)] for one in every))
+
+
+@dataclass(frozen=True)
 class AttentionEdits:
     """What is done to one layer's attention in rows at their prompts' last positions: in chosen heads only."""
 
     chosen: Bool[Tensor, "row head"]
     position: Float[Tensor, " row"]
     """How much of the position term is left in the scores: 1 all, 0 none."""
-    factor: Float[Tensor, "batch row key"] | None
+    factor: Float[Tensor, "batch row key"] | None = None
     """What attention is multiplied by; what is left is divided by its sum."""
+    patches: Patches | None = None
 
     def of(self, rows: slice) -> "AttentionEdits":
         factor = None if self.factor is None else self.factor[:, rows]
-        return AttentionEdits(self.chosen[rows], self.position[rows], factor)
+        return AttentionEdits(self.chosen[rows], self.position[rows], factor, self.patches)
+
+    def by_group(self, n_groups: int, device: torch.device) -> Bool[Tensor, "1 group row member 1"]:
+        """Which heads of which rows are edited, as attention has its axes here."""
+        return self.chosen.to(device).unflatten(1, (n_groups, -1)).transpose(0, 1)[None, ..., None]
+
+    def queries(self, q: Float[Tensor, "batch row head d_head"]) -> Float[Tensor, "batch row head d_head"]:
+        """The queries, with those of other prompts in the chosen heads."""
+        if self.patches is None or self.patches.q is None:
+            return q
+        return torch.where(self.chosen.to(q.device)[None, ..., None], self.patches.q.to(q)[:, None], q)
 
     @property
     def weight(self) -> Float[Tensor, "row head"]:
@@ -60,7 +89,7 @@ class AttentionEdits:
         """Attention with the factors at work."""
         if self.factor is None or not bool(self.chosen.any()):
             return pattern
-        chosen = self.chosen.to(pattern.device).unflatten(1, (pattern.shape[1], -1)).transpose(0, 1)[None, ..., None]
+        chosen = self.by_group(pattern.shape[1], pattern.device)
         own = pattern * self.factor.to(pattern)[:, None, :, None]
         own = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(own.dtype).tiny)
         return torch.where(chosen, own, pattern)
@@ -112,8 +141,8 @@ class SharedKeys:
     seen: Bool[Tensor, "batch key"]
     """The keys a prompt's last query sees, itself included."""
     alibi: Float[Tensor, "batch head key"] | None
-    turn: tuple[Tensor, Tensor] | None
-    """Cosines and sines of the last position, [batch 1 d_rotary]."""
+    turns: tuple[Tensor, Tensor] | None
+    """Cosines and sines of every position, [batch key d_rotary]."""
     last: Int[Tensor, " batch"]
     how: ScoreView
     plain: PlainKeys | None = None
@@ -127,14 +156,12 @@ class SharedKeys:
         k, v = (grouped(values.seen[name], view.n_kv_heads) for name in "kv")
         device, dtype = k.device, torch.promote_types(k.dtype, torch.float32)
         mask, last = batch.attention_mask.bool().to(device), batch.last.to(device)
-        turn, turns, alibi = None, None, None
+        turns, alibi = None, None
         k = before = k.to(dtype)
         if how.position == "rotary":
             cos, sin = (x.to(device, dtype).expand(len(k), -1, -1) for x in rotation(values, mask))
             turns = cos, sin
             k = rotate(k, cos, sin, how.interleaved)
-            rows = torch.arange(len(k), device=device)
-            turn = cos[rows, last, None], sin[rows, last, None]
         elif how.position == "alibi":
             alibi = scores.alibi(view, layer, mask).to(device, dtype)
         back = last[:, None] - torch.arange(k.shape[1], device=device)
@@ -143,7 +170,7 @@ class SharedKeys:
             seen = seen & (back < how.window)
         k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
         without = PlainKeys.of(values, before, turns, last, how) if plain else None
-        return cls(k, v, seen, alibi, turn, last, how, without)
+        return cls(k, v, seen, alibi, turns, last, how, without)
 
     def attend(
         self,
@@ -176,10 +203,12 @@ class SharedKeys:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, edits: AttentionEdits | None, norm: Tensor | None) -> Tensor:
         batch, n_rows, n_heads, d_head = q.shape
         n_groups = self.k.shape[1]
-        turned = q, k
-        if self.turn is not None:
-            turned = rotate(q, *self.turn, self.how.interleaved), rotate(k, *self.turn, self.how.interleaved)
+        if edits is not None:
+            q = edits.queries(q)
+        turned = tuple(self._turned(x, self.last[:, None]) for x in (q, k))
         products = self._products(*turned, self.k)
+        if edits is not None:
+            products = self._with_keys(products, turned[0], edits)
         weight = None
         if edits is not None and self.plain is not None:
             weight = edits.weight.to(products).unflatten(1, (n_groups, -1)).transpose(0, 1)[None, ..., None]
@@ -198,6 +227,8 @@ class SharedKeys:
         at_own = pattern.gather(-1, place)
         others = pattern.scatter(-1, place, 0.0)
         z = (others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + at_own * v.transpose(1, 2)[:, :, :, None]
+        if edits is not None:
+            z = self._with_values(z, pattern, edits)
         return z.transpose(1, 2).reshape(batch, n_rows, n_heads, d_head)
 
     def _products(self, q: Tensor, k: Tensor, kept: Tensor) -> Float[Tensor, "batch group row member key"]:
@@ -207,11 +238,65 @@ class SharedKeys:
         products = (q.flatten(2, 3) @ kept.transpose(-1, -2)).unflatten(2, (q.shape[2], -1))
         return products.scatter(-1, self.last[:, None, None, None, None].expand(*own.shape, 1), own[..., None])
 
+    def _turned(
+        self, x: Float[Tensor, "batch pos head d_head"], places: Int[Tensor, "batch #pos"]
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        """Queries or keys rotated as those of some positions, where a family rotates them."""
+        if self.turns is None:
+            return x
+        rows = torch.arange(len(places), device=places.device)[:, None]
+        cos, sin = (turn[rows, places] for turn in self.turns)
+        return rotate(x, cos, sin, self.how.interleaved)
+
+    def _with_keys(
+        self,
+        products: Float[Tensor, "batch group row member key"],
+        q: Float[Tensor, "batch row head d_head"],
+        edits: AttentionEdits,
+    ) -> Float[Tensor, "batch group row member key"]:
+        """Products with the keys of other prompts in the chosen heads; `q` is rotated."""
+        patches = edits.patches
+        if patches is None or patches.k is None or patches.places is None:
+            return products
+        n_groups = products.shape[1]
+        places = patches.places.to(q.device)
+        k = self._turned(patches.k.to(q), places.clamp(min=0))
+        new = torch.einsum("brhd,bphd->brhp", q, k).unflatten(2, (n_groups, -1)).transpose(1, 2)
+        there = (places >= 0)[:, None, None, None]
+        at = places.clamp(min=0)[:, None, None, None].expand(new.shape)
+        # Where a prompt has fewer places nothing is written: a position of its own, beyond the last key, takes it.
+        at = at.masked_fill(~there, products.shape[-1])
+        padded = torch.cat([products, products.new_zeros(*products.shape[:-1], 1)], dim=-1)
+        patched = padded.scatter(-1, at, new)[..., :-1]
+        return torch.where(edits.by_group(n_groups, q.device), patched, products)
+
+    def _with_values(
+        self,
+        z: Float[Tensor, "batch group row member d_head"],
+        pattern: Float[Tensor, "batch group row member key"],
+        edits: AttentionEdits,
+    ) -> Float[Tensor, "batch group row member d_head"]:
+        """z with the values of other prompts in the chosen heads."""
+        patches = edits.patches
+        if patches is None or patches.v is None or patches.places is None:
+            return z
+        n_groups = z.shape[1]
+        places = patches.places.to(z.device)
+        at = places.clamp(min=0)
+        weight = pattern.gather(-1, at[:, None, None, None].expand(*pattern.shape[:-1], -1))
+        weight = weight.masked_fill((places < 0)[:, None, None, None], 0.0)
+        new = patches.v.to(z).unflatten(2, (n_groups, -1)).permute(0, 2, 3, 1, 4)  # batch group member place d_head
+        old = self.v.gather(2, at[:, None, :, None].expand(-1, n_groups, -1, z.shape[-1]))
+        moved = torch.einsum("bgrmp,bgmpd->bgrmd", weight, new - old[:, :, None])
+        return torch.where(edits.by_group(n_groups, z.device), z + moved, z)
+
     def _plain(self, q: Tensor, k: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The rows' own queries and keys without the position term."""
         assert self.plain is not None
-        if self.turn is not None:
-            return unrotated(q, *self.turn, self.how.interleaved), unrotated(k, *self.turn, self.how.interleaved)
+        if self.turns is not None:
+            rows = torch.arange(len(q), device=q.device)
+            turn = [one[rows, self.last, None] for one in self.turns]
+            return unrotated(q, *turn, self.how.interleaved), unrotated(k, *turn, self.how.interleaved)
         if self.plain.q_share is None or self.plain.k_share is None:
             return q, k
         size = 1.0 if norm is None else norm.to(q)[:, :, None, None]
@@ -323,28 +408,60 @@ class CachedRows:
 
         See `AttentionEdits`; less than all of the position term is left only where keys were kept without it.
         """
-        first = int(chosen.any(-1).any(0).to(torch.uint8).argmax())
-        clean = torch.zeros_like(chosen[:1])
-        chosen = torch.cat([clean, chosen])
         position = torch.cat([position.new_ones(1), position])
         if factor is not None:
             factor = torch.cat([torch.ones_like(factor[:, :1]), factor], dim=1)
+        return self._edited(chosen, lambda layer, rows: AttentionEdits(rows, position, factor))
+
+    def with_patches(
+        self, chosen: Bool[Tensor, "set layer head"], patches: Mapping[int, Patches]
+    ) -> Float[Tensor, "batch row d_vocab"]:
+        """Logits after each prompt with each set of heads patched, in one pass; row 0 is not patched."""
+        position = torch.ones(1 + len(chosen))
+        return self._edited(chosen, lambda layer, rows: AttentionEdits(rows, position, patches=patches[layer]))
+
+    def _edited(
+        self,
+        chosen: Bool[Tensor, "set layer head"],
+        edits_of: Callable[[int, Bool[Tensor, "row head"]], AttentionEdits],
+    ) -> Float[Tensor, "batch row d_vocab"]:
+        """Logits with the attention of each set of heads edited, behind a row in which none is."""
+        first = int(chosen.any(-1).any(0).to(torch.uint8).argmax())
+        rows = torch.cat([torch.zeros_like(chosen[:1]), chosen])
 
         def edits(layer: int) -> AttentionEdits | None:
-            return AttentionEdits(chosen[:, layer], position, factor) if bool(chosen[:, layer].any()) else None
+            return edits_of(layer, rows[:, layer]) if bool(rows[:, layer].any()) else None
 
-        return self._pass({first: len(chosen) - 1}, lambda layer, z: None, edits)
+        return self._pass({first: len(chosen)}, lambda layer, z: None, edits)
+
+    def with_vectors(
+        self, vectors: Float[Tensor, "case d_model"], layers: Sequence[int]
+    ) -> Float[Tensor, "batch row d_vocab"]:
+        """Logits after each prompt with each vector added to the residual stream behind its layer, in one pass.
+
+        `layers` do not fall. Row 0 has nothing added. Blocks before the first of the layers are not run.
+        """
+        entering = {layer: layers.count(layer) for layer in dict.fromkeys(layers)}
+
+        def add(layer: int, x: Float[Tensor, "batch row d_model"]) -> None:
+            first = layers.index(layer)
+            own = vectors[first : first + entering[layer]]
+            x[:, x.shape[1] - len(own) :] += own.to(x)
+
+        return self._pass(entering, lambda layer, z: None, add=add)
 
     def _pass(
         self,
         entering: Mapping[int, int],
         remove: Callable[[int, Tensor], None],
         edits: Callable[[int], AttentionEdits | None] = lambda layer: None,
+        add: Callable[[int, Tensor], None] | None = None,
     ) -> Float[Tensor, "batch row d_vocab"]:
         """Logits of rows that enter at some layers, as many as said, behind one that enters at the first of them.
 
-        `remove` edits a layer's z in place, [batch row head d_head], `edits` its attention. The new rows of a layer
-        must attend as the model does before anything is removed.
+        `remove` edits a layer's z in place, [batch row head d_head], `edits` its attention, `add` the residual stream
+        behind a layer that rows enter at, [batch row d_model]. The new rows of a layer must attend as the model does
+        before anything is removed.
         """
         view, n, first = self.view, len(self.batch), min(entering)
         state: dict[str, Any] = {"rows": 0}
@@ -395,10 +512,21 @@ class CachedRows:
 
             return hook_fn
 
+        def write(layer: int) -> Any:
+            def hook_fn(x: Tensor, hook: Any) -> Tensor:
+                x = x.clone()
+                assert add is not None
+                add(layer, x[:, 0].unflatten(0, (n, -1)))  # a view: written in place
+                return x
+
+            return hook_fn
+
         hooks: list[tuple[str, Any]] = []
         for layer in values:
             hooks += [(hook, see(layer, name)) for name, hook in _hooks(view, layer).items() if name not in TURNS]
             hooks.append((view.hook(layer, "attn.hook_z"), attend(layer)))
+            if add is not None and layer in entering:
+                hooks.append((view.hook(layer, "hook_resid_post"), write(layer)))
         token = self.batch.tokens[:1, int(self.batch.last[0])][:, None]
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())

@@ -138,7 +138,7 @@ def label_log_probs_debiased(
     check_moves(view, heads_of(by_layer))
     recency = torch.tensor([fix.recency for fix in fixes], dtype=torch.float64)
 
-    def rows_of(kept: CachedRows, sets: slice) -> Tensor:
+    def rows_of(kept: CachedRows, sets: slice, prompts: list[int]) -> Tensor:
         factor, some = None, [fix.majority for fix in fixes[sets]]
         if any(some):
             of_strength = {strength: _factors(kept.batch, strength) for strength in set(some)}

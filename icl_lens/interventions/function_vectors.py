@@ -8,7 +8,7 @@
 Source: Todd et al., "Function vectors in large language models", arXiv 2310.15213, section 2.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,11 @@ from torch import Tensor
 
 from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
+from icl_lens.interventions.cached_rows import NotShared
 from icl_lens.interventions.choice import group
 from icl_lens.interventions.effects import head_effects
+from icl_lens.interventions.head_sets import read_by_rows
+from icl_lens.interventions.restarted import Read
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn, taking_turn
 from icl_lens.models.view import ModelView
@@ -72,6 +75,37 @@ def indirect_effects(
     return (own - lost).exp() - own.exp()
 
 
+@in_turn
+def read_with_vectors(
+    model: Any,
+    batch: PromptBatch,
+    vectors: Float[Tensor, "case d_model"],
+    layers: Sequence[int],
+    read: Read,
+) -> Float[Tensor, "batch case n"]:
+    """What `read` keeps after each prompt with each vector added behind its layer, as `add_vector` adds it.
+
+    Costs a pass over the prompts, and a row of one token for each prompt and vector from the vector's layer on; where
+    keys cannot be shared (see `head_effects`), a pass for each vector. Raises InputError as `add_vector` does.
+    """
+    view = ModelView.of(model)
+    for layer in dict.fromkeys(layers):
+        _check(view, vectors, layer, len(layers))
+    order = sorted(range(len(layers)), key=lambda case: layers[case])
+    places, ordered = [layers[case] for case in order], vectors[order]
+    try:
+        found = read_by_rows(
+            view, batch, len(order), lambda kept, some, _: kept.with_vectors(ordered[some], places[some]), read
+        )
+    except NotShared:
+        each = []
+        for vector, layer in zip(ordered, places, strict=True):
+            with add_vector(model, vector, layer, batch):
+                each.append(read(last_log_probs(model, batch)[:, None], batch))
+        found = torch.cat(each, dim=1)
+    return found[:, torch.tensor(order).argsort().to(found.device)]
+
+
 @contextmanager
 def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> Iterator[None]:
     """Adds a vector to the residual stream behind a layer, at the last position of every prompt.
@@ -88,15 +122,7 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    if not 0 <= layer < view.n_layers:
-        raise InputError(f"there is no layer {layer} in {view.name}; layers are 0–{view.n_layers - 1}")
-    if tuple(vector.shape) not in ((view.d_model,), (len(batch), view.d_model)):
-        raise InputError(
-            f"the vector has shape {tuple(vector.shape)}; give {view.d_model} numbers, or as many for each of "
-            f"{len(batch)} prompts"
-        )
-    if not bool(vector.isfinite().all()):
-        raise InputError("the vector is not finite (NaN or infinite); give numbers")
+    _check(view, vector, layer, len(batch))
 
     def add(stream: Tensor, hook: Any) -> Tensor:
         if tuple(stream.shape[:2]) != tuple(batch.tokens.shape):
@@ -111,3 +137,16 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
 
     with taking_turn(model, block=True), model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_post"), add)]):
         yield
+
+
+def _check(view: ModelView, vector: Tensor, layer: int, n: int) -> None:
+    """Raises InputError for a layer that is not there, and for a vector, or `n` of them, that cannot be added."""
+    if not 0 <= layer < view.n_layers:
+        raise InputError(f"there is no layer {layer} in {view.name}; layers are 0–{view.n_layers - 1}")
+    if tuple(vector.shape) not in ((view.d_model,), (n, view.d_model)):
+        raise InputError(
+            f"the vector has shape {tuple(vector.shape)}; give {view.d_model} numbers, or as many for each of "
+            f"{n} prompts"
+        )
+    if not bool(vector.isfinite().all()):
+        raise InputError("the vector is not finite (NaN or infinite); give numbers")

@@ -29,6 +29,8 @@ from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
+RowsOf = Callable[[CachedRows, slice, list[int]], Float[Tensor, "prompt row d_vocab"]]
+"""Logits under some edits, of the prompts at these places in a batch; row 0 of each is not edited."""
 Mode = Literal["zero", "mean"]
 Sets = Sequence[Iterable[Head | tuple[int, int]]]
 Reference = PromptBatch | Iterable[PromptBatch] | None
@@ -151,7 +153,7 @@ def _without(
             instead = means or mean_z(view, every_head(view), averaged, positions)
         if positions == "last":
             return read_by_rows(
-                view, batch, len(removed), lambda kept, some: kept.without_sets(removed[some], instead), read
+                view, batch, len(removed), lambda kept, some, _: kept.without_sets(removed[some], instead), read
             )
         return read_without_sets(view, batch, removed, read, instead, pass_tokens=PASS_TOKENS)
     except NotShared:
@@ -172,7 +174,7 @@ def labels_by_rows(
     view: ModelView,
     batch: PromptBatch,
     n_sets: int,
-    rows_of: Callable[[CachedRows, slice], Float[Tensor, "prompt row d_vocab"]],
+    rows_of: RowsOf,
     *,
     plain: bool = False,
 ) -> Float[Tensor, "batch set label"]:
@@ -184,15 +186,15 @@ def read_by_rows(
     view: ModelView,
     batch: PromptBatch,
     n_sets: int,
-    rows_of: Callable[[CachedRows, slice], Float[Tensor, "prompt row d_vocab"]],
+    rows_of: RowsOf,
     read: Read,
     *,
     plain: bool = False,
 ) -> Float[Tensor, "batch set n"]:
     """What `read` keeps under each of several edits at the last position, from rows that share keys.
 
-    `rows_of` gets some prompts' keys (`plain`: also without position) and which edits are wanted, and gives logits: row
-    0 of each prompt without an edit, the others with one each. Raises NotShared.
+    `rows_of` gets some prompts' keys (`plain`: also without position), which edits are wanted, and which prompts these
+    are. Raises NotShared.
     """
     size = prompts_at_once(view, batch, pass_tokens=PASS_TOKENS, n_rows=n_sets, plain=plain)
     # Prompts of about one length share a pass, so that none is padded for nothing.
@@ -206,9 +208,9 @@ def read_by_rows(
         clean = kept.log_probs[:, None]
         for first in range(0, n_sets, step):
             sets = slice(first, min(first + step, n_sets))
-            rows = _or_not_shared(view, lambda kept=kept, sets=sets: rows_of(kept, sets))
+            rows = _or_not_shared(view, lambda kept=kept, sets=sets, prompts=prompts: rows_of(kept, sets, prompts))
             own = torch.log_softmax(rows.to(clean.dtype), dim=-1)
-            off = float((_labels(own[:, :1], some) - _labels(clean, some)).abs().max())
+            off = float((_checked(own[:, :1], clean, some) - _checked(clean, clean, some)).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
                 raise NotShared(f"a row of {view.architecture} without any edit is off by {off:.1e} nats")
             kept_of = read(own[:, 1:], some)
@@ -217,6 +219,13 @@ def read_by_rows(
             found[prompts, sets] = kept_of
     assert found is not None
     return found
+
+
+def _checked(log_probs: Tensor, clean: Tensor, batch: PromptBatch) -> Float[Tensor, "batch row token"]:
+    """What rows are checked by: the labels' log-probabilities, or without labels the likeliest token's."""
+    if len(batch.label_tokens):
+        return _labels(log_probs, batch)
+    return log_probs.gather(-1, clean.argmax(-1, keepdim=True))
 
 
 def _or_not_shared(view: ModelView, compute: Callable[[], Any]) -> Any:

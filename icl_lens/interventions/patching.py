@@ -1,7 +1,7 @@
 """Giving chosen heads the queries, keys, values, patterns or z that they have on another prompt."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.cached_rows import CachedRows, NotShared, Patches, check_untouched
 from icl_lens.interventions.choice import Positions, group, heads_of
 from icl_lens.interventions.editor import Attention, Edit, Stage, asleep, editing
+from icl_lens.interventions.head_sets import labels_by_rows, marked
 from icl_lens.interventions.pattern import Inputs, LayerValues, layer_hooks, score_inputs
 from icl_lens.interventions.probe import check_moves, check_understood
 from icl_lens.models.head import Head
@@ -85,8 +87,10 @@ def label_log_probs_patched(
 ) -> Float[Tensor, "batch set label"]:
     """Log-probability of each label after each prompt when the heads of each set are patched, nats.
 
-    The same numbers as `label_log_probs` within `patch_heads(model, heads, source, …)`, a set at a time, but `source`
-    is run once for all of them, and so is the batch without a patch where `seen_by` needs it. Raises InputError as
+    The same numbers as `label_log_probs` within `patch_heads(model, heads, source, …)`, a set at a time, within
+    rounding, but `source` is run once for all of them. Where only the last position is touched (its queries, or keys
+    and values of labels with `seen_by="last"`), the batch is run once as well, and each set is a row of one token; a
+    pass for each set otherwise, and where keys cannot be shared (see `head_effects`). Raises InputError as
     `patch_heads` does, and for no sets.
 
     Example:
@@ -102,6 +106,9 @@ def label_log_probs_patched(
     every = group(view, {head for by_layer in each for head in heads_of(by_layer)})
     into = batch if align == "labels" else None
     _check(what, positions, align, into, seen_by)
+    if seen_by == "last" or (what == "q" and positions == "last"):
+        with suppress(NotShared):
+            return _by_rows(view, batch, each, every, source, what)
     recorded, own = _recorded(view, every, source, what, into if seen_by == "last" else None)
     found = []
     for by_layer in each:
@@ -109,6 +116,57 @@ def label_log_probs_patched(
         with _patching(view, by_layer, _Patch(source, what, positions, into, some, theirs)):
             found.append(label_log_probs(model, batch))
     return torch.stack(found, dim=1)
+
+
+def _by_rows(
+    view: ModelView,
+    batch: PromptBatch,
+    each: Sequence[dict[int, list[int]]],
+    every: dict[int, list[int]],
+    source: PromptBatch,
+    what: What,
+) -> Float[Tensor, "batch set label"]:
+    """Patches that only the last position sees: a row of one token for each set and prompt. Raises NotShared."""
+    check_untouched(view)
+    if len(source) not in (1, len(batch)):
+        raise NotShared("the source has other rows")
+    aligned = None if what == "q" else _aligned(source, batch, ends=False)
+    recorded, _ = _recorded(view, every, source, what, None)
+    patches = {
+        layer: _patches(view, batch, source, what, kept[what], every[layer], aligned)
+        for layer, kept in recorded.items()
+    }
+    chosen = marked(view, [heads_of(by_layer) for by_layer in each])
+
+    def rows_of(kept: CachedRows, sets: slice, prompts: list[int]) -> Tensor:
+        return kept.with_patches(chosen[sets], {layer: one.of(prompts) for layer, one in patches.items()})
+
+    return labels_by_rows(view, batch, len(each), rows_of)
+
+
+def _patches(
+    view: ModelView,
+    batch: PromptBatch,
+    source: PromptBatch,
+    what: What,
+    value: Float[Tensor, "source pos chosen d_head"],
+    heads: list[int],
+    aligned: tuple[Tensor, Tensor, Tensor] | None,
+) -> Patches:
+    """What a layer's heads have on the source: at its last positions, or at its labels."""
+    n, device = len(batch), value.device
+    value = value.expand(n, *value.shape[1:])
+    if aligned is None:
+        full = value.new_zeros(n, view.n_heads, value.shape[-1])
+        full[:, heads] = value[torch.arange(n, device=device), source.last.to(device).expand(n)]
+        return Patches(q=full)
+    rows, ours, theirs = (place.to(device) for place in aligned)
+    slots = torch.cat([torch.arange(int(count), device=device) for count in rows.bincount(minlength=n)])
+    places = torch.full((n, int(slots.max()) + 1), -1, device=device)
+    places[rows, slots] = ours
+    full = value.new_zeros(*places.shape, view.n_heads, value.shape[-1])
+    full[rows[:, None], slots[:, None], torch.tensor(heads, device=device)] = value[rows, theirs]
+    return Patches(places=places, k=full if what == "k" else None, v=full if what == "v" else None)
 
 
 def _check(what: What, positions: Positions, align: Align, into: PromptBatch | None, seen_by: Positions) -> None:
