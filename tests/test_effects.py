@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import cached_rows, gradients
-from icl_lens.interventions.cached_rows import SharedKeys
+from icl_lens.interventions import cached_rows, gradients, shared_keys
+from icl_lens.interventions.shared_keys import SharedKeys
 from icl_lens.models.scores import ScoreView
 from icl_lens.models.view import ModelView
 
@@ -89,7 +89,7 @@ def test_pieces_and_layers_of_any_size(load_tiny, name, monkeypatch):
     batch = ragged(model)
     expected = il.head_effects(model, batch, positions="last").log_prob
     monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
-    monkeypatch.setattr(cached_rows, "SCORE_BYTES", 1)
+    monkeypatch.setattr(shared_keys, "SCORE_BYTES", 1)
     rows = []
     hooks = [
         (f"blocks.{layer}.attn.hook_q", lambda q, hook, layer=layer: rows.append((layer, len(q)))) for layer in range(3)
@@ -258,8 +258,8 @@ def test_attention_that_is_not_known_takes_the_long_way(load_tiny, monkeypatch, 
     """A family whose scores are made in a way we think wrongly of: the numbers stay right."""
     model = load_tiny("llama_gqa")
     batch = ragged(model)
-    right = cached_rows.scores.score_view
-    monkeypatch.setattr(cached_rows.scores, "score_view", lambda view, layer: right(view, layer)._replace(**how))
+    right = shared_keys.scores.score_view
+    monkeypatch.setattr(shared_keys.scores, "score_view", lambda view, layer: right(view, layer)._replace(**how))
     effects = il.head_effects(model, batch, positions="last")
     assert effects.way == "restarted passes"
     assert because in effects.because
@@ -374,7 +374,7 @@ def test_keys_are_shared_not_copied():
         v=draw(1, groups, n_keys, width),
         seen=torch.ones(1, n_keys, dtype=torch.bool),
         alibi=None,
-        turn=None,
+        turns=None,
         last=torch.tensor([n_keys - 1]),
         how=ScoreView(0.1, None, None, "standard", False),
     )
