@@ -131,7 +131,8 @@ def _swaps(study: Study, config: TwoTowerConfig) -> pd.DataFrame:
     for ranking in RANKINGS:
         heads = located_for_both(study.ranked_by(ranking), study.few(config.heads))
         sets.append((ranking, "located", "located", heads))
-        sets += [(ranking, "random", f"set {i}", drawn) for i, drawn in enumerate(study.controls(heads, config.draws))]
+        for i, drawn in enumerate(study.controls(heads, config.draws)):
+            sets.append((ranking, "random", f"set {i}", drawn))
     parts = [(cell, study.test[place :: len(CELLS)]) for place, cell in enumerate(CELLS)]
     asked = [_Asked.of(study, cell, rows) for cell, rows in parts if len(rows)]
     own = study.tokenize([prompt for one in asked for prompt in one.prompts])

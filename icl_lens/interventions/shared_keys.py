@@ -189,10 +189,10 @@ class SharedKeys:
         n_groups = self.k.shape[1]
         if edits is not None:
             q = edits.queries(q)
-        turned = tuple(self._turned(x, self.last[:, None]) for x in (q, k))
-        products = self._products(*turned, self.k)
+        turned = self._turned(q, self.last[:, None])
+        products = self._products(turned, self._turned(k, self.last[:, None]), self.k)
         if edits is not None:
-            products = self._with_keys(products, turned[0], edits)
+            products = self._with_keys(products, turned, edits)
         weight = None
         if edits is not None and self.plain is not None:
             weight = edits.weight.to(products).unflatten(1, (n_groups, -1)).transpose(0, 1)[None, ..., None]
@@ -279,8 +279,8 @@ class SharedKeys:
         assert self.plain is not None
         if self.turns is not None:
             rows = torch.arange(len(q), device=q.device)
-            turn = [one[rows, self.last, None] for one in self.turns]
-            return unrotated(q, *turn, self.how.interleaved), unrotated(k, *turn, self.how.interleaved)
+            cos, sin = (turn[rows, self.last, None] for turn in self.turns)
+            return unrotated(q, cos, sin, self.how.interleaved), unrotated(k, cos, sin, self.how.interleaved)
         if self.plain.q_share is None or self.plain.k_share is None:
             return q, k
         size = 1.0 if norm is None else norm.to(q)[:, :, None, None]
