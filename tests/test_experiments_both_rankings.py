@@ -1,0 +1,121 @@
+"""What both rankings ask for runs together, and each has its own heads in its table: against the library's blocks."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import icl_lens as il
+from experiments.claims import majority_bias, shallow_flow, two_tower
+from experiments.claims.bias import BiasConfig
+from experiments.claims.queries import texts_exchanged
+from experiments.lab.editing import FOO, located_for_both
+from experiments.lab.frames import where
+from experiments.lab.study import RANKINGS, Ranking, Study, StudySettings, Variant
+from icl_lens.metrics import label_log_odds
+
+
+@pytest.fixture
+def study(load_tiny: Callable[..., Any], tmp_path: Any) -> Study:
+    path = tmp_path / "words.json"
+    categories = {
+        "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
+        "number": ["eight", "two", "one", "nine", "three", "w40", "w41"],
+    }
+    path.write_text(json.dumps({"categories": categories}))
+    study = Study(load_tiny("gpt2"), StudySettings(model="tiny", n=16, path=str(path)))
+    first, second = (located_of(study, ranking) for ranking in RANKINGS)
+    assert {*first} != {*second}
+    return study
+
+
+def located_of(study: Study, ranking: Ranking) -> list[il.Head]:
+    return located_for_both(study.ranked_by(ranking), study.few(6))
+
+
+def counted(study: Study, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The passes that are asked for, by what they are of."""
+    asked: list[str] = []
+    run = study.passes.run
+    monkeypatch.setattr(
+        study.passes, "run", lambda what, *args, **kwargs: asked.append(what) or run(what, *args, **kwargs)
+    )
+    return asked
+
+
+def odds_of(scores: torch.Tensor, batch: il.PromptBatch) -> np.ndarray:
+    return label_log_odds(scores, batch.answer, choices=batch.label_mask).numpy()
+
+
+def test_layers_are_blocked_once_and_each_ranking_has_its_heads(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(study, monkeypatch)
+    tables = {}
+    for ranking in RANKINGS:
+        tables[ranking] = shallow_flow.table(study.ranked_by(ranking), shallow_flow.ShallowFlowConfig())
+        blocked = [what for what in asked if "blocked" in what]
+    assert len(blocked) == len({*blocked}) > 0
+    rows = torch.cat(study.halves)
+    batch = study.batch(FOO)[rows]
+    edges = shallow_flow.label_to_text(batch)
+    for ranking, table in tables.items():
+        for window in ("0–0", "2–2"):
+            layer = int(window[0])
+            with il.block_attention(study.model, [il.Head(layer, head) for head in range(study.view.n_heads)], edges):
+                acts = il.capture(study.model, batch)
+            attention = il.attention_to_labels(acts)
+            own = torch.stack([attention[:, head.layer, head.head] for head in located_of(study, ranking)]).mean(0)
+            true = batch.label_index == batch.answer[:, None]
+            gap = (own * true).sum(-1) - (own * ~true).sum(-1)
+            found = where(table, window=window, edges="own")
+            assert list(found["prompt"]) == rows.tolist()
+            np.testing.assert_allclose(found["gap"], gap, atol=1e-5)
+    first, second = (tables[ranking]["gap"].to_numpy() for ranking in RANKINGS)
+    assert np.abs(first - second).max() > 1e-3
+
+
+def test_fixes_are_in_each_rankings_heads(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(study, monkeypatch)
+    for ranking in RANKINGS:
+        table = majority_bias.EXPERIMENT.table(study.ranked_by(ranking), BiasConfig(draws=1))
+        heads = located_of(study, ranking)
+        found = where(table, group="located", layout="favoured", asked="true", answer="foo")
+        batch = study.batch(Variant("order"))[found["prompt"].tolist()]
+        strength = float(found["strength"].iloc[0])
+        with il.debias(study.model, batch, heads, majority=strength):
+            np.testing.assert_allclose(found["odds"], odds_of(il.label_log_probs(study.model, batch), batch), atol=1e-4)
+        controls = where(table, group="random", name="set 0")
+        assert len(controls) == len(where(table, group="located"))
+    assert [what for what in asked if "majority" in what] == ["majority, held out", "majority, tested"]
+
+
+def test_swaps_are_in_each_rankings_heads(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(study, monkeypatch)
+    for ranking in RANKINGS:
+        table = two_tower.table(study.ranked_by(ranking), two_tower.TwoTowerConfig(draws=1))
+        heads = located_of(study, ranking)
+        row = int(study.test[0])  # prompts take turns in the cells, of which the first is the first prompt's
+        prompt = study.prompts(two_tower.CELLS[0])[row]
+        own = study.tokenize([prompt])
+        before = odds_of(il.label_log_probs(study.model, own), own)
+        sources = {
+            "V, labels exchanged": study.tokenize([study.prompts(Variant(swapped=True))[row]]),
+            "K, texts exchanged": study.tokenize([texts_exchanged(prompt)]),
+        }
+        for measure, source in sources.items():
+            with il.patch_heads(
+                study.model,
+                heads,
+                source,
+                what="v" if measure[0] == "V" else "k",
+                align="labels",
+                into=own,
+                seen_by="last",
+            ):
+                after = odds_of(il.label_log_probs(study.model, own), own)
+            found = where(table, measure=measure, group="located", prompt=2 * row)
+            np.testing.assert_allclose(found["value"], before - after, atol=1e-4)
+    exchanged = [what for what in asked if "exchanged" in what and "q·k" not in what]
+    assert exchanged == ["nothing exchanged", *(f"{what} exchanged" for what in "qkvkv")]
