@@ -49,6 +49,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def remove_halves(folder: Path) -> None:
+    """Removes what a process that was killed while it wrote has left in a folder; nobody else may be writing there."""
+    for half in folder.iterdir():
+        if OWN.fullmatch(half.name) and half.is_file() and not half.is_symlink():
+            half.unlink(missing_ok=True)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Writes text beside `path`, then moves it into place; raises InputError as `replacing` does."""
     with replacing(path) as beside:

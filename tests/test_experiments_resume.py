@@ -79,7 +79,7 @@ def test_every_pass_leaves_chunks(unbroken):
     names = {Path(name).name for name in chunks_of(unbroken)}
     assert {"head_increases", "class_attention", "NeuronIncreases"} <= {name.split("-")[0] for name in names}
     passes = {name.rsplit("-", 2)[0] for name in names}
-    assert {"shallow-flow-002", "repeated", "means"} <= passes
+    assert {"blocked", "repeated", "means"} <= passes
     manifest = json.loads(next(data for name, data in unbroken.items() if name.endswith("manifest.json")))
     assert {"n", "seed", "weights", "prompts_digest", "data", "code", "versions", "dtype", "device"} <= set(manifest)
 
@@ -119,6 +119,23 @@ def test_a_damaged_chunk_is_computed_again(inputs, unbroken, tmp_path, monkeypat
     assert contents(out) == unbroken
     del others[Path(needed[0]).name]
     assert others.items() <= stamps(out, "passes/*/*.parquet").items()
+
+
+def test_half_a_result_of_a_killed_run_is_removed(inputs, unbroken, tmp_path, monkeypatch, capsys):
+    """What `replacing` had begun to write; other hidden files are the user's."""
+    out = tmp_path / "out"
+    for name, data in unbroken.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(data)
+    folder = out / "tiny/sentiment-number/order"
+    (folder / "result.json").unlink()
+    (folder / ".icl_lens-table-rmd6ap0d.csv").write_text("half")
+    (folder / ".note").write_text("mine")
+    assert run(inputs, out, monkeypatch, capsys)[0] == 0
+    assert not (folder / ".icl_lens-table-rmd6ap0d.csv").exists()
+    assert (folder / ".note").read_text() == "mine"
+    (folder / ".note").unlink()
+    assert contents(out) == unbroken
 
 
 def test_chunks_of_other_sources_are_not_taken_up(inputs, unbroken, tmp_path, monkeypatch, capsys):

@@ -21,7 +21,7 @@ from experiments.lab.located import LocatedHead
 from experiments.lab.study import Ranking
 from experiments.lab.verdict import Verdict
 from icl_lens.errors import InputError
-from icl_lens.files import other_configuration, replacing, write_text
+from icl_lens.files import other_configuration, remove_halves, replacing, write_text
 
 RESULT = "result.json"
 """Written last: a folder with it is complete."""
@@ -120,9 +120,10 @@ def save(
 ) -> None:
     """Writes table.parquet, table.csv, a figure for each ranking (figure_name; .png, .pdf) and, last, result.json.
 
-    Measured times are written beside it, with three digits.
+    Measured times are written beside it, with three digits. Half-written files of a run that was killed are removed.
     """
     check_folder(folder)
+    remove_halves(folder)
     (folder / RESULT).unlink(missing_ok=True)
     with replacing(folder / "table.parquet") as path:
         table.to_parquet(path, index=False)

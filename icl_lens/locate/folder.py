@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from icl_lens.errors import InputError
-from icl_lens.files import OWN, replacing
+from icl_lens.files import remove_halves, replacing
 
 MANIFEST = "manifest.json"
 
@@ -49,9 +49,7 @@ class RunFolder:
                 f"the folder {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no {MANIFEST}; "
                 "choose an empty or new folder"
             )
-        for half in self.path.iterdir():
-            if OWN.fullmatch(half.name) and half.is_file() and not half.is_symlink():
-                half.unlink(missing_ok=True)
+        remove_halves(self.path)
         if not manifest.is_file():
             self.write_bytes(MANIFEST, text.encode())
 
