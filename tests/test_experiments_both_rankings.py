@@ -81,8 +81,8 @@ def test_fixes_are_in_each_rankings_heads(study: Study, monkeypatch: pytest.Monk
     for ranking in RANKINGS:
         table = majority_bias.EXPERIMENT.table(study.ranked_by(ranking), BiasConfig(draws=1))
         heads = located_of(study, ranking)
-        found = where(table, group="located", layout="favoured", asked="true", answer="foo")
-        batch = study.batch(Variant("order"))[found["prompt"].tolist()]
+        found = where(table, group="located", layout="against", asked="true", answer="foo")
+        batch = study.batch(Variant("imbalanced"))[found["prompt"].tolist()]
         strength = float(found["strength"].iloc[0])
         with il.debias(study.model, batch, heads, majority=strength):
             np.testing.assert_allclose(found["odds"], odds_of(il.label_log_probs(study.model, batch), batch), atol=1e-4)
