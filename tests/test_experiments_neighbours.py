@@ -224,7 +224,10 @@ def test_vectors_are_those_of_the_library_and_added_where_they_say(study) -> Non
     words = vectors_added._Words.of(study)
     assert not {*np.array(words.texts)[words.choosing & words.true]} & {*np.array(words.texts)[~words.choosing]}
     vectors = [{key: 30 * vector for key, vector in own.items()}]
+    nothing = vectors_added.Added("nothing", "nothing")  # is as good behind every layer
+    vectors[0][nothing] = torch.zeros(study.view.d_model)
     found = vectors_added._without_demonstrations(study, words, vectors, [labels])
+    assert {*where(found, group="nothing")["layer"]} == {0}
     for _, row in where(found, group="effect").iterrows():
         zero = il.tokenize_text(study.model, f"{words.texts[row['prompt']]} :")
         with il.add_vector(study.model, vectors[0][effect], int(row["layer"]), zero):

@@ -624,6 +624,8 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
 
 def test_what_cannot_be_aligned_is_said(run):
     model, batch, other, _ = run("gpt2")
+    with pytest.raises(il.InputError, match="row 1 has 3 demonstrations and its source 2"):
+        il.label_log_probs_patched(model, batch, [HEADS], other[[0, 2, 1]], what="q", positions="last", align="labels")
     with (
         il.patch_heads(model, HEADS, other[[0, 2, 1]], what="v"),
         pytest.raises(il.InputError, match=r"first in row 1 \(10 and 11\).*or align='labels'"),

@@ -107,7 +107,7 @@ def label_log_probs_patched(
     every = group(view, {head for by_layer in each for head in heads_of(by_layer)})
     into = batch if align == "labels" else None
     _check(what, positions, align, into, seen_by)
-    if seen_by == "last" or (what == "q" and positions == "last"):
+    if seen_by == "last" or (what == "q" and positions == "last" and align == "positions"):
         with suppress(NotShared):
             return _by_rows(view, batch, each, every, source, what)
     recorded, own = _recorded(view, every, source, what, into if seen_by == "last" else None)
