@@ -11,6 +11,7 @@ import torch
 import icl_lens as il
 from experiments.claims import majority_bias, shallow_flow, two_tower
 from experiments.claims.bias import BiasConfig
+from experiments.claims.blocked import label_to_text
 from experiments.claims.queries import texts_exchanged
 from experiments.lab.editing import FOO, located_for_both
 from experiments.lab.frames import where
@@ -59,7 +60,7 @@ def test_layers_are_blocked_once_and_each_ranking_has_its_heads(study: Study, mo
     assert len(blocked) == len({*blocked}) > 0
     rows = torch.cat(study.halves)
     batch = study.batch(FOO)[rows]
-    edges = shallow_flow.label_to_text(batch)
+    edges = label_to_text(batch)
     for ranking, table in tables.items():
         for window in ("0–0", "2–2"):
             layer = int(window[0])

@@ -18,6 +18,7 @@ from experiments.claims import (
     ablation,
     attention_vs_increase,
     best_head,
+    blocked,
     causal_location,
     common_heads,
     ffn,
@@ -402,8 +403,8 @@ def test_shallow_and_deep_windows_share_no_layer(n_layers: int, size: int) -> No
 
 def test_random_edges_are_as_many_and_none_of_them(gpt2: Any) -> None:
     batch = il.tokenize(gpt2, [il.Prompt.parse("love : bar like : bar eight : foo two : foo one :")] * 2)
-    own = shallow_flow.label_to_text(batch)
-    other = shallow_flow.random_edges(own, torch.Generator().manual_seed(0))
+    own = blocked.label_to_text(batch)
+    other = blocked.random_edges(own, torch.Generator().manual_seed(0))
     assert not (own & other).any()
     assert not other.triu().any(), "only earlier positions, and not the own one"
     #  0 love, 1 :, 2 bar, 3 like, 4 :, 5 bar, …: the first colon sees only what it is blocked from

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 import icl_lens as il
 from experiments.claims import (
     ablation,
+    blocked,
     head_atlas,
     head_count,
     label_features,
@@ -252,7 +253,7 @@ def test_texts_are_exchanged_between_labels_that_stay() -> None:
 
 def test_edges_from_labels_to_their_own_texts_only(gpt2) -> None:
     batch = il.tokenize(gpt2, [il.Prompt.parse("the cat : foo dog : bar one :"), il.Prompt.parse("love : foo two :")])
-    edges = shallow_flow.label_to_text(batch)
+    edges = blocked.label_to_text(batch)
     #  0 the, 1 cat, 2 :, 3 foo, 4 dog, 5 :, 6 bar
     assert {tuple(edge) for edge in edges[0].nonzero().tolist()} == {(2, 0), (2, 1), (3, 0), (3, 1), (5, 4), (6, 4)}
     assert {tuple(edge) for edge in edges[1].nonzero().tolist()} == {(1, 0), (2, 0)}

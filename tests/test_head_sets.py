@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from itertools import permutations
 
 import families
 import pytest
@@ -13,10 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.interventions import cached_rows, head_sets, restarted
+from icl_lens.interventions.forks import Forks
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
-SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], EVERY]
+SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
 
 
@@ -107,6 +109,42 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     monkeypatch.setattr(head_sets, "PASS_TOKENS", 1)
     pieces = il.label_log_probs_without(model, batch, SETS, **options)
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sets", [*permutations([[], [(0, 1), (2, 0)], [(0, 1), (1, 2)], [(1, 2)], [(1, 2)]], 5)])
+def test_sets_that_begin_alike_are_one_row_up_to_there(load_tiny, sets):
+    """Whatever their order: the rows of each layer are the different beginnings of sets up to it, and the prompt's."""
+    model = load_tiny("gpt2")
+    removed = head_sets.marked(ModelView.of(model), sets)
+    forks = Forks.of(removed, alike=True)
+    for layer in range(removed.shape[1]):
+        beginnings = {tuple(one[: layer + 1].flatten().tolist()) for one in removed}  # the empty set's is row 0's
+        assert len(forks.sets_at(layer)) == len(beginnings) - 1
+    # From its row a set's way back to row 0 passes rows that are edited as it is.
+    for place, row in enumerate(forks.row_of):
+        own = forks.set_of[row - 1] if row else sets.index([])
+        assert torch.equal(removed[own], removed[place])
+    apart = Forks.of(removed, alike=False)
+    assert sorted(apart.row_of) == [0, 1, 2, 3, 4]
+    assert dict(sorted(apart.entering.items())) == {0: [0, 0], 1: [0, 0]}
+
+
+def test_rows_enter_where_their_sets_begin(load_tiny):
+    """Of three sets one begins in layer 0 and two in layer 1, alike; they part in layer 2; each prompt has row 0."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    ran: list[tuple[int, int]] = []
+
+    def noted(layer):
+        return lambda module, args, kwargs: ran.append((layer, len((*args, *kwargs.values())[0])))
+
+    handles = [
+        block.attn.register_forward_pre_hook(noted(layer), with_kwargs=True) for layer, block in enumerate(model.blocks)
+    ]
+    il.label_log_probs_without(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])
+    for handle in handles:
+        handle.remove()
+    assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]
 
 
 def test_at_all_positions_a_pass_begins_where_its_sets_do(load_tiny):

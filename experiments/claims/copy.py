@@ -1,7 +1,7 @@
 """What values carry: do located heads say the label word that they read, more than other words and other heads do?"""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -149,14 +149,21 @@ def text_pairs(study: Study, rows: Int[Tensor, " row"], count: int) -> list[Pair
 
 
 def _circuit(study: Study, head: il.Head, pairs: list[Pair]) -> tuple[float, float]:
-    """Of the weights alone: mean discrimination, and mean share of positive eigenvalues, over pairs of words."""
-    W_E = study.model.W_E.detach()
-    found = [
-        il.head_copying(study.view, head, said, inputs=W_E[torch.tensor(read, device=W_E.device)])
-        for read, said in pairs
-    ]
-    if not found:
+    """Of the weights alone: mean discrimination, and mean share of positive eigenvalues, over pairs of words.
+
+    All words are read and said together, of which each pair has its four logits: a word is read in one way.
+    """
+    if not pairs:
         return np.nan, np.nan
+    reads = {token: place for read, said in pairs for place, token in zip(read, said, strict=True)}
+    words = {token: i for i, token in enumerate(reads)}
+    W_E = study.model.W_E.detach()
+    inputs = W_E[torch.tensor([*reads.values()], device=W_E.device)]
+    every = il.head_copying(study.view, head, [*words], inputs=inputs)
+    found = []
+    for _, said in pairs:
+        places = torch.tensor([words[token] for token in said], device=every.logits.device)
+        found.append(replace(every, tokens=every.tokens[places], logits=every.logits[places[:, None], places]))
     return float(np.mean([one.discrimination for one in found])), float(
         np.mean([one.positive_eigenvalues for one in found])
     )

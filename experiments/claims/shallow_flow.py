@@ -1,27 +1,21 @@
 """Open question 1: attention from labels back to their texts blocked in windows of layers; who misses it?"""
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool
 from matplotlib.figure import Figure
-from torch import Tensor
 
-import icl_lens as il
+from experiments.claims.blocked import Case, blocked
 from experiments.lab.drawing import by_name, legend_below, means, whiskers
 from experiments.lab.editing import BAR, FOO, located_for_both
 from experiments.lab.experiment import Experiment
 from experiments.lab.frames import by_prompt, mean_by, stack, where
 from experiments.lab.intervals import clusters_of, resample
-from experiments.lab.passes import Tensors, joined
-from experiments.lab.reductions import head_increases, is_true_label
+from experiments.lab.reductions import head_increases
 from experiments.lab.study import RANKINGS, Need, Study
 from experiments.lab.verdict import Verdict, all_of, cannot_tell, judge, verdict
-from icl_lens.digest import json_digest
-from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.report.palette import BLUE, ORANGE
 from icl_lens.report.plots import PAGE
 
@@ -35,32 +29,6 @@ class ShallowFlowConfig:
 
     heads: int = 6
     window: float = 0.25
-
-
-def label_to_text(batch: il.PromptBatch) -> Bool[Tensor, "batch query key"]:
-    """Edges from each demonstration's label, and the tokens between, back to its text's tokens."""
-    rows, width = batch.tokens.shape
-    place = torch.arange(width, device=batch.tokens.device)
-    edges = torch.zeros(rows, width, width, dtype=torch.bool, device=place.device)
-    for demo in range(batch.label_positions.shape[1]):
-        start, stop = batch.text_ranges[:, demo, :1], batch.text_ranges[:, demo, 1:]
-        is_text = (place >= start) & (place < stop)
-        after = (place >= stop) & (place <= batch.label_positions[:, demo, None]) & (start >= 0)
-        edges |= after[:, :, None] & is_text[:, None, :]
-    return edges
-
-
-def random_edges(edges: Bool[Tensor, "batch query key"], rng: torch.Generator) -> Bool[Tensor, "batch query key"]:
-    """For every query as many other edges, to earlier positions that it is not blocked from; fewer where there are
-    fewer.
-
-    A query's own position is never among them.
-    """
-    width = edges.shape[-1]
-    earlier = torch.ones(width, width, dtype=torch.bool, device=edges.device).tril(-1)
-    luck = torch.rand(edges.shape, generator=rng).to(edges.device).masked_fill(edges | ~earlier, -1.0)
-    rank = luck.argsort(-1, descending=True).argsort(-1)
-    return (rank < edges.sum(-1, keepdim=True)) & (luck >= 0)
 
 
 def windows_of(n_layers: int, size: int) -> list[tuple[int, int]]:
@@ -82,57 +50,24 @@ def table(study: Study, config: ShallowFlowConfig) -> pd.DataFrame:
     """
     view = study.view
     located = {one: located_for_both(study.ranked_by(one), study.few(config.heads)) for one in RANKINGS}
-    heads = located[study.ranking]
     # Both rankings read one pass, which keeps what either looks at.
     every = sorted({head for some in located.values() for head in some})
-    layers, indices = [head.layer for head in every], [head.head for head in every]
-    places = [every.index(head) for head in heads]
+    places = [every.index(head) for head in located[study.ranking]]
     windows = windows_of(view.n_layers, round(config.window * view.n_layers))
-    cases = [(None, "own"), *((window, edges) for window in windows for edges in ("own", "random"))]
-    whole: np.ndarray | None = None
+    cases: list[Case] = [(None, "own"), *((window, edges) for window in windows for edges in ("own", "random"))]
     rows = torch.cat(study.halves)
+    found = study.once(("attention blocked", config), lambda: blocked(study, rows, cases, every))
+    log_odds = found["odds"].double().numpy()
     frames = []
-    for window, kind in cases:
-        blocked = [] if window is None else [head for head in study.view.heads() if window[0] <= head.layer < window[1]]
-        name = "none" if window is None else f"{window[0]}–{window[1] - 1}"
-        batches = study.batches(FOO, rows)
-
-        def measured(
-            i: int,
-            batches: list[il.PromptBatch] = batches,
-            blocked: list[il.Head] = blocked,
-            kind: str = kind,
-        ) -> Tensors:
-            batch = batches[i]
-            edges = label_to_text(batch)
-            if kind != "own":
-                # A seed for each batch: whether those before it are computed here makes no difference.
-                edges = random_edges(edges, torch.Generator().manual_seed(1_000_003 * study.settings.seed + i))
-            with il.block_attention(study.model, blocked, edges):
-                acts = il.capture(study.model, batch)
-            scores = acts.label_log_probs
-            attention = il.attention_to_labels(acts)[:, layers, indices].float()
-            true = is_true_label(batch).to(attention.device)[:, None]
-            return {
-                "odds": label_log_odds(scores, batch.answer, choices=batch.label_mask),
-                "correct": is_correct(scores, batch.answer, choices=batch.label_mask).float(),
-                "gap": (attention * true).sum(-1) - (attention * ~true).sum(-1),
-            }
-
-        what = f"layers {name} blocked, {kind} edges"
-        key = f"blocked-{json_digest([name, kind, [str(head) for head in every], rows.tolist()])[:12]}"
-        sizes = [len(batch) for batch in batches]
-        found = study.once(key, partial(study.passes.run, what, sizes, measured, key=key))
-        kept = joined(found)
-        log_odds = kept["odds"].double().numpy()
-        whole = log_odds if whole is None else whole
+    for i, (window, kind) in enumerate(cases):
         columns = {
             "prompt": rows.tolist(),
             "half": ["choose"] * len(study.halves[0]) + ["test"] * len(study.halves[1]),
-            "fall": whole - log_odds,
-            "correct": kept["correct"].numpy(),
-            "gap": kept["gap"][:, places].mean(1).numpy(),
+            "fall": log_odds[:, 0] - log_odds[:, i],
+            "correct": found["correct"][:, i].numpy(),
+            "gap": found["gap"][:, i, places].mean(1).numpy(),
         }
+        name = "none" if window is None else f"{window[0]}–{window[1] - 1}"
         start = -1 if window is None else window[0]
         deep = window is not None and window[0] >= view.n_layers - view.n_layers // 2
         frames.append(pd.DataFrame(columns).assign(window=name, edges=kind, start=start, deep=deep))

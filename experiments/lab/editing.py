@@ -46,13 +46,15 @@ def side_by_side(
 ) -> dict[str, Shaped[Tensor, "prompt set ..."]]:
     """What `compute` gives for some prompts and sets of heads, [prompt set …], of all of them, in pieces.
 
-    `cost`: of a prompt and set, in prompts.
+    `cost`: of a prompt and set, in prompts. A piece has few prompts rather than few sets: each prompt's pass as it is
+    serves all sets of its piece.
     """
-    parts: list[list[Sets]] = []
+    parts: list[list[tuple[il.PromptBatch, Sets]]] = []
     for batch in batches:
-        step = max(FEWEST_SETS, int(PIECE / (cost * len(batch))))
-        parts.append([sets[start : start + step] for start in range(0, len(sets), step)])
-    jobs = [(batch, some) for batch, part in zip(batches, parts, strict=True) for some in part]
+        for piece in batch.split(max(1, int(PIECE / (cost * len(sets))))):
+            step = max(FEWEST_SETS, int(PIECE / (cost * len(piece))))
+            parts.append([(piece, sets[start : start + step]) for start in range(0, len(sets), step)])
+    jobs = [job for part in parts for job in part]
     sizes = [max(1, round(cost * len(batch) * len(some))) for batch, some in jobs]
     found = iter(study.passes.run(what, sizes, lambda i: compute(*jobs[i])))
     rows = []

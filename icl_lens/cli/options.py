@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from icl_lens.cli.memory import keep_freed_memory
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -329,9 +331,10 @@ def check_unused(*names: str, because: str) -> None:
 
 
 def load(name: str, *, device: str | None, dtype: DtypeChoice, revision: str | None) -> Any:
-    """The model the options name."""
+    """The model the options name, in a process that keeps the memory its passes free."""
     import torch
 
     from icl_lens import load_model
 
+    keep_freed_memory()
     return load_model(name, device=device, dtype=getattr(torch, dtype.value), revision=revision)

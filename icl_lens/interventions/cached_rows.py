@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
+from icl_lens.interventions.forks import Forks
 from icl_lens.interventions.pattern import LayerValues
 from icl_lens.interventions.probe import PATTERN_TOLERANCE
 from icl_lens.interventions.shared_keys import (
@@ -117,20 +118,25 @@ class CachedRows:
                 every = torch.arange(n_heads, device=z.device)
                 z[:, z.shape[1] - n_heads + every, every] = 0.0 if instead is None else instead[layer].to(z)
 
-        return self._pass(dict.fromkeys(layers, n_heads), remove)
+        return self._pass(dict.fromkeys(layers, [0] * n_heads), remove)
 
     def without_sets(
         self,
         removed: Bool[Tensor, "set layer head"],
         instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits after each prompt without each set of heads, in one pass; row 0 has lost nothing."""
+        """Logits after each prompt without each set of heads, in one pass; row 0 has lost nothing.
+
+        Sets that remove the same heads up to some layer share a row up to there.
+        """
+        forks = Forks.of(removed, alike=True)
 
         def remove(layer: int, z: Float[Tensor, "batch row head d_head"]) -> None:
-            rows, heads = (place.to(z.device) for place in removed[:, layer].nonzero(as_tuple=True))
+            here = removed[forks.sets_at(layer), layer]
+            rows, heads = (place.to(z.device) for place in here.nonzero(as_tuple=True))
             z[:, 1 + rows, heads] = 0.0 if instead is None else instead[layer].to(z)[heads]
 
-        return self._pass({0: len(removed)}, remove)
+        return self._pass(forks.entering, remove, order=[0, *forks.row_of])
 
     def with_attention_edited(
         self,
@@ -142,31 +148,42 @@ class CachedRows:
 
         See `AttentionEdits`; less than all of the position term is left only where keys were kept without it.
         """
-        position = torch.cat([position.new_ones(1), position])
-        if factor is not None:
-            factor = torch.cat([torch.ones_like(factor[:, :1]), factor], dim=1)
-        return self._edited(chosen, lambda layer, rows: AttentionEdits(rows, position, factor))
+
+        def edits(rows: Bool[Tensor, "row head"], layer: int, sets: list[int]) -> AttentionEdits:
+            factors = None
+            if factor is not None:
+                factors = torch.cat([torch.ones_like(factor[:, :1]), factor[:, sets]], dim=1)
+            return AttentionEdits(rows, torch.cat([position.new_ones(1), position[sets]]), factors)
+
+        return self._edited(chosen, edits)
 
     def with_patches(
         self, chosen: Bool[Tensor, "set layer head"], patches: Mapping[int, Patches]
     ) -> Float[Tensor, "batch row d_vocab"]:
         """Logits after each prompt with each set of heads patched, in one pass; row 0 is not patched."""
-        position = torch.ones(1 + len(chosen))
-        return self._edited(chosen, lambda layer, rows: AttentionEdits(rows, position, patches=patches[layer]))
+        return self._edited(
+            chosen,
+            lambda rows, layer, sets: AttentionEdits(rows, torch.ones(len(rows)), patches=patches[layer]),
+        )
 
     def _edited(
         self,
         chosen: Bool[Tensor, "set layer head"],
-        edits_of: Callable[[int, Bool[Tensor, "row head"]], AttentionEdits],
+        edits_of: Callable[[Bool[Tensor, "row head"], int, list[int]], AttentionEdits],
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits with the attention of each set of heads edited, behind a row in which none is."""
-        first = int(chosen.any(-1).any(0).to(torch.uint8).argmax())
-        rows = torch.cat([torch.zeros_like(chosen[:1]), chosen])
+        """Logits with the attention of each set of heads edited, behind a row in which none is.
+
+        `edits_of` gets the heads that are edited in each row of a layer, the layer, and the sets of the rows behind
+        row 0.
+        """
+        forks = Forks.of(chosen, alike=False)
 
         def edits(layer: int) -> AttentionEdits | None:
-            return edits_of(layer, rows[:, layer]) if bool(rows[:, layer].any()) else None
+            sets = forks.sets_at(layer)
+            here = chosen[sets, layer]
+            return edits_of(torch.cat([torch.zeros_like(chosen[:1, layer]), here]), layer, sets) if here.any() else None
 
-        return self._pass({first: len(chosen)}, lambda layer, z: None, edits)
+        return self._pass(forks.entering, lambda layer, z: None, edits, order=[0, *forks.row_of])
 
     def with_vectors(
         self, vectors: Float[Tensor, "case d_model"], layers: Sequence[int]
@@ -175,30 +192,34 @@ class CachedRows:
 
         `layers` do not fall. Row 0 has nothing added. Blocks before the first of the layers are not run.
         """
-        entering = {layer: layers.count(layer) for layer in dict.fromkeys(layers)}
+        entering = {layer: [0] * layers.count(layer) for layer in dict.fromkeys(layers)}
 
         def add(layer: int, x: Float[Tensor, "batch row d_model"]) -> None:
             first = layers.index(layer)
-            own = vectors[first : first + entering[layer]]
+            own = vectors[first : first + len(entering[layer])]
             x[:, x.shape[1] - len(own) :] += own.to(x)
 
         return self._pass(entering, lambda layer, z: None, add=add)
 
     def _pass(
         self,
-        entering: Mapping[int, int],
+        entering: Mapping[int, Sequence[int]],
         remove: Callable[[int, Tensor], None],
         edits: Callable[[int], AttentionEdits | None] = lambda layer: None,
         add: Callable[[int, Tensor], None] | None = None,
+        order: Sequence[int] | None = None,
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits of rows that enter at some layers, as many as said, behind one that enters at the first of them.
+        """Logits of rows that enter at some layers as copies of others, behind row 0, the prompt's own, edited nowhere.
 
         `remove` edits a layer's z in place, [batch row head d_head], `edits` its attention, `add` the residual stream
-        behind a layer that rows enter at, [batch row d_model]. The new rows of a layer must attend as the model does
-        before anything is removed.
+        behind a layer that rows enter at, [batch row d_model]. `order`: which rows' logits are wanted; left out, all.
+        Copies of row 0 must attend as the model does before anything is edited.
         """
-        view, n, first = self.view, len(self.batch), min(entering)
+        view, n, first = self.view, len(self.batch), min(entering, default=self.view.n_layers - 1)
         state: dict[str, Any] = {"rows": 0}
+
+        def arranged(x: Float[Tensor, "row 1 d_model"], rows: Sequence[int]) -> Float[Tensor, "wanted 1 d_model"]:
+            return x.unflatten(0, (n, -1))[:, torch.tensor(rows, device=x.device)].flatten(0, 1)
 
         def join(layer: int) -> Any:
             """New rows enter the layer's block behind those of each prompt."""
@@ -207,13 +228,14 @@ class CachedRows:
                 name = "hidden_states"
                 x = kwargs[name] if name in kwargs else args[0]
                 clean = self.resid_pre[layer].to(x.device)[:, None]
-                new = entering.get(layer, 0)
                 if layer == first:
-                    x = clean.expand(-1, 1 + new, -1).flatten(0, 1)[:, None]
-                elif new:
-                    x = torch.cat([x.unflatten(0, (n, -1))[:, :, 0], clean.expand(-1, new, -1)], dim=1)
-                    x = x.flatten(0, 1)[:, None]
-                state["rows"], state["x"] = len(x) // n, x[:, 0].unflatten(0, (n, -1))
+                    x = clean.clone()  # some families add to it in place
+                there, copied = len(x) // n, entering.get(layer, ())
+                if copied:  # of row 0, as the model itself had it
+                    x = torch.cat([x.unflatten(0, (n, -1)), clean[:, None]], dim=1).flatten(0, 1)
+                    x = arranged(x, [*range(there), *(row or there for row in copied)])
+                state["rows"], state["x"] = there + len(copied), x[:, 0].unflatten(0, (n, -1))
+                state["clean"] = 0 if layer == first else there + copied.index(0) if 0 in copied else None
                 kwargs = dict(kwargs)
                 if isinstance(alibi := kwargs.get("alibi"), Tensor):
                     # Bloom, Falcon: made for the one row that the model was given; what they make of it is not used.
@@ -239,8 +261,9 @@ class CachedRows:
                 edited = edits(layer)
                 norm = self._norm_scale(layer, state["x"]) if edited is not None else None
                 ours = self.keys[layer].attend(q, k, v, edited, norm).to(z)
-                if layer in entering:
-                    self._check_z(layer, ours[:, 0 if layer == first else state["rows"] - entering[layer]])
+                clean = state["clean"]
+                if clean == 0 or (clean is not None and edited is None):
+                    self._check_z(layer, ours[:, clean])
                 remove(layer, ours)
                 return ours.flatten(0, 1)[:, None]
 
@@ -262,6 +285,14 @@ class CachedRows:
             if add is not None and layer in entering:
                 hooks.append((view.hook(layer, "hook_resid_post"), write(layer)))
         token = self.batch.tokens[:1, int(self.batch.last[0])][:, None]
+
+        def choose(module: Any, args: Any, output: Any) -> Any:
+            assert order is not None
+            state["rows"] = len(order)
+            if isinstance(output, tuple):
+                return (arranged(output[0], order), *output[1:])
+            return arranged(output, order)
+
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             lean = stack.enter_context(view.lean_pass())
@@ -270,6 +301,8 @@ class CachedRows:
             for layer in values:
                 handle = view.model.blocks[layer].register_forward_pre_hook(join(layer), with_kwargs=True)
                 stack.callback(handle.remove)
+            if order is not None:
+                stack.callback(view.model.blocks[-1].register_forward_hook(choose).remove)
             logits = view.model(token, return_type="logits", **lean)
         if logits.shape[0] != n * state["rows"] or logits.shape[1] != 1:
             raise NotShared("its passes do not keep one row for each row of the residual stream")
@@ -286,7 +319,7 @@ class CachedRows:
         return norm_scale(x.to(plain.q_share.dtype), eps=norm.eps, centre=norm.centre)
 
     def _check_z(self, layer: int, ours: Tensor) -> None:
-        """A row from which nothing is removed yet must attend as the model's last position does."""
+        """A row in which nothing is edited yet must attend as the model's last position does."""
         theirs = self.z[layer]
         error = float((ours.float() - theirs.float()).abs().max() / (theirs.float().abs().max() + 1e-30))
         if not error <= PATTERN_TOLERANCE.get(theirs.dtype, 1e-4):

@@ -6,8 +6,9 @@
 3. A pass hands the kept stream on to the first of these layers, and each row loses the heads of its set from there on.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,43 +63,62 @@ def _read(
     pass_tokens: int,
 ) -> Float[Tensor, "batch set n"]:
     """The same of so many prompts as streams are kept of."""
-    stream, returns, clean = _kept(view, batch, {layer for layer in begins if layer < view.n_layers})
-    plain = read(clean[:, None], batch)
+    streams = Streams.of(view, batch, {layer for layer in begins if layer < view.n_layers})
+    plain = read(streams.log_probs[:, None], batch)
     found = plain.expand(-1, len(removed), -1).clone()
     for pairs in _passes(begins, len(batch), batch.tokens.shape[1], view.n_layers, pass_tokens):
         sets, prompts = [one for one, _ in pairs], [row for _, row in pairs]
         first = min(begins[one] for one in sets)
         some = batch[prompts]
-        x = stream[first][prompts, : some.tokens.shape[1]]
-        with ExitStack() as stack:
-            stack.enter_context(swapped([(view.model.blocks[i], hand_on(x, returns[i])) for i in range(first)]))
-            stack.enter_context(view.model.hooks(fwd_hooks=list(_removals(view, removed[sets], first, instead))))
+        hooks = list(_removals(view, removed[sets], first, instead))
+        with streams.beginning(first, prompts), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, some)
         found[prompts, sets] = read(log_probs[:, None], some)[:, 0]
     return found
 
 
-def _kept(
-    view: ModelView, batch: PromptBatch, layers: set[int]
-) -> tuple[dict[int, Float[Tensor, "batch pos d_model"]], list[int | None], Float[Tensor, "batch d_vocab"]]:
-    """What enters some layers, how many things each block returns (None: a bare tensor), and the log-probabilities."""
-    stream: dict[int, Tensor] = {}
-    returns: list[int | None] = []
+@dataclass(frozen=True)
+class Streams:
+    """What entered some layers in a pass over some prompts: passes can begin there."""
 
-    def keep(layer: int) -> Any:
-        return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
+    view: ModelView
+    batch: PromptBatch
+    stream: dict[int, Float[Tensor, "batch pos d_model"]]
+    log_probs: Float[Tensor, "batch d_vocab"]
+    """After each prompt, nats."""
+    block_returns: list[int | None]
+    """How many things each block returns; None for a bare tensor."""
 
-    def count(module: Any, args: Any, output: Any) -> None:
-        returns.append(len(output) if isinstance(output, tuple) else None)
+    @classmethod
+    def of(cls, view: ModelView, batch: PromptBatch, layers: Iterable[int]) -> "Streams":
+        """One pass over the batch."""
+        stream: dict[int, Tensor] = {}
+        returns: list[int | None] = []
 
-    handles = [block.register_forward_hook(count) for block in view.model.blocks]
-    try:
-        with view.model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]):
-            log_probs = last_log_probs(view.model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return stream, returns, log_probs
+        def keep(layer: int) -> Any:
+            return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
+
+        def count(module: Any, args: Any, output: Any) -> None:
+            returns.append(len(output) if isinstance(output, tuple) else None)
+
+        handles = [block.register_forward_hook(count) for block in view.model.blocks]
+        try:
+            with view.model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]):
+                log_probs = last_log_probs(view.model, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return cls(view, batch, stream, log_probs, returns)
+
+    @contextmanager
+    def beginning(self, layer: int, rows: Sequence[int] | None = None) -> Iterator[None]:
+        """Passes in the block begin at this layer, whose stream was kept; they must be over `batch`, or these rows."""
+        x = self.stream[layer]
+        if rows is not None:
+            x = x[rows, : self.batch[rows].tokens.shape[1]]
+        blocks = self.view.model.blocks
+        with swapped([(blocks[i], hand_on(x, self.block_returns[i])) for i in range(layer)]):
+            yield
 
 
 def _passes(begins: list[int], n: int, width: int, n_layers: int, pass_tokens: int) -> Iterator[list[Pair]]:
