@@ -14,6 +14,7 @@ from experiments.lab.editing import FOO
 from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import is_true_label
 from experiments.lab.study import Study
+from icl_lens.digest import json_digest
 from icl_lens.interventions.restarted import Streams
 from icl_lens.metrics import is_correct, label_log_odds
 
@@ -81,7 +82,8 @@ def blocked(
         }
 
     sizes = [len(batch) for batch in batches for _ in cases]
-    found = study.passes.run("attention blocked in layers", sizes, measured)
+    key = f"blocked-{json_digest([list(cases), [str(head) for head in heads], rows.tolist()])[:12]}"
+    found = study.passes.run("attention blocked in layers", sizes, measured, key=key)
     by_case = [joined(found[place :: len(cases)]) for place in range(len(cases))]
     return {name: torch.stack([one[name] for one in by_case], dim=1) for name in by_case[0]}
 
