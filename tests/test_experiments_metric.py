@@ -403,6 +403,25 @@ def test_copy_of_a_tiny_model(gpt2: Any, words: str) -> None:
     assert {*table.groupby(["name", "word"])["circuit"].nunique()} == {1}
 
 
+def test_words_read_and_said_together_are_as_pair_by_pair(icl_mini: Any) -> None:
+    """Of several heads: pairs of texts that share words, and the labels, whose last pieces are read."""
+    study = Study(icl_mini, StudySettings(n=20))
+    several = copy.text_pairs(study, study.test, 12)
+    assert len({token for _, said in several for token in said}) < 2 * len(several)
+    W_E = study.model.W_E.detach()
+    told = set()
+    for head in (il.Head(0, 1), il.Head(4, 0), il.Head(7, 5)):
+        for pairs in (several, [copy.labels_as_read(study)]):
+            each = [il.head_copying(study.model, head, said, inputs=W_E[torch.tensor(read)]) for read, said in pairs]
+            expected = [
+                np.mean([one.discrimination for one in each]),
+                np.mean([one.positive_eigenvalues for one in each]),
+            ]
+            np.testing.assert_allclose(copy._circuit(study, head, pairs), expected, atol=1e-5)
+            told.add(round(float(expected[0]), 3))
+    assert len(told) > 2, "heads that differ in nothing would show nothing"
+
+
 def test_keys_are_compared_only_with_those_whose_texts_are_as_long(icl_mini: Any) -> None:
     """Animals have fewer pieces than countries: a head that compares lengths would rank the classes."""
     found = arrivals(Study(icl_mini, StudySettings(n=40)), "animal-country", (0,), 40)
