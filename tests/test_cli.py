@@ -374,4 +374,4 @@ def test_commands_keep_the_memory_that_passes_free(tiny, tmp_path):
     ]
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("malloc is not glibc's")
-    assert found[0] > 1000 > 100 > found[1]
+    assert found[0] > 10 * found[1]  # how many pages it has depends on their size
