@@ -1,7 +1,7 @@
 """Sets of heads removed together, at the last position or at all: against whole passes and Hugging Face's modules."""
 
 import copy
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import permutations
 
 import families
@@ -129,10 +129,9 @@ def test_sets_that_begin_alike_are_one_row_up_to_there(load_tiny, sets):
     assert dict(sorted(apart.entering.items())) == {0: [0, 0], 1: [0, 0]}
 
 
-def test_rows_enter_where_their_sets_begin(load_tiny):
-    """Of three sets one begins in layer 0 and two in layer 1, alike; they part in layer 2; each prompt has row 0."""
-    model = load_tiny("gpt2")
-    batch = ragged(model)
+@contextmanager
+def attention_run(model):
+    """Layer and number of rows of every attention that runs in the block."""
     ran: list[tuple[int, int]] = []
 
     def noted(layer):
@@ -141,9 +140,17 @@ def test_rows_enter_where_their_sets_begin(load_tiny):
     handles = [
         block.attn.register_forward_pre_hook(noted(layer), with_kwargs=True) for layer, block in enumerate(model.blocks)
     ]
-    il.label_log_probs_without(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])
+    yield ran
     for handle in handles:
         handle.remove()
+
+
+def test_rows_enter_where_their_sets_begin(load_tiny):
+    """Of three sets one begins in layer 0 and two in layer 1, alike; they part in layer 2; each prompt has row 0."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    with attention_run(model) as ran:
+        il.label_log_probs_without(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])
     assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]
 
 
@@ -151,17 +158,8 @@ def test_at_all_positions_a_pass_begins_where_its_sets_do(load_tiny):
     """Blocks before the first layer that a set edits are not run; three prompts and two sets share a pass."""
     model = load_tiny("gpt2")
     batch = ragged(model)
-    ran: list[tuple[int, int]] = []
-
-    def noted(layer):
-        return lambda module, args, kwargs: ran.append((layer, len((*args, *kwargs.values())[0])))
-
-    handles = [
-        block.attn.register_forward_pre_hook(noted(layer), with_kwargs=True) for layer, block in enumerate(model.blocks)
-    ]
-    il.label_log_probs_without(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]], positions="all")
-    for handle in handles:
-        handle.remove()
+    with attention_run(model) as ran:
+        il.label_log_probs_without(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]], positions="all")
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
 
 
