@@ -114,8 +114,8 @@ class Streams:
     def beginning(self, layer: int, rows: Sequence[int] | None = None) -> Iterator[None]:
         """Passes in the block begin at this layer, whose stream was kept; they must be over `batch`, or these rows."""
         x = self.stream[layer]
-        if rows is not None:
-            x = x[rows, : self.batch[rows].tokens.shape[1]]
+        # A copy either way: blocks of some families add to it in place.
+        x = x.clone() if rows is None else x[rows, : self.batch[rows].tokens.shape[1]]
         blocks = self.view.model.blocks
         with swapped([(blocks[i], hand_on(x, self.block_returns[i])) for i in range(layer)]):
             yield
