@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.interventions import probe as check
+from icl_lens.interventions.pattern import recompute_pattern
 from icl_lens.models import scores
 from icl_lens.models.view import ModelView
 
@@ -470,8 +471,22 @@ def test_a_family_whose_attention_is_not_understood_is_refused_by_name(run, monk
 def test_every_recomputed_layer_is_checked(run):
     model = copy.deepcopy(run("gpt2")[0])
     with il.remove_position(model, [(1, 1)]):
-        assert check._UNDERSTOOD[model] == {1}
+        assert check._UNDERSTOOD[model] == {0, 1, 2}
         assert check._MOVES[model] == {il.Head(1, 1)}
+
+
+def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypatch):
+    model = copy.deepcopy(run("gpt2")[0])
+
+    def wrong_in_layer_2(values, *rest):
+        return recompute_pattern(values, *rest) * (0.9 if values.layer == 2 else 1.0)
+
+    monkeypatch.setattr(check, "recompute_pattern", wrong_in_layer_2)
+    with il.remove_position(model, [(1, 1)]):
+        assert check._UNDERSTOOD[model] == {0, 1}
+    for _ in range(2):
+        with pytest.raises(il.InputError, match="in layer 2 its attention"), il.remove_position(model, [(2, 0)]):
+            pass
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])

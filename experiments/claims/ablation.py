@@ -41,6 +41,7 @@ class AblationConfig:
 
     heads: int = 6
     draws: int = 20
+    """At most as many as there are test prompts: with fewer of these it is they that make intervals wide."""
     mean_draws: int = 5
     """Sets for mean-ablation, which is told beside."""
     least: float = 0.1
@@ -72,9 +73,9 @@ def strong(heads: list[il.Head], mean: Float[Tensor, "layer head"], least: float
 
 def removals(study: Study, heads: list[il.Head], config: AblationConfig) -> pd.DataFrame:
     """`table` for heads that were located otherwise."""
-    draws = study.controls(heads, config.draws)
-    total = len(study.view.heads())
     rows = study.test
+    draws = study.controls(heads, min(config.draws, len(rows)))
+    total = len(study.view.heads())
     frames = []
     for answer, variant in zip(study.labels, (FOO, BAR), strict=True):
         for mode in ("zero", "mean"):

@@ -10,19 +10,10 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.claims.two_tower import CELLS
+from experiments.lab.passes import Tensors
 from experiments.lab.reductions import correct
 from experiments.lab.study import Study
-
-
-@dataclass(frozen=True)
-class Arriving:
-    """Residual streams that enter these layers: at the last position (first), and at each label."""
-
-    layers: tuple[int, ...]
-
-    def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt layer place d_model"]:
-        layers = list(self.layers)
-        return torch.cat([acts.resid_pre[:, layers, None], acts.label_resid_pre[:, layers]], dim=2).float().cpu()
+from icl_lens.digest import json_digest
 
 
 class Retrieved(NamedTuple):
@@ -102,6 +93,16 @@ def retrieved(
     return Retrieved(auroc, first.double().masked_fill(auroc.isnan(), torch.nan))
 
 
+def _arriving(study: Study, batch: il.PromptBatch, layers: tuple[int, ...]) -> Tensors:
+    """streams [prompt layer place d_model] that enter these layers, at the last position (first) and at each label.
+
+    right [prompt]: whether the answer is.
+    """
+    acts, some = il.capture(study.model, batch), list(layers)
+    streams = torch.cat([acts.resid_pre[:, some, None], acts.label_resid_pre[:, some]], dim=2)
+    return {"streams": streams.float().cpu(), "right": correct(acts)}
+
+
 def arrivals(study: Study, task: str, layers: tuple[int, ...], prompts: int) -> Arrivals:
     """One pass over this many prompts of the task, which take turns in two-tower's cells.
 
@@ -114,8 +115,12 @@ def arrivals(study: Study, task: str, layers: tuple[int, ...], prompts: int) -> 
         cell, own = replace(cell, task=task), rows[place :: len(CELLS)]
         if not len(own):
             continue
-        streams.append(study.reduce(Arriving(layers), cell, own, what=f"what arrives, {cell}"))
-        right.append(study.reduce(correct, cell, own, what=f"accuracy, {cell}"))
+        key = f"arrivals-{json_digest([repr(cell), layers, own.tolist()])[:12]}"
+        found = study.over(
+            cell, own, lambda some: _arriving(study, some, layers), what=f"what arrives, {cell}", key=key
+        )
+        streams.append(found["streams"])
+        right.append(found["right"])
         batch = study.batch(cell)[own]
         label = batch.label_index.cpu()
         query_class += [cell.asked == "true"] * len(own)

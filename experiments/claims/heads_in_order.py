@@ -21,7 +21,9 @@ from experiments.lab.passes import Tensors, joined
 from experiments.lab.reductions import head_contrasts, head_increases
 from experiments.lab.study import Study, Variant
 from experiments.lab.work import SHARED, WHOLE
+from icl_lens.interventions.ablation import every_head, mean_z
 from icl_lens.interventions.choice import Positions
+from icl_lens.interventions.head_sets import answers_without
 from icl_lens.metrics import label_log_odds
 from icl_lens.report.palette import AMBER, BLUE, GREEN, INK, ORANGE, PINK, SKY
 
@@ -257,9 +259,14 @@ def _odds(
     reference = [study.batch(variant)[study.apart[0][:REFERENCE]] for variant in variants]
 
     def without(batch: il.PromptBatch, some: Sets) -> Tensors:
-        averaged = reference if mode == "mean" else None
-        found = il.label_log_probs_without(study.model, batch, some, positions=positions, mode=mode, reference=averaged)
-        own = [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in found.unbind(1)]
+        averaged, means = None, None
+        if mode == "mean":
+            averaged, about = reference, ("means, all cells", positions)
+            means = study.once(about, lambda: mean_z(study.view, every_head(study.view), reference, positions))
+        found = answers_without(
+            study.model, batch, some, positions=positions, mode=mode, reference=averaged, means=means
+        )
+        own = [label_log_odds(one.label_log_probs, one.answer, choices=one.label_mask) for one in found]
         return {"odds": torch.stack(own, dim=1).float()}
 
     what = f"heads kept and removed, {positions}, {mode}"

@@ -44,12 +44,11 @@ class LabelDifferences:
 
     def __call__(self, acts: il.Activations) -> Float[Tensor, "prompt head 2 2"]:
         readout = acts.readout.using(final_norm="frozen", bias=False)
-        foo, bar = acts.batch.label_tokens.tolist()
         index = acts.batch.label_index.to(readout.W_U.device)
+        foo, bar = acts.batch.label_tokens.to(index.device)[:, None].expand(-1, len(index))
         columns = []
         for head in self.heads:
-            logits = readout.logits(il.label_values(acts, head))
-            difference = logits[..., foo] - logits[..., bar]
+            difference = readout.relative_logits(il.label_values(acts, head), bar, foo[:, None])[..., 0]
             both = torch.stack([difference, ((difference > 0) == (index == 0)).to(difference)], dim=-1)
             kinds = [(index == label)[..., None] for label in range(2)]
             columns.append(torch.stack([(both * kind).sum(1) / kind.sum(1) for kind in kinds], dim=1))

@@ -7,6 +7,7 @@ half. Source: Olsson et al., "In-context learning and induction heads", arXiv 22
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -38,9 +39,10 @@ def repeat_scores(study: Study, tokens: Sequence[int], *, front: Sequence[int] =
 
         return hook_fn
 
-    hooks = [(view.hook(layer, "attn.hook_pattern"), keep(layer)) for layer in range(view.n_layers)]
-    with torch.no_grad(), study.model.hooks(fwd_hooks=hooks):
-        study.model(twice, return_type="logits")
+    hooks: list[tuple[str, Any]] = [(view.last_logits_hook, lambda x, hook: x[:, :1])]  # of no use
+    hooks += [(view.hook(layer, "attn.hook_pattern"), keep(layer)) for layer in range(view.n_layers)]
+    with torch.no_grad(), view.lean_pass() as lean, study.model.hooks(fwd_hooks=hooks):
+        study.model(twice, return_type="logits", **lean)
     induction, previous = torch.stack([seen[layer] for layer in range(view.n_layers)], dim=1)[:, None]
     return {"induction": induction, "previous": previous}
 

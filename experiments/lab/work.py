@@ -56,10 +56,11 @@ MOST_LAYERS = 16
 # Prompts through the model beside the shared passes: rows of one token for every head or fix, which share their
 # prompt's keys, count as ten prompts or one. Experiments that are not here need few or none.
 ESTIMATES: dict[str, Estimate] = {
-    "ablation": lambda config, size: 2 * (2 + config.draws) * size.test,
+    "ablation": lambda config, size: 2 * (3 + min(config.draws, size.test) + config.mean_draws) * size.test,
     "best-head": lambda config, size: 4 * size.test + 2 * (5 + 2 * config.edited) * min(config.prompts, size.test),
     "causal-location": lambda config, size: (
-        2 * ((2 + config.draws + config.mean_draws) * size.test + 10 * min(config.prompts, size.prompts - size.test))
+        2 * (3 + min(config.draws, size.test) + config.mean_draws) * size.test
+        + 20 * min(config.prompts, size.prompts - size.test)
     ),
     "common-heads": lambda config, size: 2 * size.test,
     "neighbours": lambda config, size: 6 * min(config.prompts, size.test),

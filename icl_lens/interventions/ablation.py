@@ -127,7 +127,8 @@ def mean_z(
     for batch in batches:
         check_vocabulary(view.model, batch, "reference")
         count += len(batch) if positions == "last" else int(batch.attention_mask.sum())
-        hooks = [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
-        with torch.no_grad(), view.own_pass(), asleep(view), view.model.hooks(fwd_hooks=hooks):
-            view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
+        hooks: list[tuple[str, Any]] = [(view.last_logits_hook, lambda x, hook: x[:, :1])]  # of no use
+        hooks += [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
+        with torch.no_grad(), view.lean_pass() as lean, asleep(view), view.model.hooks(fwd_hooks=hooks):
+            view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)
     return {layer: total / count for layer, total in sums.items()}

@@ -30,6 +30,7 @@ from icl_lens.interventions.shared_keys import (
     key_hooks,
     position_hooks,
 )
+from icl_lens.models.lean import swapped
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -374,19 +375,3 @@ def handing_on(view: ModelView, first: int, returns: Sequence[int | None]) -> It
 
     with swapped([(view.model.blocks[i], hand_on(returns[i])) for i in range(first)]):
         yield
-
-
-@contextmanager
-def swapped(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Modules with another `forward` while the block runs."""
-    before = [vars(module).get("forward") for module, _ in forwards]
-    try:
-        for module, forward in forwards:
-            vars(module)["forward"] = forward
-        yield
-    finally:
-        for (module, _), own in zip(forwards, before, strict=True):
-            if own is None:
-                vars(module).pop("forward", None)
-            else:
-                vars(module)["forward"] = own

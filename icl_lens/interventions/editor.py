@@ -40,7 +40,8 @@ class Attention:
     """One layer's attention in one pass, for the heads that some edit touches, on its way to z."""
 
     chosen: list[int]
-    inputs: Inputs
+    inputs: Inputs | None
+    """What scores are made of; None where only patterns are edited, which the model shows."""
     v: Tensor
     weight: Tensor
     """[batch chosen query] how much of the position term is left."""
@@ -166,8 +167,10 @@ class Editor:
         edits = self.at(layer, ATTENTION)
         chosen = sorted({head for _, heads in edits for head in heads})
         v = values.heads("v", chosen)
-        inputs = score_inputs(values, chosen)
-        batch, n_queries = inputs.q.shape[:2]
+        early = [pair for pair in edits if pair[0].stage < Stage.pattern]
+        own = values.seen.get("pattern")
+        inputs = score_inputs(values, chosen) if early or own is None else None
+        batch, n_queries = v.shape[:2]
         work = Attention(
             chosen=chosen,
             inputs=inputs,
@@ -175,15 +178,15 @@ class Editor:
             weight=torch.ones(batch, len(chosen), n_queries, device=v.device),
             last=self.last(batch, n_queries, v.device),
         )
-        early = [pair for pair in edits if pair[0].stage < Stage.pattern]
         for edit, heads in early:
             edit.apply(work, heads, layer)
-        own = values.seen.get("pattern")
         if own is None:
+            assert work.inputs is not None
             work.pattern = recompute_pattern(values, work.inputs, chosen, work.weight)
         else:
             work.pattern = own[:, chosen].clone()
             if work.rescored:
+                assert work.inputs is not None
                 again = recompute_pattern(values, work.inputs, chosen, work.weight)
                 some = sorted(work.rescored)
                 work.pattern[:, some] = again[:, some].to(own.dtype)

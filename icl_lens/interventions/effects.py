@@ -1,13 +1,12 @@
 """What removing each head does to the answer, measured: the causal counterpart of the log-probability increase.
 
-At all positions, every pass starts again at the layer whose heads it edits, from the residual stream kept there, so
+At all positions, a pass starts again at the first layer whose heads it edits, from the residual stream kept there, so
 that removing all heads one by one costs about half as much as running the model anew for each. At the last position
 only, keys and values of the prompt are made once, and all heads are removed in a few passes over rows of one token.
 Source: the published version (causal location of heads).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,15 +15,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.increases import target_tokens
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import every_head, mean_z
-from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once, swapped
+from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once
 from icl_lens.interventions.choice import Positions
 from icl_lens.interventions.gradients import first_order_falls
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
-from icl_lens.interventions.restarted import hand_on
+from icl_lens.interventions.restarted import Instead, read_without_sets
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn
@@ -42,8 +40,6 @@ Score = Literal["log_prob", "log_odds", "log_diff"]
 Method = Literal["exact", "gradient"]
 Mode = Literal["zero", "mean"]
 Way = Literal["restarted passes", "shared keys", "gradient"]
-Instead = Mapping[int, Float[Tensor, "head d_head"]] | None
-"""Layer -> what stands in place of each head's z; None for zero."""
 
 
 @dataclass(frozen=True)
@@ -283,11 +279,6 @@ def _judged(log_probs: Float[Tensor, "batch d_vocab"], asked: _Asked) -> Float[T
     return torch.stack([own, odds, differ], dim=-1)
 
 
-def _scores(model: Any, asked: _Asked) -> Float[Tensor, "batch 3"]:
-    """What the model, as it is now, says of the prompts."""
-    return _judged(last_log_probs(model, asked.batch), asked)
-
-
 def _estimated(view: ModelView, asked: _Asked, positions: Positions) -> Float[Tensor, "batch layer head 3"]:
     """First-order estimates; log-odds are not estimated."""
     pieces = []
@@ -359,99 +350,16 @@ def _restarted(
     view: ModelView, asked: _Asked, positions: Positions, pass_tokens: int, instead: Instead
 ) -> Float[Tensor, "batch layer head 3"]:
     """Every head's effect from passes over whole prompts that begin at the head's layer."""
-    batch = asked.batch
-    stream = _run_through(view, batch)
-    clean = _scores(view.model, asked)
-    effects = clean.new_empty(len(batch), view.n_layers, view.n_heads, 3)
-    pairs = [(row, head) for row in range(len(batch)) for head in range(view.n_heads)]
-    size = max(1, pass_tokens // batch.tokens.shape[1])
-    for layer in range(view.n_layers):
-        for start in range(0, len(pairs), size):
-            rows, heads = (list(part) for part in zip(*pairs[start : start + size], strict=True))
-            some = asked.of(rows)
-            last = some.batch.last if positions == "last" else None
-            # The piece may need less padding than the whole batch does.
-            own = None if instead is None else instead[layer]
-            with _starting_at(view, layer, stream, rows, heads, some.batch.tokens.shape[1], last, own):
-                effects[rows, layer, heads] = clean[rows] - _scores(view.model, some)
-    return effects
-
-
-class _Layer(NamedTuple):
-    """What one layer took in and its attention gave out, at every position."""
-
-    resid_pre: Float[Tensor, "batch pos d_model"]
-    z: Float[Tensor, "batch pos head d_head"]
-    attn: Float[Tensor, "batch pos d_model"]
-    """What the attention module returns: its output before any norm or multiplier that follows (Bloom: plus x)."""
-    attn_returns: int | None
-    """How many things it returns; None for a bare tensor."""
-    block_returns: int | None
-
-
-def _run_through(view: ModelView, batch: PromptBatch) -> list[_Layer]:
-    """One pass over the batch, keeping every layer's part of it."""
-    seen: list[dict[str, Any]] = [{} for _ in range(view.n_layers)]
-
-    def keep(layer: int, name: str) -> Any:
-        def hook_fn(value: Tensor, hook: Any) -> None:
-            seen[layer][name] = value.detach().clone()  # some families add to it in place afterwards
-
-        return hook_fn
-
-    def keep_output(layer: int, name: str) -> Any:
-        def hook_fn(module: Any, args: Any, output: Any) -> None:
-            seen[layer][f"{name}_returns"] = len(output) if isinstance(output, tuple) else None
-            if name == "attn":
-                seen[layer][name] = (output[0] if isinstance(output, tuple) else output).detach().clone()
-
-        return hook_fn
-
-    hooks, handles = [], []
-    for layer, block in enumerate(view.model.blocks):
-        hooks.append((view.hook(layer, "hook_resid_pre"), keep(layer, "resid_pre")))
-        hooks.append((view.hook(layer, "attn.hook_z"), keep(layer, "z")))
-        handles.append(block.register_forward_hook(keep_output(layer, "block")))
-        handles.append(block.attn.register_forward_hook(keep_output(layer, "attn")))
-    try:
-        with view.model.hooks(fwd_hooks=hooks):
-            last_log_probs(view.model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [_Layer(**part) for part in seen]
-
-
-@contextmanager
-def _starting_at(
-    view: ModelView,
-    layer: int,
-    stream: list[_Layer],
-    rows: list[int],
-    heads: list[int],
-    width: int,
-    last: Int[Tensor, " row"] | None,
-    instead: Float[Tensor, "head d_head"] | None = None,
-) -> Iterator[None]:
-    """Forward passes in the block start at a layer, each row without one of its heads: everywhere, or at `last`.
-
-    Row i is prompt `rows[i]` without head `heads[i]`. The blocks before the layer are not run: their `forward` hands
-    the kept residual stream on. Neither is the layer's attention: what it gave is known, and the head's part of it
-    is taken off. Masks and rotations are the model's own, since it makes them before its first block.
-    """
-    kept = stream[layer]
-    residual = kept.resid_pre[rows, :width]
-    z = kept.z[rows, :width][torch.arange(len(rows)), :, heads]
-    if instead is not None:
-        z = z - instead[heads].to(z)[:, None]
-    part = torch.bmm(z, view.raw_W_O(layer).to(z.device)[heads])
-    if last is not None:
-        there = torch.arange(width, device=part.device) == last.to(part.device)[:, None]
-        part = part * there[:, :, None]
-    attn = kept.attn[rows, :width] - part
-
-    # The first block's input is made anew, and is the same as what was kept.
-    blocks = view.model.blocks
-    forwards = [(blocks[i], hand_on(residual, stream[i].block_returns)) for i in range(layer)]
-    with swapped([*forwards, (blocks[layer].attn, hand_on(attn, kept.attn_returns))]):
-        yield
+    n_layers, n_heads = view.n_layers, view.n_heads
+    nothing = torch.zeros(1, n_layers, n_heads, dtype=torch.bool)
+    each = torch.eye(n_layers * n_heads, dtype=torch.bool).unflatten(1, (n_layers, n_heads))
+    found = read_without_sets(
+        view,
+        asked.batch,
+        torch.cat([nothing, each]),
+        lambda log_probs, rows: _judged(log_probs, asked.of(rows)),
+        instead,
+        positions=positions,
+        pass_tokens=pass_tokens,
+    )
+    return (found[:, :1] - found[:, 1:]).unflatten(1, (n_layers, n_heads))

@@ -21,8 +21,7 @@ from icl_lens.errors import InputError
 from icl_lens.interventions.cached_rows import NotShared
 from icl_lens.interventions.choice import group
 from icl_lens.interventions.effects import head_effects
-from icl_lens.interventions.head_sets import read_by_rows
-from icl_lens.interventions.restarted import Read
+from icl_lens.interventions.head_sets import Read, read_by_rows
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn, taking_turn
 from icl_lens.models.view import ModelView

@@ -18,11 +18,11 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads, every_head, mean_z
-from icl_lens.interventions.cached_rows import CachedRows, NotShared, prompts_at_once, rows_at_once
+from icl_lens.interventions.cached_rows import CachedRows, NotShared, check_untouched, prompts_at_once, rows_at_once
 from icl_lens.interventions.choice import Positions, group
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
 from icl_lens.interventions.probe import check_moves
-from icl_lens.interventions.restarted import Instead, Read, read_without_sets
+from icl_lens.interventions.restarted import Instead, read_without_sets
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
 from icl_lens.models.turns import in_turn
@@ -31,6 +31,8 @@ from icl_lens.prompts.batch import PromptBatch
 
 RowsOf = Callable[[CachedRows, slice, list[int]], Float[Tensor, "prompt row d_vocab"]]
 """Logits under some edits, of the prompts at these places in a batch; row 0 of each is not edited."""
+Read = Callable[[Float[Tensor, "batch row d_vocab"], PromptBatch], Float[Tensor, "batch row n"]]
+"""What is kept of the log-probabilities after some prompts, of several rows each."""
 Mode = Literal["zero", "mean"]
 Sets = Sequence[Iterable[Head | tuple[int, int]]]
 Reference = PromptBatch | Iterable[PromptBatch] | None
@@ -155,7 +157,15 @@ def _without(
             return read_by_rows(
                 view, batch, len(removed), lambda kept, some, _: kept.without_sets(removed[some], instead), read
             )
-        return read_without_sets(view, batch, removed, read, instead, pass_tokens=PASS_TOKENS)
+        check_untouched(view)
+        return read_without_sets(
+            view,
+            batch,
+            removed,
+            lambda log_probs, rows: read(log_probs[:, None], batch[rows])[:, 0],
+            instead,
+            pass_tokens=PASS_TOKENS,
+        )
     except NotShared:
         return _whole(model, batch, removed, read, positions, mode, averaged)
 

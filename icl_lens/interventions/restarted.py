@@ -1,4 +1,4 @@
-"""Removing sets of heads together at all positions, in passes that begin where the first of them stands.
+"""Removing sets of heads together from whole prompts, in passes that begin where the first of them stands.
 
 1. One pass over the prompts, with nothing removed, keeps the residual stream that enters each layer in which some set
    begins.
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.cached_rows import check_untouched, swapped
+from icl_lens.interventions.choice import Positions
+from icl_lens.models.lean import swapped
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-Read = Callable[[Float[Tensor, "batch row d_vocab"], PromptBatch], Float[Tensor, "batch row n"]]
-"""What is kept of the log-probabilities after some prompts, of several rows each."""
+Read = Callable[[Float[Tensor, "row d_vocab"], list[int]], Float[Tensor, "row n"]]
+"""What is kept of log-probabilities, from them and the prompt that each row is of."""
 Instead = Mapping[int, Float[Tensor, "head d_head"]] | None
 """Layer -> what stands in place of each head's z; None for zero."""
 Pair = tuple[int, int]
@@ -40,40 +41,43 @@ def read_without_sets(
     read: Read,
     instead: Instead = None,
     *,
+    positions: Positions = "all",
     pass_tokens: int,
 ) -> Float[Tensor, "batch set n"]:
-    """What `read` keeps after each prompt without each set of heads, at all its positions.
-
-    Raises NotShared where hooks are at work on the model.
-    """
-    check_untouched(view)
+    """What `read` keeps after each prompt without each set of heads, at all its positions or at the last one."""
     begins = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
     each = len(set(begins)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
-    pieces = batch.split(max(1, STREAM_BYTES // each))
-    return torch.cat([_read(view, some, removed, begins, read, instead, pass_tokens) for some in pieces])
+    size = max(1, STREAM_BYTES // each)
+    found = []
+    for start in range(0, len(batch), size):
+        rows = list(range(start, min(start + size, len(batch))))
+        streams = Streams.of(view, batch[rows], {layer for layer in begins if layer < view.n_layers})
+        found.append(_read(streams, rows, removed, begins, read, instead, positions, pass_tokens))
+    return torch.cat(found)
 
 
 def _read(
-    view: ModelView,
-    batch: PromptBatch,
+    streams: "Streams",
+    rows: list[int],
     removed: Bool[Tensor, "set layer head"],
     begins: list[int],
     read: Read,
     instead: Instead,
+    positions: Positions,
     pass_tokens: int,
-) -> Float[Tensor, "batch set n"]:
-    """The same of so many prompts as streams are kept of."""
-    streams = Streams.of(view, batch, {layer for layer in begins if layer < view.n_layers})
-    plain = read(streams.log_probs[:, None], batch)
-    found = plain.expand(-1, len(removed), -1).clone()
+) -> Float[Tensor, "row set n"]:
+    """The same of the prompts that streams are kept of, which are these rows of all."""
+    view, batch = streams.view, streams.batch
+    plain = read(streams.log_probs, rows)
+    found = plain[:, None].repeat(1, len(removed), 1)
     for pairs in _passes(begins, len(batch), batch.tokens.shape[1], view.n_layers, pass_tokens):
         sets, prompts = [one for one, _ in pairs], [row for _, row in pairs]
         first = min(begins[one] for one in sets)
         some = batch[prompts]
-        hooks = list(_removals(view, removed[sets], first, instead))
+        hooks = list(_removals(view, removed[sets], first, instead, some.last if positions == "last" else None))
         with streams.beginning(first, prompts), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, some)
-        found[prompts, sets] = read(log_probs[:, None], some)[:, 0]
+        found[prompts, sets] = read(log_probs, [rows[row] for row in prompts])
     return found
 
 
@@ -147,15 +151,23 @@ def hand_on(value: Tensor, count: int | None) -> Callable[..., Any]:
 
 
 def _removals(
-    view: ModelView, removed: Bool[Tensor, "row layer head"], first: int, instead: Instead
+    view: ModelView,
+    removed: Bool[Tensor, "row layer head"],
+    first: int,
+    instead: Instead,
+    last: Int[Tensor, " row"] | None,
 ) -> Iterator[tuple[str, Any]]:
-    """Hooks that take from each row of a pass the heads of its set."""
+    """Hooks that take from each row of a pass the heads of its set: at all positions, or at `last`."""
 
     def remove(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
             rows, heads = (place.to(z.device) for place in removed[:, layer].nonzero(as_tuple=True))
             z = z.clone()
-            z[rows, :, heads] = 0.0 if instead is None else instead[layer].to(z)[heads][:, None]
+            new = z.new_zeros(()) if instead is None else instead[layer].to(z)[heads]
+            if last is None:
+                z[rows, :, heads] = new if instead is None else new[:, None]
+            else:
+                z[rows, last.to(z.device)[rows], heads] = new
             return z
 
         return hook_fn

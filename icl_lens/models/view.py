@@ -21,6 +21,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
+from icl_lens.models.lean import lean
 from icl_lens.models.norms import NormView, probe_norm
 from icl_lens.models.offload import execution_device, lost, note, present_in
 from icl_lens.models.readout import Readout, norm_scale
@@ -386,27 +387,11 @@ class ModelView:
         """Arguments for forward passes in the block that keep nothing but what hooks keep.
 
         Otherwise Hugging Face models gather every layer's attention weights and a key-value cache, and bridges hold on
-        to the weights: heads · pos² numbers per layer.
+        to the weights: heads · pos² numbers per layer. GELU by tanh, which some models write out, is one kernel in
+        float32 and float64: the same within rounding.
         """
-        with self.own_pass():
-            yield from self._lean()
-
-    def _lean(self) -> Iterator[dict[str, Any]]:
-        if getattr(self.model, "original_model", None) is None:
-            yield {}
-            return
-
-        def forget(attn: Any, *_: Any) -> None:
-            attn._pattern = None
-
-        handles = [
-            block.attn.register_forward_hook(forget) for block in self.model.blocks if hasattr(block.attn, "_pattern")
-        ]
-        try:
-            yield {"output_attentions": False, "use_cache": False}
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self.own_pass(), lean(self.model) as arguments:
+            yield arguments
 
     @contextmanager
     def own_pass(self) -> Iterator[None]:
