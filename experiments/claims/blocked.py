@@ -57,35 +57,42 @@ def blocked(
     """
     batches = study.batches(FOO, rows)
     latest: dict[int, Clean] = {}  # of the batch that is worked on
+    kinds: dict[tuple[int, int] | None, list[str]] = {}
+    for window, kind in cases:
+        kinds.setdefault(window, []).append(kind)
+    windows = list(kinds)
 
     def clean(i: int) -> "Clean":
         if i not in latest:
             latest.clear()
-            latest[i] = Clean.of(study, batches[i], {window[0] for window, _ in cases if window is not None}, heads)
+            latest[i] = Clean.of(study, batches[i], {window[0] for window in windows if window is not None}, heads)
         return latest[i]
 
     def measured(number: int) -> Tensors:
-        i, (window, kind) = number // len(cases), cases[number % len(cases)]
+        i, window = number // len(windows), windows[number % len(windows)]
         batch = batches[i]
-        scores, attention = clean(i).scores, clean(i).attention
+        scores, attention = clean(i).scores[None], clean(i).attention[None]
         if window is not None:
-            edges = label_to_text(batch)
-            if kind != "own":
-                # A seed for each batch: whether those before it are computed here makes no difference.
-                edges = random_edges(edges, torch.Generator().manual_seed(1_000_003 * study.settings.seed + i))
-            scores, attention = clean(i).blocked(study, window, edges, heads)
+            own = label_to_text(batch)
+            # A seed for each batch: whether those before it are computed here makes no difference.
+            rng = torch.Generator().manual_seed(1_000_003 * study.settings.seed + i)
+            edges = [own if kind == "own" else random_edges(own, rng) for kind in kinds[window]]
+            scores, attention = clean(i).blocked(study, window, torch.stack(edges), heads)
         true = is_true_label(batch).to(attention.device)[:, None]
-        return {
-            "odds": label_log_odds(scores, batch.answer, choices=batch.label_mask),
-            "correct": is_correct(scores, batch.answer, choices=batch.label_mask).float(),
+        answer, choices = batch.answer, batch.label_mask
+        found = {
+            "odds": torch.stack([label_log_odds(one, answer, choices=choices) for one in scores]),
+            "correct": torch.stack([is_correct(one, answer, choices=choices).float() for one in scores]),
             "gap": (attention * true).sum(-1) - (attention * ~true).sum(-1),
         }
+        return {name: values.transpose(0, 1) for name, values in found.items()}
 
-    sizes = [len(batch) for batch in batches for _ in cases]
+    sizes = [len(batch) * len(kinds[window]) for batch in batches for window in windows]
     key = f"blocked-{json_digest([list(cases), [str(head) for head in heads], rows.tolist()])[:12]}"
     found = study.passes.run("attention blocked in layers", sizes, measured, key=key)
-    by_case = [joined(found[place :: len(cases)]) for place in range(len(cases))]
-    return {name: torch.stack([one[name] for one in by_case], dim=1) for name in by_case[0]}
+    by_window = [joined(found[place :: len(windows)]) for place in range(len(windows))]
+    place_of = [(windows.index(window), kinds[window].index(kind)) for window, kind in cases]
+    return {name: torch.stack([by_window[i][name][:, j] for i, j in place_of], dim=1) for name in by_window[0]}
 
 
 @dataclass(frozen=True)
@@ -105,22 +112,28 @@ class Clean:
         return cls(streams, _labels(streams.log_probs, batch), attention)
 
     def blocked(
-        self, study: Study, window: tuple[int, int], edges: Bool[Tensor, "batch query key"], heads: Sequence[il.Head]
-    ) -> tuple[Float[Tensor, "batch label"], Float[Tensor, "batch head demo"]]:
-        """The same with edges blocked in a window of layers, below which nothing changes."""
-        batch = self.streams.batch
+        self,
+        study: Study,
+        window: tuple[int, int],
+        edges: Bool[Tensor, "kind batch query key"],
+        heads: Sequence[il.Head],
+    ) -> tuple[Float[Tensor, "kind batch label"], Float[Tensor, "kind batch head demo"]]:
+        """The same with edges blocked in a window of layers, below which nothing changes; all kinds in one pass."""
+        n = len(edges)
+        rows = list(range(len(self.streams.batch))) * n
+        batch = self.streams.batch[rows]
         cut = [head for head in study.view.heads() if window[0] <= head.layer < window[1]]
         behind = [head for head in heads if head.layer >= window[0]]
         with (
-            il.block_attention(study.model, cut, edges),
+            il.block_attention(study.model, cut, edges.flatten(0, 1)),
             _attention_read(study, batch, behind) as seen,
-            self.streams.beginning(window[0]),
+            self.streams.beginning(window[0], rows),
         ):
             scores = il.label_log_probs(study.model, batch)
-        attention = self.attention.clone()
+        attention = self.attention.repeat(n, 1, 1)
         for head, found in seen.items():
             attention[:, heads.index(head)] = found
-        return scores, attention
+        return scores.unflatten(0, (n, -1)), attention.unflatten(0, (n, -1))
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def columns_of(tensors: Tensors) -> dict[str, Any]:
     """A chunk as table columns: one row for each entry of the first axis."""
     columns: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        values = np.ascontiguousarray(tensor.numpy())
+        values = tensor.numpy().copy()  # in order also where an axis has length one, whose stride may be any
         if values.ndim == 1:
             columns[name] = values
         else:
