@@ -10,6 +10,7 @@ from typing import Any
 
 import families
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -22,6 +23,7 @@ from experiments.lab.experiment import NO_HEADS
 from experiments.lab.given import Given
 from experiments.lab.located import LocatedHead
 from experiments.lab.pages import write_pages
+from experiments.lab.passes import columns_of, tensors_from
 from experiments.lab.reductions import class_attention, head_contrasts, head_increases, is_true_label
 from experiments.lab.report import report_page, write_report
 from experiments.lab.results import Result, read_all
@@ -542,3 +544,10 @@ def test_run_and_report(
     assert code == 0
     assert "report.html" in out
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_chunk_whose_axes_lie_in_any_order_is_kept() -> None:
+    """An axis of length one has any stride, of which Arrow wants the largest first."""
+    for values in (torch.rand(1, 4).mT, torch.rand(2, 1, 3).transpose(0, 1), torch.rand(3, 4, 2).transpose(0, 2)):
+        kept = tensors_from(pa.table(columns_of({"value": values})))
+        assert torch.equal(kept["value"], values)
