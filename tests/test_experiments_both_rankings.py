@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from experiments.claims import majority_bias, shallow_flow, two_tower
+from experiments.claims import blocked, label_features, majority_bias, shallow_flow, two_tower
 from experiments.claims.bias import BiasConfig
 from experiments.claims.blocked import label_to_text
 from experiments.claims.queries import texts_exchanged
@@ -120,3 +120,25 @@ def test_swaps_are_in_each_rankings_heads(study: Study, monkeypatch: pytest.Monk
             np.testing.assert_allclose(found["value"], before - after, atol=1e-4)
     exchanged = [what for what in asked if "exchanged" in what and "q·k" not in what]
     assert exchanged == ["nothing exchanged", *(f"{what} exchanged" for what in "qkvkv")]
+
+
+def test_kinds_of_edges_blocked_in_one_pass_are_those_blocked_alone(study: Study) -> None:
+    rows, heads, window = study.test[:4], study.view.heads()[-2:], (0, 2)
+    both = blocked.blocked(study, rows, [(None, "own"), (window, "own"), (window, "random")], heads)
+    for place, kind in ((1, "own"), (2, "random")):
+        alone = blocked.blocked(study, rows, [(window, kind)], heads)
+        for name, values in alone.items():
+            torch.testing.assert_close(both[name][:, place], values[:, 0], atol=1e-4, rtol=0)
+    assert (both["odds"][:, 1] - both["odds"][:, 2]).abs().max() > 1e-3
+
+
+def test_label_differences_are_those_of_logits(gpt2: Any, gpt2_batch: il.PromptBatch) -> None:
+    acts, head = il.capture(gpt2, gpt2_batch), il.Head(1, 0)
+    found = label_features.LabelDifferences((head,))(acts)[:, 0, :, 0]
+    logits = acts.readout.using(final_norm="frozen", bias=False).logits(il.label_values(acts, head))
+    foo, bar = gpt2_batch.label_tokens.tolist()
+    for label in range(2):
+        here = gpt2_batch.label_index == label
+        expected = ((logits[..., foo] - logits[..., bar]) * here).sum(1) / here.sum(1)
+        torch.testing.assert_close(found[:, label], expected, atol=1e-4, rtol=0, equal_nan=True)
+    assert found.nan_to_num().abs().max() > 1e-3
