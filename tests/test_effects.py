@@ -1,6 +1,7 @@
 """Effects of removing heads at the last position, logit differences, and first-order estimates of them."""
 
 import copy
+import weakref
 from contextlib import contextmanager
 
 import families
@@ -116,6 +117,62 @@ def test_rows_join_at_their_layer(load_tiny, monkeypatch):
     assert rows == [(3, 14)] * 3 + [(15, 1), (27, 1), (39, 1)]
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_keys_of_one_layer_at_a_time(load_tiny, name, monkeypatch):
+    """Rows go on where the stage before left them, in every family, whether they share a pass or not."""
+    model = load_tiny(name)
+    batch = ragged(model)
+    expected = il.head_effects(model, batch, positions="last").log_prob
+    monkeypatch.setattr(cached_rows, "STAGE_BYTES", 1)
+    before = remains(model)
+    rows = []
+    hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr(cached_rows, "check_untouched", lambda view: None)
+        with model.hooks(fwd_hooks=hooks):
+            effects = il.head_effects(model, batch, positions="last")
+    assert (effects.way, effects.because) == ("shared keys", "")
+    close(effects.log_prob, expected)
+    assert rows == [(3, 14), (15, 1), (3, 14), (27, 1), (3, 14), (39, 1)]
+    monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
+    close(il.head_effects(model, batch, positions="last").log_prob, expected)
+    assert remains(model) == before
+
+
+def test_keys_are_let_go_stage_by_stage(load_tiny, monkeypatch):
+    """Only one layer's keys are there at a time, where only one layer's fit."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    monkeypatch.setattr(cached_rows, "STAGE_BYTES", 1)
+    made, there = [], []
+    of = SharedKeys.of.__func__
+
+    def watched(cls, *args, **kwargs):
+        keys = of(cls, *args, **kwargs)
+        there.append(sum(one() is not None for one in made))
+        made.append(weakref.ref(keys))
+        return keys
+
+    monkeypatch.setattr(SharedKeys, "of", classmethod(watched))
+    assert il.head_effects(model, batch, positions="last").way == "shared keys"
+    assert there == [0, 0, 0]
+
+
+def test_layers_of_a_stage(load_tiny, monkeypatch):
+    """Stages are of about equal size, as few as fit, and hold every layer once."""
+    model = load_tiny("gpt2")
+    view, batch = ModelView.of(model), ragged(model)
+    keys = 3 * 2 * 4 * 8 * 14 * 4  # of a layer: prompts, both, heads, width, positions, bytes
+    for layers, expected in (
+        (3, [range(3)]),
+        (2, [range(1), range(1, 3)]),
+        (1, [range(1), range(1, 2), range(2, 3)]),
+        (0.1, [range(1), range(1, 2), range(2, 3)]),
+    ):
+        monkeypatch.setattr(cached_rows, "STAGE_BYTES", int(layers * keys))
+        assert list(cached_rows.stages(view, batch)) == expected
+
+
 @contextmanager
 def zeroed_at_last(hf, layer, head, by=1.0):
     """Hugging Face's model without `by` of a head's z at the last position of its one prompt."""
@@ -228,7 +285,7 @@ def test_means_in_place_of_heads(load_tiny, monkeypatch, name):
         def not_shared(*_):
             raise cached_rows.NotShared("tried")
 
-        monkeypatch.setattr(cached_rows.CachedRows, "of", not_shared)
+        monkeypatch.setattr(cached_rows.CachedRows, "in_stages", not_shared)
     zeroed = il.head_effects(model, batch, positions="last")
     assert (zeroed.log_prob - expected[..., 0]).abs().max() > 1e-3
 

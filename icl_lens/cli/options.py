@@ -336,5 +336,6 @@ def load(name: str, *, device: str | None, dtype: DtypeChoice, revision: str | N
 
     from icl_lens import load_model
 
-    keep_freed_memory()
-    return load_model(name, device=device, dtype=getattr(torch, dtype.value), revision=revision)
+    model = load_model(name, device=device, dtype=getattr(torch, dtype.value), revision=revision)
+    keep_freed_memory()  # not what loading takes for a moment
+    return model

@@ -9,8 +9,9 @@ otherwise is given back to the caller (`NotShared`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
+from icl_lens.interventions.blocks import Returns, counting, only, with_stream
 from icl_lens.interventions.forks import Forks
 from icl_lens.interventions.pattern import LayerValues
 from icl_lens.interventions.probe import PATTERN_TOLERANCE
@@ -30,7 +32,6 @@ from icl_lens.interventions.shared_keys import (
     key_hooks,
     position_hooks,
 )
-from icl_lens.models.lean import swapped
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -38,6 +39,8 @@ from icl_lens.prompts.batch import PromptBatch
 # What keys and values of the prompts of one piece may take, and the widest activations of the rows of one pass.
 KEY_BYTES = 384 * 2**20
 ROW_BYTES = 256 * 2**20
+# What keys and values may take that all rows use once: those of some layers at a time, in stages.
+STAGE_BYTES = 32 * 2**20
 
 
 class NotShared(Exception):
@@ -53,13 +56,16 @@ class CachedRows:
 
     view: ModelView
     batch: PromptBatch
+    layers: range
+    """Consecutive ones that keys and values are kept of; passes over rows run these."""
     log_probs: Float[Tensor, "batch d_vocab"]
-    """The model's own, nothing removed."""
-    keys: list[SharedKeys]
-    resid_pre: list[Float[Tensor, "batch d_model"]]
-    z: list[Float[Tensor, "batch head d_head"]]
-    block_returns: list[int | None]
-    """How many things each block returns; None for a bare tensor."""
+    """The model's own, nothing removed; means nothing before the last layer has run."""
+    keys: dict[int, SharedKeys]
+    resid_pre: dict[int, Float[Tensor, "batch d_model"]]
+    z: dict[int, Float[Tensor, "batch head d_head"]]
+    block_returns: Returns
+    behind: Float[Tensor, "batch pos d_model"] | None
+    """The residual stream behind the layers, where the model has more of them."""
 
     @classmethod
     def of(cls, view: ModelView, batch: PromptBatch, *, plain: bool = False) -> "CachedRows":
@@ -67,10 +73,26 @@ class CachedRows:
 
         With `plain`, keys without the position term as well.
         """
+        return cls._of(view, batch, range(view.n_layers), None, plain=plain)
+
+    @classmethod
+    def in_stages(cls, view: ModelView, batch: PromptBatch) -> Iterator["CachedRows"]:
+        """The same with the keys and values of some layers at a time: they are let go when the next are asked for."""
+        stage: CachedRows | None = None
+        for layers in stages(view, batch):
+            stage = cls._of(view, batch, layers, stage)
+            yield stage
+            stage.keys.clear()
+
+    @classmethod
+    def _of(
+        cls, view: ModelView, batch: PromptBatch, layers: range, before: "CachedRows | None", *, plain: bool = False
+    ) -> "CachedRows":
+        """A pass through some layers, behind those `before`."""
         check_untouched(view)
-        layers = range(view.n_layers)
-        values = [LayerValues(view, layer) for layer in layers]
-        keys, resid, z, returns = [], [], [], []
+        values = {layer: LayerValues(view, layer) for layer in layers}
+        keys, resid, z = {}, {}, {}
+        returns: Returns = [] if before is None else before.block_returns
 
         def at_last(x: Tensor) -> Tensor:
             return x.detach()[torch.arange(len(x), device=x.device), batch.last.to(x.device)].clone()
@@ -80,37 +102,40 @@ class CachedRows:
 
         def keep(layer: int) -> Any:
             def hook_fn(value: Tensor, hook: Any) -> None:
-                keys.append(SharedKeys.of(values[layer], batch, plain=plain))
+                keys[layer] = SharedKeys.of(values[layer], batch, plain=plain)
                 values[layer].seen.clear()
-                z.append(at_last(value))
+                z[layer] = at_last(value)
 
             return hook_fn
 
-        def count(module: Any, args: Any, output: Any) -> None:
-            returns.append(len(output) if isinstance(output, tuple) else None)
+        def keep_resid(layer: int) -> Any:
+            return lambda value, hook: resid.__setitem__(layer, at_last(value))
 
         hooks: list[tuple[str, Any]] = []
         for layer in layers:
-            hooks.append((view.hook(layer, "hook_resid_pre"), lambda value, hook: resid.append(at_last(value))))
+            hooks.append((view.hook(layer, "hook_resid_pre"), keep_resid(layer)))
             needed = key_hooks(view, layer) | (position_hooks(view, layer) if plain else {})
             hooks += [(hook, see(layer, name)) for name, hook in needed.items()]
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
-        handles = [block.register_forward_hook(count) for block in view.model.blocks]
-        try:
-            with view.model.hooks(fwd_hooks=hooks):
-                log_probs = last_log_probs(view.model, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return cls(view, batch, log_probs, keys, resid, z, returns)
+        begin = None if before is None else before.behind
+        with (
+            counting(view, layers, returns),
+            only(view, layers, returns, begin=begin) as left,
+            view.model.hooks(fwd_hooks=hooks),
+        ):
+            log_probs = last_log_probs(view.model, batch)
+        return cls(view, batch, layers, log_probs, keys, resid, z, returns, left[0] if left else None)
 
     def without_each_head(
-        self, layers: Sequence[int], instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None
-    ) -> Float[Tensor, "batch row d_vocab"]:
+        self,
+        layers: Sequence[int],
+        instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
+        begun: Float[Tensor, "batch begun d_model"] | None = None,
+    ) -> Float[Tensor, "batch row d"]:
         """Logits after each prompt without each head of some consecutive layers, layer by layer, in one pass.
 
         Row 0 has lost nothing. Blocks before the first of the layers are not run. A head's z is 0, or what `instead`
-        has for its layer.
+        has for its layer. In a stage before the last: the rows' residual stream behind it, to begin the next with.
         """
         n_heads = self.view.n_heads
 
@@ -119,7 +144,8 @@ class CachedRows:
                 every = torch.arange(n_heads, device=z.device)
                 z[:, z.shape[1] - n_heads + every, every] = 0.0 if instead is None else instead[layer].to(z)
 
-        return self._pass(dict.fromkeys(layers, [0] * n_heads), remove)
+        here = [layer for layer in layers if layer in self.layers]
+        return self._pass(dict.fromkeys(here, [0] * n_heads), remove, begun=begun)
 
     def without_sets(
         self,
@@ -209,14 +235,19 @@ class CachedRows:
         edits: Callable[[int], AttentionEdits | None] = lambda layer: None,
         add: Callable[[int, Tensor], None] | None = None,
         order: Sequence[int] | None = None,
-    ) -> Float[Tensor, "batch row d_vocab"]:
+        begun: Float[Tensor, "batch begun d_model"] | None = None,
+    ) -> Float[Tensor, "batch row d"]:
         """Logits of rows that enter at some layers as copies of others, behind row 0, the prompt's own, edited nowhere.
 
         `remove` edits a layer's z in place, [batch row head d_head], `edits` its attention, `add` the residual stream
         behind a layer that rows enter at, [batch row d_model]. `order`: which rows' logits are wanted; left out, all.
-        Copies of row 0 must attend as the model does before anything is edited.
+        `begun`: rows from the stage before. Copies of row 0 must attend as the model does before anything is edited.
+        In a stage before the last, the residual stream instead of logits.
         """
-        view, n, first = self.view, len(self.batch), min(entering, default=self.view.n_layers - 1)
+        view, n, stop = self.view, len(self.batch), self.layers.stop
+        first = min(entering, default=stop - 1) if begun is None else self.layers.start
+        # A copy: some families add to it in place.
+        begin = (self.resid_pre[first].clone() if begun is None else begun.flatten(0, 1))[:, None]
         state: dict[str, Any] = {"rows": 0}
 
         def arranged(x: Float[Tensor, "row 1 d_model"], rows: Sequence[int]) -> Float[Tensor, "wanted 1 d_model"]:
@@ -225,30 +256,27 @@ class CachedRows:
         def join(layer: int) -> Any:
             """New rows enter the layer's block behind those of each prompt."""
 
-            def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-                name = "hidden_states"
-                x = kwargs[name] if name in kwargs else args[0]
-                clean = self.resid_pre[layer].to(x.device)[:, None]
-                if layer == first:
-                    x = clean.clone()  # some families add to it in place
+            def joined(x: Float[Tensor, "row 1 d_model"]) -> Tensor:
                 there, copied = len(x) // n, entering.get(layer, ())
+                clean = self.resid_pre[layer].to(x.device)[:, None]
                 if copied:  # of row 0, as the model itself had it
                     x = torch.cat([x.unflatten(0, (n, -1)), clean[:, None]], dim=1).flatten(0, 1)
                     x = arranged(x, [*range(there), *(row or there for row in copied)])
                 state["rows"], state["x"] = there + len(copied), x[:, 0].unflatten(0, (n, -1))
                 state["clean"] = 0 if layer == first else there + copied.index(0) if 0 in copied else None
-                kwargs = dict(kwargs)
+                return x
+
+            def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+                args, kwargs = with_stream(args, kwargs, joined)
                 if isinstance(alibi := kwargs.get("alibi"), Tensor):
                     # Bloom, Falcon: made for the one row that the model was given; what they make of it is not used.
-                    kwargs["alibi"] = alibi[: view.n_heads].repeat(len(x), *[1] * (alibi.ndim - 1))
-                if name in kwargs:
-                    kwargs[name] = x
-                    return args, kwargs
-                return (x, *args[1:]), kwargs
+                    many = alibi[: view.n_heads].repeat(n * state["rows"], *[1] * (alibi.ndim - 1))
+                    kwargs = {**kwargs, "alibi": many}
+                return args, kwargs
 
             return hook_fn
 
-        values = {layer: LayerValues(view, layer) for layer in range(first, view.n_layers)}
+        values = {layer: LayerValues(view, layer) for layer in range(first, stop)}
 
         def see(layer: int, name: str) -> Any:
             return lambda value, hook: values[layer].see(name, value)
@@ -297,7 +325,8 @@ class CachedRows:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             lean = stack.enter_context(view.lean_pass())
-            stack.enter_context(handing_on(view, first, self.block_returns))
+            here = only(view, range(first, stop), self.block_returns, begin=begin, goes_on=slice(1))
+            left = stack.enter_context(here)
             stack.enter_context(view.model.hooks(fwd_hooks=hooks))
             for layer in values:
                 handle = view.model.blocks[layer].register_forward_pre_hook(join(layer), with_kwargs=True)
@@ -305,9 +334,10 @@ class CachedRows:
             if order is not None:
                 stack.callback(view.model.blocks[-1].register_forward_hook(choose).remove)
             logits = view.model(token, return_type="logits", **lean)
-        if logits.shape[0] != n * state["rows"] or logits.shape[1] != 1:
+        found = left[0] if left else logits
+        if found.shape[0] != n * state["rows"] or found.shape[1] != 1:
             raise NotShared("its passes do not keep one row for each row of the residual stream")
-        return logits[:, 0].unflatten(0, (n, -1))
+        return found[:, 0].unflatten(0, (n, -1))
 
     def _norm_scale(self, layer: int, x: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row"] | None:
         """Of each row, where edits of learned positions need it."""
@@ -342,8 +372,8 @@ def prompts_at_once(
     view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int | None = None, plain: bool = False
 ) -> int:
     """Prompts whose keys and rows fit in the memory meant for them: `n_rows` each, or one without each head."""
-    width, size = batch.tokens.shape[1], 4 if view.compute_dtype == torch.float32 else 8
-    keys = (3 if plain else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size
+    width = batch.tokens.shape[1]
+    keys = _key_bytes(view, width, plain=plain)
     rows = 1 + (view.n_layers * view.n_heads if n_rows is None else n_rows)
     return max(1, min(KEY_BYTES // keys, rows_at_once(view) // rows, pass_tokens // width))
 
@@ -362,16 +392,14 @@ def layers_at_once(view: ModelView, n: int) -> Iterator[range]:
         yield range(first, min(first + step, view.n_layers))
 
 
-@contextmanager
-def handing_on(view: ModelView, first: int, returns: Sequence[int | None]) -> Iterator[None]:
-    """The blocks before `first` are not run: they hand on what they are given."""
+def stages(view: ModelView, batch: PromptBatch) -> Iterator[range]:
+    """Consecutive layers whose keys and values of all prompts fit in the memory meant for those of a stage."""
+    count = min(view.n_layers, -(-len(batch) * _key_bytes(view, batch.tokens.shape[1]) // STAGE_BYTES))
+    bounds = [view.n_layers * stage // count for stage in range(count + 1)]
+    yield from (range(first, stop) for first, stop in pairwise(bounds))
 
-    def hand_on(count: int | None) -> Any:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            value = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            return value if count is None else (value, *[None] * (count - 1))
 
-        return forward
-
-    with swapped([(view.model.blocks[i], hand_on(returns[i])) for i in range(first)]):
-        yield
+def _key_bytes(view: ModelView, width: int, *, plain: bool = False) -> int:
+    """Of one prompt, all layers."""
+    size = 4 if view.compute_dtype == torch.float32 else 8
+    return (3 if plain else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size

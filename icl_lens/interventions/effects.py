@@ -297,7 +297,7 @@ def _estimated(view: ModelView, asked: _Asked, positions: Positions) -> Float[Te
 
 
 # Log-probabilities of rows are made and read in pieces of about this size.
-LOG_PROB_BYTES = 32 * 2**20
+LOG_PROB_BYTES = 16 * 2**20
 
 
 def _shared(view: ModelView, asked: _Asked, pass_tokens: int, instead: Instead) -> Float[Tensor, "batch layer head 3"]:
@@ -310,17 +310,22 @@ def _shared(view: ModelView, asked: _Asked, pass_tokens: int, instead: Instead) 
         prompts = order[start : start + size]
         some = asked.of(prompts)
         try:
-            kept = CachedRows.of(view, some.batch)
-            clean = _judged(kept.log_probs, some)
-            if effects is None:
-                effects = clean.new_empty(len(order), view.n_layers, view.n_heads, 3)
-            for layers in layers_at_once(view, len(prompts)):
-                edited = _judged_rows(kept.without_each_head(layers, instead), some)
-                off = float((edited[:, 0, 0] - clean[:, 0]).abs().max())
-                if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
-                    raise NotShared(f"a row of {view.architecture} without any removal is off by {off:.1e} nats")
-                falls = clean[:, None] - edited[:, 1:]
-                effects[prompts, layers.start : layers.stop] = falls.unflatten(1, (len(layers), view.n_heads))
+            pieces = list(layers_at_once(view, len(prompts)))
+            begun: dict[range, Tensor] = {}
+            for kept in CachedRows.in_stages(view, some.batch):
+                for layers in (one for one in pieces if one.start < kept.layers.stop):
+                    rows = kept.without_each_head(layers, instead, begun.pop(layers, None))
+                    if kept.behind is not None:
+                        begun[layers] = rows
+                        continue
+                    clean, edited = _judged(kept.log_probs, some), _judged_rows(rows, some)
+                    off = float((edited[:, 0, 0] - clean[:, 0]).abs().max())
+                    if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
+                        raise NotShared(f"a row of {view.architecture} without any removal is off by {off:.1e} nats")
+                    if effects is None:
+                        effects = clean.new_empty(len(order), view.n_layers, view.n_heads, 3)
+                    falls = clean[:, None] - edited[:, 1:]
+                    effects[prompts, layers.start : layers.stop] = falls.unflatten(1, (len(layers), view.n_heads))
         except InputError as error:  # a hook or a score that the family does not show
             raise NotShared(str(error)) from error
         except RuntimeError as error:

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
+from icl_lens.interventions.blocks import Returns, counting, only
 from icl_lens.interventions.choice import Positions
-from icl_lens.models.lean import swapped
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -90,28 +90,20 @@ class Streams:
     stream: dict[int, Float[Tensor, "batch pos d_model"]]
     log_probs: Float[Tensor, "batch d_vocab"]
     """After each prompt, nats."""
-    block_returns: list[int | None]
-    """How many things each block returns; None for a bare tensor."""
+    block_returns: Returns
 
     @classmethod
     def of(cls, view: ModelView, batch: PromptBatch, layers: Iterable[int]) -> "Streams":
         """One pass over the batch."""
         stream: dict[int, Tensor] = {}
-        returns: list[int | None] = []
+        returns: Returns = []
 
         def keep(layer: int) -> Any:
             return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
 
-        def count(module: Any, args: Any, output: Any) -> None:
-            returns.append(len(output) if isinstance(output, tuple) else None)
-
-        handles = [block.register_forward_hook(count) for block in view.model.blocks]
-        try:
-            with view.model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]):
-                log_probs = last_log_probs(view.model, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
+        hooks = [(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]
+        with counting(view, range(view.n_layers), returns), view.model.hooks(fwd_hooks=hooks):
+            log_probs = last_log_probs(view.model, batch)
         return cls(view, batch, stream, log_probs, returns)
 
     @contextmanager
@@ -120,8 +112,7 @@ class Streams:
         x = self.stream[layer]
         # A copy either way: blocks of some families add to it in place.
         x = x.clone() if rows is None else x[rows, : self.batch[rows].tokens.shape[1]]
-        blocks = self.view.model.blocks
-        with swapped([(blocks[i], hand_on(x, self.block_returns[i])) for i in range(layer)]):
+        with only(self.view, range(layer, self.view.n_layers), self.block_returns, begin=x):
             yield
 
 
@@ -143,11 +134,6 @@ def _passes(begins: list[int], n: int, width: int, n_layers: int, pass_tokens: i
             group.append((one, row))
     if group:
         yield group
-
-
-def hand_on(value: Tensor, count: int | None) -> Callable[..., Any]:
-    """A `forward` that gives what is kept, and as many things as the module returns (None: a bare tensor)."""
-    return lambda *args, **kwargs: value if count is None else (value, *[None] * (count - 1))
 
 
 def _removals(

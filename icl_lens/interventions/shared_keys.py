@@ -18,7 +18,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 # Attention scores of rows are made and used in pieces of about this size.
-SCORE_BYTES = 32 * 2**20
+SCORE_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
