@@ -352,26 +352,25 @@ def test_ablate_and_locate_show_the_first_prompt_and_rank_by_contrast(run, tiny,
     assert "--by locates heads" in err
 
 
-def test_commands_keep_the_memory_that_passes_free(tiny, tmp_path):
-    """A block of 96 MB comes back without page faults, once a command has loaded a model; by itself it does not."""
+def test_commands_keep_the_memory_that_passes_free(tiny):
+    """A block of 96 MB soon comes back without page faults, once a command has loaded a model; by itself it never does.
+
+    Something small may land in the block that was freed, and the next one is then new: seen for up to three of them.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("malloc is not glibc's")
     script = """if True:
         import resource, sys, torch
         from icl_lens.cli.options import DtypeChoice, load
         if sys.argv[2:]:
             load(sys.argv[1], device="cpu", dtype=DtypeChoice.float32, revision=None)
-
-        def faults():
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(24):
             torch.ones(24 * 2**20)
-            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-        faults()
-        print(faults())
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         """
     found = [
         int(subprocess.run([sys.executable, "-c", script, tiny, *how], capture_output=True, check=True).stdout)
         for how in ([], ["loaded"])
     ]
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("malloc is not glibc's")
-    assert found[0] > 10 * found[1]  # how many pages it has depends on their size
+    assert found[0] > 4 * found[1]  # how many pages it has depends on their size
