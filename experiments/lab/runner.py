@@ -221,7 +221,7 @@ def _contents(study: Study, settings: StudySettings) -> dict[str, Any]:
         for task in settings.others
     ]
     return {
-        "weights": fingerprint(study.model),
+        "weights": study.once("weights", lambda: fingerprint(study.model)),
         "prompts_digest": prompts_digest(study.batch()),
         "data": json_digest(read),
     }
