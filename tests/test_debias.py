@@ -7,7 +7,7 @@ import torch
 from conftest import PROMPTS
 
 import icl_lens as il
-from icl_lens.interventions import cached_rows
+from icl_lens.interventions import capacity
 
 HEADS = [il.Head(0, 1), il.Head(1, 3)]
 
@@ -132,8 +132,8 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
     torch.testing.assert_close(found, whole, atol=2e-5, rtol=1e-5)
     assert sorted(widths)[:-1] == [1] * (len(widths) - 1)
     assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-4
-    monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
-    monkeypatch.setattr(cached_rows, "KEY_BYTES", 1)
+    monkeypatch.setattr(capacity, "ROW_BYTES", 1)
+    monkeypatch.setattr(capacity, "KEY_BYTES", 1)
     torch.testing.assert_close(il.label_log_probs_debiased(model, batch, FIXES), whole, atol=2e-5, rtol=1e-5)
 
 

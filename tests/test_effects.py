@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import cached_rows, gradients, shared_keys
+from icl_lens.interventions import cached_rows, capacity, gradients, shared_keys
 from icl_lens.interventions.shared_keys import SharedKeys
 from icl_lens.models.scores import ScoreView
 from icl_lens.models.view import ModelView
@@ -89,7 +89,7 @@ def test_pieces_and_layers_of_any_size(load_tiny, name, monkeypatch):
     model = load_tiny(name)
     batch = ragged(model)
     expected = il.head_effects(model, batch, positions="last").log_prob
-    monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
+    monkeypatch.setattr(capacity, "ROW_BYTES", 1)
     monkeypatch.setattr(shared_keys, "SCORE_BYTES", 1)
     rows = []
     hooks = [
@@ -123,7 +123,7 @@ def test_keys_of_one_layer_at_a_time(load_tiny, name, monkeypatch):
     model = load_tiny(name)
     batch = ragged(model)
     expected = il.head_effects(model, batch, positions="last").log_prob
-    monkeypatch.setattr(cached_rows, "STAGE_BYTES", 1)
+    monkeypatch.setattr(capacity, "STAGE_BYTES", 1)
     before = remains(model)
     rows = []
     hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
@@ -134,7 +134,7 @@ def test_keys_of_one_layer_at_a_time(load_tiny, name, monkeypatch):
     assert (effects.way, effects.because) == ("shared keys", "")
     close(effects.log_prob, expected)
     assert rows == [(3, 14), (15, 1), (3, 14), (27, 1), (3, 14), (39, 1)]
-    monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
+    monkeypatch.setattr(capacity, "ROW_BYTES", 1)
     close(il.head_effects(model, batch, positions="last").log_prob, expected)
     assert remains(model) == before
 
@@ -143,7 +143,7 @@ def test_keys_are_let_go_stage_by_stage(load_tiny, monkeypatch):
     """Only one layer's keys are there at a time, where only one layer's fit."""
     model = load_tiny("gpt2")
     batch = ragged(model)
-    monkeypatch.setattr(cached_rows, "STAGE_BYTES", 1)
+    monkeypatch.setattr(capacity, "STAGE_BYTES", 1)
     made, there = [], []
     of = SharedKeys.of.__func__
 
@@ -169,8 +169,8 @@ def test_layers_of_a_stage(load_tiny, monkeypatch):
         (1, [range(1), range(1, 2), range(2, 3)]),
         (0.1, [range(1), range(1, 2), range(2, 3)]),
     ):
-        monkeypatch.setattr(cached_rows, "STAGE_BYTES", int(layers * keys))
-        assert list(cached_rows.stages(view, batch)) == expected
+        monkeypatch.setattr(capacity, "STAGE_BYTES", int(layers * keys))
+        assert list(capacity.stages(view, batch)) == expected
 
 
 @contextmanager
@@ -454,11 +454,11 @@ def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
     view, batch = ModelView.of(model), ragged(model)
     keys = 2 * 3 * 4 * 8 * 14 * 4  # both, layers, heads, width, positions, bytes
     for count in (1, 2, 3):
-        monkeypatch.setattr(cached_rows, "KEY_BYTES", count * keys + 1)
-        assert cached_rows.prompts_at_once(view, batch, pass_tokens=4096) == count
-    assert cached_rows.prompts_at_once(view, batch, pass_tokens=28) == 2
-    monkeypatch.setattr(cached_rows, "ROW_BYTES", 4 * 9 * max(97, 3 * 48))  # a clean row and 8 heads
-    assert [list(layers) for layers in cached_rows.layers_at_once(view, 1)] == [[0, 1], [2]]
+        monkeypatch.setattr(capacity, "KEY_BYTES", count * keys + 1)
+        assert capacity.prompts_at_once(view, batch, pass_tokens=4096) == count
+    assert capacity.prompts_at_once(view, batch, pass_tokens=28) == 2
+    monkeypatch.setattr(capacity, "ROW_BYTES", 4 * 9 * max(97, 3 * 48))  # a clean row and 8 heads
+    assert [list(layers) for layers in capacity.layers_at_once(view, 1)] == [[0, 1], [2]]
 
 
 # First-order estimates --------------------------------------------------------------------------------------------

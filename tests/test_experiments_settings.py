@@ -9,7 +9,7 @@ import torch
 
 import icl_lens as il
 from experiments import catalogue
-from experiments.lab import competence
+from experiments.lab import competence, runner
 from experiments.lab.results import read_all
 from experiments.lab.runner import configuration, pass_configuration
 from experiments.lab.runner import run as run_experiments
@@ -58,6 +58,16 @@ def test_defaults_are_configured_as_before(gpt2: Any, words: str) -> None:
     assert not {"demonstrations", "template"} & {*pass_configuration(Study(gpt2, plain))}
     assert folder_of(plain) == Path("tiny", "sentiment-number")
     assert plain.said == "sentiment-number"
+
+
+def test_weights_are_read_once_for_all_experiments(gpt2: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(runner, "fingerprint", lambda model: read.append("once") or f"digest {len(read)}")
+    study = Study(gpt2, StudySettings(model="tiny", n=24, path=words))
+    found = [configuration(experiment, study)["weights"] for experiment in map(catalogue.find, catalogue.IDS)]
+    found.append(pass_configuration(study)["weights"])
+    assert len(found) > 20
+    assert {*found} == {"digest 1"}
 
 
 OTHERS: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from family_tables import EXACT
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import cached_rows, head_sets, restarted
+from icl_lens.interventions import capacity, head_sets, restarted
 from icl_lens.interventions.forks import Forks
 from icl_lens.models.view import ModelView
 
@@ -102,8 +102,8 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
         model, batch, removed, head_sets._labels, positions, mode, None if reference is None else [reference]
     )
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
-    monkeypatch.setattr(cached_rows, "ROW_BYTES", 1)
-    monkeypatch.setattr(cached_rows, "KEY_BYTES", 1)
+    monkeypatch.setattr(capacity, "ROW_BYTES", 1)
+    monkeypatch.setattr(capacity, "KEY_BYTES", 1)
     monkeypatch.setattr(restarted, "STREAM_BYTES", 1)
     monkeypatch.setattr(restarted, "ENOUGH_TOKENS", 1)
     monkeypatch.setattr(head_sets, "PASS_TOKENS", 1)

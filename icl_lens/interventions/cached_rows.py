@@ -11,7 +11,6 @@ otherwise is given back to the caller (`NotShared`).
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.blocks import Returns, counting, only, with_stream
+from icl_lens.interventions.capacity import stages
 from icl_lens.interventions.forks import Forks
 from icl_lens.interventions.pattern import LayerValues
 from icl_lens.interventions.probe import PATTERN_TOLERANCE
@@ -35,12 +35,6 @@ from icl_lens.interventions.shared_keys import (
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-
-# What keys and values of the prompts of one piece may take, and the widest activations of the rows of one pass.
-KEY_BYTES = 384 * 2**20
-ROW_BYTES = 256 * 2**20
-# What keys and values may take that all rows use once: those of some layers at a time, in stages.
-STAGE_BYTES = 32 * 2**20
 
 
 class NotShared(Exception):
@@ -366,40 +360,3 @@ def check_untouched(view: ModelView) -> None:
     at_work = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
     if not all(getattr(hook, "is_permanent", False) for hook in at_work):
         raise NotShared("other hooks or interventions are at work on the model")
-
-
-def prompts_at_once(
-    view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int | None = None, plain: bool = False
-) -> int:
-    """Prompts whose keys and rows fit in the memory meant for them: `n_rows` each, or one without each head."""
-    width = batch.tokens.shape[1]
-    keys = _key_bytes(view, width, plain=plain)
-    rows = 1 + (view.n_layers * view.n_heads if n_rows is None else n_rows)
-    return max(1, min(KEY_BYTES // keys, rows_at_once(view) // rows, pass_tokens // width))
-
-
-def rows_at_once(view: ModelView) -> int:
-    """Rows of one pass."""
-    size = 4 if view.compute_dtype == torch.float32 else 8
-    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
-    return max(1 + view.n_heads, ROW_BYTES // (size * max(view.model.W_U.shape[1], 3 * d_mlp)))
-
-
-def layers_at_once(view: ModelView, n: int) -> Iterator[range]:
-    """Consecutive layers whose heads are removed in one pass over the rows of `n` prompts."""
-    step = max(1, (rows_at_once(view) // n - 1) // view.n_heads)
-    for first in range(0, view.n_layers, step):
-        yield range(first, min(first + step, view.n_layers))
-
-
-def stages(view: ModelView, batch: PromptBatch) -> Iterator[range]:
-    """Consecutive layers whose keys and values of all prompts fit in the memory meant for those of a stage."""
-    count = min(view.n_layers, -(-len(batch) * _key_bytes(view, batch.tokens.shape[1]) // STAGE_BYTES))
-    bounds = [view.n_layers * stage // count for stage in range(count + 1)]
-    yield from (range(first, stop) for first, stop in pairwise(bounds))
-
-
-def _key_bytes(view: ModelView, width: int, *, plain: bool = False) -> int:
-    """Of one prompt, all layers."""
-    size = 4 if view.compute_dtype == torch.float32 else 8
-    return (3 if plain else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size

@@ -18,7 +18,8 @@ from torch import Tensor
 from icl_lens.attribution.increases import target_tokens
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import every_head, mean_z
-from icl_lens.interventions.cached_rows import CachedRows, NotShared, layers_at_once, prompts_at_once
+from icl_lens.interventions.cached_rows import CachedRows, NotShared
+from icl_lens.interventions.capacity import layers_at_once, prompts_at_once
 from icl_lens.interventions.choice import Positions
 from icl_lens.interventions.gradients import first_order_falls
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once

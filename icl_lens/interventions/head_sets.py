@@ -18,7 +18,8 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads, every_head, mean_z
-from icl_lens.interventions.cached_rows import CachedRows, NotShared, check_untouched, prompts_at_once, rows_at_once
+from icl_lens.interventions.cached_rows import CachedRows, NotShared, check_untouched
+from icl_lens.interventions.capacity import prompts_at_once, rows_at_once
 from icl_lens.interventions.choice import Positions, group
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
 from icl_lens.interventions.probe import check_moves
