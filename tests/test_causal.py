@@ -3,8 +3,9 @@
 import pytest
 import torch
 from conftest import PROMPTS
+from test_effects import hf_twin
 from test_families import EXACT, without_heads
-from transformers import AutoModelForCausalLM
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import restarted
@@ -38,20 +39,20 @@ def test_restarted_passes_are_whole_passes(load_tiny, name):
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     effects = head_effects(model, batch, pass_tokens=70)
     log_prob, log_odds = one_by_one(model, batch)
-    torch.testing.assert_close(effects.log_prob, log_prob, atol=2e-5, rtol=0)
-    torch.testing.assert_close(effects.log_odds, log_odds, atol=2e-5, rtol=0)
+    assert_close(effects.log_prob, log_prob)
+    assert_close(effects.log_odds, log_odds)
     assert effects.log_prob[:, 0].abs().max() > 1e-2
     assert "forward" not in vars(model.blocks[0])
-    torch.testing.assert_close(one_by_one(model, batch[[0]])[0], log_prob[[0]], atol=2e-5, rtol=0)
+    assert_close(one_by_one(model, batch[[0]])[0], log_prob[[0]])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa"])
-def test_effects_are_those_of_zeroed_output_matrices(load_tiny, family_folder, name):
-    """Within 1e-5 nats, in float64, of Hugging Face with edited weights."""
+def test_effects_are_those_of_zeroed_output_matrices(load_tiny, family_folder, float64, name):
+    """In float64, of Hugging Face with edited weights."""
     model = load_tiny(name, dtype=torch.float64)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     effects = head_effects(model, batch)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
+    hf = hf_twin(family_folder, name)
     for row in range(len(batch)):
         ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
         clean = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
@@ -60,9 +61,7 @@ def test_effects_are_those_of_zeroed_output_matrices(load_tiny, family_folder, n
             fall = (clean - edited)[batch.label_tokens]
             answer = int(batch.answer[row])
             ours = effects.log_prob[row][head], effects.log_odds[row][head]
-            torch.testing.assert_close(
-                torch.stack(ours), torch.stack([fall[answer], fall[answer] - fall[1 - answer]]), atol=1e-5, rtol=0
-            )
+            assert_close(torch.stack(ours), torch.stack([fall[answer], fall[answer] - fall[1 - answer]]))
 
 
 @pytest.mark.parametrize(("enough", "expected"), [(1, [2, 3, 4]), (10**6, [2, 2, 2])])
@@ -118,7 +117,7 @@ def test_effects_within_another_intervention(load_tiny):
     batch = il.tokenize(model, PROMPTS)
     with il.remove_position(model, [(0, 0), (2, 1)]):
         effects = head_effects(model, batch)
-        torch.testing.assert_close(effects.log_prob, one_by_one(model, batch)[0], atol=2e-5, rtol=0)
+        assert_close(effects.log_prob, one_by_one(model, batch)[0])
 
 
 def test_the_best_heads_are_those_of_largest_mean():

@@ -5,6 +5,7 @@ import pytest
 import reference_hf
 import torch
 from conftest import PROMPTS
+from tolerance import assert_close
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -29,7 +30,7 @@ def test_label_values_agree_with_hugging_face(load_tiny, family_folder, name):
                     assert (values[i, demo] == 0).all()
                 else:
                     expected = theirs.label_value(head.layer, head.head, position)
-                    torch.testing.assert_close(values[i, demo].double(), expected, atol=1e-5, rtol=0)
+                    assert_close(values[i, demo], expected)
 
 
 def test_label_values_through_the_norm_and_the_weights(gpt2, gpt2_acts, gpt2_batch):
@@ -41,9 +42,7 @@ def test_label_values_through_the_norm_and_the_weights(gpt2, gpt2_acts, gpt2_bat
     v = normed @ view.W_V(head.layer)[head.head] + block.attn.b_V[head.head]
     expected = v @ view.W_O(head.layer)[head.head]
     missing = gpt2_batch.label_positions < 0
-    torch.testing.assert_close(
-        il.label_values(gpt2_acts, head), expected.masked_fill(missing[..., None], 0), atol=1e-5, rtol=0
-    )
+    assert_close(il.label_values(gpt2_acts, head), expected.masked_fill(missing[..., None], 0))
 
 
 def test_label_keys_of_both_sources(gpt2, gpt2_acts, gpt2_batch):
@@ -60,10 +59,8 @@ def test_label_keys_of_both_sources(gpt2, gpt2_acts, gpt2_batch):
                 + cache["hook_pos_embed"][min(i, len(cache["hook_pos_embed"]) - 1), position]
             )
             ffn = sum(cache[f"blocks.{layer}.hook_mlp_out"][i, position] for layer in range(2))
-            torch.testing.assert_close(il.label_keys(gpt2_acts, head)[i, demo], x, atol=1e-5, rtol=0)
-            torch.testing.assert_close(
-                il.label_keys(gpt2_acts, head, source="attn")[i, demo], x - embedding - ffn, atol=1e-5, rtol=0
-            )
+            assert_close(il.label_keys(gpt2_acts, head)[i, demo], x)
+            assert_close(il.label_keys(gpt2_acts, head, source="attn")[i, demo], x - embedding - ffn)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "llama_gqa", "phi3", "cohere"])
@@ -82,7 +79,7 @@ def test_last_query_gives_the_heads_scores(load_tiny, name):
         b_K = model.blocks[head.layer].attn.b_K
         content = k if b_K is None else k - b_K[kv]
         query = cache[f"blocks.{head.layer}.attn.hook_q"][0, int(batch.last[0]), head.head]
-        torch.testing.assert_close(normed @ il.last_query(acts, head)[0], content @ query, atol=2e-4, rtol=1e-4)
+        assert_close(normed @ il.last_query(acts, head)[0], content @ query)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo2"])
@@ -109,7 +106,7 @@ def test_last_query_passes_the_norms_of_queries_and_keys(load_tiny, name):
         k = cache[f"blocks.{head.layer}.attn.hook_k"][0]
         k = k.flatten(1) if over == "all" else k[:, kv]
         eps = model.original_model.config.rms_norm_eps
-        torch.testing.assert_close(ours * torch.rsqrt(k.pow(2).mean(-1) + eps), scores, atol=2e-5, rtol=1e-5)
+        assert_close(ours * torch.rsqrt(k.pow(2).mean(-1) + eps), scores)
         plain = torch.einsum("d,md->m", acts.q[0, head.layer, head.head], ModelView.of(model).W_K(head.layer)[kv])
         assert torch.cosine_similarity(plain, il.last_query(acts, head)[0], dim=0) < 0.999, "the norms' gains matter"
 
@@ -156,4 +153,4 @@ def test_attention_to_labels(gpt2_acts, gpt2_batch):
                 continue
             assert torch.equal(attention[i, ..., demo], gpt2_acts.pattern[i, ..., position])
             sums[..., int(gpt2_batch.label_index[i, demo])] += attention[i, ..., demo]
-        torch.testing.assert_close(by_label[i], sums)
+        assert_close(by_label[i], sums)

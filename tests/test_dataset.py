@@ -5,6 +5,7 @@ import pytest
 import torch
 from families import WORDS, build
 from reference_hf import reference
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.attribution.increases import every_head_increase, fold_from
@@ -51,8 +52,8 @@ def few_candidates(monkeypatch):
 @pytest.mark.parametrize(("k", "batch_size"), [(1, 7), (2, 1), (2, 7), (5, 40), (12, 7)])
 def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, batch_size):
     top = il.locate_heads(gpt2, many, k=k, batch_size=batch_size)
-    mean = every_increase.double().mean(0).flatten().topk(k)
-    torch.testing.assert_close(top.value, mean.values, atol=2e-6, rtol=0)
+    mean = every_increase.mean(0).flatten().topk(k)
+    assert_close(top.value, mean.values)
     assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
     assert top.certified
     assert top.n_prompts == 40
@@ -68,10 +69,10 @@ def test_prompt_by_prompt_reference(gpt2, many):
     hf = build("gpt2")
     tokens = [many.tokens[i, : many.last[i] + 1] for i in range(len(many))]
     heads = [reference(hf, ids, int(t)).heads for ids, t in zip(tokens, many.answer_tokens, strict=True)]
-    expected = torch.stack(heads).double().mean(0)
-    torch.testing.assert_close(mean_head_increases(gpt2, many), expected, atol=1e-5, rtol=0)
+    expected = torch.stack(heads).mean(0)
+    assert_close(mean_head_increases(gpt2, many), expected)
     top = il.locate_heads(gpt2, many, k=3, batch_size=8)
-    torch.testing.assert_close(top.value, expected.flatten().topk(3).values, atol=1e-5, rtol=0)
+    assert_close(top.value, expected.flatten().topk(3).values)
 
 
 def test_heads_left_open_are_passed_again(gpt2, many, every_increase, monkeypatch):
@@ -93,15 +94,13 @@ def test_heads_left_open_are_passed_again(gpt2, many, every_increase, monkeypatc
     assert narrow.n_exact < 12
     assert narrow.share < 1
     assert narrow.heads == top.heads
-    torch.testing.assert_close(
-        narrow.value, every_increase.double().mean(0).flatten().topk(1).values, atol=2e-6, rtol=0
-    )
+    assert_close(narrow.value, every_increase.mean(0).flatten().topk(1).values)
 
 
 def test_what_is_left_out_is_bounded(gpt2, many, every_increase, few_candidates):
     """Heads that were not evaluated lie below `left_out`, which lies below the last head found."""
     top = il.locate_heads(gpt2, many, k=2, batch_size=8)
-    mean = every_increase.double().mean(0).flatten()
+    mean = every_increase.mean(0).flatten()
     left = np.setdiff1d(np.arange(12), mean.topk(top.n_exact).indices.numpy())
     assert len(left)
     assert top.left_out + SLACK <= float(top.value[-1]) + 2 * SLACK
@@ -114,7 +113,7 @@ def test_own_norm_is_exhaustive(gpt2, many, final_norm):
     assert top.certified == (final_norm == "frozen")
     acts = il.capture(gpt2, many[:9])
     expected = il.head_log_prob_increase(acts, many[:9].answer_tokens, final_norm=final_norm, bias=False)
-    torch.testing.assert_close(top.value, expected.double().mean(0).flatten().topk(3).values, atol=2e-6, rtol=0)
+    assert_close(top.value, expected.mean(0).flatten().topk(3).values)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "granite", "gemma2"])
@@ -123,7 +122,7 @@ def test_other_families(load_tiny, name):
     batch = il.tokenize(model, draw(12, seed=1), prepend_bos=False)
     top = il.locate_heads(model, batch, k=4, batch_size=5)
     expected = mean_head_increases(model, batch, batch_size=3)
-    torch.testing.assert_close(top.value, expected.flatten().topk(4).values, atol=5e-6, rtol=0)
+    assert_close(top.value.float(), expected.flatten().topk(4).values)
     assert top.certified == (name != "gemma2")  # its logits are capped
 
 
@@ -139,7 +138,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     for limit in (1, 10**9):
         monkeypatch.setattr("icl_lens.attribution.increases.fold_from", lambda d_head, d_model, limit=limit: limit)
         found.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, batch.answer_tokens))
-    torch.testing.assert_close(found[0], found[1], atol=5e-6, rtol=0)
+    assert_close(found[0], found[1])
     assert found[0].abs().max() > 1e-2
 
 
@@ -153,11 +152,11 @@ def test_crossover_of_gpt2_large():
 
 def test_mean_over_groups(gpt2, many, every_increase, monkeypatch):
     """Groups cut anywhere give the same mean."""
-    expected = every_increase.double().mean(0)
-    torch.testing.assert_close(mean_head_increases(gpt2, many, batch_size=6), expected, atol=2e-6, rtol=0)
+    expected = every_increase.mean(0)
+    assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
     monkeypatch.setattr(dataset, "LOGIT_BYTES", 4)
     monkeypatch.setattr(dataset, "fold_from", lambda d_head, d_model: 3)
-    torch.testing.assert_close(mean_head_increases(gpt2, many, batch_size=6), expected, atol=2e-6, rtol=0)
+    assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
 
 
 def test_plan(gpt2, many):
@@ -258,12 +257,12 @@ def test_contrast_certified_is_exhaustive(load_tiny, few_candidates, name, which
     model = load_tiny(name)
     many = il.tokenize(model, draw(40), prepend_bos=False)
     against = contrasts(many)[which]
-    mean = every_contrast(model, many, against).double().mean(0)
-    torch.testing.assert_close(mean_head_increases(model, many, against=against, batch_size=9), mean, atol=1e-5, rtol=0)
+    mean = every_contrast(model, many, against).mean(0)
+    assert_close(mean_head_increases(model, many, against=against, batch_size=9), mean)
     best = mean.flatten().topk(3)
     for batch_size in (1, 7, 40):
         top = il.locate_heads(model, many, k=3, against=against, batch_size=batch_size)
-        torch.testing.assert_close(top.value, best.values, atol=1e-5, rtol=0)
+        assert_close(top.value, best.values)
         assert top.heads == [il.Head(i // 4, i % 4) for i in best.indices.tolist()]
         assert top.certified == (name != "gemma2")
         assert top.left_out <= float(top.value[-1])
@@ -277,9 +276,9 @@ def test_contrast_heads_left_open_are_passed_again(gpt2, many, monkeypatch):
     monkeypatch.setattr(dataset, "MARGIN", 0)
     against = contrasts(many)["several"]
     top = il.locate_heads(gpt2, many, k=1, against=against, batch_size=8, slack=1e6)
-    best = every_contrast(gpt2, many, against).double().mean(0).flatten().topk(1)
+    best = every_contrast(gpt2, many, against).mean(0).flatten().topk(1)
     assert (top.n_exact, top.share) == (12, 1.0)
-    torch.testing.assert_close(top.value, best.values, atol=1e-5, rtol=0)
+    assert_close(top.value, best.values)
 
 
 @pytest.mark.parametrize("which", ["one", "several"])
@@ -324,7 +323,7 @@ def test_icl_mini_dataset(icl_mini):
     batch = il.tokenize(icl_mini, load_task("sentiment-number", n=300, seed=0))
     top = il.locate_heads(icl_mini, batch, k=5)
     mean = mean_head_increases(icl_mini, batch)
-    torch.testing.assert_close(top.value, mean.flatten().topk(5).values, atol=1e-5, rtol=0)
+    assert_close(top.value.float(), mean.flatten().topk(5).values)
     some = batch[:50]
     double = il.load_model("icl-mini", device="cpu", dtype=torch.float64)
     exact = il.head_log_prob_increase(il.capture(double, some), some.answer_tokens)

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from conftest import PROMPTS
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import capacity
@@ -39,7 +40,7 @@ def test_both_fixes_are_the_two_interventions(model, batch):
         il.scale_label_attention(model, HEADS, batch, il.balancing_weights(batch), renormalise=True),
         il.remove_position(model, HEADS, strength=0.5, positions="last"),
     ):
-        torch.testing.assert_close(il.last_log_probs(model, batch), together)
+        assert_close(il.last_log_probs(model, batch), together)
     plain = il.last_log_probs(model, batch)
     assert (plain - together).abs().max() > 1e-3
     with il.debias(model, batch, HEADS):
@@ -94,7 +95,7 @@ def test_strength_is_measured_with_the_fix_at_work(model, batch):
     for value, strength in zip(found.bias, found.tried, strict=True):
         with il.debias(model, batch, HEADS, recency=strength):
             scores = il.label_log_probs(model, batch)
-        assert value == pytest.approx(0.0, abs=1e-5)  # the same prompts on both sides
+        assert_close(value, 0.0)  # the same prompts on both sides
         own = scores[torch.arange(3), batch.answer] >= scores[torch.arange(3), 1 - batch.answer]
         assert found.accuracy[found.tried.index(strength)] == pytest.approx(float(own.float().mean()))
 
@@ -129,23 +130,23 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
     )
     found = il.label_log_probs_debiased(model, batch, FIXES)
     handle.remove()
-    torch.testing.assert_close(found, whole, atol=2e-5, rtol=1e-5)
+    assert_close(found, whole)
     assert sorted(widths)[:-1] == [1] * (len(widths) - 1)
     assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-4
     monkeypatch.setattr(capacity, "ROW_BYTES", 1)
     monkeypatch.setattr(capacity, "KEY_BYTES", 1)
-    torch.testing.assert_close(il.label_log_probs_debiased(model, batch, FIXES), whole, atol=2e-5, rtol=1e-5)
+    assert_close(il.label_log_probs_debiased(model, batch, FIXES), whole)
 
 
 @pytest.mark.parametrize("fixes", [FIXES[1:2], FIXES[3:4], FIXES])
-def test_fixes_in_double_precision(load_tiny, fixes):
-    """Weights of labels, the position term, and both; the family's own softmax is in single precision."""
+def test_fixes_in_double_precision(load_tiny, float64, fixes):
+    """Weights of labels, the position term, and both."""
     model = load_tiny("llama_bias", dtype=torch.float64)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     found = il.label_log_probs_debiased(model, batch, fixes)
     for place, fix in enumerate(fixes):
         with fix.block(model, batch):
-            torch.testing.assert_close(found[:, place], il.label_log_probs(model, batch), atol=5e-6, rtol=0)
+            assert_close(found[:, place], il.label_log_probs(model, batch))
 
 
 def test_within_another_intervention_each_fix_has_a_pass(model, batch):
@@ -153,7 +154,7 @@ def test_within_another_intervention_each_fix_has_a_pass(model, batch):
         nested = il.label_log_probs_debiased(model, batch, FIXES)
         for place, fix in enumerate(FIXES):
             with fix.block(model, batch):
-                torch.testing.assert_close(nested[:, place], il.label_log_probs(model, batch), atol=1e-5, rtol=1e-5)
+                assert_close(nested[:, place], il.label_log_probs(model, batch))
 
 
 def test_bad_fixes_are_one_sentence(model, batch):

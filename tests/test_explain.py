@@ -11,6 +11,7 @@ import reference_hf
 import torch
 from test_contrast import expected
 from test_free_prompts import IOI, pair  # noqa: F401
+from tolerance import assert_close
 
 import icl_lens as il
 
@@ -26,9 +27,9 @@ def test_numbers_are_those_of_the_functions(gpt2, explanation):
     targets = batch.answer_tokens
     layers = il.layer_log_prob_increase(acts, targets)
     heads = il.head_log_prob_increase(acts, targets)[0]
-    assert explanation.layer_attn == pytest.approx(layers.attn[0].tolist(), abs=1e-6)
-    assert explanation.layer_ffn == pytest.approx(layers.ffn[0].tolist(), abs=1e-6)
-    torch.testing.assert_close(torch.tensor(explanation.head_increases), heads, atol=1e-6, rtol=0)
+    assert_close(explanation.layer_attn, layers.attn[0])
+    assert_close(explanation.layer_ffn, layers.ffn[0])
+    assert_close(explanation.head_increases, heads)
     order = [report.head for report in explanation.heads]
     best = heads.flatten().topk(5).indices.tolist()
     assert order == [il.Head(i // 4, i % 4) for i in best]
@@ -36,15 +37,14 @@ def test_numbers_are_those_of_the_functions(gpt2, explanation):
     assert [(*part.head, part.position) for part in explanation.subheads] == list(
         zip(top.layer[0].tolist(), top.head[0].tolist(), top.position[0].tolist(), strict=True)
     )
-    assert explanation.label_probs == pytest.approx(
-        {label: math.exp(value) for label, value in zip(batch.labels, acts.label_log_probs[0].tolist(), strict=True)}
-    )
+    assert tuple(explanation.label_probs) == batch.labels
+    assert_close([*explanation.label_probs.values()], acts.label_log_probs[0].exp())
     for report in explanation.heads:
         layer, head = report.head
-        assert report.attention == pytest.approx(acts.pattern[0, layer, head].tolist())
-        assert report.increase == pytest.approx(float(heads[layer, head]), abs=1e-6)
+        assert_close(report.attention, acts.pattern[0, layer, head])
+        assert_close(report.increase, heads[layer, head])
         by_position = il.subhead_log_prob_increase(acts, targets, layers=[layer])[0, 0, head]
-        assert report.position_increases == pytest.approx(by_position.tolist(), abs=1e-6)
+        assert_close(report.position_increases, by_position)
         assert report.value_ranks == tuple(il.own_label_ranks(acts, report.head)[0].tolist())
 
 
@@ -53,11 +53,11 @@ def test_ablations_are_those_of_the_context_manager(gpt2, explanation):
     batch = il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"))
     for report in explanation.heads:
         with il.ablate_heads(gpt2, [report.head]):
-            assert report.ablated == pytest.approx(il.label_log_probs(gpt2, batch)[0].tolist(), abs=1e-5)
+            assert_close(report.ablated, il.label_log_probs(gpt2, batch)[0])
     located = [report.head for report in explanation.heads[:3]]
     assert list(explanation.ablation.heads) == located
     with il.ablate_heads(gpt2, located):
-        assert explanation.ablation.located == pytest.approx(il.label_log_probs(gpt2, batch)[0].tolist(), abs=1e-5)
+        assert_close(explanation.ablation.located, il.label_log_probs(gpt2, batch)[0])
     assert len(explanation.ablation.random) == 6
     assert len(set(explanation.ablation.random)) > 1, "the draws must differ"
 
@@ -66,9 +66,9 @@ def test_long_prompts_are_ablated_in_several_passes(gpt2, explanation, monkeypat
     # By module: the package's attribute `explain` is the function.
     monkeypatch.setattr(sys.modules["icl_lens.explanation"], "PASS_TOKENS", 30)
     again = il.explain(gpt2, families.PROMPT, answer="foo", k=5, n_ablated=3, n_random=6)
-    assert again.ablation.located == pytest.approx(explanation.ablation.located, abs=1e-5)
+    assert_close(again.ablation.located, explanation.ablation.located)
     for first, second in zip(again.ablation.random, explanation.ablation.random, strict=True):
-        assert first == pytest.approx(second, abs=1e-5)
+        assert_close(first, second)
 
 
 def test_without_an_answer_the_models_choice_is_explained(gpt2):
@@ -94,7 +94,7 @@ def test_tables(explanation):
     assert list(heads.columns) == ["layer", "head", "name", "increase", "contrast"]
     assert len(heads) == 12
     row = heads[heads["name"] == str(explanation.heads[0].head)].iloc[0]
-    assert row["increase"] == pytest.approx(explanation.heads[0].increase, abs=1e-6)
+    assert_close(row["increase"], explanation.heads[0].increase)
     layers = explanation.to_frame("layers")
     assert layers[layers["component"] == "ffn"]["increase"].tolist() == list(explanation.layer_ffn)
     subheads = explanation.to_frame("subheads")
@@ -133,7 +133,7 @@ def test_random_draws_are_averaged_as_probabilities():
 
 
 def close(ours, theirs):
-    torch.testing.assert_close(torch.tensor(ours).double(), theirs.double(), atol=1e-5, rtol=0)
+    assert_close(ours, theirs)
 
 
 def test_a_free_prompt_is_the_references(pair):  # noqa: F811
@@ -212,10 +212,10 @@ def test_labels_are_told_apart(gpt2, explanation):
     close(explanation.head_contrasts, heads)
     parts = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)[0]
     for part in explanation.subheads:
-        assert part.contrast == pytest.approx(float(parts[(*part.head, part.position)]), abs=1e-5)
+        assert_close(part.contrast, parts[(*part.head, part.position)])
     for report in explanation.heads:
-        assert report.contrast == pytest.approx(float(heads[report.head]), abs=1e-5)
-        assert sum(report.position_contrasts) == pytest.approx(report.contrast, abs=1e-5), "parts add up"
+        assert_close(report.contrast, heads[report.head])
+        assert_close(sum(report.position_contrasts), report.contrast, msg="parts add up")
         apart = report.contrast >= report.increase / 2 and report.increase > 0
         assert report.tells_apart == apart
         said = explanation.verdict.split("Only raise both labels")[0 if apart else 1]
@@ -239,7 +239,7 @@ def test_labels_of_several_tokens(pair):  # noqa: F811
         with torch.no_grad():
             log_probs = hf(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
         theirs = sum(float(log_probs[len(prompt) - 1 + j, token]) for j, token in enumerate(ids))
-        assert ours == pytest.approx(theirs, abs=1e-5)
+        assert_close(ours, theirs)
         assert len(ids) == len(explanation.label_spellings[explanation.labels.index(label)])
     assert explanation.whole_label_log_probs[0] < explanation.label_log_probs[0]
     assert "whole" in str(explanation.to_frame("labels").columns)

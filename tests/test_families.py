@@ -8,6 +8,7 @@ import reference_hf
 import torch
 from conftest import PROMPTS
 from family_tables import EXACT, REFUSED, SOFT_CAPPED
+from tolerance import assert_close
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
@@ -33,7 +34,7 @@ def run(load_tiny, family_folder):
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize(("final_norm", "bias"), [("frozen", True), ("frozen", False), ("own", True), ("own", False)])
 def test_increases_agree_with_hugging_face(run, name, final_norm, bias):
-    """Layers, heads, subheads, neurons; ragged and padded here, alone and unpadded there. Within 1e-5 nats."""
+    """Layers, heads, subheads, neurons; ragged and padded here, alone and unpadded there."""
     _, batch, acts, hf = run(name)
     convention = {"final_norm": final_norm, "bias": bias}
     targets = batch.answer_tokens
@@ -54,7 +55,7 @@ def test_increases_agree_with_hugging_face(run, name, final_norm, bias):
             *[(neurons[layer][i], theirs.neurons[layer]) for layer in range(families.N_LAYERS)],
         ]
         for ours, expected in pairs:
-            torch.testing.assert_close(ours.double(), torch.as_tensor(expected).double(), atol=1e-5, rtol=0)
+            assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -63,28 +64,27 @@ def test_identities(run, name):
     from icl_lens.activations.decompose import neuron_values, subhead_values
 
     model, batch, acts, _ = run(name)
-    close = {"atol": 3e-5, "rtol": 1e-5}
     view = ModelView.of(model)
     following = torch.cat([acts.resid_pre[:, 1:], acts.resid_final[:, None]], dim=1)
-    torch.testing.assert_close(acts.resid_pre + acts.attn_out + acts.mlp_out, following, **close)
+    assert_close(acts.resid_pre + acts.attn_out + acts.mlp_out, following)
     for layer in range(view.n_layers):
         heads = acts.head_outputs(layer)
         parts = subhead_values(acts.head_pattern(layer), acts.head_values(layer), view.W_O(layer))
-        torch.testing.assert_close(parts.sum(2), heads, **close)
+        assert_close(parts.sum(2), heads)
         b_O = view.b_O(layer)
         scale = 1.0 if acts.attn_scale is None else acts.attn_scale[:, layer, None]
         total = heads.sum(1) + (0.0 if b_O is None else b_O * scale)
-        torch.testing.assert_close(total, acts.attn_out[:, layer], **close)
+        assert_close(total, acts.attn_out[:, layer])
         scale = 1.0 if acts.mlp_scale is None else acts.mlp_scale[:, layer, None]
         neurons = neuron_values(acts.mlp_post[:, layer] * scale, view.W_out(layer)).sum(1)
         b_out = view.raw_b_out(layer)
         if b_out is not None:
             neurons = neurons + view.outward(b_out, view.mlp_post_norm(layer)) * scale
-        torch.testing.assert_close(neurons, acts.mlp_out[:, layer], **close)
+        assert_close(neurons, acts.mlp_out[:, layer])
     model_says = torch.log_softmax(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"), -1)
     at_last = model_says[torch.arange(len(batch)), batch.last]
-    torch.testing.assert_close(acts.readout.log_probs(acts.resid_final), at_last, **close)
-    torch.testing.assert_close(il.last_log_probs(model, batch), at_last, **close)
+    assert_close(acts.readout.log_probs(acts.resid_final), at_last)
+    assert_close(il.last_log_probs(model, batch), at_last)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -96,12 +96,12 @@ def test_certified_search_is_exhaustive_search(run, name):
     keys = torch.arange(everything.shape[-1])
     everything = everything.masked_fill((keys > batch.last[:, None])[:, None, None], -torch.inf)
     expected = everything.flatten(1).topk(9).values
-    torch.testing.assert_close(top.value, expected, atol=1e-5, rtol=0)
+    assert_close(top.value, expected)
     rows = torch.arange(len(batch))[:, None]
-    torch.testing.assert_close(everything[rows, top.layer, top.head, top.position], top.value, atol=1e-5, rtol=0)
+    assert_close(everything[rows, top.layer, top.head, top.position], top.value)
     heads = il.top_heads(acts, batch.answer_tokens, k=5)
     mean = il.head_log_prob_increase(acts, batch.answer_tokens).mean(0).flatten().topk(5)
-    torch.testing.assert_close(heads.value, mean.values, atol=1e-5, rtol=0)
+    assert_close(heads.value, mean.values)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -112,7 +112,7 @@ def test_from_cache_is_capture(run, name):
     again = il.Activations.from_cache(model, cache, batch)
     for field, value in vars(acts).items():
         if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(getattr(again, field), value, atol=2e-5, rtol=1e-5, msg=field)
+            assert_close(getattr(again, field), value, msg=field)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -122,13 +122,13 @@ def test_ablation_is_a_zeroed_output_matrix(run, name):
     heads = [il.Head(0, 1), il.Head(2, 3)]
     with il.ablate_heads(model, heads):
         ours = il.label_log_probs(model, batch)
-    torch.testing.assert_close(il.label_log_probs(model, batch), acts.label_log_probs, atol=2e-5, rtol=0)
+    assert_close(il.label_log_probs(model, batch), acts.label_log_probs)
     assert (ours - acts.label_log_probs).abs().max() > 1e-3
     edited = without_heads(hf, heads)
     for i in range(len(batch)):
         n_tokens = int(batch.last[i]) + 1
         log_probs = torch.log_softmax(edited(batch.tokens[i : i + 1, :n_tokens]).logits[0, -1], dim=-1)
-        torch.testing.assert_close(ours[i].double(), log_probs[batch.label_tokens], atol=1e-5, rtol=0)
+        assert_close(ours[i], log_probs[batch.label_tokens])
 
 
 def without_heads(hf, heads):

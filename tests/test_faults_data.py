@@ -10,11 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import icl_lens as il
-from experiments import catalogue
-from experiments.lab.results import Result
-from experiments.lab.runner import configuration
-from experiments.lab.study import Study, StudySettings
-from icl_lens.files import other_configuration
 from icl_lens.locate.folder import DamagedChunk, RunFolder
 from icl_lens.prompts.rows import from_files
 from icl_lens.prompts.tasks import data_digest, load_task
@@ -164,53 +159,7 @@ def test_the_digest_follows_the_content(tmp_path):
     assert data_digest("mine", path=path) != before
 
 
-def test_changed_data_is_another_configuration(gpt2, tmp_path):
-    """Also where no prompt under study changes: other tasks of the word list may be read as well."""
-    path = tmp_path / "words.json"
-    words = {
-        "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
-        "number": ["eight", "two", "one", "nine", "three", "w40", "w41"],
-        "animal": ["cat", "dog", "w50", "w51"],
-    }
-
-    def made_with():
-        path.write_text(json.dumps({"categories": words}))
-        study = Study(gpt2, StudySettings(model="tiny", n=24, path=str(path)))
-        return configuration(catalogue.find("layers"), study)
-
-    before = made_with()
-    assert made_with() == before
-    words["animal"][0] = "w60"
-    other = made_with()
-    assert (other["prompts_digest"] == before["prompts_digest"], other["data"] == before["data"]) == (True, False)
-    words["number"] = [*words["number"][1:], "w42"]
-    assert made_with()["prompts_digest"] != before["prompts_digest"]
-    refused = other_configuration("out", before, other, remedy="choose another --out")
-    faults.assert_sentence(str(refused), "data ")
-    faults.assert_sentence(str(other_configuration("out", {"n": 24}, other, remedy="x")), "prompts_digest None there")
-
-
 # What a run left behind
-
-RESULTS = [
-    "",
-    "null",
-    "[]",
-    "3",
-    "{}",
-    DEEP,
-    '{"configuration": 3}',
-    '{"verdict": [], "configuration": {}}',
-    '{"verdict": 3}',
-]
-
-
-@pytest.mark.parametrize("text", RESULTS, ids=range(len(RESULTS)))
-def test_bad_results(tmp_path, text):
-    (tmp_path / "result.json").write_text(text)
-    with pytest.raises(il.InputError) as caught:
-        Result.read(tmp_path)
-    faults.assert_sentence(str(caught.value), "cannot be read as a result")
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "3", DEEP, '"x"', b"\xff\xfe"], ids=range(7))

@@ -8,13 +8,13 @@ import reference_hf
 import torch
 from test_tokens import model_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tolerance import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
 
 IOI = "When Mary and John went to the store, John gave a drink to"
 WORDS = IOI.replace(",", "").split()
-CLOSE = {"atol": 1e-5, "rtol": 0}
 
 
 def trained(kind):
@@ -71,7 +71,7 @@ def assert_increases(acts, hf, targets):
             (acts.pattern[row, :, :, : last + 1], theirs.attention),
             (log_prob[row], theirs.log_probs[targets[row]]),
         ]:
-            torch.testing.assert_close(ours.double(), other, **CLOSE)
+            assert_close(ours, other)
         assert not subheads[row, :, :, last + 1 :].any()
 
 
@@ -105,7 +105,7 @@ def test_several_texts_and_positions_at_once_are_each_alone(pair):
     everything = il.subhead_log_prob_increase(acts[rows], batch.answer_tokens[rows])
     keys = torch.arange(everything.shape[-1])
     everything = everything.masked_fill((keys > batch.last[rows, None])[:, None, None], -torch.inf)
-    torch.testing.assert_close(top.value, everything.flatten(1).topk(4).values, **CLOSE)
+    assert_close(top.value, everything.flatten(1).topk(4).values)
 
 
 def test_targets_in_their_place(pair):
@@ -161,7 +161,7 @@ def test_beginning_of_sequence_is_the_tokenizers_own(pair):
     assert with_bos.tokens.tolist() == [[model.tokenizer.bos_token_id]]
 
 
-def test_induction_curve_from_one_capture():
+def test_induction_curve_from_one_capture(float64):
     """50 repeated random tokens: every position from one pass, as one at a time, as Hugging Face's own logits."""
     icl_mini = il.load_model("icl-mini", device="cpu", dtype="float64")
     half = torch.randint(3, icl_mini.cfg.d_vocab, (1, 50), generator=torch.Generator().manual_seed(0))
@@ -179,18 +179,16 @@ def test_induction_curve_from_one_capture():
         logits = icl_mini.original_model(tokens).logits[0]
     curve = acts.token_log_probs(targets)
     plain = torch.log_softmax(logits, dim=-1)[torch.arange(99), targets]
-    torch.testing.assert_close(curve, plain, **CLOSE)
+    assert_close(curve, plain)
     heads = il.head_log_prob_increase(acts, targets)
     layers = il.layer_log_prob_increase(acts, targets)
     for position in (0, 1, 37, 49, 50, 98):
         alone = il.PromptBatch.from_tokens(tokens[:, : position + 1], model=icl_mini, targets=[int(targets[position])])
         one = il.capture(icl_mini, alone)
-        torch.testing.assert_close(il.head_log_prob_increase(one, alone.answer_tokens)[0], heads[position], **CLOSE)
-        torch.testing.assert_close(
-            il.layer_log_prob_increase(one, alone.answer_tokens).attn[0], layers.attn[position], **CLOSE
-        )
-        torch.testing.assert_close(one.pattern[0], acts.pattern[position, :, :, : position + 1], **CLOSE)
-        torch.testing.assert_close(one.v[0], acts[position].v[0], **CLOSE)
+        assert_close(il.head_log_prob_increase(one, alone.answer_tokens)[0], heads[position])
+        assert_close(il.layer_log_prob_increase(one, alone.answer_tokens).attn[0], layers.attn[position])
+        assert_close(one.pattern[0], acts.pattern[position, :, :, : position + 1])
+        assert_close(one.v[0], acts[position].v[0])
 
 
 FREE = {"tokens": [[31, 2, 40, 17, 40, 17], [5, 9, 21]], "targets": [40, 7]}
@@ -207,25 +205,21 @@ def test_what_follows_a_capture_works_without_labels(free):
     targets = batch.answer_tokens
     assert targets.tolist() == FREE["targets"]
     heads = il.head_log_prob_increase(acts, targets)
-    assert il.top_heads(acts, targets, k=3).value.tolist() == pytest.approx(
-        heads.mean(0).flatten().topk(3).values.tolist(), abs=1e-5
-    )
+    assert_close(il.top_heads(acts, targets, k=3).value, heads.mean(0).flatten().topk(3).values)
     located = il.locate_heads(model, batch, k=3, batch_size=1)
     assert located.heads == il.top_heads(acts, targets, k=3).heads
-    torch.testing.assert_close(
-        il.mean_head_increases(model, batch).float(), heads.mean(0), atol=1e-5, rtol=0, check_dtype=False
-    )
+    assert_close(il.mean_head_increases(model, batch), heads.mean(0))
     effects = il.head_effects(model, batch)
     plain = il.last_log_probs(model, batch)[torch.arange(2), targets]
     for head in [il.Head(0, 1), il.Head(2, 3)]:
         with il.ablate_heads(model, [head]):
             without = il.last_log_probs(model, batch)[torch.arange(2), targets]
             assert il.capture(model, batch).z[:, head.layer, head.head].abs().max() == 0
-        torch.testing.assert_close(effects.log_prob[:, head.layer, head.head], plain - without, atol=2e-5, rtol=0)
+        assert_close(effects.log_prob[:, head.layer, head.head], plain - without)
     assert effects.log_odds.isnan().all(), "no labels, no odds"
     _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
     again = il.Activations.from_cache(model, cache, batch)
-    torch.testing.assert_close(il.head_log_prob_increase(again, targets), heads, **CLOSE)
+    assert_close(il.head_log_prob_increase(again, targets), heads)
     assert il.last_query(acts, (1, 0)).shape == (2, families.D_MODEL)
     with il.remove_position(model, [(1, 0)]), il.patch_heads(model, [(2, 0)], batch, what="v"):
         il.capture(model, batch)
@@ -261,7 +255,7 @@ def test_from_cache_reads_any_position(free):
     there = il.capture(model, batch, positions=[[0, 3], [1]])
     assert acts.batch.answer_tokens.tolist() == there.batch.answer_tokens.tolist() == [2, 40, 21]
     for name in ("z", "pattern", "resid_pre", "v"):
-        torch.testing.assert_close(getattr(acts, name), getattr(there, name), **CLOSE)
+        assert_close(getattr(acts, name), getattr(there, name))
 
 
 def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
@@ -273,7 +267,7 @@ def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
         assert (edited.z[:, 1, 0] == 0).all()
         alone = [il.capture(gpt2, il.PromptBatch.from_tokens(batch.tokens[i : i + 1, : 2 * i + 2])) for i in range(3)]
     for row, one in enumerate(alone):
-        torch.testing.assert_close(edited.resid_final[row], one.resid_final[0], **CLOSE)
+        assert_close(edited.resid_final[row], one.resid_final[0])
     with il.ablate_rows(gpt2, [[(0, 0)], [(0, 1)], [(0, 2)]]):
         each = il.capture(gpt2, batch)
     assert [bool((each.z[row, 0, row] == 0).all()) for row in range(3)] == [True] * 3
@@ -301,11 +295,11 @@ def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):
     assert rows.query_range[0].tolist() == [-1, -1]
     assert rows.query_range[2].tolist() == [12, 13]
     last = il.capture(gpt2, gpt2_batch)
-    torch.testing.assert_close(acts[[2, 5, 8]].label_log_probs, last.label_log_probs, **CLOSE)
-    torch.testing.assert_close(il.attention_to_labels(acts)[[2, 5, 8]], il.attention_to_labels(last), **CLOSE)
+    assert_close(acts[[2, 5, 8]].label_log_probs, last.label_log_probs)
+    assert_close(il.attention_to_labels(acts)[[2, 5, 8]], il.attention_to_labels(last))
     with torch.no_grad():
         plain = torch.log_softmax(gpt2.original_model(gpt2_batch.tokens[:1, :3]).logits[0, -1], dim=-1)
-    torch.testing.assert_close(acts.label_log_probs[0], plain[gpt2_batch.label_tokens], **CLOSE)
+    assert_close(acts.label_log_probs[0], plain[gpt2_batch.label_tokens])
     assert il.tokenize(gpt2, list(gpt2_batch.prompts)).answer_tokens.tolist() == rows.answer_tokens[[2, 5, 8]].tolist()
 
 

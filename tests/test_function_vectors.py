@@ -8,6 +8,7 @@ import reference_hf
 import torch
 from conftest import PROMPTS
 from test_effects import EXACT, hf_twin, remains
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.errors import InputError
@@ -68,7 +69,7 @@ def probability(hf, ids, answer):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_vector_is_the_sum_of_mean_outputs(load_tiny, family_folder, name):
+def test_the_vector_is_the_sum_of_mean_outputs(load_tiny, family_folder, float64, name):
     model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
     batch = tokenized(model, PROMPTS)
     expected = torch.zeros(families.D_MODEL, dtype=torch.float64)
@@ -77,12 +78,12 @@ def test_the_vector_is_the_sum_of_mean_outputs(load_tiny, family_folder, name):
             expected += written(hf, head, last_z(hf, ids, head)) / len(batch)
     assert expected.abs().max() > 0.1
     vector = il.function_vector(model, [*HEADS, HEADS[0]], batch)
-    torch.testing.assert_close(vector, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(il.function_vector(model, HEADS, [batch[:1], batch[1:]]), vector)
+    assert_close(vector, expected)
+    assert_close(il.function_vector(model, HEADS, [batch[:1], batch[1:]]), vector)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_indirect_effects_are_means_put_in_place(load_tiny, family_folder, name):
+def test_indirect_effects_are_means_put_in_place(load_tiny, family_folder, float64, name):
     model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
     clean, corrupted = tokenized(model, PROMPTS), tokenized(model, SHUFFLED)
     found = il.indirect_effects(model, corrupted, clean)
@@ -100,13 +101,13 @@ def test_indirect_effects_are_means_put_in_place(load_tiny, family_folder, name)
             before = probability(hf, ids, answer)
             with hooked(out_of(hf, head.layer).register_forward_pre_hook(put)):
                 after = probability(hf, ids, answer)
-            torch.testing.assert_close(found[row][head], after - before, atol=1e-5, rtol=0)
+            assert_close(found[row][head], after - before)
     assert found.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, name, layer):
+def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, float64, name, layer):
     model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
     batch = tokenized(model, PROMPTS)
     vectors = torch.randn(len(batch), families.D_MODEL, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -119,7 +120,7 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, name, laye
         shared = il.last_log_probs(model, batch)
     assert remains(model) == before
     assert (ours - without).abs().max() > 0.1
-    torch.testing.assert_close(shared[0], ours[0])
+    assert_close(shared[0], ours[0])
     for row, ids in enumerate(rows_of(batch)):
 
         def add(module, args, output, row=row):
@@ -129,7 +130,7 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, name, laye
 
         with hooked(block.register_forward_hook(add)), torch.no_grad():
             theirs = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
-        torch.testing.assert_close(ours[row], theirs, atol=1e-5, rtol=0)
+        assert_close(ours[row], theirs)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -145,7 +146,7 @@ def test_many_vectors_behind_many_layers_are_as_one_by_one(load_tiny, name, labe
         with il.add_vector(model, vectors[i], layer, batch):
             one = il.last_log_probs(model, batch)
         assert (one - whole).abs().max() > 0.01
-        torch.testing.assert_close(found[:, i], one, atol=2e-5, rtol=0)
+        assert_close(found[:, i], one)
 
 
 def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tiny, monkeypatch):
@@ -160,7 +161,7 @@ def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tin
         found = read_with_vectors(model, batch, vectors, [0, 1, 2], lambda log_probs, some: log_probs)
         assert len(whole) == 3
         with il.add_vector(model, vectors[1], 1, batch):
-            torch.testing.assert_close(found[:, 1], il.last_log_probs(model, batch))
+            assert_close(found[:, 1], il.last_log_probs(model, batch))
 
 
 def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):

@@ -10,7 +10,8 @@ import reference_hf
 import torch
 from conftest import PROMPTS
 from family_tables import EXACT
-from transformers import AutoModelForCausalLM
+from test_effects import hf_twin
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import capacity, head_sets, restarted
@@ -70,10 +71,10 @@ def hf_mean_z(hf, batch):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("mode", ["zero", "mean"])
-def test_against_hugging_face(load_tiny, family_folder, name, mode):
+def test_against_hugging_face(load_tiny, family_folder, float64, name, mode):
     """In float64, sets over several layers, the empty one and all heads; ragged prompts."""
     model = load_tiny(name, dtype=torch.float64)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
+    hf = hf_twin(family_folder, name)
     batch = ragged(model)
     reference = batch[[0, 2]] if mode == "mean" else None
     instead = hf_mean_z(hf, reference) if reference is not None else None
@@ -82,7 +83,7 @@ def test_against_hugging_face(load_tiny, family_folder, name, mode):
     for row in range(len(batch)):
         for place, heads in enumerate(SETS):
             expected = hf_labels(hf, batch, row, heads, instead)
-            torch.testing.assert_close(found[row, place], expected, atol=1e-5, rtol=0)
+            assert_close(found[row, place], expected)
     # Each set says something of its own.
     assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-3
 
@@ -101,14 +102,14 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     whole = head_sets._whole(
         model, batch, removed, head_sets._labels, positions, mode, None if reference is None else [reference]
     )
-    torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
+    assert_close(found, whole)
     monkeypatch.setattr(capacity, "ROW_BYTES", 1)
     monkeypatch.setattr(capacity, "KEY_BYTES", 1)
     monkeypatch.setattr(restarted, "STREAM_BYTES", 1)
     monkeypatch.setattr(restarted, "ENOUGH_TOKENS", 1)
     monkeypatch.setattr(head_sets, "PASS_TOKENS", 1)
     pieces = il.label_log_probs_without(model, batch, SETS, **options)
-    torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
+    assert_close(pieces, whole)
 
 
 @pytest.mark.parametrize("sets", [*permutations([[], [(0, 1), (2, 0)], [(0, 1), (1, 2)], [(1, 2)], [(1, 2)]], 5)])
@@ -170,7 +171,7 @@ def test_answers_are_those_of_each_edit(load_tiny):
         for found, heads in zip(head_sets.answers_without(model, batch, SETS, positions=positions), SETS, strict=True):
             with il.ablate_heads(model, heads, positions=positions) if heads else nullcontext():
                 log_probs = il.last_log_probs(model, batch)
-            torch.testing.assert_close(found.label_log_probs, log_probs[:, batch.label_tokens], atol=1e-5, rtol=1e-5)
+            assert_close(found.label_log_probs, log_probs[:, batch.label_tokens])
             assert found.right.tolist() == (log_probs.argmax(-1) == batch.answer_tokens).tolist()
 
 
@@ -181,7 +182,7 @@ def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions)
     with il.ablate_heads(model, [(0, 0)], positions=positions):
         nested = il.label_log_probs_without(model, batch, [[], [(1, 1)]], positions=positions)
     own = il.label_log_probs_without(model, batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
-    torch.testing.assert_close(nested, own, atol=1e-5, rtol=1e-5)
+    assert_close(nested, own)
 
 
 def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):

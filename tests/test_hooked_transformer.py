@@ -5,6 +5,7 @@ import families
 import pytest
 import torch
 from conftest import PROMPTS
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.models.view import ModelView, tl_version
@@ -58,7 +59,7 @@ def test_search_caches_and_ablation(run, name, mode):
     again = il.Activations.from_cache(model, cache, batch)
     for field, value in vars(acts).items():
         if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(getattr(again, field), value, atol=2e-5, rtol=1e-5, msg=field)
+            assert_close(getattr(again, field), value, msg=field)
 
 
 @pytest.mark.parametrize("name", HOOKED_EXACT)
@@ -72,15 +73,15 @@ def test_raw_is_the_bridge(run, load_tiny, name):
             ours = getattr(acts, field)
             if field == "v_of_run":
                 ours, value = ours.masked_fill(padding, 0), value.masked_fill(padding, 0)
-            torch.testing.assert_close(ours, value, atol=5e-5, rtol=1e-4, msg=field)
+            assert_close(ours, value, msg=field)
     for layer in range(families.N_LAYERS):
         for weight in ("W_O", "W_Q", "W_K", "W_V", "W_out"):
             theirs = getattr(bridge.view, weight)(layer)
-            torch.testing.assert_close(getattr(acts.view, weight)(layer), theirs, atol=1e-6, rtol=1e-6, msg=weight)
+            assert_close(getattr(acts.view, weight)(layer), theirs, msg=weight)
     for head in HEADS:
         for project in (il.label_values, il.label_keys, il.last_query):
             ours, theirs = project(acts, head), project(bridge, head)
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, msg=project.__name__)
+            assert_close(ours, theirs, msg=project.__name__)
     assert ModelView.of(acts.view.model).architecture == bridge.view.architecture
 
 
@@ -112,7 +113,7 @@ def test_raw_interventions_are_the_bridges(run, load_tiny, name, edit):
     ours, theirs = answers
     assert (ours is None) == (theirs is None)
     if theirs is not None:
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        assert_close(ours, theirs)
         assert (theirs - il.last_log_probs(bridge, batch)).abs().max() > 1e-4  # and it is an edit
 
 
@@ -120,7 +121,7 @@ def test_raw_interventions_are_the_bridges(run, load_tiny, name, edit):
 def test_raw_effects_are_the_bridges(run, load_tiny, name):
     model, batch, _, _ = run(name, "raw")
     ours, theirs = (il.head_effects(one, batch).log_prob for one in (model, load_tiny(name)))
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+    assert_close(ours, theirs)
 
 
 def test_capture_leaves_no_gradients(run):

@@ -11,8 +11,9 @@ import reference_attention
 import reference_hf
 import torch
 from conftest import PROMPTS
+from test_effects import hf_twin
 from test_families import EXACT
-from transformers import AutoModelForCausalLM
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import probe as check
@@ -28,22 +29,22 @@ OTHERS = [
     il.Prompt.parse("red : bar the dog : foo a cat :", answer="bar"),
 ]
 """Token by token as long as PROMPTS."""
-CLOSE = {"atol": 1e-5, "rtol": 0}
+
+# In float64, so that a difference is the edit and not rounding.
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(scope="module")
 def run(load_tiny, family_folder):
-    """(model, batch, other prompts of the same lengths, Hugging Face twin in float64) of a family."""
+    """(model, batch, other prompts of the same lengths, Hugging Face twin) of a family."""
     done = {}
 
     def get(name):
         if name not in done:
-            # By hand in float64, so that 1e-5 is about the edit and not about rounding.
-            model = load_tiny(name, dtype=torch.float64) if name in BY_HAND else load_tiny(name)
+            model = load_tiny(name, dtype=torch.float64)
             batch, other = (il.tokenize(model, p, prepend_bos=False, labels=("foo", "bar")) for p in (PROMPTS, OTHERS))
             assert torch.equal(batch.last, other.last)
-            hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager")
-            done[name] = (model, batch, other, hf.double().eval())
+            done[name] = (model, batch, other, hf_twin(family_folder, name))
         return done[name]
 
     return get
@@ -53,13 +54,13 @@ def ids_of(batch, row):
     return batch.tokens[row, : int(batch.last[row]) + 1]
 
 
-def assert_same(model, batch, hf, heads, edit_of_row, **tolerance):
+def assert_same(model, batch, hf, heads, edit_of_row):
     """What the model says now is what the hand-edited Hugging Face model says, prompt by prompt."""
     ours = il.last_log_probs(model, batch)
     plain = []
     for row in range(len(batch)):
         theirs = reference_attention.edited_log_probs(hf, ids_of(batch, row), heads, edit_of_row(row))
-        torch.testing.assert_close(ours[row].double(), theirs, **(CLOSE | tolerance))
+        assert_close(ours[row], theirs)
         plain.append(reference_attention.edited_log_probs(hf, ids_of(batch, row), [], lambda hand: None))
     assert (ours - torch.stack(plain)).abs().max() > 1e-3  # and it is an edit
 
@@ -70,7 +71,7 @@ def test_the_reference_is_the_model(run, name):
     everything = list(itertools.product(range(families.N_LAYERS), range(families.N_HEADS)))
     ours = reference_attention.edited_log_probs(hf, ids_of(batch, 0), everything, lambda hand: None)
     theirs = torch.log_softmax(hf(ids_of(batch, 0)[None]).logits[0, -1], dim=-1)
-    torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert_close(ours, theirs)
 
 
 # One by one
@@ -230,7 +231,7 @@ def test_one_source_serves_all_rows(run):
     with il.patch_heads(model, HEADS, other[0], what="v"):
         both = il.last_log_probs(model, same)
     with il.patch_heads(model, HEADS, other[[0, 0]], what="v"):
-        torch.testing.assert_close(il.last_log_probs(model, same), both, **CLOSE)
+        assert_close(il.last_log_probs(model, same), both)
 
 
 # Every family
@@ -255,7 +256,7 @@ def test_nothing_changes_where_the_edit_changes_nothing(run, name):
     ]
     for edit in edits:
         with edit:
-            torch.testing.assert_close(il.last_log_probs(model, batch), plain, atol=2e-5, rtol=0)
+            assert_close(il.last_log_probs(model, batch), plain)
 
 
 ROTARY_OR_ALIBI = sorted(set(EXACT) - {"gpt2", "gpt_neo", "opt"})
@@ -276,7 +277,7 @@ def test_without_position_everywhere_is_the_model_with_all_tokens_in_one_place(r
         ids = ids_of(batch, row)[None]
         where = {} if is_alibi else {"position_ids": torch.zeros_like(ids)}
         logits = hf(ids, attention_mask=torch.ones_like(ids), **where).logits[0, -1]
-        torch.testing.assert_close(ours[row].double(), torch.log_softmax(logits, dim=-1), atol=2e-5, rtol=0)
+        assert_close(ours[row], torch.log_softmax(logits, dim=-1))
 
 
 @pytest.mark.parametrize("name", ["opt", "gpt_neo"])
@@ -291,7 +292,7 @@ def test_learned_positions_share_is_linear_in_the_embedding(run, name):
         silent.pos_embed.weight.zero_()
     plain = il.last_log_probs(silent, batch)
     with il.remove_position(silent, HEADS):
-        torch.testing.assert_close(il.last_log_probs(silent, batch), plain, **CLOSE)
+        assert_close(il.last_log_probs(silent, batch), plain)
 
 
 @pytest.mark.parametrize("name", ROTARY_OR_ALIBI)
@@ -314,7 +315,7 @@ def test_label_attention_without_position_follows_the_demonstrations_around(run,
 
     assert by_demonstration().abs().max() > 1e-3
     with il.remove_position(model, heads):
-        torch.testing.assert_close(by_demonstration(), torch.zeros_like(by_demonstration()), atol=1e-6, rtol=0)
+        assert_close(by_demonstration(), torch.zeros_like(by_demonstration()))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "opt"])
@@ -326,11 +327,9 @@ def test_capture_sees_the_edited_attention(run, name):
         acts = il.capture(model, batch)
     for layer, head in HEADS:
         assert (il.attention_to_labels(acts)[:, layer, head, 1] == 0).all()
-        torch.testing.assert_close(
-            acts.pattern[:, layer, head].sum(-1), torch.ones(len(batch)), **CLOSE, check_dtype=False
-        )
+        assert_close(acts.pattern[:, layer, head].sum(-1), torch.ones(len(batch), dtype=torch.float64))
         z = torch.einsum("bk,bkd->bd", acts.pattern[:, layer, head], acts.head_values(layer)[:, :, head])
-        torch.testing.assert_close(acts.z[:, layer, head], z, **CLOSE)
+        assert_close(acts.z[:, layer, head], z)
     untouched = il.capture(model, batch)
     assert torch.equal(acts.pattern[:, 0, 0], untouched.pattern[:, 0, 0])
 
@@ -340,7 +339,7 @@ def test_capture_sees_the_edited_attention(run, name):
 
 def blocks(model, batch, other):
     """One of each, all on overlapping heads."""
-    weights = torch.full((len(batch), batch.label_positions.shape[1]), 0.3)
+    weights = torch.full((len(batch), batch.label_positions.shape[1]), 0.3, dtype=torch.float64)
     return {
         "patch": lambda: il.patch_heads(model, HEADS[1:3], other, what="k"),
         "position": lambda: il.remove_position(model, HEADS[:3]),
@@ -388,7 +387,7 @@ def test_nesting_in_any_order_is_the_same_edit(run, name):
             if first is None:
                 assert_same(model, batch, hf, HEADS, edit_of)
                 first = il.last_log_probs(model, batch)
-            assert torch.equal(il.last_log_probs(model, batch), first)
+            assert_close(il.last_log_probs(model, batch), first)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa"])
@@ -544,7 +543,7 @@ def test_rows_lose_their_own_heads(run):
             il.last_log_probs(model, batch[[0, 1]])
     for row, heads in enumerate(sets):
         with il.ablate_heads(model, heads):
-            torch.testing.assert_close(il.last_log_probs(model, batch)[row], together[row], **CLOSE)
+            assert_close(il.last_log_probs(model, batch)[row], together[row])
 
 
 # Prompts of different lengths
@@ -614,6 +613,7 @@ def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, p
         ("k", {}),
         ("pattern", {"align": "labels"}),
         ("z", {}),
+        ("z", {"positions": "last"}),
     ],
 )
 def test_sets_are_patched_one_after_the_other(run, name, what, options):
@@ -631,7 +631,7 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
     handle.remove()
     by_rows = "last" in options.values()
     assert len(passes) == (3 if by_rows else len(sets) + 1)  # the source, the batch, and rows of it
-    torch.testing.assert_close(found, torch.stack(expected, dim=1), atol=1e-5 if by_rows else 1e-6, rtol=1e-6)
+    assert_close(found, torch.stack(expected, dim=1))
     assert (found[:, :1] - found[:, 1:2]).abs().max() > 1e-4
     with pytest.raises(il.InputError, match="no set of heads"):
         il.label_log_probs_patched(model, batch, [], other, what=what, **options)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from families import save
 from launches import LAUNCHES, contents, ended, forked, killed, launched, stamps
+from tolerance import assert_close, tolerance
 
 import icl_lens as il
 from icl_lens.cli import main
@@ -68,22 +69,22 @@ def test_means_and_intervals(gpt2, many):
             draws.append(expected[:, rows].mean(1))
     low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
     for i, score in enumerate((found.log_prob, found.log_odds)):
-        torch.testing.assert_close(score.mean, expected[i].mean(0), atol=1e-5, rtol=0)
-        torch.testing.assert_close(score.low, low[i], atol=1e-5, rtol=0)
-        torch.testing.assert_close(score.high, high[i], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.log_diff.mean, found.log_odds.mean, atol=1e-6, rtol=0)
+        assert_close(score.mean.float(), expected[i].mean(0))
+        assert_close(score.low.float(), low[i])
+        assert_close(score.high.float(), high[i])
+    assert_close(found.log_diff.mean.float(), found.log_odds.mean)
     best = expected[0].mean(0).flatten().argsort(descending=True)
     assert [layer * 4 + head for layer, head in found.top(12)] == best.tolist()
     frame = found.to_frame()
     assert frame["name"].tolist() == list(map(str, found.top(12)))
-    assert frame["effect"].to_numpy() == pytest.approx(expected[0].mean(0).flatten()[best].numpy(), abs=1e-5)
+    assert_close(frame["effect"], expected[0].mean(0).flatten()[best])
 
 
 @pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
 def test_other_effects_stream_too(gpt2, many, options):
     found = il.locate_effects(gpt2, many, batch_size=11, **options)
     whole = il.head_effects(gpt2, many, **({"positions": "last"} | options))
-    torch.testing.assert_close(found.log_prob.mean, whole.log_prob.double().mean(0), atol=1e-6, rtol=0)
+    assert_close(found.log_prob.mean, whole.log_prob.mean(0))
     assert found.exact == ("method" not in options)
     assert bool(found.log_odds.mean.isnan().all()) == ("method" in options)
     if not found.exact:
@@ -152,13 +153,13 @@ def test_files_and_table(gpt2, many, inputs, unbroken, tmp_path, monkeypatch, ca
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert len(table) == 12
     expected = one_by_one(gpt2, many)
-    assert table["effect"].to_numpy() == pytest.approx(expected[0].mean(0)[table["layer"], table["head"]], abs=1e-5)
+    assert_close(table["effect"], expected[0].mean(0)[table["layer"], table["head"]])
     parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
     chunks = pd.concat(parts)
     assert len(parts) == N // BATCH
     assert sorted(chunks["prompt"].unique()) == list(range(N))
     every = expected[1][chunks["prompt"].to_numpy(), chunks["layer"].to_numpy(), chunks["head"].to_numpy()]
-    assert chunks["log_odds"].to_numpy() == pytest.approx(every.numpy(), abs=1e-5)
+    assert_close(chunks["log_odds"], every)
 
 
 def test_killed_and_taken_up(inputs, unbroken, tmp_path):
@@ -220,4 +221,4 @@ def test_two_processes(inputs, unbroken, tmp_path, way):
     found = contents(out)
     assert found.keys() == unbroken.keys()
     ours, theirs = (pd.read_parquet(io.BytesIO(files["heads.parquet"])) for files in (found, unbroken))
-    pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=1e-5)
+    pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=tolerance())

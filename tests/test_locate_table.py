@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.locate import locate as dataset
@@ -53,13 +54,13 @@ def test_every_prompts_own_values(gpt2, batch, ran):
     top, folder = ran
     every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens)
     expected = every[:, top.layer, top.head]
-    np.testing.assert_allclose(per_prompt(top, folder), expected, atol=1e-5)
+    assert_close(per_prompt(top, folder), expected)
     table = heads_table(top, folder)
     assert list(table.columns) == ["rank", "layer", "head", "name", "increase", "low", "high", "share_evaluated"]
     assert table["name"].tolist() == [str(head) for head in top.heads]
-    np.testing.assert_allclose(table["increase"], expected.double().mean(0), atol=1e-5)
+    assert_close(table["increase"], expected.mean(0))
     interval = bootstrap_interval(expected[:, 1].double().numpy())
-    assert (table["low"][1], table["high"][1]) == pytest.approx((interval.low, interval.high), abs=1e-5)
+    assert_close((table["low"][1], table["high"][1]), (interval.low, interval.high))
 
 
 def test_no_interval_without_values(ran):

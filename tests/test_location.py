@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import PROMPTS
+from tolerance import assert_close, tolerance
 
 import icl_lens as il
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
@@ -70,14 +71,14 @@ def test_top_subheads_of_each_prompt(gpt2_acts, gpt2_batch, k):
     targets = gpt2_batch.answer_tokens
     top = il.top_subheads(gpt2_acts, targets, k=k)
     everything = exhaustive(gpt2_acts, targets)
-    torch.testing.assert_close(top.value, everything.flatten(1).topk(k).values, atol=2e-6, rtol=0)
+    assert_close(top.value, everything.flatten(1).topk(k).values)
     rows = torch.arange(len(gpt2_batch))[:, None]
-    torch.testing.assert_close(everything[rows, top.layer, top.head, top.position], top.value, atol=2e-6, rtol=0)
+    assert_close(everything[rows, top.layer, top.head, top.position], top.value)
     assert (top.value.diff(dim=1) <= 0).all()
     assert top.certified
     assert top.n_parts.tolist() == [12 * 14, 12 * 11, 12 * 10]
     assert ((top.n_exact >= k) & (top.n_exact <= top.n_parts)).all()
-    assert (top.left_out <= top.value[:, -1] + 1e-6).all()
+    assert (top.left_out <= top.value[:, -1] + tolerance()).all()
 
 
 def test_a_search_that_must_widen(gpt2_acts, gpt2_batch):
@@ -85,7 +86,7 @@ def test_a_search_that_must_widen(gpt2_acts, gpt2_batch):
     targets = gpt2_batch.answer_tokens
     wide = il.top_subheads(gpt2_acts, targets, k=5, slack=1e6)
     assert torch.equal(wide.n_exact, wide.n_parts)
-    torch.testing.assert_close(wide.value, il.top_subheads(gpt2_acts, targets, k=5).value, atol=2e-6, rtol=0)
+    assert_close(wide.value, il.top_subheads(gpt2_acts, targets, k=5).value)
     heads = il.top_heads(gpt2_acts, targets, k=3, slack=1e6)
     assert heads.n_exact == heads.n_parts == 12
     assert heads.heads == il.top_heads(gpt2_acts, targets, k=3).heads
@@ -97,18 +98,18 @@ def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
     assert not top.certified
     assert torch.equal(top.n_exact, top.n_parts)
     expected = exhaustive(gpt2_acts, targets, final_norm="own").flatten(1).topk(6).values
-    torch.testing.assert_close(top.value, expected, atol=2e-6, rtol=0)
+    assert_close(top.value, expected)
     heads = il.top_heads(gpt2_acts, targets, k=3, final_norm="own")
     mean = il.head_log_prob_increase(gpt2_acts, targets, final_norm="own").mean(0).flatten().topk(3)
     assert (heads.certified, heads.n_exact) == (False, 12)
-    torch.testing.assert_close(heads.value, mean.values, atol=2e-6, rtol=0)
+    assert_close(heads.value, mean.values)
 
 
 def test_top_heads_of_the_mean(gpt2_acts, gpt2_batch):
     targets = gpt2_batch.answer_tokens
     top = il.top_heads(gpt2_acts, targets, k=4)
     mean = il.head_log_prob_increase(gpt2_acts, targets).mean(0).flatten().topk(4)
-    torch.testing.assert_close(top.value, mean.values, atol=2e-6, rtol=0)
+    assert_close(top.value, mean.values)
     assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
     assert top.certified
     assert top.left_out <= float(top.value[-1])
@@ -130,7 +131,7 @@ def test_a_thousand_prompts_of_icl_mini(icl_mini):
         acts = il.capture(icl_mini, part)
         top = il.top_subheads(acts, part.answer_tokens, k=20)
         expected = exhaustive(acts, part.answer_tokens).flatten(1).topk(20).values
-        torch.testing.assert_close(top.value, expected, atol=2e-5, rtol=0)
+        assert_close(top.value, expected)
         n_exact.append(top.n_exact)
         n_parts.append(top.n_parts)
     mean = float(torch.cat(n_exact).double().mean())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import PROMPTS
 from family_tables import EXACT
+from tolerance import assert_close
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -40,7 +41,7 @@ def test_scores_are_the_models_own_attention(family, load_tiny):
         found = how.soft_cap * torch.tanh(found / how.soft_cap)
     if how.window is not None:
         found[: max(0, n - how.window)] = -math.inf
-    assert torch.allclose(found.softmax(LAST), acts.pattern[0, layer, head, :n].to(found), atol=1e-5)
+    assert_close(found.softmax(LAST), acts.pattern[0, layer, head, :n])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa", "qwen2", "gemma2", "neox"])
@@ -52,7 +53,7 @@ def test_the_matrix_is_what_is_bilinear_in_the_scores(family, load_tiny):
     x, y = (torch.randn(4, metric.matrix.shape[0], generator=generator) for _ in range(2))
     rest = metric.scores(x, y) - metric.inputs(x) @ metric.matrix @ metric.inputs(y).T
     crossed = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()
-    torch.testing.assert_close(crossed, torch.zeros_like(crossed), atol=1e-4, rtol=0)
+    assert_close(crossed, torch.zeros_like(crossed))
     assert metric.scores(x, y).std() > 0.05
 
 
@@ -87,7 +88,7 @@ def test_scores_agree_with_hugging_face(family, load_tiny, family_folder):
         metric = il.query_key_metric(load_tiny(family), head)
         with torch.no_grad():
             expected = _hf_scores(hf, family, *head, x, y)
-        torch.testing.assert_close(metric.scores(x.float(), y.float()).double(), expected, atol=1e-5, rtol=1e-5)
+        assert_close(metric.scores(x.float(), y.float()), expected)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
@@ -95,14 +96,14 @@ def test_shape_of_the_metric_agrees_with_the_dense_matrix(family, load_tiny):
     metric = il.query_key_metric(load_tiny(family), (1, 2))
     dense = metric.matrix.double()
     values = torch.linalg.svdvals(dense)[: len(metric.singular_values)]
-    torch.testing.assert_close(metric.singular_values.double(), values, atol=1e-5, rtol=1e-5)
+    assert_close(metric.singular_values, values)
     share = values / values.sum()
-    assert metric.effective_rank == pytest.approx(math.exp(-sum(p * math.log(p) for p in share.tolist())), rel=1e-4)
+    assert_close(metric.effective_rank, math.exp(-sum(p * math.log(p) for p in share.tolist())))
     symmetric = (dense + dense.T) / 2
-    assert metric.symmetric_share == pytest.approx(float(symmetric.square().sum() / dense.square().sum()), rel=1e-4)
+    assert_close(metric.symmetric_share, symmetric.square().sum() / dense.square().sum())
     left, strength, right = metric.directions(3)
     for i in range(3):
-        assert float(left[i].double() @ dense @ right[i].double()) == pytest.approx(float(strength[i]), rel=1e-4)
+        assert_close(left[i].double() @ dense @ right[i].double(), strength[i])
     with pytest.raises(il.InputError, match="k=99 must lie between 1 and 8"):
         metric.directions(99)
 
@@ -111,20 +112,20 @@ def test_symmetric_metrics_have_a_symmetric_share_of_one(load_tiny):
     metric = il.query_key_metric(load_tiny("gpt2"), (0, 1))
     side = metric.query_side
     same = type(metric)(metric.view, metric.head, None, side, side, None)
-    assert same.symmetric_share == pytest.approx(1.0)
+    assert_close(same.symmetric_share, 1.0)
     half = side.shape[1] // 2
     anti = type(metric)(metric.view, metric.head, None, side, torch.cat([side[:, half:], -side[:, :half]], 1), None)
-    assert anti.symmetric_share == pytest.approx(0.0, abs=1e-5)
+    assert_close(anti.symmetric_share, 0.0)
 
 
 def test_the_untrained_metric_keeps_lengths_and_loses_the_rest(load_tiny):
     metric = il.query_key_metric(load_tiny("gpt2"), (1, 0))
     x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
     strange = metric.untrained(seed=3)
-    torch.testing.assert_close(strange.keys(x).norm(dim=-1), metric.keys(x).norm(dim=-1))
-    torch.testing.assert_close(strange.queries(x), metric.queries(x))
+    assert_close(strange.keys(x).norm(dim=-1), metric.keys(x).norm(dim=-1))
+    assert_close(strange.queries(x), metric.queries(x))
     assert not torch.allclose(strange.scores(x, x), metric.scores(x, x), atol=0.1)
-    torch.testing.assert_close(strange.key_side @ strange.key_side.T, metric.key_side @ metric.key_side.T)
+    assert_close(strange.key_side @ strange.key_side.T, metric.key_side @ metric.key_side.T)
     assert torch.equal(metric.untrained(seed=3).key_side, strange.key_side)
     assert not torch.equal(metric.untrained(seed=4).key_side, strange.key_side)
 
@@ -240,7 +241,7 @@ def test_copying_agrees_with_hugging_face(family, load_tiny, family_folder):
             for j, token in enumerate(tokens):
                 expected[i, j] = y @ hf.get_output_embeddings().weight[token]
     found = il.head_copying(load_tiny(family), (layer, head), tokens)
-    torch.testing.assert_close(found.logits.double(), expected, atol=1e-5, rtol=1e-5)
+    assert_close(found.logits, expected)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tolerance import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.pieces_world import train as training
@@ -192,7 +193,7 @@ def test_a_run_writes_a_loadable_folder(arch, tmp_path):
     trainer = Trainer(settings, WORDS)
     trainer.resume(tmp_path / "kept")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    torch.testing.assert_close(model(input_ids=tokens).logits, trainer.model.eval()(input_ids=tokens).logits)
+    assert_close(model(input_ids=tokens).logits, trainer.model.eval()(input_ids=tokens).logits)
     snapshot = load_file(tmp_path / "kept" / "step-000002.safetensors")
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(snapshot[name], parameter.half())

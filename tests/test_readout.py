@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.models.readout import Readout
@@ -45,13 +46,13 @@ def test_logits_written_out(final_norm, centre, bias):
             scale = readout.scale[i] if final_norm == "frozen" else 1 / (y.pow(2).mean() + 1e-5).sqrt()
             normed = y * scale * readout.gain + (readout.shift if bias and centre else 0)
             expected = normed @ readout.W_U + (readout.b_U if bias else 0)
-            torch.testing.assert_close(readout.logits(x)[i, j], expected)
+            assert_close(readout.logits(x)[i, j], expected)
 
 
 def test_frozen_before_softmax_values_add_up_and_own_ones_do_not():
     x, u = vectors(3, seed=3), vectors(3, seed=4)
     frozen = make().using(final_norm="frozen", bias=False)
-    torch.testing.assert_close(frozen.logits(x + u), frozen.logits(x) + frozen.logits(u))
+    assert_close(frozen.logits(x + u), frozen.logits(x) + frozen.logits(u))
     own = make().using(final_norm="own", bias=False)
     assert (own.logits(x + u) - own.logits(x) - own.logits(u)).abs().max() > 0.1
 
@@ -59,7 +60,7 @@ def test_frozen_before_softmax_values_add_up_and_own_ones_do_not():
 def test_soft_cap_bounds_the_logits():
     capped, free = make(soft_cap=2.0), make()
     x = 10 * vectors(3)
-    torch.testing.assert_close(capped.logits(x), 2 * torch.tanh(free.logits(x) / 2))
+    assert_close(capped.logits(x), 2 * torch.tanh(free.logits(x) / 2))
     assert not capped.is_affine
     with pytest.raises(il.InputError, match="not affine"):
         capped.pull_back(torch.zeros(3, 11, dtype=torch.float64))
@@ -73,7 +74,7 @@ def test_pull_back_is_the_gradient(centre, logit_scale):
     weights = torch.randn(3, 11, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     x = vectors(3).requires_grad_(True)
     (readout.logits(x) * weights).sum().backward()
-    torch.testing.assert_close(readout.pull_back(weights), x.grad)
+    assert_close(readout.pull_back(weights), x.grad)
 
 
 def test_token_log_probs_in_pieces(monkeypatch):
@@ -81,7 +82,7 @@ def test_token_log_probs_in_pieces(monkeypatch):
     expected = readout.log_probs(x).gather(-1, tokens[:, None, None].expand(3, 7, 1))[..., 0]
     for size in (11 * 8 * 2, 11 * 8 * 8, 11 * 8 * 100):
         monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", size)
-        torch.testing.assert_close(readout.token_log_probs(x, tokens), expected)
+        assert_close(readout.token_log_probs(x, tokens), expected)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
@@ -93,9 +94,9 @@ def test_half_precision_weights_are_read_out_in_float32(half, monkeypatch):
     monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", 2 * 6 * 4 * 3)
     x = vectors(3).float()
     assert low.logits(x).dtype == torch.float32
-    torch.testing.assert_close(low.logits(x), whole.logits(x))
+    assert_close(low.logits(x), whole.logits(x))
     weights = torch.randn(3, 11, generator=torch.Generator().manual_seed(5))
-    torch.testing.assert_close(low.pull_back(weights), whole.pull_back(weights))
+    assert_close(low.pull_back(weights), whole.pull_back(weights))
 
 
 def test_ranks_and_words_by_hand():

@@ -10,6 +10,7 @@ import pytest
 import reference_gpt2
 import reference_hf
 import torch
+from tolerance import assert_close, tolerance
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -17,10 +18,6 @@ TOKENS = torch.tensor(families.PROMPT_IDS)
 TARGET = families.WORDS.index("foo")
 EXACT = sorted(set(families.FAMILIES) - {"opt_post_norm"})
 CONVENTIONS = [("frozen", True), ("frozen", False), ("own", True), ("own", False)]
-
-# Some families compute norms, softmax or rotations in float32 whatever the dtype of the model.
-FLOAT64 = 1e-10
-FLOAT32 = 2e-5
 
 
 @contextmanager
@@ -50,7 +47,7 @@ def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("final_norm", "bias"), CONVENTIONS)
 @pytest.mark.parametrize("tokens", [TOKENS, TOKENS[:1], TOKENS[:5]], ids=["14", "1", "5"])
-def test_both_references_agree_on_gpt2(tokens, final_norm, bias):
+def test_both_references_agree_on_gpt2(tokens, float64, final_norm, bias):
     model = families.build("gpt2", dtype=torch.float64)
     by_hooks = reference_hf.reference(model, tokens, TARGET, final_norm=final_norm, bias=bias)
     run = reference_gpt2.Gpt2Reference(model).run(tokens)
@@ -77,23 +74,23 @@ def test_both_references_agree_on_gpt2(tokens, final_norm, bias):
         pairs[f"neurons {layer}"] = (neurons, by_hooks.neurons[layer])
     for name, (ours, theirs) in pairs.items():
         assert ours.dtype == torch.float64, name
-        torch.testing.assert_close(ours, theirs, atol=FLOAT64, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(ours, theirs, msg=name)
 
 
-def test_gpt2_by_hand_gives_hugging_face_logits():
-    assert reference_gpt2.largest_difference(families.build("gpt2"), TOKENS) < FLOAT64
+def test_gpt2_by_hand_gives_hugging_face_logits(float64):
+    assert reference_gpt2.largest_difference(families.build("gpt2"), TOKENS) < tolerance(torch.float64, scale=10)
 
 
-def test_gpt2_by_hand_adds_an_unembedding_bias_when_there_is_one():
+def test_gpt2_by_hand_adds_an_unembedding_bias_when_there_is_one(float64):
     model = families.build("gpt2", dtype=torch.float64)
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, families.VOCAB_SIZE, dtype=torch.float64))
-    assert reference_gpt2.largest_difference(model, TOKENS) < FLOAT64
+    assert reference_gpt2.largest_difference(model, TOKENS) < tolerance(torch.float64, scale=10)
     run = reference_gpt2.Gpt2Reference(model).run(TOKENS)
     by_hooks = reference_hf.reference(model, TOKENS, TARGET, bias=True)
-    torch.testing.assert_close(run.head_increases(TARGET), by_hooks.heads, atol=FLOAT64, rtol=0)
+    assert_close(run.head_increases(TARGET), by_hooks.heads)
     without = reference_hf.reference(model, TOKENS, TARGET, bias=False)
     assert (without.heads - by_hooks.heads).abs().max() > 0.01
-    torch.testing.assert_close(run.head_increases(TARGET, bias=False), without.heads, atol=FLOAT64, rtol=0)
+    assert_close(run.head_increases(TARGET, bias=False), without.heads)
 
 
 @pytest.mark.parametrize("option", [{"activation_function": "relu"}, {"scale_attn_by_inverse_layer_idx": True}])
@@ -105,19 +102,19 @@ def test_gpt2_by_hand_refuses_what_it_does_not_implement(option):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_parts_sum_to_what_the_model_adds(name):
+def test_parts_sum_to_what_the_model_adds(float64, name):
     model = families.build(name, dtype=torch.float64)
     found = reference_hf.reference(model, TOKENS, TARGET)
     with torch.no_grad():
         model_log_probs = torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1)
-    torch.testing.assert_close(found.log_probs, model_log_probs, atol=FLOAT32, rtol=0)
-    torch.testing.assert_close(found.subhead_outputs.sum(2), found.head_outputs, atol=FLOAT64, rtol=0)
-    torch.testing.assert_close(found.head_outputs.sum(1) + found.attn_bias, found.attn_out, atol=FLOAT64, rtol=0)
+    assert_close(found.log_probs, model_log_probs)
+    assert_close(found.subhead_outputs.sum(2), found.head_outputs)
+    assert_close(found.head_outputs.sum(1) + found.attn_bias, found.attn_out)
     for layer in range(families.N_LAYERS):
         neurons = found.neuron_outputs[layer].sum(0) + found.ffn_bias[layer]
-        torch.testing.assert_close(neurons, found.ffn_out[layer], atol=FLOAT64, rtol=0)
+        assert_close(neurons, found.ffn_out[layer])
     after = torch.cat([found.x[1:], found.final[None]])
-    torch.testing.assert_close(found.x + found.attn_out + found.ffn_out, after, atol=FLOAT32, rtol=0)
+    assert_close(found.x + found.attn_out + found.ffn_out, after)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -128,11 +125,11 @@ def test_label_values_weighted_by_attention_are_the_subheads(name):
             for position in range(len(TOKENS)):
                 value = found.label_value(layer, head, position)
                 weighted = found.attention[layer, head, position] * value
-                torch.testing.assert_close(weighted, found.subhead_outputs[layer, head, position], atol=FLOAT32, rtol=0)
+                assert_close(weighted, found.subhead_outputs[layer, head, position])
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_increases_are_differences_of_the_models_own_readings(name):
+def test_increases_are_differences_of_the_models_own_readings(float64, name):
     """With each vector's own scale, reading a vector needs no formula: the model can be asked."""
     model = families.build(name, dtype=torch.float64)
     found = reference_hf.reference(model, TOKENS, TARGET, final_norm="own")
@@ -153,7 +150,7 @@ def test_increases_are_differences_of_the_models_own_readings(name):
             (found.neurons[layer], increase(found.neuron_outputs[layer], ffn_input)),
         ]
         for ours, models in expected:
-            torch.testing.assert_close(ours, models, atol=FLOAT32, rtol=0)
+            assert_close(ours, models)
 
 
 def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
@@ -193,7 +190,7 @@ def _norm_and_unembedding(model: PreTrainedModel) -> tuple[Tensor, Tensor, Tenso
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", ["gptj", "llama_gqa", "gemma2"])
-def test_frozen_increases_written_out(name, bias):
+def test_frozen_increases_written_out(float64, name, bias):
     """GPT-J: centring and b_U. Llama: a root mean square. Gemma-2: gain 1 + w, logits capped at 4."""
     model = families.build(name, dtype=torch.float64)
     found = reference_hf.reference(model, TOKENS, TARGET, bias=bias)
@@ -213,14 +210,11 @@ def test_frozen_increases_written_out(name, bias):
     for layer in range(families.N_LAYERS):
         x, attn_out, ffn_out = found.x[layer], found.attn_out[layer], found.ffn_out[layer]
         ffn_input = x if name == "gptj" else x + attn_out
-        assert found.attn[layer] == pytest.approx((log_prob(x + attn_out) - log_prob(x)).item(), abs=FLOAT64)
-        assert found.ffn[layer] == pytest.approx(
-            (log_prob(ffn_input + ffn_out) - log_prob(ffn_input)).item(), abs=FLOAT64
-        )
+        assert_close(found.attn[layer], log_prob(x + attn_out) - log_prob(x))
+        assert_close(found.ffn[layer], log_prob(ffn_input + ffn_out) - log_prob(ffn_input))
         for head in range(families.N_HEADS):
             part = found.head_outputs[layer, head]
-            expected = log_prob(x + part) - log_prob(x)
-            assert found.heads[layer, head] == pytest.approx(expected.item(), abs=FLOAT64)
+            assert_close(found.heads[layer, head], log_prob(x + part) - log_prob(x))
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -228,7 +222,7 @@ def test_float32_and_float64_agree(name):
     single = reference_hf.reference(families.build(name), TOKENS, TARGET)
     double = reference_hf.reference(families.build(name, dtype=torch.float64), TOKENS, TARGET)
     for quantity in ("attn", "ffn", "heads", "subheads", "log_probs"):
-        torch.testing.assert_close(getattr(single, quantity).double(), getattr(double, quantity), atol=FLOAT32, rtol=0)
+        assert_close(getattr(single, quantity), getattr(double, quantity))
 
 
 def test_a_misread_model_raises_instead_of_misleading():
@@ -287,7 +281,7 @@ def test_saved_models_load_as_they_were(name, tmp_path):
     assert len(tokenizer) == families.VOCAB_SIZE
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.no_grad():
-        torch.testing.assert_close(loaded(TOKENS[None]).logits, model(TOKENS[None]).logits, atol=0, rtol=0)
+        assert_close(loaded(TOKENS[None]).logits, model(TOKENS[None]).logits)
 
 
 def test_saving_without_a_tokenizer_writes_none(tmp_path):

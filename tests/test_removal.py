@@ -5,6 +5,7 @@ import random
 import families
 import pytest
 import torch
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import removal
@@ -61,7 +62,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, few_rows):
             with il.ablate_heads(gpt2, removed):
                 log_probs = il.last_log_probs(gpt2, alone)[0]
             labels = log_probs[alone.label_tokens]
-            torch.testing.assert_close(answers.label_log_probs[row], labels, atol=1e-5, rtol=0)
+            assert_close(answers.label_log_probs[row], labels)
             own = labels.masked_fill(~alone.label_mask[0], -float("inf"))
             between += int(own.argmax()) == int(alone.answer)
             over += int(log_probs.argmax()) == int(alone.answer_tokens)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import PROMPTS
 from test_effects import hf_twin, remains
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.errors import InputError
@@ -54,7 +55,7 @@ def flows(saliency, labels, n, shown):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, family_folder, name, monkeypatch):
+def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, family_folder, float64, name, monkeypatch):
     model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
     batch = ragged(model)
     saliency, flow = il.attention_saliency(model, batch), il.saliency_flow(model, batch)
@@ -62,7 +63,7 @@ def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, fam
         n = int(batch.last[row]) + 1
         ids, answer = batch.tokens[row : row + 1, :n], int(batch.answer_tokens[row])
         theirs = hf_saliency(hf, ids, batch.label_tokens.tolist(), answer)
-        torch.testing.assert_close(saliency[row, :, :n, :n], theirs, atol=1e-5, rtol=1e-5)
+        assert_close(saliency[row, :, :n, :n], theirs)
         assert theirs.max() > 1e-2
         assert not saliency[row, :, n:].any()
         assert not saliency[row, :, :, n:].any()
@@ -70,9 +71,10 @@ def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, fam
         for layer in range(len(theirs)):
             by_hand = flows(theirs[layer], labels, n, int(batch.query_range[row, 0]))
             for kind, value in by_hand.items():
-                assert getattr(flow, kind)[row, layer].item() == pytest.approx(value, abs=1e-5), (kind, layer)
+                expected = torch.tensor(value, dtype=torch.float64)
+                assert_close(getattr(flow, kind)[row, layer], expected, msg=f"{kind} in layer {layer}")
     monkeypatch.setattr(gradients, "GRAPH_BYTES", 1)
-    torch.testing.assert_close(il.attention_saliency(model, batch), saliency)
+    assert_close(il.attention_saliency(model, batch), saliency)
 
 
 def test_only_what_the_last_position_sees_matters_in_the_last_layer(load_tiny):
@@ -102,11 +104,11 @@ def test_kinds_of_edges_are_told_apart(load_tiny):
     assert not (kinds["other_to_last"] & ~kinds["rest"]).any()
 
 
-def test_free_texts_are_scored_over_the_vocabulary(load_tiny, family_folder):
+def test_free_texts_are_scored_over_the_vocabulary(load_tiny, family_folder, float64):
     model, hf = load_tiny("gpt2", dtype=torch.float64), hf_twin(family_folder, "gpt2")
     free = il.tokenize_text(model, "love : bar one :", targets=" foo", prepend_bos=False)
     theirs = hf_saliency(hf, free.tokens, list(range(97)), int(free.answer_tokens[0]))
-    torch.testing.assert_close(il.attention_saliency(model, free)[0], theirs, atol=1e-5, rtol=1e-5)
+    assert_close(il.attention_saliency(model, free)[0], theirs)
     with pytest.raises(InputError, match="no demonstrations"):
         il.saliency_flow(model, free)
     with pytest.raises(InputError, match="neither an answer nor a target"):

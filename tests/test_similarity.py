@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import PROMPTS
 from family_tables import EXACT
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.models import scores
@@ -85,7 +86,7 @@ def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any
             for at, query in places:
                 for column, key in enumerate(labels):
                     wanted[at, column] = metric.scores(resid[query][None], resid[key][None])[0, 0]
-            assert torch.allclose(found[row, i], wanted, atol=1e-5), (family, row, head)
+            assert_close(found[row, i], wanted, msg=f"{family}, row {row}, {head}")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
@@ -96,7 +97,7 @@ def test_without_rotation_they_are_the_scores_that_the_pattern_is_made_of(family
     assert scores.score_view(ModelView.of(model), 1).soft_cap is None
     found = il.label_similarity(model, batch, ["L1H2"])[0, 0, -1]
     attention = il.attention_to_labels(il.capture(model, batch))[0, 1, 2].log()
-    assert torch.allclose(found - found[0], (attention - attention[0]).to(found), atol=1e-4)
+    assert_close(found - found[0], attention - attention[0])
 
 
 def test_what_cannot_be_compared_is_refused(gpt2: Any) -> None:
@@ -116,13 +117,13 @@ def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
     explanation = il.explain(gpt2, PROMPT, answer="foo", k=3)
     batch = il.tokenize(gpt2, [il.Prompt.parse(PROMPT, answer="foo")])
     own = il.label_similarity(gpt2, batch, [report.head for report in explanation.heads])[0]
-    assert torch.allclose(torch.tensor([report.similarity for report in explanation.heads]).to(own), own)
+    assert_close([report.similarity for report in explanation.heads], own)
     table = explanation.to_frame("similarity")
     assert len(table) == 3 * 5 * 4
     first = table[table["name"] == str(explanation.heads[0].head)].pivot(
         index="query_position", columns="key_position", values="score"
     )
-    assert torch.allclose(torch.tensor(first.to_numpy()).to(own), own[0])
+    assert_close(first, own[0])
     assert (first.columns - 1).tolist() == first.index[:4].tolist()
     assert [*table["query_label"][:20:4]] == ["bar", "bar", "foo", "foo", "foo"]
     assert il.explain(gpt2, "love bar love", answer=" bar", k=2).to_frame("similarity").empty
@@ -177,7 +178,7 @@ def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
     asked, labels = batch.asked_positions[0].tolist(), batch.label_positions[0].tolist()
     resid = il.capture(model, batch, positions=[[*asked, *labels]]).resid_pre[:, 4]
     scored = il.query_key_metric(model, "L4H0").scores(resid[:4], resid[4:])
-    assert torch.allclose(il.label_similarity(model, batch, ["L4H0"])[0, 0, :4], scored, atol=1e-5)
+    assert_close(il.label_similarity(model, batch, ["L4H0"])[0, 0, :4], scored)
     early = batch.at([int(batch.label_positions[0, 1])])
     assert early.asked_positions.tolist()[0][2:] == [-1, -1]
 

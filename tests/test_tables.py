@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.report import tables
@@ -27,11 +28,11 @@ def test_layer_and_head_tables(gpt2_acts, gpt2_batch):
     frame = tables.layer_table(increases)
     assert len(frame) == 3 * 3 * 2
     row = frame[(frame["prompt"] == 2) & (frame["layer"] == 1) & (frame["component"] == "ffn")].iloc[0]
-    assert row["increase"] == pytest.approx(float(increases.ffn[2, 1]))
+    assert_close(row["increase"], increases.ffn[2, 1])
     heads = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
     frame = tables.head_table(heads)
     row = frame[(frame["prompt"] == 1) & (frame["name"] == "L2H3")].iloc[0]
-    assert row["increase"] == pytest.approx(float(heads[1, 2, 3]))
+    assert_close(row["increase"], heads[1, 2, 3])
 
 
 def test_located_tables(gpt2_acts, gpt2_batch):
@@ -44,13 +45,13 @@ def test_located_tables(gpt2_acts, gpt2_batch):
     assert frame["prompt"].tolist() == [0, 0, 1, 1, 2, 2]
     for row in frame.itertuples():
         assert row.token == gpt2_batch.token_strings[row.prompt][row.position]
-        assert row.increase == pytest.approx(float(parts.value[row.prompt, row.rank - 1]))
+        assert_close(row.increase, parts.value[row.prompt, row.rank - 1])
 
 
 def test_label_attention_table(gpt2_acts, gpt2_batch):
     frame = tables.label_attention_table(gpt2_acts)
     assert len(frame) == 12 * (4 + 3 + 2), "missing demonstrations have no row"
     for row in frame.sample(20, random_state=0).itertuples():
-        assert row.attention == pytest.approx(float(gpt2_acts.pattern[row.prompt, row.layer, row.head, row.position]))
+        assert_close(row.attention, gpt2_acts.pattern[row.prompt, row.layer, row.head, row.position])
         assert row.label == gpt2_batch.token_strings[row.prompt][row.position].strip()
         assert row.is_answer == (row.label == gpt2_batch.prompts[row.prompt].answer)

@@ -150,7 +150,7 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
         ({"name": "fruit-fruit"}, "no task 'fruit-fruit'"),
         ({"name": "colour-pair"}, "'pair' has 2 words of its own, and a prompt takes 3"),
         ({"name": "pair-colour", "demonstrations": 3}, "'pair' has 2 words of its own, and a prompt takes 3"),
-        ({"layout": "random"}, "layout='random' is not known; use 'order', 'reorder' or 'imbalanced'"),
+        ({"layout": "shuffled"}, "layout='shuffled' is not known; use 'order', 'reorder', 'imbalanced' or 'random'"),
         ({"classes": "both"}, "classes='both' is not known"),
         ({"n": 0}, "at least 1"),
         ({"demonstrations": 0}, "at least 1"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import PROMPTS
+from tolerance import assert_close
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
@@ -30,7 +31,7 @@ def test_device_maps_reach_the_loader(load, load_tiny, name, device_map):
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     found = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens)
     expected = il.head_log_prob_increase(il.capture(load_tiny(name), batch), batch.answer_tokens)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert_close(found, expected)
     assert ModelView.of(model).home == torch.device("cpu")
 
 
@@ -85,7 +86,7 @@ def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
     found, expected = (_everything(one) for one in (model, whole))
     assert found.keys() == expected.keys()
     for what in found:
-        torch.testing.assert_close(found[what], expected[what], atol=1e-6, rtol=0, msg=what)
+        assert_close(found[what], expected[what], msg=what)
     assert {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta} == away
     assert ModelView.of(model).fingerprint() == ModelView.of(whole).fingerprint()
     parameters = dict(whole.named_parameters())

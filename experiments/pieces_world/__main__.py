@@ -75,21 +75,19 @@ def emergence(
     checkpoints: Annotated[Path, typer.Argument(metavar="CHECKPOINTS", help="Folder of a run's snapshots.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The model that the run ended with.")],
     n: PromptsOption = 320,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for tables, figure and verdict.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for tables, figure and summary.")] = Path(
         "emergence"
     ),
 ) -> None:
     """Show how heads come about in training: accuracy, located heads, their attention, induction, by snapshot."""
-    from experiments.pieces_world.emergence import claim, measure
+    from experiments.pieces_world.emergence import measure, summarize
     from experiments.pieces_world.emergence_page import heads_table, steps_table, write
 
     run = measure(checkpoints, folder, n=n)
-    judged = claim(run)
-    write(run, judged, out)
+    write(run, summarize(run), out)
     console = PlainConsole()
     console.print(steps_table(run))
     console.print(heads_table(run))
-    console.print(f"{judged.outcome}: {judged.reason}")
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 Heads are located in the trained model, on half of the queries; everything else is measured on the other half, at each
 snapshot. Induction and previous-token scores are attention on drawn tokens that are shown twice, so that neither words
-nor labels help. The rule of the verdict is in docs/verdicts.md.
+nor labels help.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from experiments.lab.frames import by_prompt, long, stack, where
-from experiments.lab.verdict import Verdict, all_of, cannot_tell, judge, told
+from experiments.framework.estimate import Comparison, compare
 from experiments.pieces_world.episodes import Episode, load_words
 from experiments.pieces_world.measures import encode, head_means, ranked_heads
 from experiments.pieces_world.where import LEAST_PROMPTS, N_LOCATED, halves, word_episodes
@@ -31,9 +30,7 @@ N_REPEATED, N_SEQUENCES = 32, 24
 """Different tokens of a sequence that is shown twice, and such sequences."""
 BY = ("increase", "contrast")
 DECIDES = "contrast"
-"""The ranking of the verdict: the heads that tell the labels apart."""
-BEYOND_CHANCE = 0.55
-A_TENTH, FIVE_TIMES = 0.1, 5.0
+"""The ranking whose heads the figure and the summary show."""
 
 
 @dataclass(frozen=True)
@@ -149,15 +146,14 @@ def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
         rows = pd.DataFrame({"step": step, "prompt": range(len(tested)), "query": queries, "correct": correct})
         prompts.append(rows)
         heads.append(_table(values, names, step, prompt=range(len(tested))).merge(rows, on=["step", "prompt"]))
-    return Emergence(stack(*prompts), stack(*heads), stack(*scores), located)
+    return Emergence(*(pd.concat(tables, ignore_index=True) for tables in (prompts, heads, scores)), located)
 
 
 def _table(values: dict[str, Tensor], names: list[str], step: int, **rows: Sequence[int]) -> pd.DataFrame:
     """One row for each row and head: step, name, layer, and a column for each value."""
-    first, *others = (long(value.detach(), column, **rows, name=names) for column, value in values.items())
-    for other in others:
-        first[other.columns[-1]] = other.iloc[:, -1]
-    return first.assign(step=step, layer=[Head.parse(name).layer for name in first["name"]])
+    table = pd.MultiIndex.from_product([*rows.values(), names], names=[*rows, "name"]).to_frame(index=False)
+    columns = {column: value.detach().numpy().reshape(-1) for column, value in values.items()}
+    return table.assign(**columns, step=step, layer=[Head.parse(name).layer for name in table["name"]])
 
 
 def steepest(accuracy: pd.Series) -> tuple[int, int]:
@@ -166,53 +162,55 @@ def steepest(accuracy: pd.Series) -> tuple[int, int]:
     return int(accuracy.index[after - 1]), int(accuracy.index[after])
 
 
-def claim(run: Emergence) -> Verdict:
-    """The rule of docs/verdicts.md."""
+@dataclass(frozen=True)
+class Summary:
+    """What rises with accuracy: from which step to which, heads' attention, and induction."""
+
+    before: int
+    after: int
+    accuracy_before: float
+    accuracy_after: float
+    attention: Comparison
+    """Rise of attention on true less false labels, located heads against the others of their layers; as a share of
+    the located heads' final attention on labels."""
+    induction_head: str
+    induction_step: int
+    induction: Comparison
+    """That head's induction score against 1, which is evenly spread attention; on sequences it was not chosen on."""
+
+
+def summarize(run: Emergence) -> Summary:
+    """Summarize a run at the snapshots between which accuracy rises most."""
     accuracy: Any = run.prompts.groupby("step")["correct"].mean()
-    best = int(accuracy.idxmax())
-    left = judge(
-        by_prompt(run.prompts.assign(right=run.prompts["correct"].astype(float)), "right", step=best),
-        least=BEYOND_CHANCE,
-        unit="of prompts",
-        what=f"accuracy at step {best}",
-    )
-    if left.outcome != "supported":
-        return cannot_tell(f"accuracy never leaves chance: {left.reason}", unit="of label attention")
     before, after = steepest(accuracy)
-    parts = all_of(_attention_rises(run, before, after), _induction_by(run.scores, after))
-    return told(
-        parts, f"accuracy rises most from step {before} to {after}: {accuracy[before]:.2f} to {accuracy[after]:.2f}"
-    )
+    head, step, induction = _best_induction(run.scores, after)
+    rise = _attention_rise(run, before, after)
+    return Summary(before, after, float(accuracy[before]), float(accuracy[after]), rise, head, step, induction)
 
 
-def _attention_rises(run: Emergence, before: int, after: int) -> Verdict:
-    """By how much located heads' attention on true less false labels rises, beyond other heads of the layers."""
+def _attention_rise(run: Emergence, before: int, after: int) -> Comparison:
     every: Any = run.heads
     located = every["name"].isin(run.located[DECIDES])
     same = every["layer"].isin(set(every["layer"][located]))
     heads = every.assign(tells=every["on_true"] - every["on_false"], on_labels=every["on_true"] + every["on_false"])
-    last: Any = where(heads[located], step=int(heads["step"].max()))
-    final = float(last["on_labels"].mean())
-    rise = {
-        group: by_prompt(some, "tells", step=after) - by_prompt(some, "tells", step=before)
-        for group, some in (("located", heads[located]), ("others", heads[same & ~located]))
-    }
-    return judge(
-        (rise["located"] - rise["others"]) / final,
-        least=A_TENTH,
-        unit="of final label attention",
-        what="rise of located heads' attention on true less false labels, beyond other heads of their layers,",
-    )
+    final = float(heads[located & (heads["step"] == heads["step"].max())]["on_labels"].mean())
+
+    def rise(chosen: Any) -> pd.Series:
+        means = heads[chosen].groupby(["step", "prompt", "query"])["tells"].mean()
+        return (means[after] - means[before]) / final
+
+    mine, others = rise(located), rise(same & ~located)
+    queries = pd.factorize(mine.index.get_level_values("query"))[0]
+    return compare(mine.to_numpy(), others.to_numpy(), queries)
 
 
-def _induction_by(scores: pd.DataFrame, step: int) -> Verdict:
-    """The best head's induction score up to `step`: head and step chosen on every second sequence, judged on others."""
-    early: Any = scores[scores["step"] <= step]
-    choosing = early[early["sequence"] % 2 == 0].groupby(["step", "name"])["induction"].mean()
-    best_step, best = choosing.idxmax()
-    judged = where(early[early["sequence"] % 2 == 1], step=best_step, name=best)["induction"].to_numpy()
-    what = f"induction score of {best} at step {best_step}"
-    return judge(judged, least=FIVE_TIMES, unit="times even attention", what=what)
+def _best_induction(scores: pd.DataFrame, until: int) -> tuple[str, int, Comparison]:
+    """Return the head and step of largest induction score up to a step, chosen on half of the sequences."""
+    early: Any = scores[scores["step"] <= until]
+    chosen = early[early["sequence"] % 2 == 0].groupby(["step", "name"])["induction"].mean()
+    step, name = chosen.idxmax()
+    held_out = early[(early["sequence"] % 2 == 1) & (early["step"] == step) & (early["name"] == name)]["induction"]
+    return str(name), int(step), compare(held_out.to_numpy(), 1.0, np.arange(len(held_out)))
 
 
 def appearance(run: Emergence) -> pd.DataFrame:
@@ -223,7 +221,7 @@ def appearance(run: Emergence) -> pd.DataFrame:
     rows = []
     for by, names in run.located.items():
         for name in names:
-            means: Any = where(run.heads, name=name).groupby("step")[by].mean()
+            means: Any = run.heads[run.heads["name"] == name].groupby("step")[by].mean()
             final = float(means.iloc[-1])
             reached = means.index[means >= final / 2] if final > 0 else []
             rows.append({"by": by, "name": name, "final": final, "step": int(reached[0]) if len(reached) else None})

@@ -1,4 +1,4 @@
-"""What `emergence` writes: tables, a figure, the verdict; what it prints; and the page of several runs."""
+"""What `emergence` writes: tables, a figure, a summary; what it prints; and the page of several runs."""
 
 import json
 from dataclasses import asdict
@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from experiments.lab.drawing import STYLE
-from experiments.lab.frames import by_prompt, where
-from experiments.lab.intervals import mean_estimate
-from experiments.lab.verdict import Verdict
-from experiments.pieces_world.emergence import BY, DECIDES, Emergence, appearance, course
+from experiments.framework.estimate import compare
+from experiments.framework.plotting import STYLE
+from experiments.pieces_world.emergence import BY, DECIDES, Emergence, Summary, appearance, course
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
 from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
@@ -26,9 +23,11 @@ from icl_lens.report.plots import PAGE
 
 def _curve(ax: Axes, table: pd.DataFrame, value: str, colour: str, label: str) -> None:
     """Mean over prompts by step, with its 95 % interval over queries."""
-    steps = sorted(set(table["step"]))
-    found = [mean_estimate(by_prompt(table, value, step=step)) for step in steps]
-    ax.plot(steps, [one.value for one in found], "o-", color=colour, label=label, markersize=2.5, linewidth=1)
+    means = table.groupby(["step", "prompt", "query"])[value].mean().reset_index()
+    steps = sorted(set(means["step"]))
+    groups = [means[means["step"] == step] for step in steps]
+    found = [compare(one[value].to_numpy(), 0.0, pd.factorize(one["query"])[0]) for one in groups]
+    ax.plot(steps, [one.quantity for one in found], "o-", color=colour, label=label, markersize=2.5, linewidth=1)
     ax.fill_between(
         steps, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.2, linewidth=0
     )
@@ -43,7 +42,7 @@ def figure(run: Emergence) -> Figure:
     axes[0, 0].set(ylabel="Accuracy", title="Answers", ylim=(0, 1.02))
     colours = (BLUE, ORANGE, GREEN, GREY)
     for name, colour in zip(run.located[DECIDES], colours, strict=False):
-        _curve(axes[0, 1], where(run.heads, name=name), DECIDES, colour, name)
+        _curve(axes[0, 1], run.heads[run.heads["name"] == name], DECIDES, colour, name)
     axes[0, 1].axhline(0, color="0.5", linewidth=0.6)
     axes[0, 1].set(ylabel="Contrast of the labels (nats)", title="Located heads")
     axes[0, 1].legend()
@@ -82,44 +81,58 @@ def heads_table(run: Emergence) -> Table:
     return table
 
 
-def write(run: Emergence, judged: Verdict, folder: Path) -> None:
-    """table.csv (by step), heads.csv (when heads appear), figure.png and verdict.json in `folder`."""
+def write(run: Emergence, summary: Summary, folder: Path) -> None:
+    """table.csv (by step), heads.csv (when heads appear), figure.png and summary.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.csv", course(run).to_csv(float_format="%.4f"))
     write_text(folder / "heads.csv", appearance(run).to_csv(index=False, float_format="%.4f"))
-    told = {**asdict(judged), "located": {by: run.located[by] for by in BY}}
-    plain = {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in told.items()}
-    write_text(folder / "verdict.json", json.dumps(plain, indent=2) + "\n")
+    stored = {**asdict(summary), "located": {by: run.located[by] for by in BY}}
+    write_text(folder / "summary.json", json.dumps(stored, indent=2) + "\n")
     with matplotlib.rc_context(STYLE):
         figure(run).savefig(folder / "figure.png", dpi=150)
 
 
 def page(folder: Path) -> str:
-    """A page of every run that `write` left in a folder of `folder`: verdict, figure, and when heads appear.
+    """Return a page of every run that `write` left in a folder of `folder`: summary, figure, and when heads appear.
 
     Raises InputError if there is none.
     """
-    runs = sorted(path.parent for path in folder.glob("*/verdict.json"))
+    runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     if not runs:
         raise InputError(f"there is no run in {str(folder)!r}; write some with --out {folder / 'NAME'} first")
     lines = [
         "# How the heads come about",
         "",
-        "Made by `python -m experiments.pieces_world emergence` and `emergence-page`: ten snapshots of each training "
-        "of the bundled models' recipe, a seed each. Heads are located at the end of training, on half of the "
-        "prompts, and measured on the other, in every snapshot. [How verdicts are given](../verdicts.md) has the rule. "
-        "Snapshots are not in the repository; training writes them.",
+        "Ten snapshots of each training of the bundled models' recipe, one training per seed. Heads are located at the "
+        "end of training, on half of the prompts, and measured on the other half in every snapshot. Others link "
+        "in-context heads to induction heads; here the best head's induction score (1 is evenly spread attention) is "
+        "measured up to the step at which accuracy has risen most. The other column gives the rise of located heads' "
+        "attention on true less false labels between the same snapshots, beyond that of the other heads of their "
+        "layers, as a share of their final attention on labels. Brackets are 95 % intervals.",
         "",
-        "| run | verdict | reason |",
-        "|---|---|---|",
+        "| run | accuracy rises most | attention on true less false labels, beyond other heads | induction score |",
+        "|---|---|---|---|",
     ]
     for run in runs:
-        told = json.loads((run / "verdict.json").read_text(encoding="utf-8"))
-        lines.append(f"| [{run.name}](#{run.name}) | {told['outcome']} | {told['reason']} |")
+        found = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        attention, induction = found["attention"], found["induction"]
+        rise = attention["quantity"] - attention["control"]
+        lines.append(
+            f"| [{run.name}](#{run.name}) | step {found['before']:,} to {found['after']:,}: "
+            f"{found['accuracy_before']:.2f} to {found['accuracy_after']:.2f} "
+            f"| {rise:.2f} [{attention['low']:.2f}, {attention['high']:.2f}] "
+            f"| {induction['quantity']:.1f} [{1 + induction['low']:.1f}, {1 + induction['high']:.1f}], "
+            f"{found['induction_head']} at step {found['induction_step']:,} |"
+        )
     for run in runs:
         heads = pd.read_csv(run / "heads.csv")
         lines += ["", f"## {run.name}", "", f"![Accuracy, heads and attention by step]({run.name}/figure.png)", ""]
         lines += ["| located by | head | at the end (nats) | half of it at step |", "|---|---|---:|---:|"]
         for by, name, final, step in heads.itertuples(index=False):
             lines.append(f"| {by} | {name} | {final:.2f} | {'never' if pd.isna(step) else f'{step:,.0f}'} |")
+    lines += [
+        "",
+        "Made by `python -m experiments.pieces_world emergence` and `emergence-page`, from the snapshots that",
+    ]
+    lines += ["training writes; they are not in the repository."]
     return "\n".join(lines) + "\n"

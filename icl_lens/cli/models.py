@@ -1,16 +1,28 @@
-"""`icl-lens models`: what can be loaded without a network."""
+"""`icl-lens models`: what can be loaded without a model hub."""
 
-from rich.console import Console
+from rich.table import Table
+
+from icl_lens.cli.console import PlainConsole
 
 
 def models() -> None:
-    """List the bundled models, which need no network."""
+    """List the models that load by name without a network."""
     from icl_lens import bundled_models
+    from icl_lens.models.installed import INSTALLED_MODELS
 
-    console = Console()
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "status", "what it is"):
+        table.add_column(column, overflow="fold")
+    for model in INSTALLED_MODELS.values():
+        table.add_row(model.name, model.status, model.description)
     for name in bundled_models():
-        console.print(name)
+        table.add_row(name, "bundled", "trained on this package's word tasks")
+    console = PlainConsole()
+    console.print(table)
+    for model in INSTALLED_MODELS.values():
+        if model.status != "installed":
+            console.print(f"To install {model.name}: {model.command}", style="dim", soft_wrap=True)
     console.print(
-        "Any Hugging Face folder or Hub name works too: gpt2-large, EleutherAI/gpt-j-6b, huggyllama/llama-7b, …",
+        "Any Hugging Face folder, Hub name or GGUF file works too: gpt2-large, EleutherAI/gpt-j-6b, model.gguf, …",
         style="dim",
     )

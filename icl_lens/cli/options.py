@@ -23,6 +23,7 @@ class LayoutChoice(StrEnum):
     order = "order"
     reorder = "reorder"
     imbalanced = "imbalanced"
+    random = "random"
 
 
 class ClassesChoice(StrEnum):

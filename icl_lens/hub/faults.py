@@ -52,7 +52,7 @@ def text_of(error: BaseException) -> str:
     return type(error).__name__
 
 
-def size(count: float) -> str:
+def size(count: float | int) -> str:
     """Bytes as people write them: 1.2 GB."""
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:

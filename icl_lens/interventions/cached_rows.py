@@ -144,18 +144,19 @@ class CachedRows:
     def without_sets(
         self,
         removed: Bool[Tensor, "set layer head"],
-        instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
+        instead: Mapping[int, Float[Tensor, "*batch head d_head"]] | None = None,
     ) -> Float[Tensor, "batch row d_vocab"]:
         """Logits after each prompt without each set of heads, in one pass; row 0 has lost nothing.
 
-        Sets that remove the same heads up to some layer share a row up to there.
+        A head's z is 0, or what `instead` has for its layer, for all prompts alike or for each. Sets that remove the
+        same heads up to some layer share a row up to there.
         """
         forks = Forks.of(removed, alike=True)
 
         def remove(layer: int, z: Float[Tensor, "batch row head d_head"]) -> None:
             here = removed[forks.sets_at(layer), layer]
             rows, heads = (place.to(z.device) for place in here.nonzero(as_tuple=True))
-            z[:, 1 + rows, heads] = 0.0 if instead is None else instead[layer].to(z)[heads]
+            z[:, 1 + rows, heads] = 0.0 if instead is None else instead[layer].to(z)[..., heads, :]
 
         return self._pass(forks.entering, remove, order=[0, *forks.row_of])
 

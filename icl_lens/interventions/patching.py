@@ -89,9 +89,9 @@ def label_log_probs_patched(
     """Log-probability of each label after each prompt when the heads of each set are patched, nats.
 
     The same numbers as `label_log_probs` within `patch_heads(model, heads, source, …)`, a set at a time, within
-    rounding, but `source` is run once for all of them. Where only the last position is touched (its queries, or keys
-    and values of labels with `seen_by="last"`), the batch is run once as well, and each set is a row of one token; a
-    pass for each set otherwise, and where keys cannot be shared (see `head_effects`). Raises InputError as
+    rounding, but `source` is run once for all of them. Where only the last position is touched (its queries or z, or
+    keys and values of labels with `seen_by="last"`), the batch is run once as well, and each set is a row of one token;
+    a pass for each set otherwise, and where keys cannot be shared (see `head_effects`). Raises InputError as
     `patch_heads` does, and for no sets.
 
     Example:
@@ -107,7 +107,7 @@ def label_log_probs_patched(
     every = group(view, {head for by_layer in each for head in heads_of(by_layer)})
     into = batch if align == "labels" else None
     _check(what, positions, align, into, seen_by)
-    if seen_by == "last" or (what == "q" and positions == "last" and align == "positions"):
+    if seen_by == "last" or (what in ("q", "z") and positions == "last" and align == "positions"):
         with suppress(NotShared):
             return _by_rows(view, batch, each, every, source, what)
     recorded, own = _recorded(view, every, source, what, into if seen_by == "last" else None)
@@ -131,13 +131,23 @@ def _by_rows(
     check_untouched(view)
     if len(source) not in (1, len(batch)):
         raise NotShared("the source has other rows")
-    aligned = None if what == "q" else _aligned(source, batch, ends=False)
+    aligned = None if what in ("q", "z") else _aligned(source, batch, ends=False)
     recorded, _ = _recorded(view, every, source, what, None)
+    chosen = marked(view, [heads_of(by_layer) for by_layer in each])
+    if what == "z":
+        instead = {layer: _at_last(view, batch, source, kept["z"], every[layer]) for layer, kept in recorded.items()}
+        return labels_by_rows(
+            view,
+            batch,
+            len(each),
+            lambda kept, sets, prompts: kept.without_sets(
+                chosen[sets], {layer: z[prompts] for layer, z in instead.items()}
+            ),
+        )
     patches = {
         layer: _patches(view, batch, source, what, kept[what], every[layer], aligned)
         for layer, kept in recorded.items()
     }
-    chosen = marked(view, [heads_of(by_layer) for by_layer in each])
 
     def rows_of(kept: CachedRows, sets: slice, prompts: list[int]) -> Tensor:
         return kept.with_patches(chosen[sets], {layer: one.of(prompts) for layer, one in patches.items()})
@@ -155,12 +165,10 @@ def _patches(
     aligned: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Patches:
     """What a layer's heads have on the source: at its last positions, or at its labels."""
+    if aligned is None:
+        return Patches(q=_at_last(view, batch, source, value, heads))
     n, device = len(batch), value.device
     value = value.expand(n, *value.shape[1:])
-    if aligned is None:
-        full = value.new_zeros(n, view.n_heads, value.shape[-1])
-        full[:, heads] = value[torch.arange(n, device=device), source.last.to(device).expand(n)]
-        return Patches(q=full)
     rows, ours, theirs = (place.to(device) for place in aligned)
     slots = torch.cat([torch.arange(int(count), device=device) for count in rows.bincount(minlength=n)])
     places = torch.full((n, int(slots.max()) + 1), -1, device=device)
@@ -168,6 +176,21 @@ def _patches(
     full = value.new_zeros(*places.shape, view.n_heads, value.shape[-1])
     full[rows[:, None], slots[:, None], torch.tensor(heads, device=device)] = value[rows, theirs]
     return Patches(places=places, k=full if what == "k" else None, v=full if what == "v" else None)
+
+
+def _at_last(
+    view: ModelView,
+    batch: PromptBatch,
+    source: PromptBatch,
+    value: Float[Tensor, "source pos chosen d_head"],
+    heads: list[int],
+) -> Float[Tensor, "batch head d_head"]:
+    """Return what a layer's heads have at the source's last positions, one row per prompt; zero for other heads."""
+    n, device = len(batch), value.device
+    full = value.new_zeros(n, view.n_heads, value.shape[-1])
+    rows = torch.arange(n, device=device)
+    full[:, heads] = value.expand(n, *value.shape[1:])[rows, source.last.to(device).expand(n)]
+    return full
 
 
 def _check(what: What, positions: Positions, align: Align, into: PromptBatch | None, seen_by: Positions) -> None:

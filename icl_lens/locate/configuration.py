@@ -106,6 +106,7 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
         # Only where they differ from the default, so that folders written before they were there stay valid.
+        **({"quantization": view.quantization} if view.quantization else {}),
         **({} if asked.shared_prefix == "error" else {"shared_prefix": asked.shared_prefix}),
         **({} if asked.by == "increase" else {"by": asked.by}),
         **({"against": "the other labels"} if asked.by == "contrast" else {}),

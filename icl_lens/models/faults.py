@@ -236,6 +236,8 @@ def _file(path: Path, source: ModelSource) -> str:
 
 
 def _again(source: ModelSource) -> str:
-    if source.fetched:
+    if source.kind == "gguf":
+        return f"delete the folder {str(source.folder)!r} and try again: it is converted anew"
+    if source.kind == "hub":
         return f"delete the folder {str(source.folder.parent.parent)!r} and try again: it is fetched anew"
     return "copy or save it anew"

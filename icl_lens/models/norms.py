@@ -51,7 +51,7 @@ def _probed(module: Any, d_model: int, device: torch.device, default_eps: float)
     where = device if weight is None else weight.device
     signs = torch.ones(1, 1, d_model, dtype=torch.float64)
     signs[..., 1::2] = -1
-    long = 2.0**10
+    long = 2.0**24 if dtype == torch.float64 else 2.0**10
     with torch.no_grad():
 
         def ask(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where a model's files are: bundled, in a folder, or fetched from the Hub; always a folder in the end."""
+"""Where a model's files are: bundled, in a folder, a GGUF file, or fetched from the Hub; always a folder in the end."""
 
 import json
 import re
@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from icl_lens.errors import InputError
 from icl_lens.hub import Repository, open_repository
 from icl_lens.hub.faults import KNOWN_MODELS, close_to
+from icl_lens.models.gguf import convert_gguf
+from icl_lens.models.installed import INSTALLED_MODELS
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _SMALL = (".json", ".txt", ".model", ".tiktoken", ".jinja")
@@ -19,11 +24,11 @@ _TOKENIZER = re.compile(r"tokenizer\.json|vocab\.(json|txt)|.*\.(model|tiktoken)
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A folder to load from, the name to show for it, and whether it lies in the cache of the Hub."""
+    """A folder to load from, the name to show for it, and whether it is the user's own or in one of the caches."""
 
     name: str
     folder: Path
-    fetched: bool
+    kind: Literal["local", "hub", "gguf"]
 
 
 def bundled_models() -> list[str]:
@@ -38,20 +43,29 @@ def bundled_models() -> list[str]:
 
 
 def find_model(
-    name: str, *, revision: str | None, weights: bool = True, tokenizer: bool = True, code: bool = False
+    name: str,
+    *,
+    revision: str | None,
+    weights: bool = True,
+    tokenizer: bool = True,
+    code: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> ModelSource:
     """The folder of a bundled or local model, or of one of the Hub, from which what is missing here is fetched.
 
-    `weights`, `tokenizer` and `code` say what is needed. Raises InputError if it cannot be had.
+    `weights`, `tokenizer` and `code` say what is needed; a GGUF file is converted to weights in `dtype`. Raises
+    InputError if it cannot be had.
     """
+    if name in INSTALLED_MODELS:
+        _check_no_revision(name, revision)
+        model = INSTALLED_MODELS[name]
+        return ModelSource(name, convert_gguf(model.checked_path(), dtype, model.sha256), "gguf")
+    if name.endswith(".gguf"):
+        return ModelSource(name, convert_gguf(_gguf_file(name, revision), dtype), "gguf")
     local = _local(name)
     if local is not None:
-        if revision is not None:
-            raise InputError(
-                f"{name!r} is no model of the Hugging Face Hub, so it has no revision {revision!r}; leave --revision "
-                "(revision= in Python) out"
-            )
-        return ModelSource(name, local, fetched=False)
+        _check_no_revision(name, revision)
+        return ModelSource(name, local, "local")
     official = _official(name)
 
     def whole(repository: Repository) -> bool:
@@ -65,9 +79,10 @@ def find_model(
     )
     if "config.json" not in repository.files:
         what = "an adapter of another model" if "adapter_config.json" in repository.files else "no transformers model"
+        remedy = _name_gguf_file(name, repository.files)
         raise InputError(
             f"model {name!r} on the Hugging Face Hub is {what}: there is no config.json in it "
-            f"({_shown(repository.files)}); choose another, or merge and save it with transformers first"
+            f"({_shown(repository.files)}); {remedy or 'choose another, or merge and save it with transformers first'}"
         )
     small = [f for f in repository.files if _needed(f, code)]
     if tokenizer and not has_tokenizer(repository.files):
@@ -76,7 +91,50 @@ def find_model(
     if weights:
         repository.fetch([*small, *_weights(repository)])
     repository.finished()
-    return ModelSource(name, repository.folder, fetched=True)
+    return ModelSource(name, repository.folder, "hub")
+
+
+def _check_no_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        raise InputError(
+            f"{name!r} is no model of the Hugging Face Hub, so it has no revision {revision!r}; leave --revision "
+            "(revision= in Python) out"
+        )
+
+
+def _gguf_file(name: str, revision: str | None) -> Path:
+    """The GGUF file at a local path, or the one that "owner/repository/file.gguf" names on the Hub."""
+    path = Path(name).expanduser()
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name!r} is not a valid path: {error}; pass another") from error
+    if is_file:
+        _check_no_revision(name, revision)
+        return path
+    *owner, file = name.split("/", 2)
+    hub_name = "/".join(owner)
+    if len(owner) < 2 or path.is_absolute() or owner[0] in ("", ".", "..", "~") or Path(*owner).is_dir():
+        raise InputError(f"there is no file {name!r}; pass an existing .gguf file, or OWNER/REPOSITORY/FILE.gguf")
+    repository = open_repository(hub_name, kind="model", revision=revision, whole=lambda here: file in here.files)
+    if file not in repository.files:
+        raise InputError(
+            f"model {hub_name!r} on the Hugging Face Hub has no file {file!r}; "
+            f"{_name_gguf_file(hub_name, repository.files) or 'choose another model'}"
+        )
+    folder = repository.fetch([file])
+    repository.finished()
+    return folder / file
+
+
+def _name_gguf_file(name: str, files: Sequence[str]) -> str:
+    """The advice to name one of the GGUF files that a folder or repository contains; empty if it contains none."""
+    found = sorted(file for file in files if file.endswith(".gguf"))
+    if not found:
+        return ""
+    more = f" (or another of its {len(found)} GGUF files)" if len(found) > 1 else ""
+    path = f"{name.rstrip('/')}/{found[0]}"
+    return f"name its GGUF file: {path!r}{more}"
 
 
 def has_tokenizer(names: Sequence[str]) -> bool:
@@ -86,6 +144,10 @@ def has_tokenizer(names: Sequence[str]) -> bool:
 
 def no_tokenizer(name: str) -> str:
     """What is said of a model without one."""
+    if name.endswith(".gguf"):
+        return (
+            f"{name!r} must contain a tokenizer, got none; pass load_model(..., tokenizer=) in Python, or another file"
+        )
     return (
         f"model {name!r} has no tokenizer beside it (no tokenizer.json, tokenizer.model or vocab.json); put its "
         "tokenizer's files into its folder, or pass load_model(..., tokenizer=) in Python"
@@ -119,10 +181,14 @@ def _local(name: str) -> Path | None:
                 if (path / "adapter_config.json").is_file()
                 else "there is no config.json in it"
             )
+            if remedy := _name_gguf_file(name, [file.name for file in path.iterdir()]):
+                what = f"{what}; {remedy}"
             raise InputError(f"the folder {name!r} holds no Hugging Face model: {what}")
         return path
     if path.is_file():
-        raise InputError(f"{name!r} is a file; give the folder it lies in, with config.json and a tokenizer")
+        raise InputError(
+            f"{name!r} is a file, and not a .gguf file; pass the folder it is in, with config.json and a tokenizer"
+        )
     if path.is_absolute() or name.startswith((".", "~")):
         raise InputError(f"there is no folder {name!r}; give an existing Hugging Face folder or a Hub name")
     near = close_to(name, bundled_models())

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import Head
 from icl_lens.models.lean import lean
 from icl_lens.models.norms import NormView, probe_norm
@@ -74,14 +75,25 @@ class ModelView:
 
     @property
     def name(self) -> str:
+        """The name shown to users, with the quantization of the weights, if any."""
         name = str(self.cfg.model_name)
-        return Path(name).name if os.path.isdir(name) else name
+        name = Path(name).name if os.path.exists(name) else name
+        return f"{name} ({self.quantization} weights)" if self.quantization else name
 
     @property
     def source(self) -> str:
-        """What `load_model` takes to load the model again: a bundled name, a folder's path, a Hub name."""
+        """The name that loads the model again with `load_model`: of a model, a path, or a Hub repository."""
         name = str(self.cfg.model_name)
-        return self.name if Path(name).parent == Path(__file__).parents[1] / "bundled" else name
+        return Path(name).name if Path(name).parent == Path(__file__).parents[1] / "bundled" else name
+
+    @property
+    def quantization(self) -> str:
+        """How the weights were quantized, such as "Q4_1"; empty if they were not."""
+        stored = self.setting(ORIGIN, None)  # of a GGUF file, whose weights are dequantized before use
+        if stored is not None:
+            return str(stored["quantization"]) if stored["quantization"] not in UNQUANTIZED else ""
+        method = getattr(self.setting("quantization_config", None), "quant_method", "")
+        return str(getattr(method, "value", method))
 
     @property
     def architecture(self) -> str:

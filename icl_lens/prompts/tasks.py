@@ -8,7 +8,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
@@ -27,8 +27,8 @@ from icl_lens.prompts.tokenize import tokenize
 
 _HALF = re.compile("[\ud800-\udfff]")
 
-Layout = Literal["order", "reorder", "imbalanced"]
-Asked = Literal["true", "false"]
+Layout = Literal["order", "reorder", "imbalanced", "random"]
+Asked = Literal["true", "false", "both"]
 
 MOST_PROMPTS = 1_000_000
 """Prompts of one call: more of them fill the memory before anything is computed."""
@@ -59,6 +59,10 @@ class _Draw:
     other_query: str | None
     """A text of the first false class that is not shown; None where there is none left."""
 
+    def turned(self) -> "_Draw":
+        """The same demonstrations with the other class's query, whose class is then the true one."""
+        return _Draw([self.true], self.false[0], _left(self), self.query)
+
 
 def load_task(
     name: str,
@@ -66,8 +70,8 @@ def load_task(
     n: int = 1000,
     seed: int = 0,
     layout: Layout = "order",
-    asked: Asked = "true",
-    balanced: bool = False,
+    asked: Asked | None = None,
+    balanced: bool | None = None,
     labels: Sequence[str] | None = None,
     demonstrations: int = 2,
     path: str | Path | None = None,
@@ -83,9 +87,11 @@ def load_task(
     Every prompt has a true class, that of its query, and a false class, each with `demonstrations` texts. The
     true class's label is `labels[0]` and the false one's `labels[1]`, "foo" and "bar" unless given. `layout`
     places them: "order" shows the true demonstrations last, next to the query; "reorder" shows them first;
-    "imbalanced" is "order" without the last true one. The same seed gives the same texts in all three.
-    The answer is thus the same label in every prompt, and in "order" it is the one shown last. With `balanced` every
-    second prompt has the two labels exchanged, so that always saying one of them is right half the time.
+    "imbalanced" is "order" without the last true one. The same seed gives the same texts. The answer is thus the same
+    label in every prompt, and in "order" it is the one shown last.
+    "random" shuffles them, and neither a fixed answer nor the last label helps: a word task's queries are of both
+    classes in turn (`asked="both"`), and both labels are the answer equally often (`balanced`). Labels that name the
+    classes stay with them. `balanced` exchanges the two labels in every second prompt, or pair of prompts.
     `asked="false"` puts the same demonstrations with another query, of the (first) false class, and its answer.
 
     Word tasks are "FALSE-TRUE" for any two categories of the word list; the paper's are `WORD_TASKS`. Words
@@ -119,6 +125,8 @@ def load_task(
         (3, 4, 'foo')
     """
     check_choice("layout", layout, get_args(Layout))
+    if asked is None:
+        asked = "both" if layout == "random" else "true"
     check_choice("asked", asked, get_args(Asked))
     check_choice("classes", classes, ("binary", "all"))
     check_unicode(name)
@@ -141,7 +149,8 @@ def load_task(
     path = _there(path)
     rng = random.Random(seed)
     label = labels[0] if labels else _LABELS[0]
-    if (path is None and name not in DATASETS) or (path is not None and path.suffix == ".json"):
+    of_sentences = name in DATASETS if path is None else path.suffix != ".json"
+    if not of_sentences:
         false, false_words, true, true_words = _words(name, path)
         if same_length is not None:
             false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
@@ -157,17 +166,23 @@ def load_task(
         draws = _sentence_draws(pool, queries, demonstrations, classes, rng)
         fixed = sorted(pool) if classes == "all" else None
     choices = _choices(labels, 2 if fixed is None else len(fixed))
+    if balanced is None:
+        balanced = layout == "random" and fixed is None
     if balanced and fixed is not None:
         raise InputError(
             "balanced=True exchanges two labels; with classes='all' a label belongs to a class: leave it out"
         )
     prompts = []
+    in_turn = asked == "both" and not of_sentences
     for number, draw in enumerate(islice(draws, n)):
         if fixed is None:
-            true, false = choices[::-1] if balanced and number % 2 else choices
+            exchanged = balanced and (number // 2 if in_turn else number) % 2
+            true, false = choices[::-1] if exchanged else choices
             label_of = {draw.true[0]: true, draw.false[0][0]: false}
+            label_of = _named_classes(choices, label_of) or label_of
         else:
             label_of = dict(zip(fixed, choices, strict=True))
+        draw = draw.turned() if in_turn and number % 2 else draw
         prompts.append(_arranged(draw, label_of, choices, layout, asked))
     if same_length is not None:
         _check_rows_align(prompts, same_length, template, choices)
@@ -231,15 +246,28 @@ def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, cho
 def _arranged(draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, asked: Asked) -> Prompt:
     false = [Demonstration(text, label_of[kind]) for kind, texts in draw.false for text in texts]
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
-    shown = {"order": [*false, *true], "reorder": [*true, *false], "imbalanced": [*false, *true[:-1]]}[layout]
-    if asked == "true":
+    shown = [*true, *false] if layout == "reorder" else [*false, *(true[:-1] if layout == "imbalanced" else true)]
+    if layout == "random":  # by a generator of its own, so that all layouts show the same texts
+        random.Random(f"{draw}").shuffle(shown)
+    if asked != "false":
         return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
-    kind = draw.false[0][0]
+    return Prompt(shown, _left(draw), label_of[draw.false[0][0]], choices)
+
+
+def _left(draw: _Draw) -> str:
+    """A text of the first false class that is not shown; raises InputError if there is none."""
     if draw.other_query is None:
         raise InputError(
-            f"all texts of class {kind!r} are shown, and none is left to ask about; show fewer, or add some"
+            f"all texts of class {draw.false[0][0]!r} are shown, and none is left to ask about; show fewer, or add some"
         )
-    return Prompt(shown, draw.other_query, label_of[kind], choices)
+    return draw.other_query
+
+
+def _named_classes(labels: Sequence[str], classes: Iterable[str]) -> dict[str, str] | None:
+    """The label that names each class, where every label names one; None where labels are arbitrary."""
+    by_name = {label.casefold(): label for label in labels}
+    found = {kind: by_name.get(kind.casefold()) for kind in classes}
+    return None if None in found.values() else {kind: str(label) for kind, label in found.items()}
 
 
 def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:

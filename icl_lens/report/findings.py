@@ -137,6 +137,8 @@ class Findings:
     ablation: AblationReport
     versions: tuple[tuple[str, str], ...]
     source: str = ""
+    quantization: str = ""
+    """How the model's weights were quantized, such as "Q4_1"; empty if they were not."""
     text: str = ""
     """What the model read, up to where it continues."""
     token_names: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import reference_hf
 import torch
+from tolerance import assert_close
 
 import icl_lens as il
 
@@ -64,7 +65,7 @@ def expected(hf, tokens, target, *, folded, final_norm, bias):
     return theirs
 
 
-def check_increases(acts, batch, hf, *, folded, final_norm="frozen", bias=True, atol=2e-5):
+def check_increases(acts, batch, hf, *, folded, final_norm="frozen", bias=True):
     """Layers, heads, subheads, neurons, label log-probabilities and attention rows of a batch, prompt by prompt."""
     convention = {"final_norm": final_norm, "bias": bias}
     targets = batch.answer_tokens
@@ -85,8 +86,7 @@ def check_increases(acts, batch, hf, *, folded, final_norm="frozen", bias=True, 
             ("attention", acts.pattern[i, :, :, :n_tokens], theirs.attention),
             *[(f"neurons of layer {layer}", neurons[layer][i], theirs.neurons[layer]) for layer in range(n_layers)],
         ]:
-            difference = (ours.double() - torch.as_tensor(other).double()).abs().max().item()
-            assert difference <= atol, f"{what} of prompt {i} differ by {difference:.1e}"
+            assert_close(ours, other, msg=f"{what} of prompt {i}")
 
 
 def check_search(acts, batch, *, certified, k=9):
@@ -96,12 +96,12 @@ def check_search(acts, batch, *, certified, k=9):
     everything = il.subhead_log_prob_increase(acts, batch.answer_tokens)
     keys = torch.arange(everything.shape[-1])
     everything = everything.masked_fill((keys > batch.last[:, None])[:, None, None], -torch.inf)
-    torch.testing.assert_close(top.value, everything.flatten(1).topk(k).values, atol=1e-5, rtol=0)
+    assert_close(top.value, everything.flatten(1).topk(k).values)
     rows = torch.arange(len(batch))[:, None]
-    torch.testing.assert_close(everything[rows, top.layer, top.head, top.position], top.value, atol=1e-5, rtol=0)
+    assert_close(everything[rows, top.layer, top.head, top.position], top.value)
 
 
-def check_ablation(model, batch, hf, heads, *, folded, atol=2e-5):
+def check_ablation(model, batch, hf, heads, *, folded):
     """Zeroing heads in the model = zeroing, or with `folded` making constant, the heads' z in Hugging Face's."""
     with il.ablate_heads(model, heads):
         ours = il.label_log_probs(model, batch)
@@ -110,8 +110,7 @@ def check_ablation(model, batch, hf, heads, *, folded, atol=2e-5):
             n_tokens = int(batch.last[i]) + 1
             with torch.no_grad():
                 log_probs = torch.log_softmax(hf(batch.tokens[i : i + 1, :n_tokens]).logits[0, -1], dim=-1)
-            difference = (ours[i].double() - log_probs[batch.label_tokens]).abs().max().item()
-            assert difference <= atol, f"prompt {i} differs by {difference:.1e}"
+            assert_close(ours[i], log_probs[batch.label_tokens], msg=f"prompt {i}")
 
 
 @contextmanager

@@ -195,7 +195,7 @@ def randomise(model: PreTrainedModel, *, seed: int) -> None:
                 parameter.copy_(values)
 
 
-def build(name: str, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The tiny model of family `name`: eager attention, evaluation mode, always the same weights."""
     model_type, options = CONFIGS[name]
     config = AutoConfig.for_model(
@@ -209,7 +209,7 @@ def build(name: str, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):  # the library's own initialisation, overwritten below
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     randomise(model, seed=zlib.crc32(name.encode()))
-    return model.to(dtype).eval()
+    return (model if dtype is None else model.to(dtype)).eval()
 
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {name: partial(build, name) for name in CONFIGS}

@@ -1,9 +1,9 @@
-"""`python -m logged icl_lens …` or `python -m logged experiments …`: the program, which logs every chunk it computes.
+"""`python -m logged icl_lens …`: the program, which logs every chunk it computes.
 
 In $LOGGED every process leaves a file named rank-pid with a JSON list of the chunks of a piece of work a line.
 $LOGGED_DEATH, "rank number", kills that rank by SIGKILL at the start of its piece of that number (from 0).
 $LOGGED_REFUSE, "rank name", makes that rank raise InputError for chunks whose name begins so.
-$LOGGED_ROWS is the most prompts a batch of the experiments has; $LOGGED_PAUSE makes every piece so many seconds longer.
+$LOGGED_PAUSE makes every piece so many seconds longer.
 """
 
 import json
@@ -42,12 +42,7 @@ def logging(each):
 
 if __name__ == "__main__":
     runner.Runner.each = logging(runner.Runner.each)
-    program = sys.argv.pop(1)
-    if program == "experiments":
-        from experiments.__main__ import main
-        from experiments.lab import study
+    sys.argv.pop(1)
+    from icl_lens.cli import main
 
-        study.MOST_ROWS = int(os.environ.get("LOGGED_ROWS", study.MOST_ROWS))
-    else:
-        from icl_lens.cli import main
     main()

@@ -207,7 +207,9 @@ def configuration(explanation: Findings) -> str:
     named = repr(explanation.labels[0])
     entries = {
         "model": explanation.model,
-        "weights": settings.dtype,
+        "weights": f"{settings.dtype}, dequantized from {explanation.quantization}"
+        if explanation.quantization
+        else settings.dtype,
         "explained": f"log p of the token {named}"
         if free
         else f"log p of the token {explanation.target_token!r}, for the label {explanation.target}",

@@ -1,1 +1,0 @@
-"""The paper's claims and those beyond it: one module for each experiment, and what some of them share."""

@@ -1,0 +1,170 @@
+"""Finding 5: do located heads attend to labels of the query's class?
+
+1. a_same and a_other are a head's attention from the last position, summed over the labels of the answer's class and
+   over those of the other one. The head's share is mean(a_same) / mean(a_same + a_other) over prompts: a ratio of
+   means, since the ratio in a prompt where the head hardly attends to labels is noise. Every head counts alike; the
+   gap a_same − a_other counts heads by their attention to labels.
+2. Prompts show both classes equally often in random order, and both labels and both classes are the answer equally
+   often, so that a head that attends to the nearest label, or to one label word, has a share of 50 %.
+3. With a query of the other class after the same demonstrations, attention moves from one class's labels to those of
+   the other: half of the change of a_same − a_other, with classes named for the first query.
+4. Within a prompt, the labels' attention is ranked against what each label adds to its own log-odds.
+"""
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import icl_lens as il
+from experiments.framework.estimate import compare_same_heads, rank_correlation, ratio_of_means
+from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.projections import label_effects
+from experiments.framework.study import Study, label_classes
+
+PLACES = ("best", "second", "third")
+"""Heads whose attention is drawn against its effect, as in the paper's Figure 7."""
+
+HEADS = "located heads", "other heads of the layers"
+SHARE = Measure(
+    "share", "share in located heads", "share in other heads", "attention to labels on the answer's class, %", 100, 1
+)
+CHANCE = Measure("chance", "share in located heads", "chance", SHARE.unit, 100, 1)
+GAP = Measure("gap", *HEADS, "attention on the answer's class minus the other, points", 100, 1)
+MASS = Measure("mass", *HEADS, "attention on labels, %", 100, 1)
+SHIFT = Measure("shift", *HEADS, "attention that moves with the query's class, points", 100, 1)
+DOSE = Measure("dose", *HEADS, "rank correlation of attention and its effect, −1 to 1")
+MEASURES = (SHARE, CHANCE, GAP, MASS, SHIFT, DOSE)
+
+
+def measure(study: Study) -> Measured:
+    """Attention on the labels of either class before and after the query changes its class, and what it brings."""
+    batch = study.held_out
+    parts = study.map(batch, lambda acts: torch.stack([il.attention_to_labels(acts), label_effects(acts)], dim=-1))
+    attention, effects = parts.double().unbind(-1)
+    after = study.map(study.with_other_query, il.attention_to_labels).double()
+    classes = label_classes(batch)
+    of_same, of_other = class_sums(attention, *classes)
+    share = shares(of_same, of_other)
+    correlation = rank_correlation(attention.numpy(), effects.numpy())
+    values = {
+        "share": (share, (0, 1)),
+        "gap": (of_same - of_other, (-1, 1)),
+        "mass": (of_same + of_other, (0, 1)),
+        "shift": (shifts(attention, after, *classes), (-1, 1)),
+        "dose": (torch.from_numpy(correlation), (-1, 1)),
+    }
+    rows: list[Row] = []
+    for ranking in ("contrast", "increase"):
+        ranked = study.ranked_by(ranking)
+        own = share[:, *zip(*ranked.located, strict=True)].numpy()
+        found = {name: ranked.compare_heads(numbers, bounds=bounds) for name, (numbers, bounds) in values.items()}
+        found["chance"] = compare_same_heads(own, np.full(own.shape, 0.5), study.clusters, bounds=(0, 1))
+        rows += [Row.from_comparison(measure.name, found[measure.name], ranking=ranking) for measure in MEASURES]
+    return Measured(rows, pd.concat([_heads(study, of_same, of_other), _effects(study, attention, effects)]))
+
+
+def class_sums(
+    attention: Float[Tensor, "row layer head demo"], same: Bool[Tensor, "row demo"], other: Bool[Tensor, "row demo"]
+) -> tuple[Float[Tensor, "row layer head"], Float[Tensor, "row layer head"]]:
+    """Return attention summed over labels of the answer's class, and over those of the other."""
+    of_same, of_other = ((attention * chosen[:, None, None]).sum(-1) for chosen in (same, other))
+    return of_same, of_other
+
+
+def shares(
+    of_same: Float[Tensor, "row layer head"], of_other: Float[Tensor, "row layer head"]
+) -> Float[Tensor, "row layer head"]:
+    """Return numbers whose mean over rows is each head's share (0–1); ½ for a head that never attends to a label."""
+    ratio = ratio_of_means(of_same.numpy(), (of_same + of_other).numpy())
+    return torch.from_numpy(np.where(np.isnan(ratio), 0.5, ratio))
+
+
+def shifts(
+    before: Float[Tensor, "row layer head demo"],
+    after: Float[Tensor, "row layer head demo"],
+    same: Bool[Tensor, "row demo"],
+    other: Bool[Tensor, "row demo"],
+) -> Float[Tensor, "row layer head"]:
+    """Return the attention (0–1) that labels of the first query's class lose and the others gain, the mean of both."""
+    of_same, of_other = class_sums(before - after, same, other)
+    return (of_same - of_other) / 2
+
+
+def _heads(
+    study: Study, of_same: Float[Tensor, "row layer head"], of_other: Float[Tensor, "row layer head"]
+) -> pd.DataFrame:
+    """Mean attention (%) of each located head on labels of the answer's class and of the other."""
+    same, other = (100 * one.mean(0) for one in (of_same, of_other))
+    return pd.DataFrame(
+        {"part": "attention", "head": str(head), "same": float(same[*head]), "other": float(other[*head])}
+        for head in study.located
+    )
+
+
+def _effects(
+    study: Study, attention: Float[Tensor, "row layer head demo"], effects: Float[Tensor, "row layer head demo"]
+) -> pd.DataFrame:
+    """Attention (%) to labels of the answer's class, and its effect (nats), in the best heads: 200 labels of each."""
+    same, found = label_classes(study.held_out)[0], []
+    for place, head in zip(PLACES, study.located, strict=False):
+        x, y = (one[:, *head][same][:200].numpy() for one in (attention, effects))
+        found.append(pd.DataFrame({"place": place, "head": str(head), "attention": 100 * x, "effect": y}))
+    return pd.concat(found).assign(part="effect")
+
+
+def draw(details: pd.DataFrame) -> Figure:
+    """Draw attention on labels of either class by located head, and attention against its effect in the best heads."""
+    from experiments.framework.plotting import COLORS, panels
+
+    figure, parts = panels(details.sort_values("part", kind="stable"), by=("part", "model", "task"))
+    handles = {}
+    for i, (axes, part) in enumerate(parts):
+        axes.set_title("\n".join(part[["model", "task"]].iloc[0]), fontsize=8)
+        if part["part"].iloc[0] == "attention":
+            axes.plot(part["head"], part["same"], "o", color=COLORS[0], label="labels of the answer's class")
+            axes.plot(part["head"], part["other"], "o", mfc="none", mec=COLORS[1], ms=7, label="of the other class")
+            axes.tick_params(axis="x", rotation=60, labelsize=7)
+            axes.set_ylim(0, 104)
+            axes.set_ylabel("" if i % 3 else "attention, %", fontsize=8)
+        else:
+            for color, place in zip(COLORS[2:], PLACES, strict=False):
+                dots = part[part["place"] == place]
+                axes.plot(dots["attention"], dots["effect"], ".", ms=3, color=color, label=f"{place} head")
+            axes.axhline(0, color="#bbbbbb", lw=0.8)
+            axes.set_xlabel("attention to a label, %", fontsize=8)
+            axes.set_ylabel("" if i % 3 else "log-odds added, nats", fontsize=8)
+        handles |= {str(line.get_label()): line for line in axes.get_lines() if str(line.get_label())[0] != "_"}
+    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    return figure
+
+
+FINDING = Finding(
+    id="label-attention",
+    title="Do located heads attend to labels of the query's class?",
+    question="In balanced random order, does more of located heads' attention to labels go to the query's class?",
+    claim="In all located heads of GPT-2 large and Llama, attention to labels of the query's class is much larger than "
+    "to the others, with the query's class last; more attention brings a larger increase, though not linearly. The "
+    "published version finds that attention moves from foo to bar positions when the input makes the prediction flip. "
+    "The text gives no numbers.",
+    covers="Figures 6, 7, 19–21 and 25–27; the published version's prediction shift",
+    measures=MEASURES,
+    measure=measure,
+    look_for="Filled dots above the hollow ones: the head attends to the query's class. Dots that rise to the right: "
+    "more attention to a label brings more of it.",
+    method="Attention from the last position to label positions, in balanced random order. A head's share is a ratio "
+    "of means over prompts, so that prompts in which it hardly attends to labels hardly count; a head that attends to "
+    "the nearest label or to one label word has 50 %. The shift is half the change of the difference between classes "
+    "when the query changes its class and the demonstrations stay. The effect of a label is what attention times value "
+    "adds to its own log-odds, ranked against attention over the labels of each prompt.",
+    caveats=(
+        "A share says nothing about how much a head attends to labels: other heads may prefer the right class as well "
+        "and hardly attend to it. See the gap in the second table.",
+        "Attention times a value that is the same everywhere grows with attention by arithmetic, so that a high rank "
+        "correlation shows that values differ less than attention, not that attention decides.",
+        "Where labels name the classes, attention may follow the label word rather than its demonstration.",
+    ),
+    draw=draw,
+)

@@ -1,0 +1,200 @@
+"""Finding 2: where are the heads, and which method finds them at what cost?
+
+Deep share: S = Σ_{h deep} max(c_h, 0) / Σ_h max(c_h, 0), where c_h is a head's mean contribution on held-out prompts.
+Deep is the second half of the layers; the middle one of an odd number counts half, so that heads spread evenly give
+S = 50 %. The same with layers instead of heads: deep attention among all attention and FFN layers, where even is 25 %.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import icl_lens as il
+from experiments.findings.ablation import ablated_scores
+from experiments.framework.estimate import Comparison, compare, compare_drawn, weights_with_data
+from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.locating import METHODS, Scores, best_heads
+from experiments.framework.study import N_RANDOM_SETS, Study, clusters_of
+
+SHOWN_HEADS = 20
+
+DEPTH = Measure(
+    "depth",
+    "share of the deeper half of the layers",
+    "heads spread evenly",
+    "% of all positive head contributions",
+    scale=100,
+    digits=1,
+)
+DEPTH_OF_EFFECTS = replace(DEPTH, name="depth_effects", unit="% of all positive effects of removing one head")
+DEPTH_OF_LAYERS = replace(
+    DEPTH,
+    name="depth_layers",
+    quantity="share of deep attention layers",
+    control="attention and FFN layers all alike",
+    unit="% of all positive layer contributions",
+)
+LOST = tuple(
+    Measure(
+        f"lost_{name}",
+        f"lost without the heads found by {method.name}",
+        "lost without random heads of their layers",
+        "log-odds of the answer, nats",
+    )
+    for name, method in METHODS.items()
+)
+
+
+def measure(study: Study) -> Measured:
+    """Share of the deeper half by both rankings, by exact effects, and of layers; then what each method finds."""
+    scores, seconds = _timed_scores(study)
+    layers = _layer_contributions(study)
+    rows = []
+    for i, ranking in enumerate(("contrast", "increase")):
+        values = study.ranked_by(ranking).head_scores("held_out")
+        rows.append(Row.from_comparison("depth", deep_share(values, study.clusters), ranking=ranking))
+        share = deep_share(layers[:, i], study.clusters, counted=slice(1))
+        rows.append(Row.from_comparison("depth_layers", share, ranking=ranking))
+    rows.append(Row.from_comparison("depth_effects", deep_share(scores["effects"], clusters_of(study.halves()[0]))))
+    lost, details = _compared(study, {name: best_heads(one, study.n_located) for name, one in scores.items()}, seconds)
+    tables = [details, _layer_table(layers), _top_heads(study)]
+    return Measured([*rows, *lost], pd.concat(tables, ignore_index=True))
+
+
+def deep_share(
+    values: Float[Tensor, "row layer part"], clusters: Int[np.ndarray, " row"], counted: slice = slice(None)
+) -> Comparison:
+    """Compare the share of the deeper half's counted parts in all positive mean contributions with an even spread."""
+    means = np.einsum("dr,rlp->dlp", weights_with_data(clusters), values.double().numpy())
+    positive = np.clip(means, 0, None)
+    n_layers, n_parts = means.shape[1:]
+    depth = 0.5 + 0.5 * np.sign(np.arange(n_layers) - (n_layers - 1) / 2)
+    even = 0.5 * len(range(n_parts)[counted]) / n_parts
+    total = positive.sum((1, 2))
+    nothing = np.full(len(total), even)  # where no contribution is positive
+    shares = np.divide(positive[..., counted].sum(-1) @ depth, total, out=nothing, where=total > 0)
+    return compare_drawn(shares, even, len(clusters), len(set(clusters.tolist())), bounds=(0, 1))
+
+
+def _timed_scores(study: Study) -> tuple[dict[str, Scores], dict[str, float]]:
+    """Every method's scores of all heads on the locating prompts, and its seconds per 100 prompts."""
+    batch = study.halves()[0]
+    scores, seconds = {}, {}
+    for name, method in METHODS.items():
+        method.score(study, batch[:2])  # leaves one-time setup out of the seconds
+        start = time.perf_counter()
+        scores[name] = method.score(study, batch)
+        seconds[name] = (time.perf_counter() - start) * 100 / len(batch)
+    return scores, seconds
+
+
+def _compared(
+    study: Study, found: Mapping[str, Sequence[il.Head]], seconds: Mapping[str, float]
+) -> tuple[list[Row], pd.DataFrame]:
+    """Log-odds lost on held-out prompts without each method's heads, next to random heads of the same layers."""
+    sets = [[], *(one for heads in found.values() for one in [heads, *study.random_sets(heads)])]
+    _, odds = ablated_scores(study, sets)
+    lost = (odds[:, :1] - odds)[:, 1:].reshape(len(odds), len(found), 1 + N_RANDOM_SETS)
+    n_heads = len(study.view.heads())
+    rows, details = [], []
+    for i, (name, heads) in enumerate(found.items()):
+        compared = compare(lost[:, i, 0], lost[:, i, 1:].mean(1), study.clusters)
+        compared = replace(compared, n_heads=len(heads))
+        note = f"{len(heads)} of {n_heads} heads; with all heads the log-odds are {odds[:, 0].mean():.2f} nats"
+        rows.append(Row.from_comparison(f"lost_{name}", compared, note=note))
+        details.append(
+            {"kind": "method", "name": METHODS[name].name, "quantity": compared.quantity, "control": compared.control}
+            | {"low": compared.low, "high": compared.high, "passes": METHODS[name].passes(n_heads)}
+            | {"seconds_per_100_prompts": round(seconds[name], 2), "heads": " ".join(map(str, heads))}
+            | {"in_common_with_contrast": len({*heads} & {*found["contrast"]})}
+        )
+    return rows, pd.DataFrame(details)
+
+
+def _layer_contributions(study: Study) -> Float[Tensor, "row ranking layer component"]:
+    """What each layer's attention and FFN add on held-out prompts, nats, by contrast and by increase."""
+
+    def added(acts: il.Activations) -> Float[Tensor, "row 2 layer 2"]:
+        tokens, others = acts.batch.answer_tokens, acts.batch.other_label_tokens
+        both = (il.layer_log_prob_increase(acts, tokens, against=others), il.layer_log_prob_increase(acts, tokens))
+        return torch.stack([torch.stack([*increase], dim=-1) for increase in both], dim=1)
+
+    return study.map(study.held_out, added)
+
+
+def _layer_table(contributions: Float[Tensor, "row ranking layer component"]) -> pd.DataFrame:
+    means = contributions.double().mean(0)
+    return pd.DataFrame(
+        {"kind": "layer", "ranking": ranking, "name": name, "layer": layer, "quantity": float(means[i, layer, j])}
+        for i, ranking in enumerate(("contrast", "increase"))
+        for j, name in enumerate(("attention", "FFN"))
+        for layer in range(means.shape[1])
+    )
+
+
+def _top_heads(study: Study) -> pd.DataFrame:
+    """The heads of largest mean on held-out prompts, nats, by both rankings."""
+    rows = []
+    for ranking in ("contrast", "increase"):
+        values = study.ranked_by(ranking).head_scores("held_out")
+        for head in best_heads(values, min(SHOWN_HEADS, values[0].numel())):
+            mean = float(values[:, head.layer, head.head].double().mean())
+            rows.append({"kind": "head", "ranking": ranking, "name": str(head), "layer": head.layer, "quantity": mean})
+    return pd.DataFrame(rows)
+
+
+def draw(details: pd.DataFrame) -> Figure:
+    """Draw each method's loss next to its control, and the layers' contributions: one row per model and task."""
+    from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
+
+    figure, cells = cell_rows(details, 2, width_ratios=(3, 2))
+    for (left, right), title, part in cells:
+        methods = part.loc[part["kind"] == "method"]
+        costs = zip(methods["name"], methods["passes"], methods["seconds_per_100_prompts"], strict=True)
+        dots(left, methods, [f"{name}\n{passes:.0f} pass{'es' * (passes > 1)}, {s:.2g} s" for name, passes, s in costs])
+        left.set_title(title, fontsize=8)
+        layers = part[(part["kind"] == "layer") & (part["ranking"] == "contrast")]
+        for color, (name, line) in zip(COLORS[2:], layers.groupby("name"), strict=False):
+            right.plot(line["layer"], line["quantity"], "o-", ms=3, color=color, label=name)
+        right.axhline(0, color="#bbbbbb", lw=0.8)
+        right.set_title("contrast by layer, nats", fontsize=8)
+    (left, right), _, _ = cells[-1]
+    left.set_xlabel("log-odds of the answer lost, nats")
+    right.set_xlabel("layer")
+    legend_below(figure, left, right)
+    return figure
+
+
+FINDING = Finding(
+    id="location",
+    title="Where are the heads, and which method finds them at what cost?",
+    question="Do contributions to the answer come from deep layers, and do cheap methods find the heads that matter?",
+    claim="In GPT-2 large almost all improvements come from deep attention layers, and the important heads are in "
+    "layers 18–31 of 36. The paper's method runs the model once, where causal methods run it many times; the published "
+    "version locates its 12 heads (about 1 %) by causal tracing as well.",
+    covers="Figures 2–4 and 12–15, section 6.2, and the published version's causal tracing",
+    measures=(DEPTH, DEPTH_OF_LAYERS, DEPTH_OF_EFFECTS, *LOST),
+    measure=measure,
+    look_for="Dots right of 50 %: deep heads carry the answer. In the second figure, the further a filled dot lies to "
+    "the right of its hollow one, the better the method's heads; below its name is what it costs.",
+    method="Contributions are head means over held-out prompts; negative ones count as zero. Every method ranks all "
+    "heads on one half of the prompts; its best heads are set to zero at the last position of the other half, next to "
+    "the mean of 20 random sets of as many heads from the same layers. Causal tracing runs the prompt with its labels "
+    "exchanged, restores one head's output at the last position, and measures the log-odds restored. Passes count runs "
+    "of the model per prompt, a backward pass as two; seconds are per 100 prompts.",
+    caveats=(
+        "Contrast and increase count only what a head writes directly into the answer; exact effects and tracing also "
+        "count what later layers make of it.",
+        "Exact effects and causal tracing take fewer seconds than their passes suggest: heads share the prompt's keys "
+        "and values, so that each costs one token instead of a full pass.",
+        "A loss is measured by removing heads, which is also how exact effects rank them.",
+    ),
+    draw=draw,
+)

@@ -1,0 +1,132 @@
+"""Finding 9: does the model prefer the label that more demonstrations have?
+
+Two prompts with one query are compared: in one, three in four demonstrations have the answer's label; in the other,
+one in four. Every other thing that could favor a label is the same in both or balanced: the last demonstration's label,
+the classes, the label words, and the number of demonstrations.
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+import icl_lens as il
+from experiments.framework.arrangements import prompts_by_frequency, without_last_true
+from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.label_attention import attention_by_class, dropped
+from experiments.framework.label_bias import (
+    N_CHOOSING,
+    Pairs,
+    accuracies,
+    answered,
+    fix_measures,
+    gap_rows,
+    measure_fix,
+)
+from experiments.framework.study import Study, clusters_of, thin_out
+from experiments.framework.tasks import Layout
+
+LAYOUTS: dict[Layout, str] = {"random": "balanced random order", "order": "the paper's order"}
+
+GAP = Measure(
+    "gap",
+    "answer has the majority label − has the minority label",
+    "labels equally frequent, same first and last label",
+    "accuracy between the labels, points",
+    scale=100,
+    digits=1,
+)
+BIAS = Measure("bias", GAP.quantity, GAP.control, "log-odds of the answer, nats")
+FIX = fix_measures("the answer has the majority label", "the answer has the minority label", 22)
+ATTENTION = tuple(
+    Measure(
+        f"{kind}_{layout}",
+        f"change of attention on {kind} labels without the last true demonstration, {words}",
+        "predicted by softmax alone",
+        f"% of located heads' attention on {kind} labels",
+        scale=100,
+        digits=1,
+    )
+    for layout, words in LAYOUTS.items()
+    for kind in ("true", "false")
+)
+
+
+def measure(study: Study) -> Measured:
+    """Measure the gap, what the fix does to it, and attention without one demonstration next to what softmax does."""
+    shown = study.task.demonstrations
+    if shown < 2:
+        raise il.InputError("with one demonstration of each class, no label can be rarer and still be shown")
+    locating, held_out = study.prompts_with(2 * shown - max(1, shown // 2))
+    groups = {name: study.tokenize(some) for name, some in prompts_by_frequency(held_out, shown, study.seed).items()}
+    tested = Pairs(groups["majority"], groups["minority"])
+    balanced = Pairs(groups["majority balanced"], groups["minority balanced"])
+    uneven, even = answered(study, tested), answered(study, balanced)
+    rows = gap_rows(uneven, even, clusters_of(tested.favored))
+    details = [accuracies("labels equally frequent", *even), accuracies("no fix", *uneven)]
+    try:
+        some = prompts_by_frequency(thin_out(locating, N_CHOOSING), shown, study.seed)
+        choosing = Pairs(study.tokenize(some["majority"]), study.tokenize(some["minority"]))
+        fixed, fixes = measure_fix(study, "majority", choosing, tested)
+        rows, details = rows + fixed, details + fixes
+    except il.InputError as error:
+        rows += [Row.not_applicable(one.name, str(error)) for one in FIX]
+    return Measured([*rows, *attention_rows(study)], pd.DataFrame(details))
+
+
+def attention_rows(study: Study) -> list[Row]:
+    """Measure how attention by class changes without the last true demonstration, next to what softmax predicts."""
+    rows = []
+    for layout in LAYOUTS:
+        intact = study.halves(layout)[1]
+        fewer = study.tokenize([without_last_true(prompt) for prompt in intact.prompts])
+        before = study.map(intact, attention_by_class).double()
+        predicted = study.map(intact, lambda acts: attention_by_class(acts, dropped(acts.batch))).double()
+        after = study.map(fewer, attention_by_class).double()
+        for ranking in ("contrast", "increase"):
+            layers, heads = zip(*study.ranked_by(ranking).located, strict=True)
+            values = [one[:, layers, heads].mean(1).numpy() for one in (before, after, predicted)]
+            for i, kind in enumerate(("true", "false")):
+                base, observed, renormalized = (one[:, i] for one in values)
+                changes = (observed - base, base), (renormalized - base, base)
+                about = {"total": f"attention on {kind} labels", "ranking": ranking}
+                rows.append(Row.from_ratios(f"{kind}_{layout}", *changes, clusters_of(intact), **about))
+    return rows
+
+
+def draw(details: pd.DataFrame) -> Figure:
+    """Draw accuracy where the answer has the majority and the minority label, by condition, a panel per cell."""
+    from experiments.framework.plotting import accuracy_pairs
+
+    return accuracy_pairs(details, "answer has the majority label", "answer has the minority label")
+
+
+FINDING = Finding(
+    id="majority-bias",
+    title="Does the model prefer the majority label?",
+    question="Is the model right more often when most demonstrations have the answer's label, and does rescaling the "
+    "located heads' attention to labels reduce the difference?",
+    claim="Models prefer the majority label, because attention sums over its demonstrations. Rescaling attention to "
+    "labels in 12 heads against label frequency reduces the bias by 22 %. When the last true demonstration is dropped, "
+    "attention on true labels decreases and attention on false labels increases (GPT-2 large; among the heads shown "
+    "only L21H19 attends more).",
+    covers="section 5.1, Figures 8 and 10, and section 4.1 of the published version",
+    measures=(GAP, BIAS, *FIX, *ATTENTION),
+    measure=measure,
+    look_for="Filled dots right of the hollow ones: the majority label is preferred. In the second figure, a good fix "
+    "brings the two dots of a line together by moving the lower one up; one that moves the upper dot down makes the "
+    "model worse everywhere.",
+    method="Each query is shown with three demonstrations of its own class to one of the other, and with one to three "
+    "(with d demonstrations per class: 2d, of which the minority has d/2), in random order. The last demonstration has "
+    "the answer's label in half of the prompts of either kind, so copying the last label gives no gap. Control: the "
+    "same prompts, with demonstrations between the first and the last exchanged so that both labels are equally "
+    "frequent: a model that copies the first or the last label has the same gap there. The fix "
+    "divides attention from the last position to each label by (label frequency / mean frequency)^strength. The "
+    "strength, at most 1, is the one with the smallest bias on the locating half among those that cost at most one "
+    "point of accuracy over both kinds of prompts; each of 5 random sets from the same layers gets its own. What "
+    "softmax alone predicts: the dropped demonstration's tokens are removed from the intact prompt's attention, and "
+    "the rest is divided by its sum.",
+    caveats=(
+        "The paper does not say in which unit its bias was reduced by 22 %; here it is the answer's log-odds.",
+        "A model that is right in nearly all prompts has little room for a gap in accuracy; log-odds still show it.",
+    ),
+    draw=draw,
+)

@@ -1,0 +1,189 @@
+"""Finding 12: are located heads induction heads or function-vector heads?
+
+1. Induction score (Olsson et al. 2022): on random tokens shown twice, a head's attention from a token's second
+   occurrence to the token after its first one. Previous-token score: to the token before. Means over the second half.
+2. Function vector (Todd et al. 2023): the sum of heads' mean outputs at the last position over prompts with one
+   assignment of the labels. It is added to prompts whose labels say nothing, and should bring that assignment back.
+3. Indirect effect: what a head's mean output, put in place of its own, gives back to prompts with shuffled labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import icl_lens as il
+from experiments.framework.estimate import compare, compare_drawn, compare_heads
+from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.function_vectors import VECTOR_SETS, assignments, indirect_effects, steered
+from experiments.framework.other_tasks import RANDOM_TOKENS, front, random_tokens
+from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
+from experiments.framework.study import Study, clusters_of
+
+SEQUENCES = 40
+"""Sequences of random tokens, each shown twice."""
+SEQUENCES_AT_ONCE = 8
+
+INDUCTION = Measure(
+    "induction",
+    "induction score of located heads",
+    "other heads of their layers",
+    "attention to the token after the earlier occurrence, %",
+    scale=100,
+    digits=1,
+)
+PREVIOUS = replace(
+    INDUCTION,
+    name="previous",
+    quantity="previous-token score of located heads",
+    unit="attention to the token before, %",
+)
+SHUFFLED = Measure(
+    "vector_shuffled",
+    "vector of the located heads added",
+    "vector of random heads added",
+    "accuracy gained on prompts with shuffled labels, points",
+    scale=100,
+    digits=1,
+)
+ZERO_SHOT = replace(SHUFFLED, name="vector_zero_shot", unit="accuracy gained without demonstrations, points")
+COMMON = Measure(
+    "vector_heads",
+    "located heads among those of largest indirect effect on probability",
+    "random heads, as many per layer",
+    "% of the located heads",
+    scale=100,
+    digits=1,
+)
+COMMON_BY_ODDS = replace(
+    COMMON, name="vector_heads_odds", quantity="located heads among those of largest indirect effect on log-odds"
+)
+
+
+def measure(study: Study) -> Measured:
+    """Induction and previous-token scores of located heads, their function vector, and their indirect effects."""
+    scores = repeat_scores(study)
+    tasks = list(assignments(study))
+    effects = indirect_effects(study, tasks)
+    rows = []
+    for ranking in ("contrast", "increase"):
+        ranked = study.ranked_by(ranking)
+        for name, values in scores.items():
+            sequences = np.arange(len(values))
+            found = compare_heads(values.numpy(), ranked.located, ranked.controls, sequences, bounds=(0, 1))
+            note = f"best head of the model: {100 * float(values.mean(0).max()):.1f} %"
+            rows.append(Row.from_comparison(name, found, ranking=ranking, note=note))
+        for name in ("vector_shuffled", "vector_zero_shot"):
+            correct, clusters = steered(ranked, tasks, zero_shot=name == "vector_zero_shot")
+            gained = correct[:, 1:] - correct[:, :1]
+            found = compare(gained[:, 0], gained[:, 1:].mean(1), clusters, bounds=(-1, 1))
+            note = f"accuracy with nothing added: {100 * correct[:, 0].mean():.1f} %"
+            rows.append(Row.from_comparison(name, replace(found, n_heads=study.n_located), ranking=ranking, note=note))
+        rows.append(_in_common("vector_heads", ranked, effects.probability, effects.clusters, 100.0, "points"))
+        rows.append(_in_common("vector_heads_odds", ranked, effects.log_odds, effects.clusters, 1.0, "nats"))
+    return Measured(rows, _heads(study, {**scores, "indirect effect": effects.log_odds}))
+
+
+def _in_common(
+    name: str,
+    study: Study,
+    effects: Float[Tensor, "row layer head"],
+    clusters: Int[np.ndarray, " row"],
+    scale: float,
+    unit: str,
+) -> Row:
+    """Compare the overlap of located heads and heads of largest effect with that of random lists."""
+    k, own = study.n_located, clusters_of(study.halves()[0])
+    lists = (
+        drawn_lists(study.head_scores().double().numpy(), own, k, seed=0),
+        drawn_lists(effects.double().numpy(), clusters, k, seed=1),
+    )
+    n_clusters = min(len(set(one.tolist())) for one in (own, clusters))
+    found = compare_drawn(overlap(*lists), expected_overlap(*lists), len(effects), n_clusters, n_heads=k, bounds=(0, 1))
+    largest = scale * float(effects.double().mean(0).max())
+    note = f"largest mean effect of a head: {largest:.2f} {unit}"
+    return Row.from_comparison(name, found, ranking=study.ranking, note=note)
+
+
+def repeat_scores(study: Study) -> dict[str, Float[Tensor, "row layer head"]]:
+    """Each head's induction and previous-token score (0 to 1) on sequences of random tokens shown twice."""
+    rows = [[*front(study), *tokens, *tokens] for tokens in random_tokens(study, SEQUENCES, seed=study.seed)]
+    length = len(rows[0])
+    second = list(range(length - RANDOM_TOKENS, length))
+    found = []
+    for start in range(0, SEQUENCES, SEQUENCES_AT_ONCE):
+        some = rows[start : start + SEQUENCES_AT_ONCE]
+        batch = il.PromptBatch.from_tokens(some, model=study.model, positions=second)
+        pattern = il.capture(study.model, batch).pattern.double().cpu()  # a row for each token of the second halves
+        pattern = pattern.unflatten(0, (len(some), RANDOM_TOKENS))
+        at = [pattern[:, i, ..., [place - RANDOM_TOKENS + 1, place - 1]] for i, place in enumerate(second)]
+        found.append(torch.stack(at).mean(0))
+    induction, previous = torch.cat(found).unbind(-1)
+    return {"induction": induction, "previous": previous}
+
+
+def _heads(study: Study, scores: Mapping[str, Float[Tensor, "row layer head"]]) -> pd.DataFrame:
+    """Every head's mean scores."""
+    means = {name: values.double().mean(0) for name, values in {"contrast": study.head_scores(), **scores}.items()}
+    located = {*study.located}
+    return pd.DataFrame(
+        {"head": str(head), "layer": head.layer, "located": head in located}
+        | {name: float(mean[head]) for name, mean in means.items()}
+        for head in study.view.heads()
+    )
+
+
+def draw(details: pd.DataFrame) -> Figure:
+    """Draw each head's induction score and indirect effect against its contrast: one row per model and task."""
+    from experiments.framework.plotting import COLORS, cell_rows, legend_below
+
+    figure, cells = cell_rows(details, 3)
+    shown = {
+        "induction": ("induction score, %", 100),
+        "previous": ("previous-token score, %", 100),
+        "indirect effect": ("indirect effect, nats", 1),
+    }
+    for row, title, part in cells:
+        for axes, (name, (label, scale)) in zip(row, shown.items(), strict=True):
+            for located, color, group in ((False, "#999999", "other heads"), (True, COLORS[1], "located heads")):
+                some = part[part["located"] == located]
+                axes.plot(some["contrast"], scale * some[name], "o", color=color, ms=4, label=group)
+            axes.set_title(label, fontsize=8)
+        row[0].set_ylabel(title.replace(", ", "\n"), fontsize=8)
+    for axes in cells[-1][0]:
+        axes.set_xlabel("contrast, nats", fontsize=8)
+    legend_below(figure, cells[-1][0][0])
+    return figure
+
+
+FINDING = Finding(
+    id="other-papers",
+    title="Are located heads induction heads or function-vector heads?",
+    question="Do located heads do what other papers found: continue repeated tokens, or carry the task as a vector?",
+    claim="The paper leaves both questions open: in-context heads write what induction heads write, but their keys "
+    "should hold features of the demonstration instead of the previous token (section 2.4). Olsson et al. (2022) hold "
+    "that induction heads do in-context learning; Todd et al. (2023) that a few heads' mean outputs carry the task.",
+    covers="section 2.4",
+    measures=(INDUCTION, PREVIOUS, SHUFFLED, ZERO_SHOT, COMMON, COMMON_BY_ODDS),
+    measure=measure,
+    look_for="Filled dots near 100 %: located heads are induction heads. In the second figure, located heads high in "
+    "the left panel are induction heads, and high in the right panel function-vector heads.",
+    method=f"Scores are means over {SEQUENCES} sequences of {RANDOM_TOKENS} random tokens shown twice, where even "
+    "attention gives about 3 %. A function vector is the sum "
+    "of heads' mean outputs at the last position over prompts with one assignment of labels to classes. It is added "
+    "to the last position of prompts whose labels are shuffled, or of queries without demonstrations, which ask about "
+    f"other words; the layer is chosen on the locating prompts, for each of {VECTOR_SETS} random sets as well. Both "
+    "assignments are tried, so that a vector that favors one label gains nothing. A head's indirect effect is what its "
+    "mean output gives back to prompts with shuffled labels: the answer's probability, as in Todd et al., or its "
+    "log-odds, which a head that raises both labels alike does not change.",
+    caveats=(
+        "A head that continues random tokens is an induction head; one that does not may still match in other ways.",
+        "A vector can carry a task only if the model reads it; no gain by any vector does not speak against the heads.",
+    ),
+    draw=draw,
+)

@@ -1,0 +1,169 @@
+"""Finding 10: does the model prefer the label shown last?
+
+Two orders of the same demonstrations are compared, with one query: the last demonstration changes places with one of
+the other label from between the first and the last. The gap is the difference between the order in which the answer's
+label is last and the other one. Words, query, labels and their frequency are the same in both.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.figure import Figure
+
+import icl_lens as il
+from experiments.framework.arrangements import orders_by_label
+from experiments.framework.estimate import compare
+from experiments.framework.finding import Finding, Measure, Measured, Row, rows_or_reason
+from experiments.framework.label_attention import attention_by_class
+from experiments.framework.label_bias import (
+    N_CHOOSING,
+    Pairs,
+    accuracies,
+    answered,
+    fix_measures,
+    gap_rows,
+    measure_fix,
+)
+from experiments.framework.neighbors import exchange_texts, query_effects
+from experiments.framework.study import Study, clusters_of, thin_out
+
+GAP = Measure(
+    "gap",
+    "answer's label last − not last",
+    "answer's label first − not first",
+    "accuracy between the labels, points",
+    scale=100,
+    digits=1,
+)
+BIAS = Measure("bias", GAP.quantity, GAP.control, "log-odds of the answer, nats")
+FIX = fix_measures("the answer's label is last", "the answer's label is not last", 17)
+ORDER = Measure(
+    "order",
+    "accuracy with the query's class shown first",
+    "shown last (the paper's order)",
+    "accuracy between the labels, %",
+    scale=100,
+    digits=1,
+)
+ATTENTION = Measure(
+    "attention",
+    "change of attention on true labels when they are shown first instead of last",
+    "the same without the heads' position term",
+    "% of located heads' attention on true labels",
+    scale=100,
+    digits=1,
+)
+NEIGHBOR = Measure(
+    "neighbor",
+    "effect of the last demonstration's text on the query",
+    "of the text before it",
+    "% of the effect of the input and the last demonstration's text",
+    scale=100,
+    digits=1,
+    paper={"assumed by the paper": 20},
+)
+
+
+def measure(study: Study) -> Measured:
+    """Measure the gap by the last and by the first label, what the fix does to it, and why order matters."""
+    if study.task.demonstrations < 2:
+        raise il.InputError("with one demonstration of each class, none is between the first and the last")
+    locating, held_out = (list(half.prompts) for half in study.halves())
+    last, first = (ordered(study, held_out, place) for place in (-1, 0))
+    by_last, by_first = answered(study, last), answered(study, first)
+    rows = [*gap_rows(by_last, by_first, study.clusters), _accuracy_by_order(study)]
+    details = [accuracies("no fix", *by_last)]
+    try:
+        choosing = ordered(study, thin_out(locating, N_CHOOSING), -1)
+        fixed, fixes = measure_fix(study, "recency", choosing, last)
+        rows, details = rows + fixed, details + fixes
+    except il.InputError as error:
+        rows += [Row.not_applicable(one.name, str(error)) for one in FIX]
+    rows += rows_or_reason([ATTENTION], lambda: _attention_rows(study))
+    rows += rows_or_reason([NEIGHBOR], lambda: _neighbor_rows(study))
+    return Measured(rows, pd.DataFrame(details))
+
+
+def ordered(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pairs:
+    """Return prompts with the answer's label at `place`, 0 or -1, and with the other label there."""
+    favored, unfavored = orders_by_label(prompts, place, study.seed)
+    return Pairs(study.tokenize(favored), study.tokenize(unfavored))
+
+
+def _accuracy_by_order(study: Study) -> Row:
+    first, last = answered(study, Pairs(study.halves("reorder")[1], study.halves("order")[1]))
+    found = compare(first.correct[:, 0], last.correct[:, 0], clusters_of(study.halves("order")[1]), bounds=(0, 1))
+    return Row.from_comparison("order", found)
+
+
+def _attention_rows(study: Study) -> list[Row]:
+    """Compare attention on true labels in the paper's two orders, with and without the heads' position term."""
+    last, first = study.halves("order")[1], study.halves("reorder")[1]
+    rows = []
+    for ranking in ("contrast", "increase"):
+        heads = study.ranked_by(ranking).located
+        near, far = (attention_on_true(study, batch, heads) for batch in (last, first))
+        with il.remove_position(study.model, heads, positions="last"):
+            free_near, free_far = (attention_on_true(study, batch, heads) for batch in (last, first))
+        changes = (far - near, near), (free_far - free_near, free_near)
+        about = {"total": "attention on true labels", "ranking": ranking}
+        rows.append(Row.from_ratios("attention", *changes, clusters_of(last), **about))
+    return rows
+
+
+def attention_on_true(study: Study, batch: il.PromptBatch, heads: Sequence[il.Head]) -> Float[np.ndarray, " row"]:
+    """Return the mean attention (0–1) of heads on labels of the answer, summed over a prompt's labels."""
+    layers, indices = zip(*heads, strict=True)
+    return study.map(batch, attention_by_class)[:, layers, indices, 0].mean(1).double().numpy()
+
+
+def _neighbor_rows(study: Study) -> list[Row]:
+    """Measure how far texts next to the query move the answer through located heads' queries; see `neighbors`."""
+    prompts = study.prompts_with(study.task.demonstrations + 1, same_length=True)[1]
+    exchanged = exchange_texts(prompts, study.seed)
+    clusters, rows = clusters_of(study.tokenize(exchanged.intact)), []
+    for ranking in ("contrast", "increase"):
+        own, adjacent, far = query_effects(study, exchanged, study.ranked_by(ranking).located).T
+        total = own + adjacent
+        about = {"total": "the effect of the input's and the last demonstration's text", "ranking": ranking}
+        rows.append(Row.from_ratios("neighbor", (adjacent, total), (far, total), clusters, **about))
+    return rows
+
+
+def draw(details: pd.DataFrame) -> Figure:
+    """Draw accuracy where the answer's label is and is not last, by condition, a panel per model and task."""
+    from experiments.framework.plotting import accuracy_pairs
+
+    return accuracy_pairs(details, "answer's label is last", "answer's label is not last")
+
+
+FINDING = Finding(
+    id="recency-bias",
+    title="Does the model prefer the label shown last?",
+    question="Is the model right more often when the last demonstration has the answer's label, and does removing the "
+    "position term from the located heads reduce the difference?",
+    claim="Models prefer labels near the input. Without the position term in the query–key products of 12 heads, the "
+    "bias is 17 % smaller. Attention on true labels decreases when true demonstrations come first (GPT-2 large; in all "
+    "heads shown, most in L21H19 and L22H0). The paper explains this by what the last token is made of, and assumes "
+    "80 % of the input and 20 % of the text next to it.",
+    covers="section 5.2, Figures 9 and 11, and section 4.2 of the published version",
+    measures=(GAP, BIAS, *FIX, ORDER, ATTENTION, NEIGHBOR),
+    measure=measure,
+    look_for="Filled dots right of the hollow ones: the last label counts for more than the first. In the second "
+    "figure, a good fix brings the two dots of a line together by moving the lower one up.",
+    method="In balanced random order, the last demonstration changes places with one of the other label that is "
+    "neither first nor last: the same words in two orders, one of which ends in the answer's label. Control: the same "
+    "with the first demonstration in place of the last, so that whatever any exchange does is in both. The fix removes "
+    "a share of the position term from the scores with which the located heads see the prompt from its last position. "
+    "The share is the one with the smallest bias on the locating half among those that cost at most one point of "
+    "accuracy over both orders; each of 5 random sets from the same layers gets its own. Attention in the paper's two "
+    "orders is compared with the same model without the located heads' position term. Neighbors: located heads get "
+    "the queries that they have when one text is of the other class; everything else stays.",
+    caveats=(
+        "The paper does not say in which unit its bias was reduced by 17 %; here it is the answer's log-odds.",
+        "Position also enters through the residual stream, from earlier layers; the fix leaves that in place.",
+    ),
+    draw=draw,
+)

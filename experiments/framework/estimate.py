@@ -1,0 +1,237 @@
+"""A quantity next to its control: both means, their difference, and its 95 % interval.
+
+1. Prompts with the same query word are not independent, so whole clusters of prompts are drawn (with G clusters, G − 1
+   draws scaled to G: Rao and Wu 1988).
+2. Claims about heads also draw the located heads, each with its own difference from the other heads of its layer, and
+   those other heads within their layer.
+3. The interval is the difference ± t · (standard deviation of the draws), with the t of one degree of freedom less than
+   the clusters (or the located heads, if they are fewer).
+4. Where every draw agrees, a share still gets the exact binomial bound of G clusters: that many can agree by chance.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.stats import rankdata
+from scipy.stats import t as student
+
+from icl_lens.errors import InputError
+from icl_lens.models.head import Head
+
+DRAWS = 2000
+LEVEL = 0.95
+
+Clusters = Int[np.ndarray, " row"]
+"""The number of each prompt's query word."""
+Bounds = tuple[int | float, int | float]
+"""The smallest and the largest value that a number can have."""
+Ratio = tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]
+"""Numerator and denominator for every prompt."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Means of a quantity and of its control, and the 95 % interval of their difference, in one unit."""
+
+    quantity: float
+    control: float
+    low: float
+    high: float
+    n_prompts: int
+    n_clusters: int
+    n_heads: int = 0
+
+    @property
+    def difference(self) -> float:
+        return self.quantity - self.control
+
+
+def compare(
+    quantity: Float[np.ndarray, " row"],
+    control: Float[np.ndarray, " row"] | float,
+    clusters: Int[np.ndarray, " row"],
+    *,
+    bounds: Bounds | None = None,
+) -> Comparison:
+    """Compare two numbers per prompt, or one with a constant; `bounds` are those of either number."""
+    quantity = np.asarray(quantity, dtype=float)
+    control = np.broadcast_to(np.asarray(control, dtype=float), quantity.shape)
+    weights = cluster_weights(clusters)
+    n_clusters = len(np.unique(clusters))
+    drawn = weights @ (quantity - control)
+    low, high = _interval(float((quantity - control).mean()), drawn, n_clusters - 1, n_clusters, bounds)
+    return Comparison(float(quantity.mean()), float(control.mean()), low, high, len(quantity), n_clusters)
+
+
+def compare_heads(
+    values: Float[np.ndarray, "row layer head"],
+    located: Sequence[Head],
+    controls: Mapping[int, Sequence[Head]],
+    clusters: Int[np.ndarray, " row"] | None,
+    *,
+    bounds: Bounds | None = None,
+) -> Comparison:
+    """Compare located heads with the control heads of their layers; `values` has one number per prompt and head.
+
+    Without `clusters`, `values` has one row, such as a number of each head's weights, and only heads are drawn.
+    """
+    values = np.asarray(values, dtype=float)
+    rng = np.random.default_rng(1)
+    drawn_rows = np.ones((DRAWS, len(values))) if clusters is None else cluster_weights(clusters)
+    rows = np.concatenate([np.full((1, len(values)), 1 / len(values)), drawn_rows])
+    of_located = np.stack([rows @ values[:, head.layer, head.head] for head in located], axis=1)
+    of_controls = {}
+    for layer, heads in controls.items():
+        means = np.stack([rows @ values[:, head.layer, head.head] for head in heads], axis=1)
+        of_controls[layer] = (means * _drawn_weights(len(heads), len(rows), rng)).sum(1)
+    matched = np.stack([of_controls[head.layer] for head in located], axis=1)
+    drawn = ((of_located - matched) * _drawn_weights(len(located), len(rows), rng)).sum(1)
+    n_clusters = len(located) if clusters is None else len(np.unique(clusters))
+    freedom = min(n_clusters, len(located)) - 1
+    low, high = _interval(float(drawn[0]), drawn[1:], freedom, n_clusters, bounds)
+    sizes = (0, 0) if clusters is None else (len(values), n_clusters)
+    return Comparison(float(of_located[0].mean()), float(matched[0].mean()), low, high, *sizes, len(located))
+
+
+def compare_same_heads(
+    quantity: Float[np.ndarray, "row head"],
+    control: Float[np.ndarray, "row head"],
+    clusters: Int[np.ndarray, " row"],
+    *,
+    bounds: Bounds | None = None,
+) -> Comparison:
+    """Compare two numbers per prompt of the same heads, such as a head's own score and a baseline on its inputs."""
+    heads = range(quantity.shape[1])
+    pairs = np.stack([quantity, control], axis=-1)
+    located, controls = [Head(i, 0) for i in heads], {i: [Head(i, 1)] for i in heads}
+    return compare_heads(pairs, located, controls, clusters, bounds=bounds)
+
+
+def ratio_of_means(
+    part: Float[np.ndarray, "row *rest"], total: Float[np.ndarray, "row *rest"]
+) -> Float[np.ndarray, "row *rest"]:
+    """Return numbers whose mean over the rows is mean(part) / mean(total): rows with a small total count little.
+
+    Each row's number is its first-order term (the delta method), so that an interval of their mean is one of the ratio.
+    NaN where every total is 0.
+    """
+    size = total.mean(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = part.mean(0) / size
+        return ratio + (part - ratio * total) / size
+
+
+def rank_correlation(x: Float[np.ndarray, "*rest n"], y: Float[np.ndarray, "*rest n"]) -> Float[np.ndarray, "*rest"]:
+    """Return Spearman's rank correlation along the last axis, −1 to 1; 0 where either is constant."""
+    a, b = (rankdata(values, axis=-1) for values in (x, y))
+    a, b = (ranks - ranks.mean(-1, keepdims=True) for ranks in (a, b))
+    spread = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+    return np.divide((a * b).sum(-1), spread, out=np.zeros(spread.shape), where=spread > 0)
+
+
+def auroc_of_rows(
+    scores: Float[np.ndarray, "row *rest n"], positive: Bool[np.ndarray, "row n"], negative: Bool[np.ndarray, "row n"]
+) -> Float[np.ndarray, "row *rest"]:
+    """Return the share of a row's pairs in which a positive scores above a negative; ties count half.
+
+    NaN without pairs; chance is ½.
+    """
+    pairs = positive[:, :, None] & negative[:, None, :]
+    pairs = pairs.reshape(len(pairs), *[1] * (scores.ndim - 2), *pairs.shape[1:])
+    gap = scores[..., :, None] - scores[..., None, :]
+    wins = (gap > 0) + 0.5 * (gap == 0)
+    with np.errstate(invalid="ignore"):
+        return (wins * pairs).sum((-1, -2)) / pairs.sum((-1, -2))
+
+
+def precision_of_rows(
+    scores: Float[np.ndarray, "row n"], positive: Bool[np.ndarray, "row n"], negative: Bool[np.ndarray, "row n"]
+) -> Float[np.ndarray, " row"]:
+    """Return 1 where a row's best score is a positive's, else 0; of tied best scores the share that are."""
+    found = np.where(positive | negative, scores, -np.inf)
+    best = found == found.max(-1, keepdims=True)
+    return (best & positive).sum(-1) / best.sum(-1)
+
+
+def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total: str) -> Comparison:
+    """Compare two ratios of means over prompts.
+
+    Raises InputError if a denominator's mean may be zero or below; `total` names it.
+    """
+    n, n_clusters = len(clusters), len(np.unique(clusters))
+    weights = weights_with_data(clusters)
+    ratios = []
+    for top, bottom in (quantity, control):
+        drawn = weights @ bottom
+        low, high = _interval(float(drawn[0]), drawn[1:], n_clusters - 1, n_clusters, None)
+        if not low > 0:
+            raise InputError(f"{total} is not above zero ({drawn[0]:.3g} [{low:.3g}, {high:.3g}]), so it has no shares")
+        ratios.append((weights @ top) / drawn)
+    return compare_drawn(*ratios, n, n_clusters)
+
+
+def compare_drawn(
+    quantity: Float[np.ndarray, " draw"],
+    control: Float[np.ndarray, " draw"] | float,
+    n_prompts: int,
+    n_clusters: int,
+    *,
+    n_heads: int = 0,
+    bounds: Bounds | None = None,
+) -> Comparison:
+    """Compare two statistics, each computed from the data (first) and from each bootstrap draw of clusters.
+
+    For what is not a mean over prompts, such as a share or the overlap of two lists; see `weights_with_data`.
+    """
+    control = np.broadcast_to(np.asarray(control, dtype=float), quantity.shape)
+    difference = quantity - control
+    low, high = _interval(float(difference[0]), difference[1:], n_clusters - 1, n_clusters, bounds)
+    return Comparison(float(quantity[0]), float(control[0]), low, high, n_prompts, n_clusters, n_heads)
+
+
+def weights_with_data(clusters: Int[np.ndarray, " row"], *, seed: int = 0) -> Float[np.ndarray, "draw row"]:
+    """Return the rows' weights in the data (first: all alike) and in each bootstrap draw of whole clusters."""
+    data = np.full((1, len(clusters)), 1 / len(clusters))
+    return np.concatenate([data, cluster_weights(clusters, seed=seed)])
+
+
+def cluster_weights(
+    clusters: Int[np.ndarray, " row"], *, draws: int = DRAWS, seed: int = 0
+) -> Float[np.ndarray, "draw row"]:
+    """Return weights that sum to 1 over the rows, for each bootstrap draw of whole clusters.
+
+    Rows of two tasks are drawn independently of each other with different seeds.
+    """
+    _, place, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    weights = _drawn_weights(len(sizes), draws, np.random.default_rng(seed), scaled=False)[:, place]
+    return weights / weights.sum(1, keepdims=True)
+
+
+def _drawn_weights(n: int, draws: int, rng: np.random.Generator, *, scaled: bool = True) -> Float[np.ndarray, "draw n"]:
+    """Weights of n things in each draw of n − 1 of them; with `scaled` they sum to 1 and the first draw is the data."""
+    weights = np.ones((draws, 1))
+    if n > 1:
+        weights = rng.multinomial(n - 1, np.full(n, 1 / n), size=draws) * (n / (n - 1))
+    if not scaled:
+        return weights
+    weights[0] = 1.0
+    return weights / n
+
+
+def _interval(
+    difference: float, drawn: np.ndarray, freedom: int, n_clusters: int, bounds: Bounds | None
+) -> tuple[float, float]:
+    if freedom < 1:
+        return math.nan, math.nan
+    error = float(drawn.std())
+    if error > 1e-9 * max(1.0, abs(difference)):
+        reach = float(student.ppf(0.5 + LEVEL / 2, freedom)) * error
+    elif bounds is not None:  # a share of 1 − LEVEL of the clusters may differ without having been drawn
+        reach = (bounds[1] - bounds[0]) * (1 - (1 - LEVEL) ** (1 / n_clusters))
+    else:
+        reach = 0.0
+    width = math.inf if bounds is None else float(bounds[1] - bounds[0])
+    return float(max(-width, difference - reach)), float(min(width, difference + reach))

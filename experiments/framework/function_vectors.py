@@ -1,0 +1,139 @@
+"""Function vectors of sets of heads, for tasks whose labels have no meaning of their own (Todd et al. 2023).
+
+A function vector is the sum of heads' mean outputs at the last position over prompts of a task. With arbitrary labels,
+a task is one assignment of labels to classes, and its vector is added to prompts whose labels say nothing: it should
+bring the assignment back. Both assignments are tried on the same texts, so that what favors one label gains nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import icl_lens as il
+from experiments.framework.study import Study, clusters_of
+from experiments.framework.tasks import split_by_query
+from icl_lens.interventions.function_vectors import read_with_vectors
+
+PROMPTS = 100
+"""At most as many prompts of each assignment for function vectors and indirect effects."""
+VECTOR_SETS = 5
+"""Random sets of heads whose vectors are added."""
+LAYERS_TRIED = 8
+"""At most as many layers are tried to add a vector after."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Prompts with one assignment of labels to classes, and prompts whose labels say nothing about the class."""
+
+    reference: il.PromptBatch
+    """Locating half, with the right labels: what outputs are averaged over."""
+    locating: il.PromptBatch
+    """The same prompts with shuffled labels; the answer is still that of the assignment."""
+    held_out: il.PromptBatch
+
+
+def assignments(study: Study) -> Iterator[Assignment]:
+    """Return both assignments of labels to classes, on the same texts; natural labels have one."""
+    n = min(study.n, PROMPTS)
+    for exchanged in (False,) if study.task.natural else (False, True):
+        prompts = study.task.prompts(3 * n, seed=study.seed, exchanged=exchanged, fixed=True)
+        locating, held_out = split_by_query(prompts, n)
+        shuffled = [
+            study.tokenize([shuffle_labels(prompt, row) for row, prompt in enumerate(half)])
+            for half in (locating, held_out)
+        ]
+        yield Assignment(study.tokenize(locating), *shuffled)
+
+
+def shuffle_labels(prompt: il.Prompt, seed: int) -> il.Prompt:
+    """Return the prompt with each class shown under both labels in turn, so that labels say nothing about it."""
+    count: dict[str, int] = {}
+    shown = []
+    for one in prompt.demonstrations:
+        count[one.label] = count.get(one.label, seed % 2) + 1
+        shown.append(replace(one, label=prompt.labels[count[one.label] % 2]))
+    return il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
+
+
+@dataclass(frozen=True)
+class IndirectEffects:
+    """What each head's mean output, put in place of its own at the last position, gives back to held-out prompts."""
+
+    probability: Float[Tensor, "row layer head"]
+    """Of the answer's probability, as in Todd et al.; a head that raises both labels alike counts as well."""
+    log_odds: Float[Tensor, "row layer head"]
+    """Of the answer's log-odds against the other label, nats."""
+    clusters: Int[np.ndarray, " row"]
+
+
+def indirect_effects(study: Study, tasks: Sequence[Assignment]) -> IndirectEffects:
+    """Measure every head's indirect effect on the held-out prompts of all assignments; see `il.indirect_effects`."""
+    probability, log_odds = [], []
+    for task in tasks:
+        lost = il.head_effects(study.model, task.held_out, positions="last", mode="mean", reference=task.reference)
+        own = il.last_log_probs(study.model, task.held_out).gather(1, task.held_out.answer_tokens[:, None])[..., None]
+        probability.append(((own - lost.log_prob).exp() - own.exp()).cpu())
+        log_odds.append(-lost.log_odds.cpu())
+    clusters = np.concatenate([clusters_of(task.held_out) for task in tasks])
+    return IndirectEffects(torch.cat(probability), torch.cat(log_odds), clusters)
+
+
+def without_demonstrations(study: Study, batch: il.PromptBatch) -> il.PromptBatch:
+    """Return the batch's queries alone, written by the task's template."""
+    template = study.task.template
+    queries = [template.prefix + template.query.replace("{text}", prompt.query) for prompt in batch.prompts]
+    return il.tokenize_text(study.model, queries, targets=batch.answer_tokens)
+
+
+def steered(
+    study: Study, tasks: Sequence[Assignment], *, zero_shot: bool
+) -> tuple[Float[np.ndarray, "row set"], Int[np.ndarray, " row"]]:
+    """Whether held-out prompts are answered by the assignment with nothing added (first), with the vector of the
+    located heads, and with those of random sets; and the prompts' clusters.
+
+    Labels are shuffled, or with `zero_shot` there are no demonstrations. A vector is added after the layer where it
+    raises the answer's log-odds most on the locating prompts, one layer for all assignments.
+    """
+    sets = [[], study.located, *study.random_sets(study.located, VECTOR_SETS)]
+    vectors = [_vectors(study, task.reference, sets) for task in tasks]
+    locating, held_out = (
+        torch.cat([_log_odds(study, batch, own, zero_shot) for batch, own in zip(half, vectors, strict=True)])
+        for half in ([task.locating for task in tasks], [task.held_out for task in tasks])
+    )
+    layer = locating.mean(0).argmax(-1)
+    odds = held_out[:, torch.arange(len(sets)), layer]
+    return (odds > 0).double().numpy(), np.concatenate([clusters_of(task.held_out) for task in tasks])
+
+
+def _vectors(
+    study: Study, reference: il.PromptBatch, sets: Sequence[Sequence[il.Head]]
+) -> Float[Tensor, "set d_model"]:
+    """The function vector of each set, as `il.function_vector` makes it, from one run for all sets."""
+    mean = study.map(reference, lambda acts: acts.head_inputs).double().mean(0)
+    W_O = [study.view.W_O(layer).double().cpu() for layer in range(study.view.n_layers)]
+    nothing = torch.zeros(study.view.d_model, dtype=torch.double)
+    return torch.stack([sum((mean[head] @ W_O[head.layer][head.head] for head in one), nothing) for one in sets])
+
+
+def _log_odds(
+    study: Study, batch: il.PromptBatch, vectors: Float[Tensor, "set d_model"], zero_shot: bool
+) -> Float[Tensor, "row set layer"]:
+    """The answer's log-odds against the other label with each vector added after each layer tried, nats."""
+    n, count = study.view.n_layers, min(study.view.n_layers, LAYERS_TRIED)
+    layers = [(i + 1) * n // count - 1 for i in range(count)]  # at equal distances, the last among them
+    cases = vectors.float().to(study.view.home).repeat_interleave(count, dim=0)
+    tokens = batch.label_tokens
+    pieces = [
+        read_with_vectors(
+            study.model, piece, cases, layers * len(vectors), lambda log_probs, some: log_probs[..., tokens]
+        ).cpu()
+        for piece in study.pieces(without_demonstrations(study, batch) if zero_shot else batch)
+    ]
+    of_label = torch.cat(pieces).double().unflatten(1, (len(vectors), count))
+    own = torch.nn.functional.one_hot(batch.answer.cpu(), len(tokens)).bool()[:, None, None]
+    return of_label.masked_fill(~own, 0).sum(-1) - of_label.masked_fill(own, -torch.inf).logsumexp(-1)

@@ -1,0 +1,178 @@
+"""A label bias before and after its published fix: the gap, what the fix removes of it, and accuracy on either side.
+
+Prompts come in pairs with one query: in the favored prompt the bias helps the answer, in the other one it does not. The
+bias is the difference of the answer's log-odds (nats) or of accuracy. A fix is tried at several strengths in the
+located heads and in random sets of heads from the same layers; every set gets its own strength on the locating half.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+import icl_lens as il
+from experiments.framework.estimate import Clusters, compare
+from experiments.framework.finding import Measure, Row
+from experiments.framework.study import Study, clusters_of
+from icl_lens.interventions.debias import Fix
+from icl_lens.metrics import is_correct, label_log_odds
+
+STRENGTHS = (0.25, 0.5, 0.75, 1.0)
+"""Strengths that are tried besides 0, which changes nothing."""
+MAX_ACCURACY_DROP = 0.01
+"""Of all prompts together: what a strength may cost on the half that it is chosen on."""
+N_RANDOM_SETS = 5
+N_CHOOSING = 60
+"""Locating prompts that strengths are tried on."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Prompts with the same query and answer in each row; the bias helps the answer in `favored` only."""
+
+    favored: il.PromptBatch
+    unfavored: il.PromptBatch
+
+
+class Scores(NamedTuple):
+    """How prompts are answered with each of some fixes."""
+
+    odds: Float[np.ndarray, "row fix"]
+    """The answer's log-odds, nats."""
+    correct: Float[np.ndarray, "row fix"]
+    """1 where the answer is the more probable label, 0 elsewhere."""
+
+    def select(self, fixes: slice) -> "Scores":
+        return Scores(self.odds[:, fixes], self.correct[:, fixes])
+
+
+def fix_measures(favored: str, unfavored: str, paper: int) -> tuple[Measure, ...]:
+    """Return the measures of `measure_fix`; `paper` is the share of the bias that the paper's fix removes, %."""
+    return (
+        Measure(
+            "removed",
+            "removed by the fix in located heads",
+            "removed by the fix in random heads",
+            "% of the bias (log-odds)",
+            scale=100,
+            digits=0,
+            paper={"published version": paper},
+        ),
+        Measure(
+            "fixed",
+            "gap with the fix in located heads",
+            "gap without",
+            "accuracy between the labels, points",
+            scale=100,
+            digits=1,
+        ),
+        *(
+            Measure(
+                name,
+                f"accuracy where {words}, with the fix in located heads",
+                "without",
+                "accuracy between the labels, %",
+                scale=100,
+                digits=1,
+            )
+            for name, words in (("favored", favored), ("unfavored", unfavored))
+        ),
+    )
+
+
+def scores(study: Study, batch: il.PromptBatch, fixes: Sequence[il.LabelFix] = (il.LabelFix([]),)) -> Scores:
+    """Return how each prompt is answered with each fix."""
+    odds, correct = [], []
+    for piece in study.pieces(batch):
+        if any(fix.heads for fix in fixes):
+            found = il.label_log_probs_debiased(study.model, piece, fixes).unbind(1)
+        else:
+            found = [il.label_log_probs(study.model, piece)]
+        odds.append(torch.stack([label_log_odds(one, piece.answer).cpu() for one in found], dim=1))
+        correct.append(torch.stack([is_correct(one, piece.answer).cpu() for one in found], dim=1))
+    return Scores(torch.cat(odds).double().numpy(), torch.cat(correct).double().numpy())
+
+
+def answered(study: Study, pairs: Pairs, fixes: Sequence[il.LabelFix] = (il.LabelFix([]),)) -> tuple[Scores, Scores]:
+    """Return how favored and unfavored prompts are answered with each fix."""
+    return scores(study, pairs.favored, fixes), scores(study, pairs.unfavored, fixes)
+
+
+def choose_strengths(study: Study, pairs: Pairs, sets: Sequence[Sequence[il.Head]], fix: Fix) -> list[float]:
+    """Return, for each set of heads, the strength that leaves the smallest bias at little cost in accuracy.
+
+    As `il.choose_strength`, but for many sets in one pass, and a strength may cost the favored prompts what it gives
+    to the others.
+    """
+    fixes = [il.LabelFix([])]
+    fixes += [il.LabelFix(heads, **{fix: strength}) for heads in sets for strength in STRENGTHS]
+    return best_strengths(*answered(study, pairs, fixes))
+
+
+def best_strengths(favored: Scores, unfavored: Scores) -> list[float]:
+    """Return the best strength of each set, from scores without a fix and then with each set's `STRENGTHS`."""
+    bias = np.abs((favored.odds - unfavored.odds).mean(0))
+    accuracy = ((favored.correct + unfavored.correct) / 2).mean(0)
+    bias[accuracy < accuracy[0] - MAX_ACCURACY_DROP - 1e-9] = np.inf
+    tried = [[(bias[0], 0.0), *zip(some, STRENGTHS, strict=True)] for some in bias[1:].reshape(-1, len(STRENGTHS))]
+    return [min(some)[1] for some in tried]
+
+
+def gap_rows(pairs: tuple[Scores, Scores], control: tuple[Scores, Scores], clusters: Clusters) -> list[Row]:
+    """Return rows "gap" (accuracy) and "bias" (log-odds): favored minus unfavored prompts, next to the control's."""
+    (favored, unfavored), (also_favored, also_unfavored) = pairs, control
+    gap, control_gap = favored.correct - unfavored.correct, also_favored.correct - also_unfavored.correct
+    bias, control_bias = favored.odds - unfavored.odds, also_favored.odds - also_unfavored.odds
+    return [
+        Row.from_comparison("gap", compare(gap[:, 0], control_gap[:, 0], clusters, bounds=(-1, 1))),
+        Row.from_comparison("bias", compare(bias[:, 0], control_bias[:, 0], clusters)),
+    ]
+
+
+def accuracies(condition: str, favored: Scores, unfavored: Scores, **about: str | float) -> dict[str, str | float]:
+    """Return a row of the details: accuracy in favored and unfavored prompts."""
+    shares = {"favored": float(favored.correct.mean()), "unfavored": float(unfavored.correct.mean())}
+    return {"condition": condition, **shares, **about}
+
+
+def measure_fix(
+    study: Study, fix: Fix, choosing: Pairs, tested: Pairs
+) -> tuple[list[Row], list[dict[str, str | float]]]:
+    """Measure what the fix does in heads located by either ranking; see `fix_measures`.
+
+    Details: `accuracies` with the fix in located and in random heads. Raises InputError for models whose attention
+    cannot be edited.
+    """
+    rows: list[Row] = []
+    details = []
+    for ranking in ("contrast", "increase"):
+        ranked = study.ranked_by(ranking)
+        sets = [ranked.located, *ranked.random_sets(ranked.located, N_RANDOM_SETS)]
+        strengths = choose_strengths(study, choosing, sets, fix)
+        fixes = [il.LabelFix(heads, **{fix: strength}) for heads, strength in zip(sets, strengths, strict=True)]
+        fixes = [il.LabelFix([]), *fixes]
+        favored, unfavored = answered(study, tested, fixes)
+        about = {"ranking": ranking, "note": f"strength {strengths[0]:g}"}
+        rows += fix_rows(favored, unfavored, clusters_of(tested.favored), about)
+        for name, some in (("located", slice(1, 2)), ("random", slice(2, None))):
+            parts = favored.select(some), unfavored.select(some)
+            details.append(accuracies(f"fix in {name} heads", *parts, ranking=ranking, strength=strengths[0]))
+    return rows, details
+
+
+def fix_rows(favored: Scores, unfavored: Scores, clusters: Clusters, about: dict[str, str]) -> list[Row]:
+    """Return rows from scores without the fix, with it in located heads, and with it in each random set."""
+    bias, gap = favored.odds - unfavored.odds, favored.correct - unfavored.correct
+    removed = bias[:, :1] - bias
+    shares = (removed[:, 1], bias[:, 0]), (removed[:, 2:].mean(1), bias[:, 0])
+    rows = [Row.from_ratios("removed", *shares, clusters, total="the bias, nats,", **about)]
+    for name, values, bounds in (
+        ("fixed", gap, (-1, 1)),
+        ("favored", favored.correct, (0, 1)),
+        ("unfavored", unfavored.correct, (0, 1)),
+    ):
+        rows.append(Row.from_comparison(name, compare(values[:, 1], values[:, 0], clusters, bounds=bounds), **about))
+    return rows

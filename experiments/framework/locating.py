@@ -1,0 +1,89 @@
+"""Methods of finding heads: each scores all heads on prompts, and finds those of largest mean score."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import icl_lens as il
+from experiments.framework.study import Study, contrasts, increases
+from icl_lens.metrics import label_log_odds
+
+Scores = Float[Tensor, "row layer head"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of scoring every head on every locating prompt."""
+
+    name: str
+    score: Callable[[Study, il.PromptBatch], Scores]
+    passes: Callable[[int], int]
+    """Runs of the model that a prompt takes, by the model's number of heads; a backward pass counts as two."""
+
+
+def best_heads(values: Scores, k: int) -> list[il.Head]:
+    """Return the k heads of largest mean score."""
+    order = values.double().mean(0).flatten().argsort(descending=True)[:k]
+    return [il.Head.at(index, values.shape[2]) for index in order.tolist()]
+
+
+def by_effect(study: Study, batch: il.PromptBatch) -> Scores:
+    """What setting each head alone to zero at the last position costs the answer's log-odds, nats."""
+    found = [il.head_effects(study.model, piece, positions="last").log_odds for piece in study.pieces(batch)]
+    return torch.cat(found).cpu()
+
+
+def by_gradient(study: Study, batch: il.PromptBatch) -> Scores:
+    """The same to first order, z · ∂ log-odds / ∂z, nats."""
+    found = []
+    for piece in study.pieces(batch):
+        against = piece.other_label_tokens
+        effects = il.head_effects(study.model, piece, positions="last", method="gradient", against=against)
+        assert effects.log_diff is not None
+        found.append(effects.log_diff)
+    return torch.cat(found).cpu()
+
+
+def by_attention(study: Study, batch: il.PromptBatch) -> Scores:
+    """Attention from the last position to labels of the answer's class minus that to all other labels."""
+
+    def score(acts: il.Activations) -> Scores:
+        by_label = il.attention_by_label(acts)
+        sign = 2 * torch.nn.functional.one_hot(acts.batch.answer, by_label.shape[-1]).to(by_label) - 1
+        return (by_label * sign[:, None, None]).sum(-1)
+
+    return study.map(batch, score)
+
+
+def by_tracing(study: Study, batch: il.PromptBatch) -> Scores:
+    """The log-odds that each head restores, nats, in a run of the same prompt with its labels exchanged.
+
+    The head's output at the last position comes from the run with the right labels; all else stays. `batch` must be the
+    first prompts of the study's locating half.
+    """
+    heads = [[head] for head in study.view.heads()]
+    exchanged = study.halves(exchanged=True)[0]
+    size = len(study.pieces(batch)[0])
+    found = []
+    for start, stop in pairwise([*range(0, len(batch), size), len(batch)]):
+        clean, other = batch[start:stop], exchanged[start:stop]
+        restored = il.label_log_probs_patched(study.model, other, heads, clean, what="z", positions="last").cpu()
+        answer = clean.answer.cpu()
+        before = label_log_odds(il.label_log_probs(study.model, other).cpu(), answer)
+        after = torch.stack([label_log_odds(one, answer) for one in restored.unbind(1)], dim=1)
+        found.append((after - before[:, None]).unflatten(1, (study.view.n_layers, study.view.n_heads)))
+    return torch.cat(found)
+
+
+METHODS = {
+    "contrast": Method("contrast", lambda study, batch: study.map(batch, contrasts), lambda heads: 1),
+    "increase": Method("increase", lambda study, batch: study.map(batch, increases), lambda heads: 1),
+    "effects": Method("exact effects", by_effect, lambda heads: 1 + heads),
+    "gradient": Method("gradient estimate", by_gradient, lambda heads: 1 + 2 * 2),  # log p and log-odds, backward
+    "attention": Method("attention to labels", by_attention, lambda heads: 1),
+    "tracing": Method("causal tracing", by_tracing, lambda heads: 2 + heads),
+}

@@ -1,0 +1,227 @@
+"""Tasks to compare with a study's own: other labels and classes, mappings, copying, IOI and induction.
+
+Each function returns a two-class task, or tokenized prompts with the token that each answer is compared with and the
+clusters that are drawn in a bootstrap. It raises InputError where the model's vocabulary does not have the words.
+"""
+
+import json
+import random
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import cycle, islice, permutations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+import icl_lens as il
+from experiments.framework.study import Study, clusters_of, compared_tokens
+from experiments.framework.tasks import ARROWS, PAPER_TASKS, WORDS, Task
+from icl_lens.errors import InputError
+from icl_lens.prompts.tasks import word_list
+
+LABELS = ("foo", "bar", "baz", "qux")
+CATEGORIES = ("sentiment", "number", "animal", "country")
+OTHER_LABELS = (("baz", "qux"), ("alpha", "beta"), ("foo", "bar"))
+"""Labels that say nothing about words."""
+MAPPINGS = ("country-capital", "antonym", "plural", "past-tense", "number-next")
+DEMONSTRATIONS = 6
+"""Demonstrations of a mapping, as many as a prompt shows."""
+MIN_WORDS = 2 * DEMONSTRATIONS
+MAX_PROMPTS = 100
+RANDOM_TOKENS = 24
+"""Different tokens in a sequence for induction."""
+
+NAMES = (
+    "Mary John Tom James David Anna Paul Mark Laura Peter Sarah Kate Jack Alice Robert Emma Daniel Lisa Adam Jane"
+).split()
+IOI_TEMPLATES = (
+    "When {first} and {second} went to the store, {giver} gave a drink to",
+    "After {first} and {second} had lunch, {giver} handed the keys to",
+    "While {first} and {second} were at the office, {giver} sent a letter to",
+    "Then {first} and {second} went to the park, and {giver} passed the ball to",
+    "Yesterday {first} and {second} met at school, where {giver} showed a book to",
+    "Before {first} and {second} left the party, {giver} gave a present to",
+)
+"""Indirect object identification (Wang et al. 2022): the answer is the name that is not repeated."""
+
+
+@dataclass(frozen=True)
+class TaskPrompts:
+    """Prompts of a task, the cluster of each, and the share that guessing gets right."""
+
+    batch: il.PromptBatch
+    clusters: Int[np.ndarray, " row"]
+    chance: float = 0.5
+
+
+def n_prompts(study: Study) -> int:
+    """Return how many prompts of another task are used: as many as the study has, but at most 100."""
+    return min(study.n, MAX_PROMPTS)
+
+
+def is_above(acts: il.Activations) -> Bool[Tensor, " row"]:
+    """Whether each prompt's answer is more probable than every token that it is compared with."""
+    logits = acts.readout.using(final_norm="frozen", bias=True).logits(acts.resid_final)
+    others = compared_tokens(acts.batch)
+    rivals = logits.gather(1, others.clamp(min=0)).masked_fill(others < 0, -torch.inf)
+    return logits.gather(1, acts.batch.answer_tokens[:, None])[:, 0] > rivals.amax(1)
+
+
+def other_labels(study: Study) -> Task:
+    """The study's words with two other labels that say nothing about them, each one token if there are such."""
+    pairs = [pair for pair in OTHER_LABELS if not {*pair} & {*study.task.labels}]
+    whole = [pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2]
+    return replace(study.task, name="other labels", labels=[*whole, *pairs][0])
+
+
+def natural_labels(study: Study) -> Task:
+    """The study's words with the names of their categories as labels."""
+    if study.task.natural:
+        raise InputError("the task itself has labels that name its classes")
+    return replace(study.task, name="natural labels", labels=_names(study, study.task.data))
+
+
+def other_classes(study: Study) -> Task:
+    """Two other categories with the same labels, or with their own names if the study's labels are names."""
+    data = next(one.data for one in PAPER_TASKS if not {*one.data.split("-")} & {*study.task.data.split("-")})
+    labels = _names(study, data) if study.task.natural else study.task.labels
+    return replace(study.task, name="other classes", data=data, path=None, labels=labels)
+
+
+def _names(study: Study, data: str) -> tuple[str, str]:
+    """The names of two categories, capitalized if only so they are tokens of the model's vocabulary."""
+    first, _, second = data.partition("-")
+    if not second:
+        raise InputError("the names of the classes are not known")
+    names, capitalized = (first, second), (first.capitalize(), second.capitalize())
+    whole = [pair for pair in (names, capitalized) if len(one_token_words(study, pair, after="a :")) == 2]
+    return [*whole, names][0]
+
+
+def classes(study: Study, categories: Sequence[str], *, seed: int) -> TaskPrompts:
+    """Classify words of three or more categories under as many labels.
+
+    The query's class changes from prompt to prompt, and labels rotate among classes, so that each label is the answer
+    to each class equally often. Demonstrations are shuffled.
+    """
+    count, rng = len(categories), random.Random(seed)
+    every = Counter(word for name in categories for word in {*word_list()[name]})
+    words = {name: [word for word in word_list()[name] if every[word] == 1] for name in categories}
+    prompts = []
+    for i in range(n_prompts(study)):
+        query, shift = categories[i % count], i // count % count
+        label_of = {name: LABELS[(place + shift) % count] for place, name in enumerate(categories)}
+        drawn = {name: rng.sample(words[name], study.task.demonstrations + 1) for name in categories}
+        shown = [il.Demonstration(word, label_of[name]) for name in categories for word in drawn[name][1:]]
+        rng.shuffle(shown)
+        prompts.append(il.Prompt(shown, drawn[query][0], label_of[query], LABELS[:count]))
+    batch = il.tokenize(study.model, prompts, template=study.task.template, labels=LABELS[:count])
+    return TaskPrompts(batch, clusters_of(batch), 1 / count)
+
+
+def mapping(study: Study, name: str, *, seed: int) -> TaskPrompts:
+    """Continue a list of word pairs: the right word against another demonstration's second word."""
+    pairs = [tuple(pair) for pair in json.loads(WORDS.read_text(encoding="utf-8"))["pairs"][name]]
+    return _pairs(study, pairs, seed=seed)
+
+
+def copying(study: Study, *, seed: int) -> TaskPrompts:
+    """Repeat the word: "cat -> cat"."""
+    words = [word for name in CATEGORIES for word in word_list()[name]]
+    return _pairs(study, [(word, word) for word in dict.fromkeys(words)], seed=seed)
+
+
+def ioi(study: Study, *, seed: int) -> TaskPrompts:
+    """Name the one who receives: "When Mary and John went to the store, John gave a drink to" Mary, against John.
+
+    In half of the prompts the answer is named first.
+    """
+    names, rng = one_token_words(study, NAMES, after="the"), random.Random(seed)
+    _check_enough(names, 4, "names")
+    couples = list(permutations(names, 2))
+    rng.shuffle(couples)
+    texts, answers, others = [], [], []
+    for i, (receiver, giver) in enumerate(islice(cycle(couples), n_prompts(study))):
+        order = (receiver, giver) if i % 2 == 0 else (giver, receiver)
+        template = IOI_TEMPLATES[i // 2 % len(IOI_TEMPLATES)]
+        texts.append(template.format(first=order[0], second=order[1], giver=giver))
+        answers.append(receiver)
+        others.append(giver)
+    return _texts(study, texts, answers, others)
+
+
+def induction(study: Study, *, seed: int) -> TaskPrompts:
+    """Continue random tokens that are repeated: the token that followed last time against another of them."""
+    rng = random.Random(seed)
+    rows, answers, others = [], [], []
+    for tokens in random_tokens(study, n_prompts(study), seed=seed):
+        at = rng.randrange(len(tokens) // 2, len(tokens) - 1)
+        rows.append([*front(study), *tokens, *tokens[: at + 1]])
+        answers.append(tokens[at + 1])
+        others.append(rng.choice([token for token in tokens if token != tokens[at + 1]]))
+    batch = il.PromptBatch.from_tokens(rows, model=study.model, targets=answers, against=others)
+    return TaskPrompts(batch, np.arange(len(rows)))
+
+
+def random_tokens(study: Study, n: int, *, seed: int) -> Iterator[list[int]]:
+    """Return n rows of different tokens of the vocabulary, none of them special, in random order."""
+    tokenizer, rng = study.model.tokenizer, random.Random(seed)
+    special = {*getattr(tokenizer, "all_special_ids", ())}
+    usable = [token for token in range(min(len(tokenizer), study.model.W_U.shape[1])) if token not in special]
+    return (rng.sample(usable, RANDOM_TOKENS) for _ in range(n))
+
+
+def front(study: Study) -> list[int]:
+    """Return the beginning-of-sequence token, if the model's prompts begin with it."""
+    first = int(study.held_out.tokens[0, 0])
+    return [first] if first == getattr(study.model.tokenizer, "bos_token_id", None) else []
+
+
+def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[str]:
+    """Return the words that are one token of the model's vocabulary after this text, so that no part is scored.
+
+    Raises InputError for a text with words that the model does not know.
+    """
+    il.tokenize_text(study.model, after)
+    decode, found = study.model.tokenizer.decode, []
+    for word in words:
+        with warnings.catch_warnings(), suppress(InputError):  # about words of several tokens, and unknown ones
+            warnings.simplefilter("ignore")
+            token = int(il.tokenize_text(study.model, after, targets=f" {word}").answer_tokens)
+            if decode([token]).strip() == word:
+                found.append(word)
+    return found
+
+
+def _pairs(study: Study, pairs: Sequence[tuple[str, str]], *, seed: int) -> TaskPrompts:
+    """Prompts with a demonstration per line; no other line has the query's word or its answer."""
+    rng = random.Random(seed)
+    usable = {*one_token_words(study, [second for _, second in pairs], after="a ->")}
+    pairs = [pair for pair in pairs if pair[1] in usable]
+    _check_enough(pairs, MIN_WORDS, "answers")
+    texts, answers, others = [], [], []
+    for query, answer in islice(cycle(rng.sample(pairs, len(pairs))), n_prompts(study)):
+        shown = rng.sample([pair for pair in pairs if not {query, answer} & {*pair}], DEMONSTRATIONS)
+        prompt = il.Prompt([il.Demonstration(*pair) for pair in shown], query)
+        texts.append(ARROWS.render(prompt).text)
+        answers.append(answer)
+        others.append(rng.choice(shown)[1])
+    return _texts(study, texts, answers, others)
+
+
+def _texts(study: Study, texts: list[str], answers: list[str], others: list[str]) -> TaskPrompts:
+    """Texts clustered by their answers."""
+    batch = il.tokenize_text(
+        study.model, texts, targets=[f" {word}" for word in answers], against=[[f" {word}"] for word in others]
+    )
+    return TaskPrompts(batch, np.unique(answers, return_inverse=True)[1])
+
+
+def _check_enough(words: Sequence[object], needed: int, what: str) -> None:
+    if len(words) < needed:
+        raise InputError(f"{len(words)} of the {what} are one token of the model's vocabulary, and {needed} are needed")

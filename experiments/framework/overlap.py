@@ -1,0 +1,37 @@
+"""Overlap of two lists of heads, next to that of random lists with the same number of heads in each layer."""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from experiments.framework.estimate import weights_with_data
+
+Lists = Bool[np.ndarray, "draw layer head"]
+"""Which heads are on a list: in the data (first) and in each bootstrap draw."""
+
+
+def drawn_lists(
+    values: Float[np.ndarray, "row layer head"], clusters: Int[np.ndarray, " row"], k: int, *, seed: int
+) -> Lists:
+    """List the k heads of largest mean, ranked again in each bootstrap draw of clusters.
+
+    Lists that are to be drawn independently of each other need different seeds.
+    """
+    means = weights_with_data(clusters, seed=seed) @ values.reshape(len(values), -1)
+    best = np.argsort(-means, axis=1, kind="stable")[:, :k]
+    lists = np.zeros(means.shape, dtype=bool)
+    np.put_along_axis(lists, best, True, axis=1)
+    return lists.reshape(-1, *values.shape[1:])
+
+
+def overlap(first: Lists, second: Lists) -> Float[np.ndarray, " draw"]:
+    """Return the share of the first list's heads that are also on the second one (0 to 1)."""
+    return (first & second).sum((1, 2)) / first.sum((1, 2))
+
+
+def expected_overlap(first: Lists, second: Lists) -> Float[np.ndarray, " draw"]:
+    """Return the expected overlap of random lists with as many heads in each layer as these two (0 to 1).
+
+    In a layer of H heads, a random heads and b random heads have a · b / H in common on average (hypergeometric).
+    """
+    in_common = (first.sum(2) * second.sum(2)).sum(1) / first.shape[2]
+    return in_common / first.sum((1, 2))

@@ -1,0 +1,277 @@
+"""The documentation's pages of results, written from stored cells: one page per finding, and what we found.
+
+Every sentence with a number is put together from the rows, so that a page cannot say what its table does not.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from experiments.framework.finding import Finding, Measure, Row, rows_from_json
+from experiments.framework.plotting import STYLE, forest
+from experiments.framework.run import load_cells
+from icl_lens.files import replacing, write_text
+
+REAL = "smollm2-135m"
+REAL_NOTE = (
+    f"`{REAL}` is SmolLM2-135M-Instruct, a pretrained and instruction-tuned Llama with 4-bit weights. `icl-mini`, "
+    "`icl-mini-llama` and `icl-mini-gptj` have about a million parameters and were trained on tasks like these."
+)
+Outcome = Literal["above", "below", "includes", "not applicable"]
+OUTCOMES: dict[Outcome, str] = {
+    "above": "above the control",
+    "below": "below the control",
+    "includes": "not distinguishable from the control",
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stored cell: a finding's rows on one model and task."""
+
+    finding: Finding
+    model: str
+    training_seed: int
+    task: str
+    n: int
+    quantization: str
+    seconds: float
+    rows: tuple[Row, ...]
+    details: pd.DataFrame
+    located: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def from_json(cls, finding: Finding, cell: Mapping[str, Any]) -> "Stored":
+        """Return what `run.store` wrote."""
+        about = cell["configuration"]
+        details = pd.DataFrame(cell["details"]).assign(
+            model=about["model"], task=about["task"]["name"], training_seed=about["training_seed"]
+        )
+        return cls(
+            finding,
+            about["model"],
+            about["training_seed"],
+            about["task"]["name"],
+            about["n"],
+            cell["quantization"],
+            cell["seconds"],
+            tuple(rows_from_json(cell)),
+            details,
+            cell["located"],
+        )
+
+    def row(self, measure: str, ranking: str = "") -> Row | None:
+        """Return the row of a measure; by the first ranking it has unless one is named."""
+        for row in self.rows:
+            if row.measure == measure and ranking in ("", row.ranking):
+                return row
+        return None
+
+
+def write_pages(results: Path, docs: Path, findings: Sequence[Finding], *, command: str) -> None:
+    """Write the pages and figures of all findings that have stored cells into `docs`."""
+    (docs / "figures").mkdir(parents=True, exist_ok=True)
+    every = [Stored.from_json(finding, cell) for finding, cell in load_cells(results, findings)]
+    numbered = [(finding, [one for one in every if one.finding is finding]) for finding in findings]
+    numbered = [(finding, cells) for finding, cells in numbered if cells]
+    for number, (finding, cells) in enumerate(numbered, start=1):
+        write_figures(docs / "figures", finding, cells)
+        write_text(docs / f"{finding.id}.md", page(number, finding, cells, command=command))
+    write_text(docs / "index.md", index(numbered, command=command))
+
+
+# Numbers and sentences
+
+
+def outcome(row: Row) -> Outcome:
+    """Whether the interval of the difference is above zero, below it, or includes it."""
+    if math.isnan(row.quantity) or math.isnan(row.low):
+        return "not applicable"
+    return "above" if row.low > 0 else "below" if row.high < 0 else "includes"
+
+
+def main_rows(cells: Sequence[Stored]) -> list[tuple[Stored, Row]]:
+    """Return each cell's row of the main measure, by the main ranking, where it applies."""
+    found = [(cell, row) for cell in cells if (row := cell.row(cell.finding.main.name)) is not None]
+    return [(cell, row) for cell, row in found if outcome(row) != "not applicable"]
+
+
+def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
+    """Return the result in two or three sentences, from the main measure's rows."""
+    main, said = finding.main, []
+    real, small, seeds = groups(cells)
+    if rows := main_rows(real):
+        numbers = "; ".join(
+            f"{_number(row.quantity, main)} against {_number(row.control, main)} on {cell.task}" for cell, row in rows
+        )
+        said.append(f"{REAL}, {main.quantity} against {main.control} ({main.unit}): {numbers}.")
+        said.append(f"The quantity is {_counted(rows)} tasks there.")
+    elif real:
+        said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
+    if rows := main_rows(small):
+        more = f", and {_counted(found)} with other training seeds" if (found := main_rows(seeds)) else ""
+        said.append(f"On the small models it is {_counted(rows)} pairs of model and task{more}.")
+    return " ".join(said)
+
+
+def groups(cells: Sequence[Stored]) -> tuple[list[Stored], list[Stored], list[Stored]]:
+    """Return the cells of the real model, of the small models that ship, and of their other training seeds."""
+    real = [cell for cell in cells if cell.model == REAL]
+    small = [cell for cell in cells if cell.model != REAL]
+    return real, [cell for cell in small if not cell.training_seed], [cell for cell in small if cell.training_seed]
+
+
+def _counted(rows: Sequence[tuple[Stored, Row]]) -> str:
+    """Such as "above the control in 2 and not distinguishable from it in 1 of 3"."""
+    found = [outcome(row) for _, row in rows]
+    parts = [f"{words} in {found.count(kind)}" for kind, words in OUTCOMES.items() if kind in found]
+    return f"{' and '.join(parts)} of {len(found)}"
+
+
+def _number(value: float, measure: Measure) -> str:
+    return "–" if math.isnan(value) else f"{value * measure.scale:.{measure.digits}f}".replace("-", "−")
+
+
+def _interval(row: Row, measure: Measure) -> str:
+    if math.isnan(row.low):
+        return "–"
+    difference = _number(row.quantity - row.control, measure)
+    return f"{difference} [{_number(row.low, measure)}, {_number(row.high, measure)}]"
+
+
+# Tables
+
+
+def table(measure: Measure, cells: Sequence[Stored]) -> str:
+    """Return a measure's table in one unit: a line per model, task and ranking, the real model first."""
+    lines, notes = [], []
+    for cell in shipped(cells):
+        for row in (row for row in cell.rows if row.measure == measure.name):
+            name = cell.model if row.ranking in ("", "contrast") else f"{cell.model}, by {row.ranking}"
+            if outcome(row) == "not applicable":
+                notes.append(f"{cell.model} on {cell.task}: {row.note}")
+                continue
+            numbers = (_number(row.quantity, measure), _number(row.control, measure), _interval(row, measure))
+            seeds = _other_seeds(cells, cell, row)
+            spread = f"{_number(min(seeds), measure)} … {_number(max(seeds), measure)} ({len(seeds)})" if seeds else ""
+            lines.append(_line(name, cell.task, *numbers, spread, str(row.n_prompts)))
+    for who, value in measure.paper.items():
+        lines.append(_line("the paper", who, f"{value:.{measure.digits}f}", "", "", "", ""))
+    if lines:
+        head = _line("model", "task", measure.quantity, measure.control, "difference [95 %]", "other seeds", "prompts")
+        lines = [f"Unit: {measure.unit}.\n", head, _line("---", "---", *["---:"] * 5), *lines]
+    if notes:
+        lines.append(f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}.")
+    return "\n".join(lines)
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def shipped(cells: Sequence[Stored]) -> list[Stored]:
+    """Return the cells of the models that users have, the real one first."""
+    real, small, _ = groups(cells)
+    return real + small
+
+
+def _other_seeds(cells: Sequence[Stored], cell: Stored, row: Row) -> list[float]:
+    """The quantity on models of the same recipe with other training seeds."""
+    same = [one for one in cells if one.training_seed and (one.model, one.task) == (cell.model, cell.task)]
+    found = [other for one in same if (other := one.row(row.measure, row.ranking)) is not None]
+    return [other.quantity for other in found if not math.isnan(other.quantity)]
+
+
+# Figures
+
+
+def write_figures(folder: Path, finding: Finding, cells: Sequence[Stored]) -> None:
+    """Write <id>.svg with the main measure, and <id>-details.svg if the finding draws its details."""
+    with rc_context(STYLE):
+        _save(forest_figure(finding, cells), folder / f"{finding.id}.svg")
+        details = [cell.details for cell in shipped(cells) if len(cell.details)]
+        if finding.draw is not None and details:
+            _save(finding.draw(pd.concat(details, ignore_index=True)), folder / f"{finding.id}-details.svg")
+
+
+def forest_figure(finding: Finding, cells: Sequence[Stored]) -> Figure:
+    """Draw the main measure: one line per model and task of the models that ship, other seeds as small dots."""
+    main, lines = finding.main, []
+    for cell in shipped(cells):
+        row = cell.row(main.name)
+        if row is None or outcome(row) == "not applicable":
+            continue
+        scaled = {name: getattr(row, name) * main.scale for name in ("quantity", "control", "low", "high")}
+        seeds = [value * main.scale for value in _other_seeds(cells, cell, row)]
+        lines.append({"label": f"{cell.model}, {cell.task}", **scaled, "seeds": seeds})
+    columns = ["label", "quantity", "control", "low", "high", "seeds"]
+    return forest(pd.DataFrame(lines, columns=columns), f"{main.quantity} — {main.unit}", dict(main.paper))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with replacing(path) as beside:
+        figure.savefig(beside, format="svg", metadata={"Date": None})
+
+
+# Pages
+
+
+def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str) -> str:
+    """Return a finding's page in Markdown."""
+    parts = [
+        f"# {number}. {finding.title}",
+        f"**{sentence(finding, cells)}**",
+        finding.question,
+        table(finding.main, cells),
+        f"![{finding.title}](figures/{finding.id}.svg)",
+        f"*Filled dots: {finding.main.quantity}. Hollow dots: {finding.main.control}. {finding.look_for}*",
+        f"**What the paper says** ({finding.covers}). {finding.claim}",
+    ]
+    if finding.draw is not None and any(len(cell.details) for cell in shipped(cells)):
+        parts.append(f"![Details](figures/{finding.id}-details.svg)")
+    for measure in finding.measures[1:]:
+        if lines := table(measure, cells):
+            parts += [f"## {measure.quantity[0].upper()}{measure.quantity[1:]}", lines]
+    located = [f"- {cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in shipped(cells)]
+    parts += [
+        "## Caveats",
+        "\n".join(f"- {caveat}" for caveat in (*finding.caveats, REAL_NOTE)),
+        "## How it was measured",
+        f"```bash\n{command} {finding.id}\n```",
+        ":::{dropdown} Method, and the located heads",
+        finding.method,
+        "Located heads (by contrast, best first):",
+        "\n".join(located),
+        ":::",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def index(numbered: Sequence[tuple[Finding, Sequence[Stored]]], *, command: str) -> str:
+    """Return the page that sums up all findings in Markdown."""
+    lines = [f"{i}. **{finding.title}** {sentence(finding, cells)}" for i, (finding, cells) in enumerate(numbered, 1)]
+    rows = [_line("finding", REAL, "small models", "other training seeds"), _line("---", "---", "---", "---")]
+    for number, (finding, cells) in enumerate(numbered, start=1):
+        counts = [
+            f"{sum(outcome(r) == 'above' for _, r in some)} of {len(some)}" for some in map(main_rows, groups(cells))
+        ]
+        rows.append(_line(f"{number}. [{finding.title}]({finding.id}.md)", *counts))
+    parts = [
+        "# What we found",
+        "Every number below is measured on held-out prompts in balanced random order and compared with a control; "
+        "intervals are those of the difference (95 %, clustered by query word).",
+        "\n".join(lines),
+        "## At a glance",
+        "In how many pairs of model and task the quantity is above its control:",
+        "\n".join(rows),
+        REAL_NOTE,
+        f"One command computes all of this, and resumes where it stopped: `{command} --all`.",
+        "```{toctree}\n:hidden:\n\n" + "\n".join(finding.id for finding, _ in numbered) + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,203 @@
+"""Figures of findings: a forest plot of the main measure, curves, and bars."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from icl_lens.report.palette import AMBER, BLUE, GREEN, ORANGE, PINK, SKY
+
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "icl_lens"}
+COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER)
+
+
+def forest(table: pd.DataFrame, unit: str, paper: dict[str, float]) -> Figure:
+    """Draw one line per row: dot = quantity, bar = its interval, hollow dot = control, small dots = other seeds.
+
+    `table` has the columns label, quantity, control, low, high (of the difference) and seeds (lists of quantities).
+    Triangles mark the paper's numbers.
+    """
+    lines = len(table) + bool(paper)
+    figure = Figure(figsize=(7.2, 0.9 + 0.34 * lines), layout="constrained")
+    axes = figure.subplots()
+    for y in range(len(table)):
+        row = table.iloc[y]
+        axes.plot([row.control + row.low, row.control + row.high], [y, y], color=COLORS[0], lw=2, zorder=2)
+        axes.plot(row.seeds, [y - 0.22] * len(row.seeds), ".", color=COLORS[0], ms=4, alpha=0.6, zorder=2)
+        axes.plot(row.quantity, y, "o", color=COLORS[0], ms=7, zorder=3)
+        axes.plot(row.control, y, "o", mfc="white", mec=COLORS[1], mew=1.5, ms=7, zorder=3)
+    labels = list(table["label"])
+    if paper:
+        axes.plot(list(paper.values()), [len(table)] * len(paper), "^", color="black", ms=7)
+        labels.append("paper: " + ", ".join(paper))
+    axes.set_yticks(range(lines), labels)
+    axes.set_ylim(lines - 0.5, -0.6)
+    axes.set_xlabel(unit)
+    axes.grid(axis="x", color="#dddddd", lw=0.6)
+    axes.set_axisbelow(True)
+    handles = [
+        axes.plot([], [], "o", color=COLORS[0], ms=7, label="quantity (bar: 95 % interval)")[0],
+        axes.plot([], [], "o", mfc="white", mec=COLORS[1], mew=1.5, ms=7, label="control")[0],
+    ]
+    if any(len(seeds) for seeds in table["seeds"]):
+        handles.append(axes.plot([], [], ".", color=COLORS[0], ms=4, alpha=0.6, label="other training seeds")[0])
+    figure.legend(handles=handles, loc="outside upper right", ncols=3, frameon=False)
+    return figure
+
+
+def panels(
+    table: pd.DataFrame, *, height: float = 2.3, columns: int = 3, by: Sequence[str] = ("model", "task")
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """Return a figure with one panel per model and task, and the part of the table that belongs to each."""
+    groups: list[tuple[Any, pd.DataFrame]] = list(table.groupby([*by], sort=False))
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(7.2, height * rows), layout="constrained")
+    every = np.atleast_1d(figure.subplots(rows, min(columns, len(groups)), sharey=False, squeeze=False)).flatten()
+    for axes in every[len(groups) :]:
+        axes.set_visible(False)
+    found = []
+    for axes, (names, part) in zip(every, groups, strict=False):
+        axes.set_title("\n".join(map(str, names)), fontsize=8)
+        found.append((axes, part))
+    return figure, found
+
+
+def curves(table: pd.DataFrame, *, x: str, y: str, by: str, label: str) -> Figure:
+    """Draw y against x, one line per value of `by`, one panel per model and task."""
+    figure, parts = panels(table)
+    names = [name for name in table[by].unique() if name != "none"]
+    for axes, part in parts:
+        start = part[part[by] == "none"]
+        for color, name in zip(COLORS, names, strict=False):
+            line = pd.concat([start, part[part[by] == name]])
+            axes.plot(line[x], line[y], "o-", color=color, ms=3, label=name)
+        axes.axhline(0, color="#bbbbbb", lw=0.8)
+        axes.set_xlabel(x)
+    parts[0][0].set_ylabel(label)
+    figure.legend(
+        *parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(names)), frameon=False
+    )
+    return figure
+
+
+def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label: str) -> Figure:
+    """Draw horizontal bars of y for each value of x, one panel per model and task, with a line at chance."""
+    figure, parts = panels(table)
+    for i, (axes, part) in enumerate(parts):
+        axes.barh(part[x], part[y], color=COLORS[0])
+        axes.axvline(chance, color="black", lw=0.8, ls="--")
+        axes.set_xlim(0, 1)
+        axes.invert_yaxis()
+        if i % 3:
+            axes.set_yticklabels([])
+        axes.set_xlabel(label, fontsize=8)
+    return figure
+
+
+def accuracy_pairs(details: pd.DataFrame, favored: str, unfavored: str) -> Figure:
+    """Draw the columns favored and unfavored by condition as two dots on one line, a panel per model and task."""
+    if "ranking" in details:
+        details = details[details["ranking"].isna() | (details["ranking"] == "contrast")]
+    figure, parts = panels(details, height=2.1)
+    low = min(0.5, details[["favored", "unfavored"]].min().min())
+    for i, (axes, part) in enumerate(parts):
+        axes.hlines(part["condition"], part["unfavored"], part["favored"], color="#bbbbbb", lw=2, zorder=1)
+        axes.plot(part["unfavored"], part["condition"], "o", mfc="white", mec=COLORS[1], mew=1.5, ms=8, label=unfavored)
+        axes.plot(part["favored"], part["condition"], "o", color=COLORS[0], ms=4.5, label=favored)
+        axes.axvline(0.5, color="black", lw=0.8, ls="--")
+        axes.set_xlim(low - 0.03, 1.03)
+        axes.set_ylim(len(part) - 0.5, -0.5)
+        if i % 3:
+            axes.set_yticklabels([])
+        axes.set_xlabel("accuracy between the labels", fontsize=8)
+    figure.legend(*parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def condition_dots(table: pd.DataFrame, x: str, *, label: str, names: tuple[str, str], line: float = 0.0) -> Figure:
+    """Draw a quantity with its interval and its control for each value of x, one panel per model and task.
+
+    `table` has the columns quantity, control, low and high (of the difference), as rows of findings do.
+    """
+    figure, parts = panels(table)
+    for i, (axes, part) in enumerate(parts):
+        ends = part["control"] + part["low"], part["control"] + part["high"]
+        axes.hlines(part[x], *ends, color=COLORS[0], lw=2)
+        axes.plot(part["quantity"], part[x], "o", color=COLORS[0], ms=6, label=names[0])
+        axes.plot(part["control"], part[x], "o", mfc="none", mec=COLORS[1], mew=1.3, ms=8, label=names[1])
+        axes.axvline(line, color="black", lw=0.8, ls="--")
+        axes.margins(y=0.12)
+        axes.invert_yaxis()
+        if i % 3:
+            axes.set_yticklabels([])
+        axes.set_xlabel(label, fontsize=8)
+    figure.legend(*parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def dots(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
+    """Draw one labeled line per row: dot = quantity, bar = its interval, hollow dot = control; see `forest`."""
+    y = np.arange(len(table))
+    quantity, control, low, high = (table[name].to_numpy(float) for name in ("quantity", "control", "low", "high"))
+    axes.hlines(y, control + low, control + high, colors=COLORS[0], lw=2)
+    axes.plot(quantity, y, "o", color=COLORS[0], ms=6, label="quantity (bar: 95 % interval)")
+    axes.plot(control, y, "o", mfc="white", mec=COLORS[1], mew=1.5, ms=6, label="control")
+    axes.set_yticks(y, labels, fontsize=7)
+    axes.set_ylim(len(table) - 0.5, -0.5)
+    axes.axvline(0, color="#bbbbbb", lw=0.8)
+
+
+def cell_rows(
+    table: pd.DataFrame, columns: int, *, height: float = 2.1, **options: Any
+) -> tuple[Figure, list[tuple[Sequence[Axes], str, pd.DataFrame]]]:
+    """Return a figure with one row of panels per model and task: the panels, the row's title, and its part."""
+    groups: list[tuple[Any, pd.DataFrame]] = list(table.groupby(["model", "task"], sort=False))
+    figure = Figure(figsize=(7.2, 0.5 + height * len(groups)), layout="constrained")
+    every = figure.subplots(len(groups), columns, squeeze=False, **options)
+    return figure, [
+        ([*row], ", ".join(map(str, names)), part) for row, (names, part) in zip(every, groups, strict=True)
+    ]
+
+
+def legend_below(figure: Figure, *axes: Axes) -> None:
+    """Put the labels of all these axes below the figure."""
+    pairs = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
+    handles, labels = zip(*pairs, strict=True)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+
+
+def head_dots(
+    table: pd.DataFrame,
+    series: Mapping[str, str],
+    *,
+    label: str,
+    line: float | None = None,
+    limits: tuple[float, float] | None = None,
+    log: bool = False,
+) -> Figure:
+    """Draw several numbers of each located head, one panel per model and task.
+
+    `table` has a row per head with its name in "head"; `series` names the columns drawn and their legends. The first is
+    filled, the others are hollow. `line` is a value to compare with, such as chance.
+    """
+    figure, parts = panels(table)
+    styles = zip("osD^", COLORS, strict=False)
+    looks = [(marker, color, color if i == 0 else "none") for i, (marker, color) in enumerate(styles)]
+    for axes, part in parts:
+        for (column, name), (marker, color, face) in zip(series.items(), looks, strict=False):
+            size = 6.5 if face == "none" else 5  # hollow ones are drawn around filled ones
+            axes.plot(part["head"], part[column], marker, color=color, mfc=face, mew=1.3, ms=size, label=name)
+        if line is not None:
+            axes.axhline(line, color="black", lw=0.8, ls="--")
+        if log:
+            axes.set_yscale("log")
+        if limits is not None:
+            axes.set_ylim(*limits)
+        axes.tick_params(axis="x", rotation=60, labelsize=7)
+        axes.margins(x=0.08)
+    parts[0][0].set_ylabel(label, fontsize=8)
+    figure.legend(*parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return figure

@@ -1,0 +1,172 @@
+"""Run findings on models and tasks: one file per cell, so that a killed run resumes where it stopped.
+
+A cell is one finding on one model and task. Its file is written when it is complete, and the same command computes only
+what is missing. Several processes started on the same folder, on any number of machines that share it, divide the cells
+among themselves: each takes a lock on the cell it computes.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+import icl_lens as il
+from experiments.framework.finding import Finding, Measured, Row, to_json
+from experiments.framework.study import Study
+from experiments.framework.tasks import Task
+from icl_lens.errors import InputError
+from icl_lens.files import write_text
+from icl_lens.prompts.tasks import data_digest
+
+PACKAGES = ("torch", "transformers", "transformer-lens")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A finding on a model and a task. `training_seed` tells models of one recipe apart; `model` loads it."""
+
+    finding: Finding
+    model: str
+    task: Task
+    n: int
+    name: str
+    """The model's name in tables and folders."""
+    training_seed: int = 0
+
+    def path(self, folder: Path) -> Path:
+        model = self.name if not self.training_seed else f"{self.name}-seed-{self.training_seed}"
+        return folder / _slug(model) / _slug(self.task.name) / f"{self.finding.id}.json"
+
+    def configuration(self) -> dict[str, Any]:
+        """What decides the cell's numbers; a file with another configuration is computed again."""
+        return {
+            "finding": self.finding.id,
+            "model": self.name,
+            "training_seed": self.training_seed,
+            "task": asdict(self.task) | {"path": self.task.path and Path(self.task.path).name},
+            "data": data_digest(self.task.data, path=self.task.path),
+            "n": self.n,
+        }
+
+    def is_done(self, folder: Path) -> bool:
+        """Whether the cell's file exists and belongs to this configuration."""
+        try:
+            stored = json.loads(self.path(folder).read_text(encoding="utf-8"))["configuration"]
+        except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
+            return False
+        return stored == json.loads(json.dumps(self.configuration()))
+
+
+def run(
+    cells: Iterable[Cell],
+    folder: Path,
+    *,
+    load: Callable[[str], Any] = il.load_model,
+    report: Callable[[str], None] = print,
+    device: str | None = None,
+) -> int:
+    """Compute the cells that are missing in `folder`, in order; return how many were computed.
+
+    A model is loaded once for cells in a row that share it, and what its findings share is computed once per task. A
+    finding that a model or task does not allow is stored as not applicable, with the reason.
+    """
+    done = 0
+    model: tuple[str, Any] | None = None
+    study: Study | None = None
+    for cell in cells:
+        with _claimed(cell, folder) as mine:
+            if not mine:
+                continue
+            if model is None or model[0] != cell.model:
+                model, study = (cell.model, load(cell.model)), None
+            if study is None or (study.task, study.n) != (cell.task, cell.n):
+                study = Study(model[1], cell.task, cell.n)
+            started = time.perf_counter()
+            measured = measure(cell.finding, study)
+            seconds = time.perf_counter() - started
+            store(cell, study, measured, folder, seconds)
+            done += 1
+            report(f"{cell.path(folder).relative_to(folder)}  {seconds:.0f} s  {summary(cell.finding, measured)}")
+    return done
+
+
+def measure(finding: Finding, study: Study) -> Measured:
+    """Measure a finding; what the model or task does not allow becomes a row with the reason."""
+    reason = finding.reason_not_applicable(study)
+    if reason:
+        return Measured([Row.not_applicable(finding.main.name, reason)])
+    try:
+        return finding.measure(study)
+    except InputError as error:
+        logging.getLogger("icl_lens").info("%s does not apply: %s", finding.id, error)
+        return Measured([Row.not_applicable(finding.main.name, str(error))])
+
+
+def store(cell: Cell, study: Study, measured: Measured, folder: Path, seconds: float) -> None:
+    """Write the cell's file: its configuration, rows and details, the located heads, and versions."""
+    path = cell.path(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "configuration": cell.configuration(),
+        "quantization": study.view.quantization,
+        "located": {ranking: list(map(str, study.ranked_by(ranking).located)) for ranking in ("contrast", "increase")},
+        "seconds": round(seconds, 1),
+        "versions": {name: version(name) for name in PACKAGES},
+        **to_json(measured),
+    }
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def summary(finding: Finding, measured: Measured) -> str:
+    """Return the main measure's first row in a few words."""
+    main = finding.main
+    for row in measured.rows:
+        if row.measure == main.name:
+            if row.quantity != row.quantity:
+                return f"not applicable: {row.note}"
+            numbers = (row.quantity, row.control, row.low, row.high)
+            quantity, control, low, high = (f"{number * main.scale:.{main.digits}f}" for number in numbers)
+            return f"{quantity} vs. {control}, difference {low} … {high} {main.unit}"
+    return ""
+
+
+class _claimed:
+    """A lock on a cell that is still to be computed; False where it is done, or another process computes it."""
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self._cell, self._folder = cell, folder
+        path = cell.path(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(path.with_suffix(".lock"))
+
+    def __enter__(self) -> bool:
+        if self._cell.is_done(self._folder):
+            return False
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        return not self._cell.is_done(self._folder)
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock.is_locked:
+            self._lock.release()
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+
+
+def load_cells(folder: Path, findings: Sequence[Finding]) -> Iterator[tuple[Finding, dict[str, Any]]]:
+    """Return every stored cell of the findings, in the order of the findings and of the folder's names."""
+    for finding in findings:
+        for path in sorted(folder.glob(f"*/*/{finding.id}.json")):
+            yield finding, json.loads(path.read_text(encoding="utf-8"))
+
+
+def _slug(name: str) -> str:
+    clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip("/").replace("/", "--"))
+    return clean.strip(".-") or "model"

@@ -1,0 +1,225 @@
+"""One model on one task: prompts to choose heads on, held-out prompts to measure on, located heads and controls."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+import icl_lens as il
+from experiments.framework.estimate import Bounds, Comparison, compare_heads
+from experiments.framework.tasks import Layout, Task, split_by_query
+from icl_lens.models.view import ModelView
+
+Ranking = Literal["contrast", "increase"]
+"""What heads are ranked by: the answer's log-odds against the other label, or, as in the paper, its log-probability."""
+
+Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
+
+PASS_BYTES = 128 * 2**20
+MAX_ROWS = 64
+N_LOCATED = 12
+"""Located heads: as many as the published version edits, but at most one in eight of a small model's."""
+N_RANDOM_SETS = 20
+"""Random sets that a set of heads is compared with."""
+
+
+@dataclass
+class Study:
+    """A model on a task. Rows of the held-out batch are in one order, and `clusters` numbers their queries."""
+
+    model: Any
+    task: Task
+    n: int
+    seed: int = 0
+    ranking: Ranking = "contrast"
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    def ranked_by(self, ranking: Ranking) -> "Study":
+        """Return the same study with heads located by another ranking; both share everything computed."""
+        return Study(self.model, self.task, self.n, self.seed, ranking, self._kept)
+
+    def memoize(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """Return what `compute` returned the first time for this key."""
+        if key not in self._kept:
+            self._kept[key] = compute()
+        return self._kept[key]
+
+    @cached_property
+    def view(self) -> ModelView:
+        return ModelView.of(self.model)
+
+    # Prompts
+
+    def halves(self, layout: Layout = "random", *, exchanged: bool = False) -> tuple[il.PromptBatch, il.PromptBatch]:
+        """Return the prompts to locate heads on and the held-out ones: the same texts in every layout."""
+
+        def tokenize() -> tuple[il.PromptBatch, il.PromptBatch]:
+            # Queries are split, so more prompts are drawn than each half keeps.
+            prompts = self.task.prompts(3 * self.n, seed=self.seed, layout=layout, exchanged=exchanged)
+            first, second = (self.tokenize(half) for half in split_by_query(prompts, self.n))
+            return first, second
+
+        return self.memoize(("halves", layout, exchanged), tokenize)
+
+    def prompts_with(
+        self, demonstrations: int, *, same_length: bool = False
+    ) -> tuple[list[il.Prompt], list[il.Prompt]]:
+        """Return prompts in random order with this many demonstrations of each class, by half.
+
+        Their texts differ from those of `halves`, but a query stays in its half. With `same_length` all texts have
+        the same number of tokens. Raises InputError if the task has too few such texts.
+        """
+
+        def draw() -> tuple[list[il.Prompt], list[il.Prompt]]:
+            assigned = {prompt.query: i for i, half in enumerate(self.halves()) for prompt in half.prompts}
+            task = replace(self.task, demonstrations=demonstrations)
+            prompts = task.prompts(3 * self.n, seed=self.seed, same_length=self.model if same_length else None)
+            return split_by_query(prompts, self.n, assigned)
+
+        return self.memoize(("prompts", demonstrations, same_length), draw)
+
+    def tokenize(self, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
+        """Tokenize prompts by the task's template, with its labels in one order."""
+        return il.tokenize(self.model, prompts, template=self.task.template, labels=self.task.labels)
+
+    @property
+    def held_out(self) -> il.PromptBatch:
+        return self.halves()[1]
+
+    @property
+    def clusters(self) -> Int[np.ndarray, " row"]:
+        """The number of each held-out prompt's query word."""
+        return clusters_of(self.held_out)
+
+    @property
+    def with_other_query(self) -> il.PromptBatch:
+        """The held-out prompts, each with a query of the other class, so that the answer is the other label."""
+
+        def tokenize() -> il.PromptBatch:
+            n = 3 * self.n
+            pairs = zip(self.task.prompts(n, seed=self.seed), self.task.other_queries(n, seed=self.seed), strict=True)
+            others = dict(pairs)
+            return self.tokenize([others[prompt] for prompt in self.held_out.prompts])
+
+        return self.memoize("other queries", tokenize)
+
+    def pieces(self, batch: il.PromptBatch, max_rows: int = MAX_ROWS) -> list[il.PromptBatch]:
+        """Return the batch in pieces whose activations fit into memory."""
+        bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
+        return list(batch.split(max(1, min(max_rows, PASS_BYTES // bytes_per_prompt))))
+
+    def map(
+        self, batch: il.PromptBatch, reduce: Callable[[il.Activations], Shaped[Tensor, "row ..."]]
+    ) -> Shaped[Tensor, "row ..."]:
+        """Return what `reduce` makes of the activations, one row per prompt, on the CPU."""
+        return torch.cat([reduce(il.capture(self.model, piece)).detach().cpu() for piece in self.pieces(batch)])
+
+    # Heads
+
+    @property
+    def n_located(self) -> int:
+        return min(N_LOCATED, self.view.n_layers * self.view.n_heads // 8)
+
+    def head_scores(self, half: Literal["locating", "held_out"] = "locating") -> Float[Tensor, "row layer head"]:
+        """What each head adds to the answer's log-odds (contrast) or log-probability (increase), nats."""
+
+        def score() -> Float[Tensor, "row layer head"]:
+            batch = self.halves()[half == "held_out"]
+            return self.map(batch, contrasts if self.ranking == "contrast" else increases)
+
+        return self.memoize(("scores", self.ranking, half), score)
+
+    def ranked_heads(self) -> list[il.Head]:
+        """All heads, the one of largest mean score on the locating prompts first."""
+        order = self.head_scores().mean(0).flatten().argsort(descending=True)
+        return [il.Head.at(index, self.view.n_heads) for index in order.tolist()]
+
+    @property
+    def located(self) -> list[il.Head]:
+        """The heads of largest mean score on the locating prompts. Prompts are balanced, so no label is favored."""
+        return self.ranked_heads()[: self.n_located]
+
+    @property
+    def controls(self) -> dict[int, list[il.Head]]:
+        """For each located head's layer its other heads, or those of the nearest layer if all are located."""
+        free = [head for head in self.view.heads() if head not in set(self.located)]
+        found = {}
+        for layer in sorted({head.layer for head in self.located}):
+            nearest = min(abs(other.layer - layer) for other in free)
+            found[layer] = [other for other in free if abs(other.layer - layer) == nearest]
+        return found
+
+    def random_sets(self, heads: Sequence[il.Head], n: int = N_RANDOM_SETS) -> list[list[il.Head]]:
+        """Return n sets of as many heads from the same layers (or the nearest with heads left), none of them chosen."""
+        rng = random.Random(self.seed)
+        sets = []
+        for _ in range(n):
+            free = [head for head in self.view.heads() if head not in set(heads)]
+            drawn = []
+            for head in heads:
+                nearest = min(abs(other.layer - head.layer) for other in free)
+                pick = rng.choice([other for other in free if abs(other.layer - head.layer) == nearest])
+                free.remove(pick)
+                drawn.append(pick)
+            sets.append(drawn)
+        return sets
+
+    @property
+    def compared(self) -> list[il.Head]:
+        """Heads located by either ranking and the control heads of both, in order; the heads worth measuring."""
+        studies = [self.ranked_by(ranking) for ranking in ("contrast", "increase")]
+        heads = {head for one in studies for some in (one.located, *one.controls.values()) for head in some}
+        return sorted(heads)
+
+    def map_heads(
+        self, batch: il.PromptBatch, heads: Sequence[il.Head], reduce: Callable[[il.Activations], Tensor]
+    ) -> Float[Tensor, "row layer head *rest"]:
+        """Return `reduce`'s numbers [row chosen …] of some heads among those of all heads; NaN for the others."""
+        found = self.map(batch, reduce)
+        shape = (len(found), self.view.n_layers, self.view.n_heads, *found.shape[2:])
+        values = found.new_full(shape, torch.nan, dtype=torch.double)
+        values[:, [head.layer for head in heads], [head.head for head in heads]] = found.double()
+        return values
+
+    def compare_heads(self, values: Float[Tensor, "row layer head"], *, bounds: Bounds | None = None) -> Comparison:
+        """Compare located heads with the controls of their layers, from one number per held-out prompt and head."""
+        return compare_heads(values.double().numpy(), self.located, self.controls, self.clusters, bounds=bounds)
+
+
+def clusters_of(batch: il.PromptBatch) -> Int[np.ndarray, " row"]:
+    """Number each prompt's query."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(prompt.query, len(numbers)) for prompt in batch.prompts])
+
+
+def thin_out(prompts: Prompts, n: int) -> Prompts:
+    """Return n to 2n of the prompts, at equal distances; all if they are fewer."""
+    return prompts[:: max(1, len(prompts) // n)]
+
+
+def label_classes(batch: il.PromptBatch) -> tuple[Bool[Tensor, "row demo"], Bool[Tensor, "row demo"]]:
+    """Return which demonstrations have the answer's label, so that their texts are of its class, and which another."""
+    same = (batch.label_index == batch.answer[:, None]).cpu()
+    real = (batch.label_index >= 0).cpu()
+    return same & real, ~same & real
+
+
+def contrasts(acts: il.Activations) -> Float[Tensor, "row layer head"]:
+    """What each head adds to the answer's log-odds against the other label, nats."""
+    return il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=compared_tokens(acts.batch))
+
+
+def compared_tokens(batch: il.PromptBatch) -> Int[Tensor, "row other"]:
+    """The tokens that answers are compared with: other labels, or for texts without labels those named `against`."""
+    return batch.other_label_tokens if batch.against is None else batch.against
+
+
+def increases(acts: il.Activations) -> Float[Tensor, "row layer head"]:
+    """What each head adds to the answer's log-probability, nats."""
+    return il.head_log_prob_increase(acts, acts.batch.answer_tokens)

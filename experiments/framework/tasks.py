@@ -1,0 +1,150 @@
+"""Tasks that findings are measured on, and their prompts in balanced order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from icl_lens.errors import InputError
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template
+from icl_lens.prompts.tasks import load_task
+
+WORDS = Path(__file__).with_name("words.json")
+"""Word categories and word pairs beside the library's own word list."""
+
+LINES = Template(separator="\n")
+PAPER = Template()
+ARROWS = Template("{text} -> {label}", "{text} ->", "\n")
+QUESTIONS = Template("Input: {text}\nLabel: {label}", "Input: {text}\nLabel:", "\n\n")
+
+Layout = Literal["random", "order", "reorder", "imbalanced"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Two classes of texts and the label word of each, with the way prompts show them."""
+
+    name: str
+    """The name in folders and tables."""
+    data: str
+    """The name for `load_task`."""
+    labels: tuple[str, str] = ("foo", "bar")
+    """Label words; natural ones belong to the classes in the order of `data`."""
+    demonstrations: int = 2
+    """Demonstrations of each class."""
+    template: Template = PAPER
+    path: str | None = None
+    """A word list, or files with sentences; see `load_task`."""
+
+    @property
+    def natural(self) -> bool:
+        """Whether the labels name the classes, so that they must not change places."""
+        return {label.casefold() for label in self.labels} == {name.casefold() for name in self.data.split("-")}
+
+    def prompts(
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        layout: Layout = "random",
+        exchanged: bool = False,
+        fixed: bool = False,
+        same_length: Any = None,
+    ) -> list[Prompt]:
+        """Return n prompts whose queries are of both classes in turn.
+
+        Each arbitrary label is the answer in half of the prompts of either class. Natural labels stay with their
+        class. In "order" the query's class is demonstrated last, in "reorder" first. With `exchanged`, every prompt
+        has the two labels exchanged and the answer with them: the same texts demonstrate the opposite mapping. The same
+        seed gives the same texts in every layout. With `fixed`, arbitrary labels stay with their class as well.
+        `same_length`, a model, keeps the texts of one number of tokens.
+        """
+        # `load_task` gives its first label to the class named last in `data`, in the first of each two pairs.
+        labels = self.labels if exchanged else self.labels[::-1]
+        exchange = None
+        if self.natural and exchanged:
+            exchange = dict(zip(self.labels, self.labels[::-1], strict=True))
+        prompts = load_task(
+            self.data,
+            n=n,
+            seed=seed,
+            layout=layout,
+            asked="both",
+            balanced=not (self.natural or fixed),
+            labels=labels,
+            demonstrations=self.demonstrations,
+            path=self.path,
+            same_length=same_length,
+            template=self.template,
+        )
+        return [with_labels(prompt, self.labels, exchange) for prompt in prompts]
+
+    def other_queries(self, n: int, *, seed: int = 0) -> list[Prompt]:
+        """Return `prompts(n)`, each with a query of its other class, so that the answer is the other label."""
+        draws = [
+            load_task(
+                self.data,
+                n=n,
+                seed=seed,
+                layout="random",
+                asked=asked,
+                balanced=False,
+                labels=self.labels,
+                demonstrations=self.demonstrations,
+                path=self.path,
+            )
+            for asked in ("true", "false")
+        ]
+        found = []
+        for own, *drawn in zip(self.prompts(n, seed=seed), *draws, strict=True):
+            query = next(one.query for one in drawn if one.query != own.query)
+            found.append(Prompt(own.demonstrations, query, other_label(own), own.labels))
+        return found
+
+
+def with_labels(prompt: Prompt, choices: Sequence[str], exchange: Mapping[str, str] | None = None) -> Prompt:
+    """Return the prompt with its choices in the given order, and its labels exchanged if asked for."""
+    label = {name: name for name in choices} if exchange is None else exchange
+    shown = [Demonstration(one.text, label[one.label]) for one in prompt.demonstrations]
+    return Prompt(shown, prompt.query, None if prompt.answer is None else label[prompt.answer], choices)
+
+
+def other_label(prompt: Prompt) -> str:
+    """Return the label that is not the answer."""
+    return next(label for label in prompt.labels if label != prompt.answer)
+
+
+def exchange_texts(prompt: Prompt) -> Prompt:
+    """Return the prompt with the texts of its two labels exchanged, in order; labels stay, and the answer changes."""
+    texts = {
+        label: iter([shown.text for shown in prompt.demonstrations if shown.label != label]) for label in prompt.labels
+    }
+    shown = [Demonstration(next(texts[one.label]), one.label) for one in prompt.demonstrations]
+    return Prompt(shown, prompt.query, other_label(prompt), prompt.labels)
+
+
+def split_by_query(
+    prompts: Sequence[Prompt], n: int, assigned: Mapping[str, int] | None = None
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Return two lists of at most n prompts of `Task.prompts` that share no query.
+
+    Each query's prompts all go to one list, and each list has equally many prompts of every class and label. `assigned`
+    gives queries their list, 0 or 1. Raises InputError if the prompts have fewer than two queries.
+    """
+    assigned = assigned or {}
+    queries = list(dict.fromkeys(prompt.query for prompt in prompts))
+    if len(queries) < 2:
+        raise InputError("the prompts have one query, and two halves need two; use more prompts or more data")
+    free = [query for query in queries if query not in assigned]
+    first = set(free[::4]) | set(free[1::4])  # of both classes, which take turns
+    first |= {query for query in queries if assigned.get(query) == 0}
+    halves: tuple[list[Prompt], list[Prompt]] = ([], [])
+    for turn in range(4):
+        for half, chosen in zip(halves, (True, False), strict=True):
+            same = [prompt for prompt in prompts[turn::4] if (prompt.query in first) == chosen]
+            half += same[: (n + 3 - turn) // 4]
+    return halves
+
+
+PAPER_TASKS = (Task("sentiment-number", "sentiment-number"), Task("animal-country", "animal-country"))
+"""The paper's word tasks, written as in the paper."""

@@ -1,0 +1,98 @@
+"""A planted model as a Hugging Face folder with a word list, and the truth about its heads."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from experiments.planted import circuits
+from experiments.planted.circuits import Kind, Role
+from experiments.planted.heads import D_HEAD, N_HEADS, HeadWeights, noise_head
+from experiments.planted.stream import D_MODEL, N_POSITIONS, Stream, draw_stream, embeddings
+from experiments.planted.vocabulary import make_tokenizer, texts, token_ids
+from icl_lens.files import write_text
+from icl_lens.models.head import Head
+
+D_MLP = 2 * D_MODEL
+GELU_SIZE = 0.65  # root mean square of the GELU of a standard normal variable
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A planted model and the truth about it."""
+
+    kind: Kind
+    folder: Path  # the model, for `il.load_model`
+    words: Path  # the word list, for `il.load_task(..., path=...)`
+    heads: dict[Role, tuple[Head, ...]]
+    """Planted heads by role, the strongest first; all other heads are noise."""
+    lookup_layer: int | None
+    """Layer of the FFN that looks up the names of categories, in a model of the kind "lookup"."""
+
+
+def build(kind: Kind, folder: Path, *, seed: int = 0) -> Planted:
+    """Write a planted model, drawn from `seed`, into `folder` and return the truth about it."""
+    generator = torch.Generator().manual_seed(seed)
+    stream = draw_stream(generator)
+    with torch.random.fork_rng(devices=[]):  # transformers draws weights, all of which are replaced here
+        model: Any = GPT2LMHeadModel(_config())
+    tables = [part.weight.data for part in (model.transformer.wte, model.transformer.wpe, model.lm_head)]
+    for table, rows in zip(tables, embeddings(stream, generator), strict=True):
+        table[:] = rows
+    blocks = model.transformer.h
+    for layer, block in enumerate(blocks):
+        _write_noise(block, stream, circuits.scale_before(layer), generator)
+    sites = circuits.draw_sites(kind, generator)
+    for site in sites:
+        _write_head(blocks[site.head.layer].attn, site.head.head, circuits.head_weights(site, stream))
+    if kind == "lookup":
+        ffn, (reads, bias, writes) = blocks[circuits.LOOKUP_LAYER].mlp, circuits.lookup_neurons(stream)
+        own = slice(len(bias))
+        ffn.c_fc.weight.data[:, own], ffn.c_fc.bias.data[own], ffn.c_proj.weight.data[own] = reads.T, bias, writes
+    if kind == "untrained":
+        for table in tables:
+            norms = table.norm(dim=1, keepdim=True)
+            table.normal_(generator=generator).mul_(norms / math.sqrt(D_MODEL))
+    model.save_pretrained(folder)
+    make_tokenizer(N_POSITIONS).save_pretrained(folder)
+    words = folder / "words.json"
+    write_text(words, json.dumps({"categories": texts()}, indent=1) + "\n")
+    heads = {role: tuple(site.head for site in sites if site.role == role) for role in get_args(Role)}
+    return Planted(kind, folder, words, heads, circuits.LOOKUP_LAYER if kind == "lookup" else None)
+
+
+def _config() -> GPT2Config:
+    return GPT2Config(
+        vocab_size=len(token_ids()),
+        n_positions=N_POSITIONS,
+        n_embd=D_MODEL,
+        n_layer=circuits.N_LAYERS,
+        n_head=N_HEADS,
+        n_inner=D_MLP,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=token_ids()["<pad>"],
+    )
+
+
+def _write_noise(block: Any, stream: Stream, scale: float, generator: torch.Generator) -> None:
+    """Write noise heads and an FFN of noise into a layer; its LayerNorms keep gain 1 and bias 0."""
+    for head in range(N_HEADS):
+        _write_head(block.attn, head, noise_head(stream, scale, generator))
+    reads, writes = torch.randn(2, D_MODEL, D_MLP, generator=generator) / math.sqrt(D_MODEL)
+    block.mlp.c_fc.weight.data[:] = reads
+    block.mlp.c_proj.weight.data[:] = writes.T * circuits.NOISE_FFN_NORM / (GELU_SIZE * math.sqrt(D_MLP))
+
+
+def _write_head(attention: Any, head: int, weights: HeadWeights) -> None:
+    """Write one head into the joint matrices of GPT-2."""
+    own = slice(head * D_HEAD, (head + 1) * D_HEAD)
+    queries, keys, values = attention.c_attn.weight.data.split(D_MODEL, dim=1)
+    queries[:, own], keys[:, own], values[:, own] = weights.query.T, weights.key.T, weights.value.T
+    attention.c_attn.bias.data[own] = weights.query_bias
+    attention.c_proj.weight.data[own] = weights.output

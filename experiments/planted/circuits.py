@@ -1,0 +1,88 @@
+"""What is planted in each kind of model: heads by role, and the neurons that look names up."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from experiments.planted.heads import N_HEADS, NOISE_NORM, HeadWeights, look_back, match, planted_head, prefer
+from experiments.planted.stream import D_MODEL, EMBEDDED, FEATURE, TYPE, Directions, Stream
+from experiments.planted.vocabulary import CATEGORIES, LABELS
+from icl_lens.models.head import Head
+
+Kind = Literal["two-tower", "compare-copy", "last-label", "majority", "lookup", "untrained"]
+Role = Literal["mover", "two-tower", "comparer", "copier", "last-label", "majority", "decoy"]
+
+N_LAYERS = 8
+MOVER_LAYER, LOOKUP_LAYER = 1, 3
+ANSWER_LAYERS, ANSWER_NORMS = (4, 5, 5, 6), (2.0, 1.6, 1.3, 1.0)
+"""Layers of the heads that write outputs, and the norms of what they write if they attend to one label only."""
+DECOY_LAYERS, DECOY_NORM = (2, 4), 2.5
+NOISE_FFN_NORM = 1.2  # output norm of FFNs of noise
+TYPE_SCORE, EQUAL_SCORE, DISTANCE_SCORE = 5.0, 5.0, 20.0
+"""Attention scores, in nats, for the right type of token, for equal features, and for the right distance."""
+EVEN_SCORE = 3.0
+"""The same for labels in majority heads: lower, so that noise in the scores moves less attention between labels."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A planted head, its role, and the norm of what it writes."""
+
+    head: Head
+    role: Role
+    norm: float
+
+
+def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
+    """Draw the planted heads; heads in the same layer and place are the same in all kinds of one seed."""
+    left = [torch.randperm(N_HEADS, generator=generator).tolist() for _ in range(N_LAYERS)]
+    mover, *answerers = (Head(layer, left[layer].pop()) for layer in (MOVER_LAYER, *ANSWER_LAYERS))
+    sites = [Site(Head(layer, left[layer].pop()), "decoy", DECOY_NORM) for layer in DECOY_LAYERS]
+    if kind == "untrained":
+        return []
+    if kind in ("two-tower", "compare-copy", "lookup"):
+        sites.append(Site(mover, "mover", FEATURE))
+    if kind == "lookup":
+        return sites
+    if kind == "compare-copy":
+        sites.append(Site(answerers.pop(0), "comparer", FEATURE))
+    role = "copier" if kind == "compare-copy" else kind
+    return sites + [Site(head, role, norm) for head, norm in zip(answerers, ANSWER_NORMS, strict=False)]
+
+
+def scale_before(layer: int) -> float:
+    """Return the factor by which LayerNorm scales the residual stream before a layer, as expected from the noise."""
+    noise = layer * (N_HEADS * NOISE_NORM**2 + NOISE_FFN_NORM**2)
+    return math.sqrt(D_MODEL / (EMBEDDED**2 + noise))
+
+
+def head_weights(site: Site, stream: Stream) -> HeadWeights:
+    """Return the weights of a planted head."""
+    scale = scale_before(site.head.layer)
+    texts, labels = (prefer(one, TYPE_SCORE, TYPE * scale) for one in (stream.text, stream.label))
+    same_category = match(stream.moved, stream.moved, EQUAL_SCORE, FEATURE * scale)
+    is_picked = match(stream.picked, stream.identity, EQUAL_SCORE, FEATURE * scale)
+    nearest_text, last_label = (look_back(stream, distance, DISTANCE_SCORE, scale) for distance in (1.5, 2.0))
+    terms, reads, writes = {
+        "mover": ([texts, nearest_text], stream.category, stream.moved),
+        "two-tower": ([labels, same_category], stream.identity, stream.output),
+        "comparer": ([labels, same_category], stream.identity, stream.picked),
+        "copier": ([labels, is_picked], stream.identity, stream.output),
+        "last-label": ([labels, last_label], stream.identity, stream.output),
+        "majority": ([prefer(stream.label, EVEN_SCORE, TYPE * scale)], stream.identity, stream.output),
+        "decoy": ([labels], stream.label, stream.output_all),
+    }[site.role]
+    size = TYPE if site.role == "decoy" else FEATURE
+    return planted_head(terms, reads, writes, size=size * scale, norm=site.norm)
+
+
+def lookup_neurons(stream: Stream) -> tuple[Directions, Float[Tensor, " neuron"], Directions]:
+    """Return what neurons read, their biases and what they write: for each moved category the output of its name."""
+    present, absent = 3.0, -1.0  # before the GELU, which makes 3 and −0.16 of them
+    reads = stream.moved * (present - absent) / (FEATURE * scale_before(LOOKUP_LAYER))
+    names = [LABELS.index(name) for name in CATEGORIES]
+    return reads, torch.full((len(names),), absent), stream.output[names] * sum(ANSWER_NORMS) / present

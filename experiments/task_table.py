@@ -1,0 +1,134 @@
+"""Which tasks a model can do: accuracy by task, template, number of demonstrations, and layout.
+
+`python -m experiments tasks` measures the table in docs/bundled.md, from which experiments choose their tasks. Rows are
+kept in a file as they are measured, so that a killed run resumes.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+import icl_lens as il
+from experiments.framework.estimate import compare
+from experiments.framework.study import clusters_of
+from experiments.framework.tasks import ARROWS, LINES, PAPER, QUESTIONS, WORDS, Layout, Task
+from icl_lens.files import write_text
+from icl_lens.metrics import is_correct, recent_label
+
+TEMPLATES = {"lines": LINES, "paper": PAPER, "arrows": ARROWS, "questions": QUESTIONS}
+"""Lines: "cat : foo", one per line. Paper: the same in one line. Arrows: "cat -> foo". Questions: "Input: cat"."""
+DEMONSTRATIONS = (1, 2, 4, 8, 16)
+ROWS = 20
+_WORDS = str(WORDS)
+
+TASKS = (
+    Task("animal-country, foo/bar", "animal-country"),
+    Task("animal-country, yes/no", "animal-country", ("yes", "no")),
+    Task("animal-country, A/B", "animal-country", ("A", "B")),
+    Task("animal-country, animal/country", "animal-country", ("animal", "country")),
+    Task("sentiment-number, foo/bar", "sentiment-number"),
+    Task("sentiment-number, sentiment/number", "sentiment-number", ("sentiment", "number")),
+    Task("joy-number, foo/bar", "joy-number", path=_WORDS),
+    Task("positive-negative, foo/bar", "positive-negative", path=_WORDS),
+    Task("positive-negative, positive/negative", "positive-negative", ("positive", "negative"), path=_WORDS),
+    Task("fruit-vehicle, foo/bar", "fruit-vehicle"),
+    Task("fruit-vehicle, fruit/vehicle", "fruit-vehicle", ("fruit", "vehicle")),
+    Task("color-job, foo/bar", "color-job"),
+    Task("city-instrument, foo/bar", "city-instrument"),
+    Task("sport-disease, foo/bar", "sport-disease"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: a task as it is written, in one layout."""
+
+    task: Task
+    template: str
+    layout: Layout = "random"
+    exchanged: bool = False
+
+    @property
+    def key(self) -> str:
+        layout = "exchanged" if self.exchanged else self.layout
+        return f"{self.task.name}, {self.template}, {self.task.demonstrations}, {layout}"
+
+
+def settings() -> Iterator[Setting]:
+    """Every task at 1 to 16 demonstrations, and at 4 of them in every layout and template."""
+    for task in TASKS:
+        for count in DEMONSTRATIONS:
+            yield Setting(replace(task, demonstrations=count, template=LINES), "lines")
+        four = replace(task, demonstrations=4, template=LINES)
+        yield Setting(four, "lines", layout="order")
+        yield Setting(four, "lines", layout="reorder")
+        yield Setting(four, "lines", exchanged=True)
+        for name in ("paper", "arrows", "questions"):
+            yield Setting(replace(four, template=TEMPLATES[name]), name)
+
+
+def measure(model: Any, setting: Setting, n: int) -> dict[str, Any]:
+    """Return accuracy between the labels with its interval, and how often the last demonstration's label is chosen."""
+    task = setting.task
+    prompts = task.prompts(n, layout=setting.layout, exchanged=setting.exchanged)
+    batch = il.tokenize(model, prompts, template=task.template, labels=task.labels)
+    log_probs = torch.cat([il.label_log_probs(model, piece).cpu() for piece in batch.split(ROWS)])
+    correct = is_correct(log_probs, batch.answer).double().numpy()
+    found = compare(correct, 0.5, clusters_of(batch), bounds=(0, 1))
+    return {
+        "task": task.name,
+        "template": setting.template,
+        "demonstrations": task.demonstrations,
+        "layout": "exchanged" if setting.exchanged else setting.layout,
+        "accuracy": found.quantity,
+        "low": 0.5 + found.low,
+        "high": 0.5 + found.high,
+        "says_last_label": float((log_probs.argmax(-1) == recent_label(batch.label_index)).double().mean()),
+        "n": n,
+    }
+
+
+def run(model: Any, path: Path, n: int, report: Callable[[str], None] = print) -> pd.DataFrame:
+    """Measure every setting that `path` lacks, and return the table of all of them."""
+    rows = read(path)
+    done = {_key(row) for row in rows}
+    for setting in settings():
+        if setting.key in done:
+            continue
+        rows.append(measure(model, setting, n))
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        report(f"{setting.key}: {rows[-1]['accuracy']:.0%}")
+    return pd.DataFrame(rows)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows measured so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return f"{row['task']}, {row['template']}, {row['demonstrations']}, {row['layout']}"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table for the documentation: a line per task, accuracies in percent."""
+    found = {_key(row): row for row in rows}
+
+    def cell(task: str, template: str, count: int, layout: str) -> str:
+        row = found.get(f"{task}, {template}, {count}, {layout}")
+        return "" if row is None else f"{100 * row['accuracy']:.0f} ± {50 * (row['high'] - row['low']):.0f}"
+
+    columns = [f"{count} per class" for count in DEMONSTRATIONS]
+    columns += ["query's class last", "query's class first", "labels exchanged", "in one line", "arrows", "questions"]
+    lines = [f"| task | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    for task in (task.name for task in TASKS):
+        cells = [cell(task, "lines", count, "random") for count in DEMONSTRATIONS]
+        cells += [cell(task, "lines", 4, layout) for layout in ("order", "reorder", "exchanged")]
+        cells += [cell(task, template, 4, "random") for template in ("paper", "arrows", "questions")]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""Load GGUF files: convert each one once into a Hugging Face folder in the user's cache.
+
+1. The file is checked: that it is GGUF, complete, and of an architecture that transformers reads.
+2. transformers' own GGUF loader dequantizes the weights and rebuilds the configuration and the tokenizer.
+3. The result is written to a new folder and moved into place, so a killed process leaves nothing half-written. From
+   then on the file loads like any other folder; reading the file again would take most of the loading time.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError
+
+from icl_lens.errors import InputError
+from icl_lens.hub import size, text_of
+from icl_lens.models.gguf_header import Header, parsed_once
+from icl_lens.models.quiet import without_bars, without_reports
+
+MAGIC = b"GGUF"
+ORIGIN = "dequantized_from"
+"""The entry in a converted folder's config.json that describes the file it was converted from."""
+UNQUANTIZED = ("F32", "F16", "BF16", "F64")
+CONVERSION = 1
+"""Rises when a file is converted differently, so that folders converted before are not used."""
+
+
+def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> Path:
+    """Return the Hugging Face folder that `file` has been converted to, converting it first if necessary.
+
+    Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's content, of which
+    `digest` is the SHA-256 digest if it is known already, so a changed file is converted anew. Raises InputError if the
+    file cannot be read as GGUF, or the cache cannot be written.
+    """
+    _check_magic(file)
+    dtype = torch.float32 if dtype == torch.float64 else dtype
+    stored_as = str(dtype).removeprefix("torch.")
+    name = f"{(digest or file_digest(file))[:16]}-{stored_as}-transformers-{version('transformers')}-{CONVERSION}"
+    folder = cache_folder() / name
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / f"{name}.lock"):
+            if not folder.is_dir():
+                for partial in folder.parent.glob(f"{name}.partial-*"):  # of a process that was killed
+                    shutil.rmtree(partial, ignore_errors=True)
+                with (
+                    tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}.partial-") as partial,
+                    without_bars(),
+                    without_reports(),
+                ):
+                    _convert(file, Path(partial), dtype)
+                    Path(partial, "model").rename(folder)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the converted weights of {file.name!r} to {str(folder.parent)!r}: {text_of(error)}; free "
+            "space there, or set the environment variable XDG_CACHE_HOME to a folder with more space"
+        ) from error
+    return folder
+
+
+def cache_folder() -> Path:
+    """Return the folder in which converted GGUF files are kept."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("icl_lens", appauthor=False) / "gguf"
+
+
+def file_digest(file: Path) -> str:
+    """Return a file's SHA-256 digest in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_magic(file: Path) -> None:
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(len(MAGIC))
+    except OSError as error:
+        raise InputError(f"cannot read {str(file)!r}: {error.strerror}; pass the path of a readable file") from error
+    if start != MAGIC:
+        raise InputError(
+            f"{file.name!r} must be a GGUF file, which begins with {MAGIC!r}, got one that begins with {start!r}; "
+            "download it again, or pass the folder of a Hugging Face model"
+        )
+
+
+def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
+    """Write the model and its tokenizer to `partial / "model"`."""
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    # A folder of its own: transformers would also read a config.json next to the file.
+    link = partial / "file" / file.name
+    link.parent.mkdir()
+    link.symlink_to(file.resolve())
+    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    how: dict[str, Any] = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    if hasattr(transformers, "GgufConfig"):  # older versions always dequantize
+        how["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    folder = partial / "model"
+    log = logging.getLogger("icl_lens")
+    with parsed_once(file.name):
+        header = Header(link)
+        try:
+            config = AutoConfig.from_pretrained(link.parent, **where)
+            header.complete(config)
+            log.warning("converting %s (%s) once; this takes up to a minute", file.name, header.quantization)
+            found: Any = AutoModelForCausalLM.from_pretrained(link.parent, config=config, **where, **how)
+            model, loading = found
+            header.check_used(model, **loading)
+            if header.has_tokenizer:
+                AutoTokenizer.from_pretrained(link.parent, **where).save_pretrained(folder)
+        except InputError:
+            raise
+        except Exception as error:  # from several libraries: there is no closed list
+            if isinstance(error, OSError) and error.errno is not None:  # transformers raises others without a number
+                raise
+            raise InputError(
+                f"{file.name!r} must be a file that transformers {transformers.__version__} can load, got: "
+                f"{text_of(error)}; pass the folder or the Hub name of the original model"
+            ) from error
+    model.config.name_or_path = ""
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(text_of(error)) from error
+    config = json.loads((folder / "config.json").read_text())
+    config[ORIGIN] = {"file": file.name, "quantization": header.quantization}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    log.warning("kept the converted model (%s) in %s", size(_bytes(folder)), cache_folder())
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())

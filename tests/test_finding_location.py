@@ -1,0 +1,116 @@
+"""Location: every method's scores against plain hooks, the deep share by hand, and models in which nothing is found."""
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny_study import log_odds, tiny_study
+
+import icl_lens as il
+from experiments.findings.location import FINDING, deep_share
+from experiments.framework.finding import to_json
+from experiments.framework.locating import METHODS, by_tracing
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+
+
+def set_z(value, head, z, hook):
+    z = z.clone()
+    z[:, -1, head] = value if isinstance(value, torch.Tensor) else value * z[:, -1, head]
+    return z
+
+
+def reference(name, study, batch, row, layer, head):
+    """One head's score on one prompt by another way: its z or pattern in a run of this prompt alone."""
+    hook = f"blocks.{layer}.attn.hook_z"
+    tokens = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
+    _, cache = study.model.run_with_cache(tokens)
+    odds = partial(log_odds, study.model)
+    if name == "effects":
+        return odds(batch, row) - odds(batch, row, [(hook, partial(set_z, 0.0, head))])
+    if name == "gradient":  # a central difference
+        less, more = (odds(batch, row, [(hook, partial(set_z, 1 + step, head))]) for step in (-1e-2, 1e-2))
+        return (more - less) / 2e-2
+    if name == "attention":
+        pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0, head, -1]
+        labels = zip(batch.label_positions[row].tolist(), batch.label_index[row].tolist(), strict=True)
+        return sum(float(pattern[at]) * (1 if label == batch.answer[row] else -1) for at, label in labels)
+    other, answer = study.halves(exchanged=True)[0], int(batch.answer[row])
+    assert other.answer[row] == 1 - answer
+    clean = [(hook, partial(set_z, cache[hook][0, -1, head], head))]
+    return odds(other, row, clean, answer=answer) - odds(other, row, answer=answer)
+
+
+@pytest.mark.parametrize("name", ["effects", "gradient", "attention", "tracing"])
+def test_scores_are_those_of_plain_runs(gpt2, tmp_path, name):
+    study = tiny_study(gpt2, tmp_path)
+    batch = study.halves()[0]
+    scores = METHODS[name].score(study, batch)
+    assert scores.shape == (len(batch), 3, 4)
+    assert scores.abs().max() > 0.01
+    for row, layer, head in [(0, 0, 0), (1, 1, 3), (2, 2, 1), (5, 0, 2), (11, 2, 2)]:
+        expected = reference(name, study, batch, row, layer, head)
+        assert float(scores[row, layer, head]) == pytest.approx(expected, abs=2e-3 if name == "gradient" else 2e-5)
+
+
+def test_tracing_pairs_each_piece_with_its_own_prompts(gpt2, tmp_path, monkeypatch):
+    study = tiny_study(gpt2, tmp_path)
+    whole = by_tracing(study, study.halves()[0])
+    monkeypatch.setattr(study, "pieces", lambda batch: list(batch.split(5)))
+    torch.testing.assert_close(by_tracing(study, study.halves()[0]), whole, atol=1e-5, rtol=0)
+
+
+def test_deep_share_by_hand():
+    values = torch.tensor([[1.0], [-5.0], [2.0], [1.0]]).expand(6, 4, 1)
+    found = deep_share(values, np.arange(6))
+    assert (found.quantity, found.control) == pytest.approx((0.75, 0.5))
+    assert found.low < found.difference < found.high  # no interval has zero width
+    middle = deep_share(torch.tensor([[1.0], [2.0], [1.0]]).expand(6, 3, 1), np.arange(6))
+    assert middle.quantity == pytest.approx(0.5)
+    layers = torch.tensor([[1.0, 3.0], [2.0, 4.0]]).expand(6, 2, 2)  # attention and FFN
+    found = deep_share(layers, np.arange(6), counted=slice(1))
+    assert (found.quantity, found.control) == pytest.approx((0.2, 0.25))
+
+
+def test_the_heads_mean_decides_and_not_the_prompts():
+    """A contribution that cancels over prompts is none."""
+    values = torch.zeros(10, 2, 1)
+    values[:, 0], values[::2, 1], values[1::2, 1] = 1.0, 9.0, -9.0
+    assert deep_share(values, np.arange(10)).quantity == pytest.approx(0, abs=1e-6)
+
+
+def test_heads_spread_evenly_are_not_deep():
+    values = torch.randn(200, 8, 6, generator=torch.Generator().manual_seed(0)) + 0.2
+    found = deep_share(values, np.arange(200))
+    assert found.low < 0 < found.high
+
+
+def test_an_untrained_model_loses_nothing(gpt2, tmp_path):
+    rows = FINDING.measure(tiny_study(gpt2, tmp_path, n=48)).rows
+    lost = [row for row in rows if row.measure.startswith("lost_")]
+    assert len(lost) == len(METHODS)
+    assert all(row.low < 0 < row.high for row in lost)
+
+
+def test_a_model_that_learns_in_context(icl_mini):
+    study = Study(icl_mini, PAPER_TASKS[1], 16)
+    measured = FINDING.measure(study)
+    lost = {row.measure: row for row in measured.rows if row.measure.startswith("lost_")}
+    assert all(row.low > 0 and row.n_heads == study.n_located for row in lost.values())
+    methods = measured.details[measured.details["kind"] == "method"].set_index("name")
+    assert methods.loc["contrast", "heads"] == " ".join(map(str, study.located))
+    assert methods.loc["contrast", "in_common_with_contrast"] == study.n_located
+    assert methods["passes"].tolist() == [1, 1, 49, 5, 1, 50]
+    assert [row.ranking for row in measured.rows if row.measure == "depth"] == ["contrast", "increase"]
+    layers = measured.details[(measured.details["kind"] == "layer") & (measured.details["ranking"] == "contrast")]
+    acts = il.capture(icl_mini, study.held_out)
+    attn, ffn = il.layer_log_prob_increase(
+        acts, study.held_out.answer_tokens, against=study.held_out.other_label_tokens
+    )
+    expected = torch.cat([attn.mean(0), ffn.mean(0)]).numpy()
+    np.testing.assert_allclose(layers["quantity"], expected, atol=1e-5)
+    details = pd.DataFrame(to_json(measured)["details"]).assign(model="icl-mini")
+    assert FINDING.draw is not None
+    assert len(FINDING.draw(pd.concat([details.assign(task=task) for task in ("one", "two")])).axes) == 4

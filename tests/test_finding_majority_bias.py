@@ -1,0 +1,118 @@
+"""Majority bias: models with known answers, softmax's prediction by hand, and a model that has no bias."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import PROMPTS
+from finding_tasks import labels_of, tiny_study
+
+import icl_lens as il
+from experiments.findings.majority_bias import FINDING
+from experiments.framework import label_bias
+from experiments.framework.arrangements import prompts_by_frequency, without_last_true
+from experiments.framework.label_attention import attention_by_class, dropped
+from experiments.framework.label_bias import Pairs, Scores, answered, gap_rows
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+from icl_lens.metrics import bias_gap, is_correct, label_log_odds, majority_label
+
+KINDS = ("majority", "minority", "majority balanced", "minority balanced")
+
+
+def drawn(shown, n=40):
+    """The prompts that `measure` takes its demonstrations from."""
+    return replace(PAPER_TASKS[0], demonstrations=2 * shown - max(1, shown // 2)).prompts(n)
+
+
+@pytest.mark.parametrize("shown", [2, 3, 8])
+def test_prompts_differ_in_frequency_only(shown):
+    prompts, few = drawn(shown), max(1, shown // 2)
+    found = prompts_by_frequency(prompts, shown, 0)
+    for kind, count in zip(KINDS, (2 * shown - few, few, shown, shown), strict=True):
+        for row, (prompt, one) in enumerate(zip(prompts, found[kind], strict=True)):
+            is_own = [label == one.answer for label in labels_of(one)]
+            assert (sum(is_own), len(is_own), is_own[-1]) == (count, 2 * shown, row % 2 == 0)
+            assert (one.query, one.answer) == (prompt.query, prompt.answer)
+            assert len({*one.demonstrations} & {*prompt.demonstrations}) == 2 * shown  # none is shown twice
+            uneven = labels_of(found[kind.split()[0]][row])
+            assert (uneven[0], uneven[-1]) == (labels_of(one)[0], labels_of(one)[-1])
+    if shown == 2:  # in random order
+        orders = {tuple(label == one.answer for label in labels_of(one)) for one in found["majority"]}
+        assert len(orders) == 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "gap", "difference"),
+    [
+        pytest.param(lambda labels: labels[-1], 0, 0, id="copies the last label"),
+        pytest.param(lambda labels: "foo", 0, 0, id="one label"),
+        pytest.param(lambda labels: labels[0], None, 0, id="copies the first label"),
+        pytest.param(lambda labels: max(("foo", "bar"), key=labels.count), 100, None, id="counts"),
+    ],
+)
+def test_models_that_look_at_labels_only(rule, gap, difference):
+    found = prompts_by_frequency(drawn(2), 2, 0)
+    right = [np.array([[float(rule(labels_of(one)) == one.answer)] for one in found[kind]]) for kind in KINDS]
+    scores = [Scores(2 * one - 1, one) for one in right]
+    row = gap_rows((scores[0], scores[1]), (scores[2], scores[3]), np.arange(40) // 2)[0]
+    assert gap is None or 100 * row.quantity == gap
+    assert difference is None or 100 * (row.quantity - row.control) == difference
+    assert (row.low > 0.5) == (gap == 100)  # what counts is told from everything else
+    assert gap is not None or row.quantity > 0.3  # which the quantity alone would not do
+
+
+def test_the_gap_is_the_bias_gap_of_all_prompts_together(icl_mini, monkeypatch):
+    monkeypatch.setattr(label_bias, "N_RANDOM_SETS", 2)
+    study = Study(icl_mini, PAPER_TASKS[1], 8)
+    found = FINDING.measure(study)
+    assert {row.measure for row in found.rows} == {one.name for one in FINDING.measures}
+    prompts = prompts_by_frequency(study.prompts_with(3)[1], 2, 0)
+    batch = study.tokenize(prompts["majority"] + prompts["minority"])
+    log_probs = il.label_log_probs(icl_mini, batch)
+    gap = bias_gap(is_correct(log_probs, batch.answer), batch.answer, majority_label(batch.label_index))
+    favored, unfavored = label_log_odds(log_probs, batch.answer).double().chunk(2)
+    quantities = {row.measure: row.quantity for row in found.rows}
+    assert quantities["gap"] == pytest.approx(gap)
+    assert quantities["bias"] == pytest.approx(float((favored - unfavored).mean()), abs=1e-4)
+    assert len(FINDING.draw(found.details.assign(model="icl-mini", task="task")).axes) == 1
+    with pytest.raises(il.InputError, match="one demonstration of each class"):
+        FINDING.measure(Study(icl_mini, replace(PAPER_TASKS[1], demonstrations=1), 12))
+
+
+def test_no_query_is_in_both_halves(icl_mini):
+    study = Study(icl_mini, PAPER_TASKS[1], 20)
+    for same_length in (False, True):
+        halves = [{one.query for one in half} for half in study.prompts_with(3, same_length=same_length)]
+        for own, other in ((0, 1), (1, 0)):
+            assert halves[own]
+            assert not halves[own] & (halves[other] | {one.query for one in study.halves()[other].prompts})
+
+
+def test_a_model_that_reads_no_prompt_has_no_bias(gpt2, tmp_path):
+    """Without any head, the answer depends on the last token only."""
+    study = tiny_study(gpt2, tmp_path)
+    found = {kind: study.tokenize(some) for kind, some in prompts_by_frequency(study.prompts_with(3)[1], 2, 0).items()}
+    with il.ablate_heads(gpt2, study.view.heads()):
+        uneven, even = (answered(study, Pairs(found[one], found[other])) for one, other in (KINDS[:2], KINDS[2:]))
+    for row in gap_rows(uneven, even, np.arange(len(found["majority"]))):
+        assert (row.quantity, row.control) == pytest.approx((0, 0), abs=1e-6)
+        assert row.low <= 0 <= row.high
+
+
+def test_what_softmax_alone_predicts(gpt2):
+    """The dropped tokens are the ones that are gone; the rest is the softmax of the same scores without them."""
+    prompts = [PROMPTS[0], il.Prompt.parse("two : foo one : bar cat : foo dog : bar hate :", answer="bar")]
+    whole = il.tokenize(gpt2, prompts, labels=("foo", "bar"))
+    fewer = il.tokenize(gpt2, [without_last_true(prompt) for prompt in prompts], labels=("foo", "bar"))
+    gone, acts = dropped(whole), il.capture(gpt2, whole)
+    for row, prompt in enumerate(prompts):
+        assert whole.tokens[row][~gone[row]].tolist() == fewer.tokens[row].tolist()
+        scores = acts.pattern[row].double().log()
+        for place in gone[row].nonzero().flatten().tolist():
+            scores[..., place] = -torch.inf
+        by_hand = torch.zeros(*scores.shape[:2], 2, dtype=torch.float64)
+        for label, place in zip(labels_of(prompt), whole.label_positions[row].tolist(), strict=True):
+            by_hand[..., int(label != prompt.answer)] += scores.softmax(-1)[..., place]
+        torch.testing.assert_close(attention_by_class(acts, gone)[row].double(), by_hand, atol=1e-6, rtol=0)

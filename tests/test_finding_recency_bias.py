@@ -1,0 +1,121 @@
+"""Recency bias: models with known answers, some of them without a recency bias, and queries exchanged by hand."""
+
+from dataclasses import replace
+
+import families
+import numpy as np
+import pytest
+import reference_attention
+import torch
+from finding_tasks import labels_of, tiny_study
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from experiments.findings.recency_bias import FINDING, ordered
+from experiments.framework import label_bias
+from experiments.framework.arrangements import orders_by_label
+from experiments.framework.label_bias import Scores, gap_rows
+from experiments.framework.neighbors import exchange_texts, query_effects
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+from icl_lens.metrics import bias_gap, is_correct, label_log_odds, recent_label
+
+
+@pytest.mark.parametrize("place", [-1, 0])
+def test_two_orders_of_the_same_demonstrations(place):
+    prompts = replace(PAPER_TASKS[0], demonstrations=3).prompts(40)
+    for prompt, *both in zip(prompts, *orders_by_label(prompts, place, 0), strict=True):
+        assert prompt in both
+        for one, is_favored in zip(both, (True, False), strict=True):
+            assert (labels_of(one)[place] == one.answer) == is_favored
+            assert sorted(map(str, one.demonstrations)) == sorted(map(str, prompt.demonstrations))
+            assert one.demonstrations[-1 - place] == prompt.demonstrations[-1 - place]  # the other end
+        moved = [a != b for a, b in zip(both[0].demonstrations, both[1].demonstrations, strict=True)]
+        assert (sum(moved), moved[place]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "gap", "control"),
+    [
+        pytest.param(lambda labels: labels[-1], 100, 0, id="copies the last label"),
+        pytest.param(lambda labels: labels[0], 0, 100, id="copies the first label"),
+        pytest.param(lambda labels: "foo", 0, 0, id="one label"),
+        pytest.param(lambda labels: max(("foo", "bar"), key=labels.count), 0, 0, id="counts"),
+    ],
+)
+def test_models_that_look_at_labels_only(rule, gap, control):
+    prompts = PAPER_TASKS[0].prompts(40)
+    scores = []
+    for place in (-1, 0):
+        right = [
+            np.array([[float(rule(labels_of(one)) == one.answer)] for one in some])
+            for some in orders_by_label(prompts, place, 0)
+        ]
+        scores.append(tuple(Scores(2 * one - 1, one) for one in right))
+    row = gap_rows(*scores, np.arange(40) // 2)[0]
+    assert (100 * row.quantity, 100 * row.control) == (gap, control)
+    assert (row.low <= 0 <= row.high) == (gap == control)
+
+
+def test_the_gap_is_the_bias_gap_of_both_orders(icl_mini, monkeypatch):
+    monkeypatch.setattr(label_bias, "N_RANDOM_SETS", 2)
+    study = Study(icl_mini, PAPER_TASKS[1], 8)
+    found = FINDING.measure(study)
+    assert {row.measure for row in found.rows} == {one.name for one in FINDING.measures}
+    both = ordered(study, study.held_out.prompts, -1)
+    batch = study.tokenize([*both.favored.prompts, *both.unfavored.prompts])
+    log_probs = il.label_log_probs(icl_mini, batch)
+    gap = bias_gap(is_correct(log_probs, batch.answer), batch.answer, recent_label(batch.label_index))
+    favored, unfavored = label_log_odds(log_probs, batch.answer).double().chunk(2)
+    quantities = {row.measure: row.quantity for row in found.rows}
+    assert quantities["gap"] == pytest.approx(gap)
+    assert quantities["bias"] == pytest.approx(float((favored - unfavored).mean()), abs=1e-4)
+    assert FINDING.draw(found.details.assign(model="icl-mini", task="task")).axes
+
+
+def test_one_text_is_exchanged_for_one_of_the_other_class():
+    prompts = replace(PAPER_TASKS[0], demonstrations=3).prompts(20)
+    classes = {(prompt, one.text): one.label for prompt in prompts for one in prompt.demonstrations}
+    classes |= {(prompt, prompt.query): prompt.answer for prompt in prompts}
+    texts = exchange_texts(prompts, 0)
+    for row, prompt in enumerate(prompts):
+        intact = texts.intact[row]
+        assert sorted(labels_of(intact)) == ["bar", "bar", "foo", "foo"]
+        others = [texts.input[row], texts.last[row], texts.before_last[row]]
+        for other, expected in zip(others, (-1, 3, 2), strict=True):
+            assert (labels_of(other), other.answer) == (labels_of(intact), intact.answer)
+            pairs = enumerate(zip(texts_of(intact), texts_of(other), strict=True))
+            changed = [(i, a, b) for i, (a, b) in pairs if a != b]
+            assert [i for i, _, _ in changed] == [expected % 5]
+            assert {classes[prompt, text] for text in changed[0][1:]} == {"foo", "bar"}
+
+
+def texts_of(prompt):
+    return [*(one.text for one in prompt.demonstrations), prompt.query]
+
+
+def test_queries_by_hand(load_tiny, family_folder, tmp_path):
+    """Heads get the last query of the other prompt; gains count where the exchanged text was of the other class."""
+    model = load_tiny("llama_gqa", dtype=torch.float64)
+    hf = AutoModelForCausalLM.from_pretrained(family_folder("llama_gqa"), attn_implementation="eager").double().eval()
+    study, heads = tiny_study(model, tmp_path, n=4), [il.Head(1, 0), il.Head(2, 2)]
+    texts = exchange_texts(study.prompts_with(3)[1], 0)
+    ours = query_effects(study, texts, heads)
+    for row, prompt in enumerate(texts.intact):
+
+        def odds(other, prompt=prompt):
+            ids, source = (study.tokenize([one]).tokens[0] for one in (prompt, other))
+            seen = reference_attention.edited_run(hf, source, heads, lambda hand: None)[1]
+
+            def edit(hand):
+                for head in range(len(hand.q)):
+                    hand.q[head, -1] = seen[hand.layer].q[head, -1]
+
+            log_probs = reference_attention.edited_log_probs(hf, ids, heads, edit)
+            foo, bar = (float(log_probs[families.WORDS.index(label)]) for label in ("foo", "bar"))
+            return foo - bar if prompt.answer == "foo" else bar - foo
+
+        for column, some in enumerate((texts.input, texts.last, texts.before_last)):
+            sign = 1 if column == 0 or labels_of(prompt)[-column] == prompt.answer else -1
+            assert ours[row, column] == pytest.approx(sign * (odds(prompt) - odds(some[row])), abs=1e-5)
+    assert np.abs(ours).max() > 1e-3

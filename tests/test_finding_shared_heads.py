@@ -1,0 +1,86 @@
+"""Shared heads: overlap and its chance by enumeration, balanced prompts, and lists with nothing in common."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny_study import tiny_study
+
+from experiments.findings.shared_heads import FINDING
+from experiments.framework.estimate import compare_drawn, weights_with_data
+from experiments.framework.finding import rows_from_json, to_json
+from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
+from experiments.framework.run import measure
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+
+
+def lists_of(counts: list[int], n_heads: int) -> list[np.ndarray]:
+    """Every list with so many heads in each layer."""
+    found = []
+    for chosen in product(*(combinations(range(n_heads), count) for count in counts)):
+        one = np.zeros((1, len(counts), n_heads), dtype=bool)
+        for layer, heads in enumerate(chosen):
+            one[0, layer, list(heads)] = True
+        found.append(one)
+    return found
+
+
+def test_expected_overlap_is_the_mean_over_all_random_lists():
+    first, second = lists_of([2, 1, 0], 4), lists_of([1, 0, 2], 4)
+    observed = np.mean([overlap(one, other) for one in first for other in second])
+    assert expected_overlap(first[0], second[0])[0] == pytest.approx(observed)
+    assert overlap(first[0], first[0])[0] == 1
+
+
+def test_heads_are_ranked_again_in_every_draw():
+    values = np.random.default_rng(0).normal(size=(12, 2, 3))
+    clusters = np.arange(12) // 3
+    lists = drawn_lists(values, clusters, 2, seed=5)
+    weights = weights_with_data(clusters, seed=5)
+    for draw in (0, 1, 700, 2000):
+        means = sum(weight * value for weight, value in zip(weights[draw], values, strict=True)).flatten()
+        assert {*np.flatnonzero(lists[draw])} == {*np.argsort(means)[-2:]}
+    assert (lists.sum((1, 2)) == 2).all()
+    assert (drawn_lists(values, clusters, 2, seed=6)[1:] != lists[1:]).any()  # drawn independently of each other
+
+
+def test_lists_shuffled_within_layers_share_what_is_expected():
+    """Two tasks that use the same layers but not the same heads have nothing in common beyond chance."""
+    rng = np.random.default_rng(0)
+    gaps = []
+    for _ in range(200):
+        values = rng.normal(size=(1, 6, 4)) + np.arange(6)[:, None]
+        first = drawn_lists(np.repeat(values, 8, 0), np.arange(8), 6, seed=0)[:1]
+        gaps.append(overlap(first, rng.permuted(first, axis=2)) - expected_overlap(first, first))
+    assert abs(np.mean(gaps)) < 3 * np.std(gaps) / np.sqrt(len(gaps))
+
+
+def test_no_interval_has_zero_width():
+    values = np.zeros((10, 2, 3)) + np.arange(6).reshape(2, 3)
+    lists = drawn_lists(values, np.arange(10), 2, seed=0)
+    found = compare_drawn(overlap(lists, lists), expected_overlap(lists, lists), 10, 10, bounds=(0, 1))
+    assert found.quantity == 1
+    assert found.low < found.difference < found.high + 1e-9
+
+
+def test_a_model_that_does_nothing_shares_nothing(gpt2, tmp_path):
+    (row,) = measure(FINDING, tiny_study(gpt2, tmp_path, n=24)).rows
+    assert np.isnan(row.quantity)
+    assert "does not do the task" in row.note
+
+
+def test_a_model_that_learns_in_context(icl_mini):
+    measured = measure(FINDING, Study(icl_mini, PAPER_TASKS[1], 24))
+    rows = {(row.measure, row.ranking): row for row in rows_from_json(to_json(measured))}
+    main = rows["overlap", "contrast"]
+    same = rows["overlap_same", ""]
+    assert 0 < main.low <= main.quantity - main.control < main.high
+    assert same.quantity >= main.quantity
+    assert "'->'" in rows["overlap_plural", ""].note
+    assert "does not do the task" in rows["overlap_induction", ""].note
+    assert "(guessing: 33 %)" in rows["overlap_three_classes", ""].note
+    assert FINDING.draw is not None
+    details = pd.DataFrame(to_json(measured)["details"]).assign(model="icl-mini", task="animal-country")
+    assert len(FINDING.draw(details).axes) == 2  # and the color bar

@@ -1,0 +1,105 @@
+"""Finding 4: ranks, features and circuits against plain loops, made-up circuits, and heads chosen at random."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from finding_studies import rank_by_chance, tiny_study
+
+import icl_lens as il
+from experiments.findings import values
+from experiments.framework import projections
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+
+HEADS = [il.Head(0, 1), il.Head(2, 3)]
+
+
+@pytest.fixture
+def study(gpt2: Any, tmp_path: Path) -> Study:
+    return tiny_study(gpt2, tmp_path)
+
+
+def written(model: Any, study: Study, batch: il.PromptBatch, row: int, head: il.Head) -> tuple[torch.Tensor, float]:
+    """What a head writes at each label, centered and times the final gain, and the final scale: from a plain cache."""
+    tokens = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
+    _, cache = model.run_with_cache(tokens)
+    v = cache[f"blocks.{head.layer}.attn.hook_v"][0, batch.label_positions[row], head.head]
+    u = v @ model.W_O[head.layer, head.head]
+    last = cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"][0, -1]
+    scale = 1 / float((last.var(unbiased=False) + model.cfg.eps).sqrt())
+    return (u - u.mean(-1, keepdim=True)) * model.ln_final.w, scale
+
+
+def test_ranks_and_features_agree_with_loops_over_positions(gpt2: Any, study: Study) -> None:
+    batch = study.held_out
+    acts = il.capture(gpt2, batch)
+    own = projections.label_token_ranks(acts, HEADS)
+    other = projections.label_token_ranks(acts, HEADS, other=True)
+    features = projections.label_features(acts, HEADS)
+    for row in range(3):
+        for i, head in enumerate(HEADS):
+            vectors, scale = written(gpt2, study, batch, row, head)
+            odds: dict[int, list[float]] = {0: [], 1: []}
+            for demo in range(4):
+                label = int(batch.label_index[row, demo])
+                logits = (vectors[demo] @ gpt2.W_U).tolist()
+                for ranks, which in ((own, label), (other, 1 - label)):
+                    token = int(batch.label_tokens[which])
+                    assert ranks[row, i, demo] == 1 + sum(one > logits[token] for one in logits)
+                first, second = (logits[int(token)] * scale for token in batch.label_tokens)
+                odds[label].append(first - second)
+            expected = (np.mean(odds[0]) - np.mean(odds[1])) / 2
+            assert float(features[row, i]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_means_of_ranks() -> None:
+    ranks = torch.tensor([[1.0, 2.0, torch.nan], [10.0, 100.0, 1000.0]])
+    assert values.reciprocals(ranks).tolist() == pytest.approx([0.75, 0.111 / 3])
+    assert values.magnitudes(ranks, 1000).tolist() == pytest.approx([(3 + np.log10(500)) / 2, 1.0])
+
+
+def circuit(logits: list[list[float]]) -> float:
+    matrix = torch.tensor(logits)
+    return projections.eigenvalue_score(il.Copying(torch.arange(len(matrix)), matrix))
+
+
+def test_only_circuits_that_follow_what_is_read_have_a_score() -> None:
+    assert circuit([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]) == pytest.approx(1)
+    assert circuit([[0.0, 1.0], [1.0, 0.0]]) == pytest.approx(-1)
+    assert circuit([[5.0, 0.0], [5.0, 0.0]]) == 0  # always the first word; its raw eigenvalues are 5 and 0
+    assert circuit([[5.0, 0.0], [4.0, 1.0]]) == pytest.approx(1)
+    assert circuit([[4.0, 1.0], [5.0, 0.0]]) == pytest.approx(-1)
+
+
+def test_circuits_are_those_of_the_weights(gpt2: Any, study: Study) -> None:
+    head = study.compared[0]
+    found = values.circuit_scores(study)["texts"][0, *head]
+    tokens = sorted({int(token) for prompt in study.held_out.prompts for token in ids_of(gpt2, prompt)})
+    x = gpt2.W_E[tokens]
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + gpt2.cfg.eps).sqrt()
+    u = x * gpt2.blocks[head.layer].ln1.w @ gpt2.W_V[head.layer, head.head] @ gpt2.W_O[head.layer, head.head]
+    logits = (u - u.mean(-1, keepdim=True)) * gpt2.ln_final.w @ gpt2.W_U[:, tokens]
+    eigenvalues = np.linalg.eigvals((logits - logits.mean(0)).detach().double().numpy())
+    assert found == pytest.approx(eigenvalues.real.sum() / abs(eigenvalues).sum(), abs=1e-3)
+
+
+def ids_of(model: Any, prompt: il.Prompt) -> list[int]:
+    return [model.tokenizer.convert_tokens_to_ids(one.text) for one in prompt.demonstrations]
+
+
+def test_located_heads_of_a_trained_model_name_the_label_that_is_there(icl_mini: Any) -> None:
+    rows = {(row.measure, row.ranking): row for row in values.measure(Study(icl_mini, PAPER_TASKS[0], 24)).rows}
+    assert rows["magnitude", "contrast"].low > 0
+    assert rows["follows", "contrast"].low > 0
+    assert rows["features", "contrast"].low > 0
+
+
+def test_heads_chosen_at_random_show_no_difference(icl_mini: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(icl_mini, PAPER_TASKS[0], 24)
+    rank_by_chance(monkeypatch, study)
+    for row in values.measure(study).rows:
+        if row.measure in ("rank", "magnitude", "follows", "features"):
+            assert row.low <= 0 <= row.high, row

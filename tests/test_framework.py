@@ -1,0 +1,257 @@
+"""What findings share: balanced prompts, disjoint halves, intervals that cover, resumable runs, sentences from rows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.framework import pages, run
+from experiments.framework.estimate import compare, compare_heads
+from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.study import Study, clusters_of
+from experiments.framework.tasks import WORDS, Task, split_by_query
+from icl_lens.models.head import Head
+
+TASK = Task("animal-country", "animal-country")
+NATURAL = Task("natural", "positive-negative", ("positive", "negative"), path=str(WORDS))
+
+
+# Tasks
+
+
+@pytest.mark.parametrize("task", [TASK, NATURAL], ids=lambda task: task.name)
+def test_every_class_and_label_is_the_answer_equally_often(task):
+    prompts = task.prompts(80)
+    assert Counter(prompt.answer for prompt in prompts) == dict.fromkeys(task.labels, 40)
+    by_class = Counter((shown_class(task, prompt), prompt.answer) for prompt in prompts)
+    expected = 40 if task.natural else 20
+    assert all(count == expected for count in by_class.values())
+    last = sum(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts)
+    assert 20 <= last <= 60  # copying the last label is no better than guessing
+
+
+def shown_class(task: Task, prompt) -> str:
+    """The class of a prompt's query: that of the demonstrations with its answer."""
+    from icl_lens.prompts.tasks import word_list
+
+    words = word_list(task.path)
+    (kind,) = (kind for kind in task.data.split("-") if prompt.query in words[kind])
+    shown = next(one.text for one in prompt.demonstrations if one.label == prompt.answer)
+    assert shown in words[kind]
+    return kind
+
+
+def test_layouts_show_the_same_texts_and_place_the_query_class():
+    layouts = {layout: TASK.prompts(40, layout=layout) for layout in ("random", "order", "reorder")}
+    for rows in zip(*layouts.values(), strict=True):
+        assert len({(prompt.query, frozenset(prompt.demonstrations)) for prompt in rows}) == 1
+    assert all(prompt.demonstrations[-1].label == prompt.answer for prompt in layouts["order"])
+    assert all(prompt.demonstrations[0].label == prompt.answer for prompt in layouts["reorder"])
+
+
+@pytest.mark.parametrize("task", [TASK, NATURAL], ids=lambda task: task.name)
+def test_exchanged_labels_demonstrate_the_opposite(task):
+    other = dict(zip(task.labels, task.labels[::-1], strict=True))
+    for prompt, exchanged in zip(task.prompts(40), task.prompts(40, exchanged=True), strict=True):
+        assert [one.text for one in prompt.demonstrations] == [one.text for one in exchanged.demonstrations]
+        assert [other[one.label] for one in prompt.demonstrations] == [one.label for one in exchanged.demonstrations]
+        assert exchanged.answer == other[prompt.answer]
+
+
+def test_halves_share_no_query_and_are_balanced():
+    first, second = split_by_query(TASK.prompts(600), 100)
+    assert not {prompt.query for prompt in first} & {prompt.query for prompt in second}
+    for half in (first, second):
+        assert len(half) == 100
+        assert Counter(prompt.answer for prompt in half) == {"foo": 50, "bar": 50}
+
+
+# Intervals
+
+
+def test_the_interval_covers_the_difference_of_clustered_numbers():
+    """In 19 of 20 made-up data sets, up to chance; numbers within a cluster are alike."""
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(20), 10)
+    covered = widths = 0
+    for _ in range(200):
+        shared = rng.normal(size=20)[clusters]
+        quantity, control = 1.0 + shared + rng.normal(size=200), rng.normal(size=200)
+        found = compare(quantity, control, clusters)
+        covered += found.low <= 1.0 <= found.high
+        widths += found.high - found.low
+        assert found.difference == pytest.approx((quantity - control).mean())
+    assert 180 <= covered <= 199
+    independent = compare(quantity, control, np.arange(200))
+    assert independent.high - independent.low < 0.7 * widths / 200  # ignoring clusters would be too sure
+
+
+def test_a_share_that_never_varies_has_an_interval():
+    found = compare(np.ones(40), np.full(40, 0.5), np.repeat(np.arange(10), 4), bounds=(0, 1))
+    assert found.difference == 0.5
+    assert found.high - found.low > 0.25
+
+
+def test_located_heads_are_compared_with_their_own_layer():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(60, 3, 8)) + np.array([0.0, 5.0, -5.0])[None, :, None]  # layers differ, heads do not
+    values[:, 1, 2] += 1.0
+    clusters = np.arange(60) // 3
+    controls = {layer: [Head(layer, head) for head in range(4, 8)] for layer in (1, 2)}
+    located = [Head(1, 2), Head(2, 0)]
+    found = compare_heads(values, located, controls, clusters)
+    means = values.mean(0)
+    assert found.quantity == pytest.approx((means[1, 2] + means[2, 0]) / 2)
+    assert found.control == pytest.approx((means[1, 4:].mean() + means[2, 4:].mean()) / 2)
+    nothing = compare_heads(values, [Head(1, head) for head in (0, 1, 3)], controls, clusters)
+    assert nothing.low < 0 < nothing.high
+    planted = compare_heads(values + 2 * (np.arange(8) < 4), [Head(1, head) for head in (0, 1, 3)], controls, clusters)
+    assert planted.low > 1
+
+
+# Studies
+
+
+def test_located_heads_are_those_of_largest_mean_contrast_on_the_other_half(icl_mini):
+    study = Study(icl_mini, TASK, 24)
+    first, second = study.halves()
+    assert not {prompt.query for prompt in first.prompts} & {prompt.query for prompt in second.prompts}
+    scores = study.head_scores().mean(0)
+    best = scores.flatten().topk(study.n_located).indices.tolist()
+    assert study.located == [Head(*divmod(index, study.view.n_heads)) for index in best]
+    located = set(study.located)
+    for layer, heads in study.controls.items():
+        assert not located & set(heads)
+        assert {head.layer for head in heads} == {layer}
+    for drawn in study.random_sets(study.located, n=5):
+        assert sorted(head.layer for head in drawn) == sorted(head.layer for head in study.located)
+        assert len(set(drawn)) == len(drawn)
+        assert not located & set(drawn)
+    other = study.ranked_by("increase")
+    assert other.located != study.located
+    assert other.halves() is study.halves()
+    assert len(clusters_of(second)) == 24
+
+
+# Runs
+
+MEASURE = Measure("mean", "quantity", "control", "nats")
+
+
+def made_up(values: dict[str, tuple[float, float, float, float]]) -> Finding:
+    """A finding whose row depends on the task's name only."""
+
+    def measure(study: Study) -> Measured:
+        return Measured([Row("mean", *values[study.task.name], n_prompts=study.n)])
+
+    return Finding(
+        id="made-up",
+        title="Title?",
+        question="Question?",
+        claim="Claim.",
+        covers="Table 0",
+        measures=(MEASURE,),
+        measure=measure,
+        look_for="Dots.",
+        method="Made up.",
+    )
+
+
+def cells(finding: Finding, names, folder: Path | None = None):
+    return [run.Cell(finding, "icl-mini", replace(TASK, name=name), 8, "icl-mini") for name in names]
+
+
+def test_done_cells_are_not_computed_again_but_changed_ones_are(tmp_path, icl_mini):
+    finding = made_up({"a": (1.0, 0.0, 0.5, 1.5), "b": (0.0, 0.0, -1.0, 1.0)})
+    loads = []
+
+    def load(name):
+        loads.append(name)
+        return icl_mini
+
+    lines: list[str] = []
+    assert run.run(cells(finding, "ab"), tmp_path, load=load, report=lines.append) == 2
+    assert len(lines) == 2
+    assert "1.00 vs. 0.00, difference 0.50 … 1.50 nats" in lines[0]
+    assert run.run(cells(finding, "ab"), tmp_path, load=load, report=lines.append) == 0
+    changed = [replace(cell, n=12) for cell in cells(finding, "a")]
+    assert run.run(changed, tmp_path, load=load, report=lines.append) == 1
+    assert loads == ["icl-mini"] * 2
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+COMMAND = [sys.executable, "-m", "experiments", "run", "behavior", "ablation", "label-attention", "-n", "24", "--out"]
+
+
+def start(out: Path) -> subprocess.Popen:
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*COMMAND, str(out)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def stored(out: Path) -> dict[str, dict]:
+    found = {path.name: json.loads(path.read_text()) for path in sorted(out.rglob("*.json"))}
+    return {name: {key: value for key, value in one.items() if key != "seconds"} for name, one in found.items()}
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_and_two_processes_share(tmp_path):
+    whole, killed, shared = (tmp_path / name for name in ("whole", "killed", "shared"))
+    assert start(whole).wait() == 0
+    process = start(killed)
+    while not list(killed.rglob("behavior.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    (first,) = killed.rglob("behavior.json")
+    written = first.stat().st_mtime_ns
+    assert len(stored(killed)) < 3
+    assert start(killed).wait() == 0
+    assert first.stat().st_mtime_ns == written
+    assert stored(killed) == stored(whole)
+
+    both = [start(shared), start(shared)]
+    assert both[0].pid != both[1].pid
+    lines = [process.communicate()[0].splitlines() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(line.split()[0].rpartition("/")[2] for some in lines for line in some) == sorted(stored(whole))
+    assert stored(shared) == stored(whole)
+
+
+# Pages
+
+
+def written(tmp_path, icl_mini, values) -> tuple[str, str]:
+    finding = made_up(values)
+    run.run(cells(finding, values), tmp_path / "results", load=lambda name: icl_mini, report=lambda line: None)
+    pages.write_pages(tmp_path / "results", tmp_path / "docs", [finding], command="run")
+    return (tmp_path / "docs" / "made-up.md").read_text(), (tmp_path / "docs" / "index.md").read_text()
+
+
+def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
+    nan = float("nan")
+    values = {"a": (1.0, 0.0, 0.5, 1.5), "b": (0.0, 0.1, -1.0, 1.0), "c": (0.0, 2.0, -2.5, -1.5)}
+    page, index = written(tmp_path, icl_mini, values | {"d": (nan, nan, nan, nan)})
+    said = "above the control in 1 and below the control in 1 and not distinguishable from the control in 1 of 3"
+    assert said in page
+    assert said in index
+    assert "| icl-mini | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] |  | 8 |" in page
+    assert "| icl-mini | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] |  | 8 |" in page
+    assert "Not applicable: icl-mini on d" in page
+    assert (tmp_path / "docs" / "figures" / "made-up.svg").stat().st_size > 1000
+
+
+def test_an_outcome_is_where_the_interval_lies():
+    row = Row("mean", 1.0, 0.5, 0.1, 0.9)
+    assert pages.outcome(row) == "above"
+    assert pages.outcome(replace(row, low=-0.1)) == "includes"
+    assert pages.outcome(replace(row, low=-0.9, high=-0.1)) == "below"
+    assert pages.outcome(Row.not_applicable("mean", "why")) == "not applicable"

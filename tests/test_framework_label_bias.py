@@ -1,0 +1,119 @@
+"""The fix of a label bias by hand and with known answers, the choice of its strength, and shares of a whole."""
+
+import families
+import numpy as np
+import pytest
+import reference_attention
+import torch
+from finding_tasks import labels_of, tiny_study
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from experiments.findings.recency_bias import attention_on_true
+from experiments.framework import label_bias
+from experiments.framework.arrangements import prompts_by_frequency
+from experiments.framework.estimate import compare_ratios
+from experiments.framework.label_bias import Pairs, Scores, answered, best_strengths, choose_strengths, fix_rows
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+
+
+def test_the_fix_by_hand(load_tiny, family_folder, tmp_path):
+    """Each label's attention from the last position times (mean frequency / frequency) ** strength, in plain loops."""
+    model = load_tiny("gpt2", dtype=torch.float64)
+    hf = AutoModelForCausalLM.from_pretrained(family_folder("gpt2"), attn_implementation="eager").double().eval()
+    study, heads = tiny_study(model, tmp_path), [(0, 1), (1, 0), (2, 2)]
+    batch = study.tokenize(prompts_by_frequency(study.prompts_with(3)[1], 2, 0)["minority"])[:3]
+    fixes = [il.LabelFix([]), il.LabelFix(heads, majority=0.5)]
+    ours = answered(study, Pairs(batch, batch), fixes)[0].odds
+    for row, prompt in enumerate(batch.prompts):
+        places, labels = batch.label_positions[row].tolist(), labels_of(prompt)
+
+        def rows(head, pattern, places=places, labels=labels):
+            for label, place in zip(labels, places, strict=True):
+                pattern[-1, place] *= (2 / labels.count(label)) ** 0.5
+            pattern[-1] /= pattern[-1].sum()
+            return pattern
+
+        def edit(hand, rows=rows):
+            hand.row_edits = rows
+
+        for column, chosen in enumerate(([], heads)):
+            log_probs = reference_attention.edited_log_probs(hf, batch.tokens[row], chosen, edit)
+            foo, bar = (float(log_probs[families.WORDS.index(label)]) for label in ("foo", "bar"))
+            by_hand = foo - bar if prompt.answer == "foo" else bar - foo
+            assert ours[row, column] == pytest.approx(by_hand, abs=1e-5)
+    assert np.abs(ours[:, 1] - ours[:, 0]).min() > 1e-3
+
+
+def test_attention_without_the_position_term_by_hand(load_tiny, family_folder, tmp_path):
+    """What `attention` compares with: the last row of located heads' patterns from scores without rotation."""
+    model = load_tiny("llama_gqa", dtype=torch.float64)
+    hf = AutoModelForCausalLM.from_pretrained(family_folder("llama_gqa"), attn_implementation="eager").double().eval()
+    study, heads = tiny_study(model, tmp_path, n=4), [il.Head(0, 1), il.Head(2, 2)]
+    batch = study.halves("order")[1]
+    with il.remove_position(model, heads, positions="last"):
+        ours = attention_on_true(study, batch, heads)
+    for row, prompt in enumerate(batch.prompts):
+
+        def edit(hand, last=int(batch.last[row])):
+            hand.flat, hand.flat_from = {head.head for head in heads if head.layer == hand.layer}, last
+
+        seen = reference_attention.edited_run(hf, batch.tokens[row], heads, edit)[1]
+        by_hand = [
+            float(seen[head.layer].pattern(head.head)[-1, place])
+            for head in heads
+            for label, place in zip(labels_of(prompt), batch.label_positions[row].tolist(), strict=True)
+            if label == prompt.answer
+        ]
+        assert ours[row] == pytest.approx(sum(by_hand) / len(heads), abs=1e-6)
+    assert np.abs(ours - attention_on_true(study, batch, heads)).min() > 1e-4
+
+
+def test_strengths_are_those_of_the_library(icl_mini, monkeypatch):
+    """`il.choose_strength` for each set, where no strength costs too much."""
+    monkeypatch.setattr(label_bias, "MAX_ACCURACY_DROP", 1.0)
+    study = Study(icl_mini, PAPER_TASKS[0], 12)
+    found = prompts_by_frequency(study.prompts_with(3)[0], 2, 0)
+    pairs = Pairs(study.tokenize(found["majority"]), study.tokenize(found["minority"]))
+    sets = [study.located, *study.random_sets(study.located, 3)]
+    by_library = [
+        il.choose_strength(icl_mini, heads, pairs.favored, pairs.unfavored, fix="majority", max_loss=1.0).strength
+        for heads in sets
+    ]
+    assert choose_strengths(study, pairs, sets, "majority") == by_library
+
+
+def test_a_strength_that_costs_accuracy_is_not_chosen():
+    """The strongest removes the bias and one answer in ten; the next gives the others what it costs the favored.
+
+    In the second set of heads, no strength reduces the bias.
+    """
+    odds = np.tile([2.0, 2.0, 1.5, 1.0, 0.0, 2.0, 2.1, 2.2, 2.3], (50, 1))
+    favored, unfavored = np.ones((50, 9)), np.zeros((50, 9))
+    favored[:10, 3:5] = 0
+    unfavored[:10, 3] = 1
+    assert best_strengths(Scores(odds, favored), Scores(0 * odds, unfavored)) == [0.75, 0]
+
+
+def test_the_arithmetic_of_a_fix():
+    """A bias of 2 nats; located heads remove half, one random set nothing and one makes it a tenth larger."""
+    favored = Scores(np.tile([3.0, 2.5, 3.0, 3.2], (30, 1)), np.tile([1.0, 0.9, 1.0, 1.0], (30, 1)))
+    unfavored = Scores(np.tile([1.0, 1.5, 1.0, 1.0], (30, 1)), np.tile([0.5, 0.7, 0.5, 0.5], (30, 1)))
+    rows = fix_rows(favored, unfavored, np.arange(30), {"ranking": "contrast"})
+    found = {row.measure: (round(row.quantity, 9), round(row.control, 9)) for row in rows}
+    assert found == {"removed": (0.5, -0.05), "fixed": (0.2, 0.5), "favored": (0.9, 1.0), "unfavored": (0.7, 0.5)}
+    assert "not above zero" in fix_rows(favored, favored, np.arange(30), {"ranking": "contrast"})[0].note
+
+
+def test_shares_with_known_answers():
+    clusters, rng = np.arange(60) // 2, np.random.default_rng(0)
+    whole, noise = 2 + rng.normal(0, 0.3, 60), rng.normal(0, 1, 60)
+    exact = compare_ratios((0.25 * whole, whole), (0.1 * whole, whole), clusters, total="it")
+    assert (exact.quantity, exact.control, exact.low, exact.high) == pytest.approx((0.25, 0.1, 0.15, 0.15))
+    noisy = compare_ratios((0.25 * whole + noise, whole), (0.1 * whole, whole), clusters, total="it")
+    assert noisy.quantity == pytest.approx((0.25 * whole + noise).mean() / whole.mean())
+    error = noise.reshape(30, 2).mean(1).std(ddof=1) / 30**0.5 / 2  # of the mean noise, over a whole of 2
+    assert noisy.high - noisy.low == pytest.approx(2 * 2.045 * error, rel=0.1)
+    with pytest.raises(il.InputError, match="the bias is not above zero"):
+        compare_ratios((noise, noise), (noise, noise), clusters, total="the bias")

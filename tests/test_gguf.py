@@ -1,0 +1,165 @@
+"""GGUF files: tiny ones of every supported architecture give the numbers of the model they were written from."""
+
+import json
+
+import families
+import faults
+import gguf_files
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import icl_lens as il
+from icl_lens.models.gguf_header import ARCHITECTURES
+from icl_lens.models.view import ModelView
+
+LAYERS = 7  # of the deepest model; rounding adds up over the layers
+WORDS = gguf_files.TEXT[0]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Converted files go to a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "icl_lens" / "gguf"
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        found = model(ids)
+    return getattr(found, "logits", found).float()
+
+
+def ids_of(name):
+    """Two rows of token ids, longer than any window and than the range where Llama 3's frequencies are scaled."""
+    vocabulary = len(gguf_files.tokenizer(gguf_files.ARCHITECTURES[name].vocabulary))
+    return torch.randint(vocabulary, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+def check_close(ours, theirs, dtype=torch.float32, operations=12):
+    """Equal up to the rounding of some operations in every layer, relative to the largest logit: 1e-5 in float32."""
+    tolerance = operations * LAYERS * torch.finfo(dtype).eps * theirs.abs().max().item()
+    difference = (ours - theirs).abs().max().item()
+    assert difference <= tolerance, f"logits differ by {difference:.1e}, allowed {tolerance:.1e}"
+
+
+def test_every_supported_architecture_is_tested():
+    assert {one.arch for one in gguf_files.ARCHITECTURES.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", gguf_files.ARCHITECTURES)
+def test_full_precision_reproduces_the_original_model(name, tmp_path):
+    original = gguf_files.write(name, tmp_path / "x.gguf")
+    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
+    check_close(logits(loaded, ids_of(name)), logits(original, ids_of(name)))
+    assert ModelView(loaded).name == "x.gguf"
+    assert ModelView(loaded).quantization == ""
+
+
+@pytest.mark.parametrize("name", gguf_files.ARCHITECTURES)
+def test_quantized_weights_are_the_dequantized_ones(name, tmp_path):
+    original = gguf_files.write(name, tmp_path / "x.gguf", "Q8_0")
+    loaded = logits(il.load_model(str(tmp_path / "x.gguf"), device="cpu"), ids_of(name))
+    check_close(loaded, logits(gguf_files.restored(name, tmp_path / "x.gguf"), ids_of(name)))
+    assert (loaded - logits(original, ids_of(name))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])
+def test_every_kind_of_weights(quantization, tmp_path):
+    original = gguf_files.write("llama", tmp_path / "x.gguf", quantization)
+    model = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
+    loaded = logits(model, ids_of("llama"))
+    check_close(loaded, logits(gguf_files.restored("llama", tmp_path / "x.gguf"), ids_of("llama")))
+    assert (loaded - logits(original, ids_of("llama"))).abs().max() > 1e-4
+    quantized = quantization.startswith("Q")
+    assert ModelView(model).quantization == (quantization if quantized else "")
+    assert ModelView(model).name == ("x.gguf (" + quantization + " weights)" if quantized else "x.gguf")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_are_dequantized_to_the_requested_dtype(dtype, tmp_path, cache):
+    gguf_files.write("llama", tmp_path / "x.gguf", "Q8_0")
+    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu", dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    stored = dtype if dtype != torch.float64 else torch.float32
+    expected = gguf_files.restored("llama", tmp_path / "x.gguf").to(stored).to(dtype)
+    assert torch.equal(loaded.original_model.lm_head.weight, expected.lm_head.weight)  # only copied and rounded
+    check_close(logits(loaded, ids_of("llama")), logits(expected, ids_of("llama")), dtype, operations=2)
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    assert str(stored).removeprefix("torch.") in folder.name
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_pieces", "gpt2", "qwen2", "phi3"])
+def test_the_files_own_tokenizer_is_used(name, tmp_path):
+    gguf_files.write(name, tmp_path / "x.gguf")
+    own = gguf_files.tokenizer(gguf_files.ARCHITECTURES[name].vocabulary)
+    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
+    for text in (*gguf_files.TEXT, gguf_files.UNUSUAL):
+        ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
+        assert ids == own(text, add_special_tokens=False).input_ids
+    begins = int(il.tokenize(loaded, [il.Prompt.parse(WORDS, answer="foo")]).tokens[0, 0]) == own.bos_token_id
+    assert begins == (gguf_files.ARCHITECTURES[name].vocabulary == "pieces")  # as add_bos_token says
+
+
+def test_a_given_tokenizer_replaces_the_files(tmp_path):
+    gguf_files.write("llama", tmp_path / "x.gguf")
+    given = families.tokenizer()
+    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu", tokenizer=given)
+    ids = loaded.tokenizer(families.PROMPT, add_special_tokens=False).input_ids
+    assert ids == families.PROMPT_IDS
+
+
+def test_a_file_without_a_tokenizer_needs_one_given(tmp_path):
+    gguf_files.write("llama", tmp_path / "x.gguf", with_tokenizer=False, settings={"vocab_size": 307})
+    with pytest.raises(il.InputError, match=r"x.gguf' must contain a tokenizer, got none; pass .*tokenizer="):
+        il.load_model(str(tmp_path / "x.gguf"), device="cpu")
+    gguf_files.tokenizer("bytes").save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu", tokenizer=tokenizer)
+    check_close(logits(loaded, ids_of("llama")), logits(gguf_files.build("llama"), ids_of("llama")))
+
+
+def test_a_folder_with_a_gguf_file(tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    original = gguf_files.write("gpt2", folder / "x.gguf")
+    (folder / "config.json").write_text('{"model_type": "nothing"}')  # of no meaning for the file beside it
+    expected = logits(original, ids_of("gpt2"))
+    check_close(logits(il.load_model(str(folder), gguf_file="x.gguf", device="cpu"), ids_of("gpt2")), expected)
+    check_close(logits(il.load_model(f"{folder}/x.gguf", device="cpu"), ids_of("gpt2")), expected)
+    (folder / "config.json").unlink()
+    with pytest.raises(il.InputError, match=r"no config.json in it; name its GGUF file: '.*/models/x.gguf'"):
+        il.load_model(str(folder))
+    (folder / "y.gguf").touch()
+    with pytest.raises(il.InputError, match=r"models/x.gguf' \(or another of its 2 GGUF files\)"):
+        il.load_model(str(folder))
+    with pytest.raises(il.InputError, match=r"gguf_file must be the name of a \.gguf file, got 'x.bin'"):
+        il.load_model(str(folder), gguf_file="x.bin")
+
+
+def test_a_local_file_has_no_revision(tmp_path):
+    gguf_files.write("gpt2", tmp_path / "x.gguf")
+    with pytest.raises(il.InputError, match="so it has no revision 'v1'"):
+        il.load_model(str(tmp_path / "x.gguf"), revision="v1")
+
+
+def test_results_state_the_quantization(tmp_path, monkeypatch, capsys):
+    gguf_files.write("llama", tmp_path / "x.gguf", "Q4_0")
+    model = ["--model", tmp_path / "x.gguf", "--device", "cpu"]
+    outputs = ["--json", tmp_path / "x.json", "--html", tmp_path / "x.html"]
+    code, out, _ = faults.call(monkeypatch, capsys, "explain", WORDS, *model, "--ablate", 1, *outputs)
+    assert code == 0
+    assert "x.gguf (Q4_0 weights)" in out
+    stored = json.loads((tmp_path / "x.json").read_text())
+    assert stored["quantization"] == "Q4_0"
+    assert stored["model"] == "x.gguf (Q4_0 weights)"
+    assert stored["source"] == str(tmp_path / "x.gguf")
+    assert "float32, dequantized from Q4_0" in (tmp_path / "x.html").read_text(encoding="utf-8")
+    rows = [f"{text},bar" for text in ("love", "like", "happy", "sad")]
+    rows += [f"{text},foo" for text in ("one", "two", "three", "nine")]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
+    task = ["--path", "rows.csv", "--n", 4]
+    monkeypatch.chdir(tmp_path)
+    code, _, said = faults.call(monkeypatch, capsys, "locate", *task, *model, "--out", tmp_path / "run")
+    assert code == 0, said
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["quantization"] == "Q4_0"

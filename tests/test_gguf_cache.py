@@ -1,0 +1,160 @@
+"""The cache of converted GGUF files: converted once, also by two processes; kept whole, also when one is killed."""
+
+import logging
+import os
+import resource
+import time
+
+import gguf_files
+import pytest
+import torch
+from launches import ended, killed
+
+import icl_lens as il
+from icl_lens.models import gguf
+
+IDS = torch.arange(20)[None]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Converted files go to a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "icl_lens" / "gguf"
+
+
+@pytest.fixture
+def file(tmp_path):
+    gguf_files.write("llama", tmp_path / "x.gguf", "Q8_0")
+    return tmp_path / "x.gguf"
+
+
+def load(file):
+    return il.load_model(str(file), device="cpu")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS)
+
+
+def folders(cache):
+    """What the cache contains besides locks."""
+    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
+
+
+def conversions(caplog):
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("converting")]
+
+
+class Child:
+    """A process that loads a file, and writes its id and what it logs to a file of its own.
+
+    `pause` seconds pass before the converted weights are in place, with all of them written.
+    """
+
+    def __init__(self, file, log, *, pause=0.0, limit=None):
+        self.log = log
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 1
+        try:
+            logger = logging.getLogger("icl_lens")
+            logger.handlers = [logging.FileHandler(log)]
+            logger.warning("process %d", os.getpid())
+            convert = gguf._convert
+            gguf._convert = lambda *given: (convert(*given), time.sleep(pause))[0]
+            if limit is not None:  # no file may grow larger, as on a disk that is full
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            start = time.monotonic()
+            load(file)
+            logger.warning("loaded after %.1f seconds", time.monotonic() - start)
+            code = 0
+        except il.InputError as error:
+            logger.warning("refused: %s", error)
+            code = 2
+        finally:
+            os._exit(code)
+
+    @property
+    def said(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+def test_the_second_load_reads_what_the_first_converted(file, cache, caplog):
+    first = logits(load(file))
+    (name,) = folders(cache)
+    written = (cache / name / "model.safetensors").stat().st_mtime_ns
+    assert torch.equal(logits(load(file)), first)
+    assert len(conversions(caplog)) == 1
+    assert folders(cache) == [name]
+    assert (cache / name / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_other_content_under_the_same_name_is_converted_anew(file, cache, caplog):
+    before = logits(load(file))
+    model = gguf_files.build("llama")
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    gguf_files.write("llama", file, "Q8_0", model=model)
+    assert len(conversions(caplog)) == 1
+    assert not torch.allclose(logits(load(file)), before, atol=0.1)
+    assert len(conversions(caplog)) == 2
+    assert len(folders(cache)) == 2
+
+
+def test_the_same_content_elsewhere_is_not_converted_again(file, cache, caplog, tmp_path):
+    load(file)
+    (tmp_path / "copy.gguf").write_bytes(file.read_bytes())
+    load(tmp_path / "copy.gguf")
+    assert len(conversions(caplog)) == 1
+
+
+def test_a_killed_conversion_leaves_nothing_that_is_taken_for_a_model(file, cache, tmp_path):
+    child = Child(file, tmp_path / "log", pause=600)
+    assert killed(child.pid, lambda: any(line.startswith("kept") for line in child.said)) == -9
+    assert not any(line.startswith("loaded") for line in child.said)
+    (partial,) = folders(cache)
+    assert ".partial-" in partial
+    assert (cache / partial / "model" / "model.safetensors").is_file()  # killed with all of it written
+    loaded = logits(load(file))
+    (whole,) = folders(cache)
+    assert ".partial-" not in whole
+    expected = gguf_files.restored("llama", file)  # the file itself is still there
+    with torch.no_grad():
+        torch.testing.assert_close(loaded, expected(IDS).logits, atol=1e-4, rtol=0)
+
+
+def test_two_processes_convert_a_file_once(file, cache, tmp_path):
+    pause = 2
+    children = [Child(file, tmp_path / f"log {number}", pause=pause) for number in range(2)]
+    assert [ended(child.pid) for child in children] == [0, 0]
+    said = [child.said for child in children]
+    pids = {line for lines in said for line in lines if line.startswith("process")}
+    assert len(pids) == 2
+    assert sum(line.startswith("converting") for lines in said for line in lines) == 1
+    waited = [float(lines[-1].split()[2]) for lines in said if lines[-1].startswith("loaded after")]
+    assert len(waited) == 2
+    assert min(waited) >= pause / 2  # the other one did wait: they ran at the same time
+    (name,) = folders(cache)
+    assert ".partial-" not in name
+
+
+def test_a_full_disk(file, cache, tmp_path):
+    child = Child(file, tmp_path / "log", limit=100_000)
+    assert ended(child.pid) == 2
+    *_, refused = child.said
+    assert refused.startswith("refused: cannot write the converted weights of 'x.gguf'")
+    assert "free space there, or set the environment variable XDG_CACHE_HOME" in refused
+    assert folders(cache) == []
+    assert logits(load(file)).isfinite().all()
+
+
+def test_a_damaged_conversion_says_which_folder_to_delete(file, cache):
+    load(file)
+    (name,) = folders(cache)
+    weights = cache / name / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(il.InputError, match=f"delete the folder '.*{name}' and try again: it is converted anew"):
+        load(file)

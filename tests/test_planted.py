@@ -1,0 +1,325 @@
+"""Planted models do what their kind says, their planted heads are the cause, and location finds these heads."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import icl_lens as il
+from experiments.planted import Kind, Planted, build
+from icl_lens.metrics import is_correct
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+COPYING = ("two-tower", "compare-copy")
+CHANCE = (0.3, 0.7)
+ALMOST_ALL, ALMOST_NONE = (0.95, 1.0), (0.0, 0.05)
+BATCHES: dict[tuple[il.Prompt, ...], il.PromptBatch] = {}
+NATURAL = ("number", "sentiment")
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Planted, Any]]:
+    """A planted model's truth and the model, built once."""
+    root, done = tmp_path_factory.mktemp("planted"), {}
+
+    def get(kind: Kind, seed: int = 0) -> tuple[Planted, Any]:
+        if (kind, seed) not in done:
+            truth = build(kind, root / f"{kind}-{seed}", seed=seed)
+            done[kind, seed] = truth, il.load_model(str(truth.folder), device="cpu")
+        return done[kind, seed]
+
+    return get
+
+
+def task(truth: Planted, *, swapped: bool = False, n: int = 12, **options: Any) -> list[il.Prompt]:
+    """Prompts of load_task about numbers, or with the classes swapped, about sentiments."""
+    name = "number-sentiment" if swapped else "sentiment-number"
+    return il.load_task(name, path=truth.words, n=n, **options)
+
+
+def balanced(truth: Planted, *, demonstrations: int = 2, n: int = 8) -> list[il.Prompt]:
+    """Prompts in random order, each beside its mirror image; queries of both classes, both labels as the answer."""
+    prompts = []
+    for swapped in (False, True):
+        for prompt in task(truth, swapped=swapped, n=n, balanced=True, demonstrations=demonstrations):
+            groups = [
+                [d for d in prompt.demonstrations if (d.label == prompt.answer) is same] for same in (True, False)
+            ]
+            order = random.Random(str(prompt)).sample([0, 1] * demonstrations, 2 * demonstrations)
+            for first in (0, 1):
+                left = [iter(group) for group in groups]
+                shown = [next(left[which ^ first]) for which in order]
+                prompts.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
+    return prompts
+
+
+def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
+    """Prompts in random order with unequal numbers of demonstrations of the query's class and of the other."""
+    prompts = []
+    for prompt in balanced(truth, demonstrations=4):
+        left = {True: true, False: false}
+        shown = []
+        for one in prompt.demonstrations:
+            if left[one.label == prompt.answer]:
+                left[one.label == prompt.answer] -= 1
+                shown.append(one)
+        prompts.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
+    return prompts
+
+
+def relabeled(prompts: list[il.Prompt], names: dict[str, str]) -> list[il.Prompt]:
+    """The prompts with other labels, in demonstrations and answers."""
+    changed = []
+    for prompt in prompts:
+        shown = [il.Demonstration(one.text, names[one.label]) for one in prompt.demonstrations]
+        changed.append(
+            il.Prompt(shown, prompt.query, names[prompt.answer or ""], [names[one] for one in prompt.labels])
+        )
+    return changed
+
+
+def tokenized(model: Any, prompts: list[il.Prompt]) -> il.PromptBatch:
+    """The prompts as a batch, made once: all planted models have the same tokenizer."""
+    key = tuple(prompts)
+    if key not in BATCHES:
+        BATCHES[key] = il.tokenize(model, prompts)
+    return BATCHES[key]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says to prompts of two labels each: means over the prompts."""
+
+    accuracy: float
+    log_odds: float
+    """log p(answer) − log p(other label), nats."""
+
+
+def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
+    batch = tokenized(model, prompts)
+    values = il.label_log_probs(model, batch)
+    odds = 2 * values.gather(1, batch.answer[:, None])[:, 0] - values.sum(1)
+    return Answers(is_correct(values, batch.answer).float().mean().item(), odds.mean().item())
+
+
+def ranked(values: torch.Tensor, k: int) -> list[il.Head]:
+    """The `k` heads of the largest mean [batch layer head]."""
+    mean = values.mean(0)
+    return [il.Head(i // mean.shape[1], i % mean.shape[1]) for i in mean.flatten().topk(k).indices.tolist()]
+
+
+def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
+    """As many heads of the same layers that are noise."""
+    used = {head for own in truth.heads.values() for head in own}
+    chosen: list[il.Head] = []
+    for head in heads:
+        others = (il.Head(head.layer, index) for index in range(8))
+        chosen.append(next(other for other in others if other not in used and other not in chosen))
+    return chosen
+
+
+def share_on_true(acts: il.Activations, heads: list[il.Head] | tuple[il.Head, ...]) -> list[float]:
+    """Of each head's attention to labels, the share on labels of the query's class, over all prompts."""
+    attention = il.attention_to_labels(acts)
+    is_true = (acts.batch.label_index == acts.batch.answer[:, None])[:, None, None]
+    share = (attention * is_true).sum((0, -1)) / attention.sum((0, -1))
+    return [share[head.layer, head.head].item() for head in heads]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "expected"),
+    [
+        *((kind, layout, ALMOST_ALL) for kind in COPYING for layout in ("order", "reorder", "imbalanced")),
+        ("last-label", "order", ALMOST_ALL),
+        ("last-label", "reorder", ALMOST_NONE),
+        ("last-label", "imbalanced", ALMOST_ALL),
+        *((kind, layout, CHANCE) for kind in ("lookup", "untrained") for layout in ("order", "reorder")),
+    ],
+)
+def test_layouts(planted, kind, layout, expected):
+    truth, model = planted(kind)
+    prompts = [p for swapped in (False, True) for p in task(truth, swapped=swapped, layout=layout, balanced=True)]
+    assert expected[0] <= answers(model, prompts).accuracy <= expected[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("demonstrations", [2, 8])
+def test_balanced_random_order(planted, kind, demonstrations):
+    truth, model = planted(kind)
+    low, high = ALMOST_ALL if kind in COPYING else CHANCE
+    prompts = balanced(truth, demonstrations=demonstrations)
+    assert max(len(str(prompt).split()) for prompt in prompts) == 6 * demonstrations + 2
+    assert low <= answers(model, prompts).accuracy <= high
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "right", "exchanged"),
+    [
+        ("two-tower", ALMOST_ALL, ALMOST_ALL),
+        ("compare-copy", ALMOST_ALL, ALMOST_ALL),
+        ("lookup", ALMOST_ALL, ALMOST_NONE),
+    ],
+)
+def test_natural_labels_right_and_exchanged(planted, kind, right, exchanged, swapped):
+    truth, model = planted(kind)
+    for layout in ("order", "reorder"):
+        prompts = task(truth, swapped=swapped, layout=layout, labels=NATURAL)  # names stay with their classes
+        assert right[0] <= answers(model, prompts).accuracy <= right[1]
+        prompts = relabeled(prompts, {NATURAL[0]: NATURAL[1], NATURAL[1]: NATURAL[0]})
+        assert exchanged[0] <= answers(model, prompts).accuracy <= exchanged[1]
+
+
+def test_two_tower_works_with_other_classes_and_labels(planted):
+    truth, model = planted("two-tower")
+    for layout in ("order", "reorder"):
+        prompts = il.load_task(
+            "metal-job", path=truth.words, n=16, labels=("wug", "kiki"), balanced=True, layout=layout
+        )
+        assert answers(model, prompts).accuracy >= 0.95
+
+
+def test_last_label_follows_the_last_demonstration(planted):
+    truth, model = planted("last-label")
+    prompts = balanced(truth, demonstrations=4)
+    batch = tokenized(model, prompts)
+    said = il.label_log_probs(model, batch).argmax(1)
+    assert torch.equal(said, batch.label_index[:, -1])
+
+
+def test_majority_follows_the_counts(planted):
+    truth, model = planted("majority")
+    assert answers(model, with_counts(truth, 4, 1)).accuracy >= 0.95
+    assert answers(model, with_counts(truth, 1, 4)).accuracy <= 0.05
+    assert abs(answers(model, balanced(truth)).log_odds) < 0.3
+    acts = il.capture(model, tokenized(model, balanced(truth)))
+    attention = torch.stack([il.attention_to_labels(acts)[:, h.layer, h.head] for h in truth.heads["majority"]])
+    assert attention.sum(-1).mean() > 0.75
+    assert (attention.mean(1) / attention.sum(-1).mean() - 1 / 4).abs().max() < 0.1
+
+
+def test_lookup_does_without_demonstrations(planted):
+    truth, model = planted("lookup")
+    prompts = [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, labels=NATURAL)]
+    shown = [il.Demonstration("iron", "number"), il.Demonstration("tennis", "sentiment")]
+    unrelated = [il.Prompt(shown, prompt.query, prompt.answer) for prompt in prompts]
+    assert answers(model, unrelated).accuracy >= 0.95
+    with il.ablate_heads(model, truth.heads["mover"]):
+        assert answers(model, unrelated).accuracy < 0.75
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        ("two-tower", "two-tower"),
+        ("two-tower", "mover"),
+        *(("compare-copy", r) for r in ("mover", "comparer", "copier")),
+    ],
+)
+def test_planted_heads_are_the_cause(planted, kind, role):
+    truth, model = planted(kind)
+    prompts = balanced(truth)
+    before = answers(model, prompts)
+    assert before.log_odds > 3
+    with il.ablate_heads(model, truth.heads[role]):
+        without = answers(model, prompts)
+    assert abs(without.log_odds) < 0.5
+    assert CHANCE[0] <= without.accuracy <= CHANCE[1]
+    with il.ablate_heads(model, noise_like(truth, truth.heads[role])):
+        control = answers(model, prompts)
+    assert abs(control.log_odds - before.log_odds) < 0.5
+    assert control.accuracy >= 0.95
+    with il.ablate_heads(model, truth.heads["decoy"]):
+        assert answers(model, prompts).accuracy >= 0.95
+
+
+def test_heads_attend_to_what_their_roles_say(planted):
+    truth, model = planted("two-tower")
+    batch = tokenized(model, balanced(truth))
+    acts = il.capture(model, batch)
+    attention = il.attention_to_labels(acts)
+    for head, share in zip(truth.heads["two-tower"], share_on_true(acts, truth.heads["two-tower"]), strict=True):
+        assert share > 0.85
+        assert attention[:, head.layer, head.head].sum(-1).mean() > 0.85
+    assert all(abs(share - 0.5) < 0.05 for share in share_on_true(acts, truth.heads["decoy"]))
+    (mover,) = truth.heads["mover"]
+    _, cache = model.run_with_cache(batch.tokens)
+    pattern = cache[f"blocks.{mover.layer}.attn.hook_pattern"][:, mover.head]
+    labels, rows = batch.label_positions, torch.arange(len(batch))
+    assert pattern[rows[:, None], labels, labels - 2].mean() > 0.85
+    assert pattern[rows, batch.last, batch.last - 1].mean() > 0.85
+
+
+def test_copier_attends_to_the_label_that_the_comparer_picked(planted):
+    truth, model = planted("compare-copy")
+    acts = il.capture(model, tokenized(model, balanced(truth)))
+    assert min(share_on_true(acts, [*truth.heads["comparer"], *truth.heads["copier"]])) > 0.85
+    with il.ablate_heads(model, truth.heads["comparer"]):
+        acts = il.capture(model, acts.batch)
+    assert all(abs(share - 0.5) < 0.1 for share in share_on_true(acts, truth.heads["copier"]))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("kind", "role"), [("two-tower", "two-tower"), ("compare-copy", "copier")])
+def test_contrast_finds_exactly_the_planted_heads_and_increase_finds_a_decoy(planted, kind, role, seed):
+    truth, model = planted(kind, seed)
+    acts = il.capture(model, tokenized(model, balanced(truth)))
+    heads, answer = truth.heads[role], acts.batch.answer_tokens
+    contrast = il.head_log_prob_increase(acts, answer, against=acts.batch.other_label_tokens)
+    assert tuple(ranked(contrast, len(heads))) == heads  # precision and recall 1, the strongest first
+    increase = il.head_log_prob_increase(acts, answer)
+    assert truth.heads["decoy"][0] in ranked(increase, 2)
+    assert not {*heads} <= {*ranked(increase, len(heads))}
+    for decoy in truth.heads["decoy"]:
+        assert increase[:, decoy.layer, decoy.head].mean() > 0.1
+        assert abs(contrast[:, decoy.layer, decoy.head].mean()) < 0.05
+
+
+@pytest.mark.parametrize("kind", ["last-label", "majority", "lookup", "untrained"])
+@pytest.mark.parametrize("natural", [False, True])
+def test_heads_found_in_other_kinds_attend_to_both_classes_alike(planted, kind, natural):
+    truth, model = planted(kind)
+    prompts = balanced(truth)
+    if natural:
+        prompts = relabeled(prompts, {"foo": NATURAL[0], "bar": NATURAL[1]})
+    acts = il.capture(model, tokenized(model, prompts))
+    found = il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
+    assert found.mean(0).max() < 0.2
+    shares = share_on_true(acts, ranked(found, 4))
+    assert all(0.35 < share < 0.65 for share in shares)  # those of planted two-tower heads are above 0.85
+    assert abs(sum(shares) / 4 - 0.5) < 0.1
+
+
+def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
+    truth, _ = planted("two-tower")
+    again = build("two-tower", tmp_path / "again", seed=0)
+    for name in ("model.safetensors", "words.json", "tokenizer.json", "config.json"):
+        assert (truth.folder / name).read_bytes() == (again.folder / name).read_bytes()
+    weights = {kind: load_file(planted(kind)[0].folder / "model.safetensors") for kind in KINDS}
+    for kind, own in weights.items():
+        assert {tensor.dtype for tensor in own.values()} == {torch.float32}
+        for layer in (0, 7):
+            for name in ("attn.c_attn.weight", "mlp.c_fc.weight"):
+                key = f"transformer.h.{layer}.{name}"
+                assert torch.equal(own[key], weights["two-tower"][key]), kind
+
+
+def test_other_seeds_have_other_heads_and_weights(planted):
+    (one, _), (other, _) = planted("two-tower", 0), planted("two-tower", 1)
+    assert one.heads != other.heads
+    own, others = (load_file(truth.folder / "model.safetensors") for truth in (one, other))
+    assert not any(torch.equal(own[key], others[key]) for key in own if key.endswith("c_attn.weight"))
+    assert one.words.read_bytes() == other.words.read_bytes()
+
+
+def test_build_leaves_the_global_generator_alone(tmp_path: Path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    build("untrained", tmp_path / "untrained")
+    assert torch.equal(torch.rand(3), expected)

@@ -1,0 +1,164 @@
+"""SmolLM2-135M-Instruct with 4-bit weights, a real model: its numbers agree with transformers and the reference."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import reference_hf
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import icl_lens as il
+from icl_lens.models.gguf_header import parsed_once
+from icl_lens.models.installed import SMOLLM2
+from icl_lens.models.view import ModelView
+
+ATOL = 1e-4
+N_PROMPTS, K = 20, 20
+PROSE = (Path(__file__).parent.parent / "LICENSE").read_text(encoding="utf-8")
+
+pytestmark = [
+    pytest.mark.real_model,
+    pytest.mark.skipif(SMOLLM2.status != "installed", reason=f"{SMOLLM2.name} is not installed: {SMOLLM2.command}"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The named model, converted into a cache of the module's own, which is deleted again: it takes half a gigabyte."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        loaded = il.load_model("smollm2-135m", device="cpu")
+    yield loaded
+    shutil.rmtree(cache)
+
+
+@pytest.fixture(scope="module")
+def hf():
+    """The same file, loaded by transformers alone."""
+    where = {"gguf_file": SMOLLM2.path.name}
+    with parsed_once("the file"):  # the same numbers in a third of the time
+        loaded = AutoModelForCausalLM.from_pretrained(SMOLLM2.path.parent, dtype=torch.float32, **where)
+        tokenizer = AutoTokenizer.from_pretrained(SMOLLM2.path.parent, **where)
+    loaded.set_attn_implementation("eager")
+    return SimpleNamespace(model=loaded.eval(), tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return il.load_task("sentiment-number", n=N_PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def ours(model, prompts):
+    """The prompts as tokens, what the model computes for them, and the tokens of the other label."""
+    batch = il.tokenize(model, prompts)
+    foo, bar = batch.label_tokens.tolist()
+    against = torch.where(batch.answer_tokens == foo, bar, foo)
+    return SimpleNamespace(batch=batch, acts=il.capture(model, batch), against=against)
+
+
+def test_logits_are_transformers_own(model, hf):
+    tokens = hf.tokenizer(PROSE, add_special_tokens=False).input_ids[:200]
+    assert len(tokens) == 200
+    assert model.tokenizer(PROSE, add_special_tokens=False).input_ids[:200] == tokens
+    with torch.no_grad():
+        theirs = hf.model(torch.tensor([tokens])).logits
+        mine = model(torch.tensor([tokens]))
+    assert (mine - theirs).abs().max() <= ATOL
+    assert theirs.std() > 1
+
+
+def test_what_is_said_about_it(model):
+    view = ModelView(model)
+    assert (view.name, view.quantization) == ("smollm2-135m (Q4_1 and Q8_0 weights)", "Q4_1 and Q8_0")
+    assert (model.cfg.n_layers, model.cfg.n_heads) == (30, 9)
+
+
+def test_the_papers_prompt(model):
+    """The figures that the documentation states."""
+    found = il.explain(model, "love : bar like : bar eight : foo two : foo one :", n_ablated=1)
+    assert found.predicted == "foo"
+    assert 100 * found.label_probs["foo"] == pytest.approx(52.35, abs=0.1)
+    assert 100 * found.label_probs["bar"] == pytest.approx(11.5, abs=0.1)
+
+
+class Reference:
+    """What every head and every part of a head says at the last position of one prompt, read off plain hooks."""
+
+    def __init__(self, hf, tokens):
+        self.hf = hf
+        self.seen = reference_hf.capture(hf, tokens)
+        self.readout = reference_hf._Readout(hf, self.seen.final[-1])
+
+    def increases(self, x, added, targets):
+        """By how much x + each of the added vectors raises the log-probability of each target over x."""
+        logits = self.readout.logits(torch.cat([x[None], x + added]), "frozen", True).double()
+        said = torch.log_softmax(logits, dim=-1)[:, targets]
+        return said[1:] - said[0]
+
+    def vectors(self, layer):
+        """A layer's input [d_model], its heads' outputs [head, d_model], and their parts [head, position, d_model]."""
+        z, values, pattern = self.seen.z[layer, -1], self.seen.v[layer], self.seen.pattern[layer, :, -1]
+        n_heads, d_head = z.shape
+        values = values.repeat_interleave(n_heads // values.shape[1], dim=1)
+        weight = reference_hf._weight_in_out(self.hf.model.layers[layer].self_attn.o_proj).reshape(n_heads, d_head, -1)
+        heads = torch.stack([z[head] @ weight[head] for head in range(n_heads)])
+        parts = torch.stack([pattern[head][:, None] * (values[:, head] @ weight[head]) for head in range(n_heads)])
+        return self.seen.x[layer, -1], heads, parts
+
+    def heads(self, targets):
+        """Increases [layer, head, target]."""
+        layers = map(self.vectors, range(len(self.seen.x)))
+        return torch.stack([self.increases(x, heads, targets) for x, heads, _ in layers])
+
+    def parts(self, target):
+        """Increases of one token by all parts: one row for each layer."""
+        layers = map(self.vectors, range(len(self.seen.x)))
+        return torch.stack([self.increases(x, parts.flatten(0, 1), target) for x, _, parts in layers])
+
+    def part(self, layer, head, position, target):
+        """The increase of one token by one part."""
+        x, _, parts = self.vectors(layer)
+        return self.increases(x, parts[head, position][None], target)[0]
+
+
+@pytest.fixture(scope="module")
+def references(hf, ours):
+    rows = zip(ours.batch.tokens, ours.batch.last, strict=True)
+    return [Reference(hf.model, tokens[: int(last) + 1]) for tokens, last in rows]
+
+
+def test_heads_agree_with_the_reference(ours, references):
+    """Increases of the answer, and its contrast with the other label, of all 270 heads on every prompt."""
+    increases = il.head_log_prob_increase(ours.acts, ours.batch.answer_tokens)
+    contrasts = il.head_log_prob_increase(ours.acts, ours.batch.answer_tokens, against=ours.against)
+    for i, reference in enumerate(references):
+        targets = torch.stack([ours.batch.answer_tokens[i], ours.against[i]])
+        answer, other = reference.heads(targets).unbind(-1)
+        assert (increases[i] - answer).abs().max() <= ATOL
+        assert (contrasts[i] - (answer - other)).abs().max() <= ATOL
+        assert answer.abs().max() > 100 * ATOL
+
+
+def test_top_parts_agree_with_the_reference(ours, references):
+    """The 20 largest parts of every prompt, each computed anew."""
+    answers = ours.batch.answer_tokens
+    found = il.top_subheads(ours.acts, answers, k=K)
+    assert found.certified
+    for i, reference in enumerate(references):
+        places = zip(found.layer[i].tolist(), found.head[i].tolist(), found.position[i].tolist(), strict=True)
+        expected = torch.stack([reference.part(*place, answers[i]) for place in places])
+        assert (found.value[i] - expected).abs().max() <= ATOL
+
+
+@pytest.mark.slow
+def test_certified_parts_are_the_largest_of_all(ours, references):
+    """All parts of two prompts, 30 layers times 9 heads times every position, by the reference."""
+    found = il.top_subheads(ours.acts, ours.batch.answer_tokens, k=K)
+    for i in range(2):
+        everything = references[i].parts(ours.batch.answer_tokens[i]).flatten()
+        assert (found.value[i] - everything.topk(K).values).abs().max() <= ATOL
+        assert found.n_exact[i] < found.n_parts[i] == len(everything)  # most are left out by their bounds
