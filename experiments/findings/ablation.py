@@ -104,7 +104,7 @@ def draw(details: pd.DataFrame) -> Figure:
     """Draw log-odds against the number of heads removed, a panel per model and task."""
     from experiments.framework.plotting import curves
 
-    some = details[details["ranking"] == "contrast"]
+    some = details.query("ranking == 'contrast'")
     return curves(some, x="count", y="log_odds", by="heads", label="answer's log-odds, nats")
 
 

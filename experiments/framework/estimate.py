@@ -170,7 +170,7 @@ def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total
         if not low > 0:
             raise InputError(f"{total} is not above zero ({drawn[0]:.3g} [{low:.3g}, {high:.3g}]), so it has no shares")
         ratios.append((weights @ top) / drawn)
-    return compare_drawn(*ratios, n, n_clusters)
+    return compare_drawn(ratios[0], ratios[1], n, n_clusters)
 
 
 def compare_drawn(

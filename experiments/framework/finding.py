@@ -136,8 +136,13 @@ def to_json(measured: Measured) -> dict[str, Any]:
 
 def rows_from_json(cell: Mapping[str, Any]) -> list[Row]:
     """Return the rows that `to_json` stored."""
-    return [Row(**{name: math.nan if value is None else value for name, value in row.items()}) for row in cell["rows"]]
+    rows: list[dict[str, Any]] = cell["rows"]
+    return [Row(**{name: _with_nan(value) for name, value in row.items()}) for row in rows]
 
 
 def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _with_nan(value: Any) -> Any:
+    return math.nan if value is None else value

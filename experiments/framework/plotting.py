@@ -10,7 +10,12 @@ from matplotlib.figure import Figure
 
 from icl_lens.report.palette import AMBER, BLUE, GREEN, ORANGE, PINK, SKY
 
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "icl_lens"}
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "icl_lens",
+}
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER)
 
 
@@ -100,7 +105,7 @@ def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label:
 def accuracy_pairs(details: pd.DataFrame, favored: str, unfavored: str) -> Figure:
     """Draw the columns favored and unfavored by condition as two dots on one line, a panel per model and task."""
     if "ranking" in details:
-        details = details[details["ranking"].isna() | (details["ranking"] == "contrast")]
+        details = details.query("ranking.isna() or ranking == 'contrast'")
     figure, parts = panels(details, height=2.1)
     low = min(0.5, details[["favored", "unfavored"]].min().min())
     for i, (axes, part) in enumerate(parts):

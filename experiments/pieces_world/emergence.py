@@ -146,7 +146,8 @@ def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
         rows = pd.DataFrame({"step": step, "prompt": range(len(tested)), "query": queries, "correct": correct})
         prompts.append(rows)
         heads.append(_table(values, names, step, prompt=range(len(tested))).merge(rows, on=["step", "prompt"]))
-    return Emergence(*(pd.concat(tables, ignore_index=True) for tables in (prompts, heads, scores)), located)
+    prompts, heads, scores = (pd.concat(tables, ignore_index=True) for tables in (prompts, heads, scores))
+    return Emergence(prompts, heads, scores, located)
 
 
 def _table(values: dict[str, Tensor], names: list[str], step: int, **rows: Sequence[int]) -> pd.DataFrame:

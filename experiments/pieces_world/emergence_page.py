@@ -21,7 +21,7 @@ from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
 from icl_lens.report.plots import PAGE
 
 
-def _curve(ax: Axes, table: pd.DataFrame, value: str, colour: str, label: str) -> None:
+def _curve(ax: Axes, table: Any, value: str, colour: str, label: str) -> None:
     """Mean over prompts by step, with its 95 % interval over queries."""
     means = table.groupby(["step", "prompt", "query"])[value].mean().reset_index()
     steps = sorted(set(means["step"]))
