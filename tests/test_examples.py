@@ -65,14 +65,14 @@ def test_what_denies_itself_or_raises_is_told_and_left():
 README = """Heads (`foo@8` is the label at token 8, `L1H6` is head 6 of layer 1):
 
 ```text
- head   increase   tells labels apart   → foo@8
+ head    increase   tells labels apart   → foo@8
  ──────────────────────────────────────────────
  L1H6     +0.402               +0.368      0.46
  L1H2     +0.381               +0.402      0.43
 ```
 
 ```text
- rank   head   mean increase (nats)
+ rank   head   mean contrast (nats)
  ──────────────────────────────────
     1   L1H6                 0.4001
     2   L1H2                 0.3829
@@ -87,13 +87,13 @@ README = """Heads (`foo@8` is the label at token 8, `L1H6` is head 6 of layer 1)
 best = …  # best.heads: four heads such as L1H6
 """
 EXPLAINED = """Answer
- head   increase   tells labels apart   → foo@11
+ head    increase   tells labels apart   → foo@11
  ───────────────────────────────────────────────
  L5H3     +0.9                 +0.8         0.50   
  L4H2     +0.7                 +0.6         0.51
  L0H0     +0.1                 +0.0         0.00
 """
-LOCATED = """ rank   head   mean increase (nats)
+LOCATED = """ rank   head   mean contrast (nats)
  ──────────────────────────────────
     1   L5H3                 0.9000
     2   L4H2                 0.7000
@@ -131,8 +131,8 @@ def test_words_are_those_of_the_named_heads_cut_short():
 
 
 def test_a_readme_without_its_table_is_told():
-    with pytest.raises(SystemExit, match="0 tables that begin with 'rank"):
-        examples.readme_with(README.replace("mean increase", "increase"), EXPLAINED, LOCATED, WORDS)
+    with pytest.raises(SystemExit, match="0 tables that begin with 'rank   head'"):
+        examples.readme_with(README.replace("rank   head", "rank  head"), EXPLAINED, LOCATED, WORDS)
     with pytest.raises(SystemExit, match="has its head changed"):
         examples.readme_with(README, EXPLAINED, "nothing", WORDS)
 
