@@ -17,7 +17,7 @@ Bad input ends in one line on standard error and exit code 2. Without arguments,
 on the bundled model. `python -m icl_lens` is the same command.
 
 The paper's experiments are a package of the repository, not of the installed one, because they keep results, figures
-and claims beside their code: clone the repository (or unpack the source distribution), install it with
+and findings beside their code: clone the repository (or unpack the source distribution), install it with
 `pip install -e ".[experiments]"`, and run `python -m experiments list` there.
 """
 

@@ -102,13 +102,14 @@ def docs(
 def tasks(
     model: ModelOptions,
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts per setting.")] = 60,
-    rows: Annotated[Path, typer.Option(help="File that keeps what has been measured.")] = TASK_ROWS,
+    rows: Annotated[Path, typer.Option(help="File of measured rows; the table is written beside it.")] = TASK_ROWS,
 ) -> None:
     """Measure which tasks a model can do, by template, number of demonstrations and layout."""
     from experiments import task_table
+    from icl_lens.files import write_text
 
     task_table.run(model.load(), rows, n, report=PlainConsole().print)
-    print(task_table.markdown(task_table.read(rows)))
+    write_text(rows.with_suffix(".md"), task_table.markdown(task_table.read(rows)))
 
 
 @app.command("ground-truth")

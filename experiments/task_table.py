@@ -116,19 +116,31 @@ def _key(row: Mapping[str, Any]) -> str:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table for the documentation: a line per task, accuracies in percent."""
+    """Return two tables, a line per task: accuracy (%) by demonstrations, and by layout and template."""
     found = {_key(row): row for row in rows}
 
-    def cell(task: str, template: str, count: int, layout: str) -> str:
-        row = found.get(f"{task}, {template}, {count}, {layout}")
-        return "" if row is None else f"{100 * row['accuracy']:.0f} ± {50 * (row['high'] - row['low']):.0f}"
+    def table(columns: Mapping[str, tuple[str, int, str]]) -> str:
+        lines = [f"| task | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+        for task in TASKS:
+            some = [found.get(f"{task.name}, {template}, {n}, {layout}") for template, n, layout in columns.values()]
+            lines.append(f"| {task.name} | {' | '.join(map(_accuracy, some))} |")
+        return "\n".join(lines)
 
-    columns = [f"{count} per class" for count in DEMONSTRATIONS]
-    columns += ["query's class last", "query's class first", "labels exchanged", "in one line", "arrows", "questions"]
-    lines = [f"| task | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
-    for task in (task.name for task in TASKS):
-        cells = [cell(task, "lines", count, "random") for count in DEMONSTRATIONS]
-        cells += [cell(task, "lines", 4, layout) for layout in ("order", "reorder", "exchanged")]
-        cells += [cell(task, template, 4, "random") for template in ("paper", "arrows", "questions")]
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    counts = {f"{count} per class": ("lines", count, "random") for count in DEMONSTRATIONS}
+    others = {"random order": ("lines", 4, "random"), "query's class last": ("lines", 4, "order")}
+    others |= {"query's class first": ("lines", 4, "reorder"), "labels exchanged": ("lines", 4, "exchanged")}
+    others |= {"in one line": ("paper", 4, "random"), "arrows": ("arrows", 4, "random")}
+    others |= {"questions": ("questions", 4, "random")}
+    return f"""\
+Accuracy (%) by the number of demonstrations, in balanced random order, one demonstration per line:
+
+{table(counts)}
+
+With four demonstrations per class, by layout and template:
+
+{table(others)}
+"""
+
+
+def _accuracy(row: Mapping[str, Any] | None) -> str:
+    return "" if row is None else "{:.0f} ({:.0f}–{:.0f})".format(*(100 * row[key] for key in ("accuracy", "low", "high")))
