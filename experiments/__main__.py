@@ -89,12 +89,16 @@ def docs(
 ) -> None:
     """Measure every finding on the models that the documentation shows, and write its pages of results."""
     from experiments.catalogue import IDS, find, published_cells
+    from experiments.framework import overview
     from experiments.framework.pages import write_pages
+    from icl_lens.files import write_text
 
     findings = list(map(find, IDS))
     if compute:
         _run(published_cells(findings), out, ModelOptions())
-    write_pages(out, pages, findings, command=COMMAND)
+    numbered = write_pages(out, pages, findings, command=COMMAND)
+    overview.save(numbered, pages / "figures" / "overview.svg")
+    write_text(pages / "index.md", overview.text(numbered, command=COMMAND))
 
 
 @app.command()

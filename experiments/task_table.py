@@ -143,4 +143,6 @@ With four demonstrations per class, by layout and template:
 
 
 def _accuracy(row: Mapping[str, Any] | None) -> str:
-    return "" if row is None else "{:.0f} ({:.0f}–{:.0f})".format(*(100 * row[key] for key in ("accuracy", "low", "high")))
+    return (
+        "" if row is None else "{:.0f} ({:.0f}–{:.0f})".format(*(100 * row[key] for key in ("accuracy", "low", "high")))
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.framework import pages, run
+from experiments.framework import overview, pages, run
 from experiments.framework.estimate import compare, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.study import Study, clusters_of
@@ -154,6 +154,7 @@ def made_up(values: dict[str, tuple[float, float, float, float]]) -> Finding:
 
     return Finding(
         id="made-up",
+        short="made up",
         title="Title?",
         question="Question?",
         claim="Claim.",
@@ -165,8 +166,8 @@ def made_up(values: dict[str, tuple[float, float, float, float]]) -> Finding:
     )
 
 
-def cells(finding: Finding, names, folder: Path | None = None):
-    return [run.Cell(finding, "icl-mini", replace(TASK, name=name), 8, "icl-mini") for name in names]
+def cells(finding: Finding, names, model: str = "icl-mini"):
+    return [run.Cell(finding, "icl-mini", replace(TASK, name=name), 8, model) for name in names]
 
 
 def test_done_cells_are_not_computed_again_but_changed_ones_are(tmp_path, icl_mini):
@@ -229,11 +230,12 @@ def test_a_killed_run_resumes_and_two_processes_share(tmp_path):
 # Pages
 
 
-def written(tmp_path, icl_mini, values) -> tuple[str, str]:
+def written(tmp_path, icl_mini, values, model: str = "icl-mini") -> tuple[str, str]:
     finding = made_up(values)
-    run.run(cells(finding, values), tmp_path / "results", load=lambda name: icl_mini, report=lambda line: None)
-    pages.write_pages(tmp_path / "results", tmp_path / "docs", [finding], command="run")
-    return (tmp_path / "docs" / "made-up.md").read_text(), (tmp_path / "docs" / "index.md").read_text()
+    run.run(cells(finding, values, model), tmp_path / "results", load=lambda name: icl_mini, report=lambda line: None)
+    numbered = pages.write_pages(tmp_path / "results", tmp_path / "docs", [finding], command="run")
+    overview.save(numbered, tmp_path / "docs" / "figures" / "overview.svg")
+    return (tmp_path / "docs" / "made-up.md").read_text(), overview.text(numbered, command="run")
 
 
 def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
@@ -242,11 +244,28 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
     page, index = written(tmp_path, icl_mini, values | {"d": (nan, nan, nan, nan)})
     said = "above the control in 1 and below the control in 1 and not distinguishable from the control in 1 of 3"
     assert said in page
-    assert said in index
+    assert "| 1. [made up](made-up.md) | – | – | nats | – | 1 of 3 | – |" in index
     assert "| icl-mini | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] |  | 8 |" in page
     assert "| icl-mini | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] |  | 8 |" in page
     assert "Not applicable: icl-mini on d" in page
     assert (tmp_path / "docs" / "figures" / "made-up.svg").stat().st_size > 1000
+
+
+SENTENCES = ("**On every task of smollm2-135m**", "**On some tasks of smollm2-135m**", "**On no task of smollm2-135m**")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"a": (1.0, 0.0, 0.5, 1.5)}, SENTENCES[0]),
+        ({"a": (1.0, 0.0, 0.5, 1.5), "b": (0.0, 0.1, -1.0, 1.0)}, SENTENCES[1]),
+        ({"b": (0.0, 0.1, -1.0, 1.0)}, SENTENCES[2]),
+    ],
+)
+def test_the_overview_says_where_the_real_model_differs_from_its_control(tmp_path, icl_mini, values, said):
+    _, index = written(tmp_path, icl_mini, values, "smollm2-135m")
+    assert [sentence for sentence in SENTENCES if sentence in index] == [said]
+    assert ("**The paper predicts a difference that smollm2-135m shows on no task**" in index) == (said == SENTENCES[2])
 
 
 def test_an_outcome_is_where_the_interval_lies():

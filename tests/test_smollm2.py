@@ -73,7 +73,10 @@ def test_logits_are_transformers_own(model, hf):
 
 def test_what_is_said_about_it(model):
     view = ModelView(model)
-    assert (view.name, view.quantization) == ("smollm2-135m (Q4_1 and Q8_0 weights)", "Q4_1 and Q8_0")
+    assert (view.name, view.quantization) == (
+        "smollm2-135m (instruction-tuned, Q4_1 and Q8_0 weights)",
+        "Q4_1 and Q8_0",
+    )
     assert (model.cfg.n_layers, model.cfg.n_heads) == (30, 9)
 
 

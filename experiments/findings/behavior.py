@@ -82,6 +82,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="behavior",
+    short="accuracy in random order",
     title="Does the model learn the task from its demonstrations?",
     question="Is the model right in balanced random order, where neither a fixed answer nor the last label helps?",
     claim="GPT-2 large and Llama answer 87–100 % of the word-classification prompts correctly, with two false and two "

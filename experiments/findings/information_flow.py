@@ -141,6 +141,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="information-flow",
+    short="text → label → last position",
     title="Do labels collect texts in shallow layers, to be read in deep ones?",
     question="Does the answer lose more when labels cannot attend to their texts in the shallow half of the layers "
     "than in the deep half, and more when the last position cannot attend to labels in the deep half than in the "

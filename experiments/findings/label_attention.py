@@ -143,6 +143,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="label-attention",
+    short="attention to the right labels",
     title="Do located heads attend to labels of the query's class?",
     question="In balanced random order, does more of located heads' attention to labels go to the query's class?",
     claim="In all located heads of GPT-2 large and Llama, attention to labels of the query's class is much larger than "

@@ -174,6 +174,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="location",
+    short="depth of the heads",
     title="Where are the heads, and which method finds them at what cost?",
     question="Do contributions to the answer come from deep layers, and do cheap methods find the heads that matter?",
     claim="In GPT-2 large almost all improvements come from deep attention layers, and the important heads are in "

@@ -144,6 +144,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="metric",
+    short="learned form against plain similarity",
     title="Is the form of the located heads a learned metric?",
     question="Does the bilinear form of located heads find labels of the query's class better than plain similarity of "
     "the same inputs does?",
@@ -151,6 +152,7 @@ FINDING = Finding(
     "demonstration. The paper does not measure the metric, nor claim that it beats plain similarity: earlier layers "
     "have already brought the features of texts to labels and the last position.",
     covers="the paper's title, sections 4.4 and 6.1 (c)",
+    predicted=False,
     measures=MEASURES,
     measure=measure,
     look_for="Filled dots as high as the squares: the classes are as clear in the inputs as in the head's form. Both "

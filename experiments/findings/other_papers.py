@@ -163,12 +163,14 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="other-papers",
+    short="induction heads",
     title="Are located heads induction heads or function-vector heads?",
     question="Do located heads do what other papers found: continue repeated tokens, or carry the task as a vector?",
     claim="The paper leaves both questions open: in-context heads write what induction heads write, but their keys "
     "should hold features of the demonstration instead of the previous token (section 2.4). Olsson et al. (2022) hold "
     "that induction heads do in-context learning; Todd et al. (2023) that a few heads' mean outputs carry the task.",
     covers="section 2.4",
+    predicted=False,
     measures=(INDUCTION, PREVIOUS, SHUFFLED, ZERO_SHOT, COMMON, COMMON_BY_ODDS),
     measure=measure,
     look_for="Filled dots near 100 %: located heads are induction heads. In the second figure, located heads high in "

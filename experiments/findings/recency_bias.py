@@ -141,6 +141,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="recency-bias",
+    short="recency bias",
     title="Does the model prefer the label shown last?",
     question="Is the model right more often when the last demonstration has the answer's label, and does removing the "
     "position term from the located heads reduce the difference?",

@@ -169,6 +169,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="shared-heads",
+    short="heads shared across tasks",
     title="Are the same heads used by different tasks?",
     question="Do the heads located on one task also lead the ranking on other tasks?",
     claim="In GPT-2 large the 20 heads of largest increase are similar on all word and sentence datasets (heads 26-14, "

@@ -149,6 +149,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="two-towers",
+    short="queries matched with keys",
     title="Do queries and keys act as two towers?",
     question="Do located heads score labels of the query's class higher, and does the answer follow queries, keys and "
     "values as two towers predict?",

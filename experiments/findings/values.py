@@ -139,6 +139,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="values",
+    short="label words in values",
     title="What do located heads write about a label?",
     question="Do the values of located heads name the label they are read from, more than those of other heads?",
     claim="Label values of located heads rank the label's own word far higher than those of random heads in the same "

@@ -98,6 +98,8 @@ class Finding:
     """One question about in-context learning, and how a page answers it."""
 
     id: str
+    short: str
+    """What it measures in a few words, for lists."""
     title: str
     question: str
     claim: str
@@ -113,6 +115,8 @@ class Finding:
     caveats: Sequence[str] = ()
     draw: Callable[[pd.DataFrame], Figure] | None = None
     """A second figure from the details of all cells, with columns model and task."""
+    predicted: bool = True
+    """Whether the paper predicts that the main measure's quantity is above its control."""
     arbitrary_labels: bool = False
     """Whether labels must be able to change places, so that natural labels do not apply."""
 

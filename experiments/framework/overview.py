@@ -1,0 +1,162 @@
+"""The page "What we found": a few sentences, one figure and one table, put together from the main measures' rows."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from experiments.framework.finding import Finding, Measure, Row
+from experiments.framework.pages import (
+    REAL,
+    REAL_NOTE,
+    Outcome,
+    Stored,
+    groups,
+    line,
+    main_rows,
+    number_text,
+    outcome,
+    save_figure,
+)
+from experiments.framework.plotting import STYLE, overview_forest
+
+Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
+
+
+def figure(numbered: Numbered) -> Figure:
+    """Draw every finding's main measure in its own unit: the real model's tasks first, then the small models'."""
+    panels = []
+    for number, (finding, cells) in enumerate(numbered, start=1):
+        real, small, _ = map(main_rows, groups(cells))
+        scaled = [
+            (name, [value * finding.main.scale for value in (row.quantity, row.control, row.low, row.high)])
+            for name, rows in ((REAL, real), ("small models", small))
+            for _, row in rows
+        ]
+        panels.append((f"{number}. {finding.short}", finding.main.unit, scaled))
+    return overview_forest(panels)
+
+
+def save(numbered: Numbered, path: Path) -> None:
+    """Write the figure."""
+    with rc_context(STYLE):
+        save_figure(figure(numbered), path)
+
+
+def text(numbered: Numbered, *, command: str) -> str:
+    """Return the page in Markdown."""
+    head = line("finding", f"{REAL}: quantity", "control", "unit", "above its control", "small models", "other seeds")
+    rows = [head, line("---", "---:", "---:", "---", *["---:"] * 3)]
+    for number, (finding, cells) in enumerate(numbered, start=1):
+        real, small, seeds = map(main_rows, groups(cells))
+        spread = [_range(finding.main, real, attribute) for attribute in ("quantity", "control")]
+        counts = [f"{_count(some, 'above')} of {len(some)}" if some else "–" for some in (real, small, seeds)]
+        rows.append(line(f"{number}. [{finding.short}]({finding.id}.md)", *spread, finding.main.unit, *counts))
+    parts = [
+        "# What we found",
+        "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
+        "![Every finding's main measure](figures/overview.svg)",
+        f"*Filled dots are quantities, hollow dots their controls, bars the 95 % intervals of the difference, placed at "
+        f"the control. One line per task of {REAL} (blue), then per small model and task (gray). A filled dot whose bar "
+        "does not reach the hollow dot differs from its control.*",
+        "## At a glance",
+        f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the control:",
+        "\n".join(rows),
+        f"{REAL_NOTE} Heads are located by contrast, on other prompts than those they are measured on; the paper ranks by "
+        "increase, which is one row below on every page. [Ground truth](ground-truth.md) shows the same findings on models "
+        "whose circuit is known.",
+        f"One command computes all of this on your model, and resumes where it stopped: `{command} --all`.",
+        "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def sentences(numbered: Numbered) -> list[str]:
+    """Return five to eight sentences: what the real model shows, what only the small ones do, and what the paper says."""
+    real = {finding.id: main_rows(groups(cells)[0]) for finding, cells in numbered}
+    small = {finding.id: main_rows(groups(cells)[1]) for finding, cells in numbered}
+
+    def listed(wanted: Callable[[Finding], bool], rows: dict[str, list[tuple[Stored, Row]]]) -> str:
+        return "; ".join(_named(finding, rows[finding.id]) for finding, _ in numbered if wanted(finding))
+
+    def everywhere(finding: Finding, rows: dict[str, list[tuple[Stored, Row]]]) -> bool:
+        return bool(rows[finding.id]) and _count(rows[finding.id], "above") == len(rows[finding.id])
+
+    def nowhere(finding: Finding) -> bool:
+        return bool(real[finding.id]) and not _count(real[finding.id], "above")
+
+    def sometimes(finding: Finding) -> bool:
+        return bool(real[finding.id]) and not everywhere(finding, real) and not nowhere(finding)
+
+    found = {
+        f"**On every task of {REAL}**, the quantity is above its control: {{}}.": (
+            lambda finding: everywhere(finding, real),
+            real,
+        ),
+        f"**On some tasks of {REAL}**: {{}}.": (sometimes, real),
+        f"**On no task of {REAL}**: {{}}.": (nowhere, real),
+        "**Everywhere on the small models, but not on every task of the real one**: {}.": (
+            lambda finding: everywhere(finding, small) and bool(real[finding.id]) and not everywhere(finding, real),
+            small,
+        ),
+        f"**The paper predicts a difference that {REAL} shows on no task**: {{}}.": (
+            lambda finding: finding.predicted and nowhere(finding),
+            real,
+        ),
+    }
+    said = [phrase.format(listed(*of)) for phrase, of in found.items() if listed(*of)]
+    return [*said, *_rankings(numbered), _sizes([cell for _, cells in numbered for cell in cells])]
+
+
+def _named(finding: Finding, rows: Sequence[tuple[Stored, Row]]) -> str:
+    quantity, control = (_range(finding.main, rows, attribute) for attribute in ("quantity", "control"))
+    return f"[{finding.short}]({finding.id}.md) ({quantity} against {control}; {finding.main.unit})"
+
+
+def _rankings(numbered: Numbered) -> list[str]:
+    """What removing heads costs by either ranking; the paper's is by increase."""
+    for finding, cells in numbered:
+        if finding.id != "ablation":
+            continue
+        real, small, _ = groups(cells)
+        said = []
+        for name, some in ((REAL, real), ("the small models", small)):
+            rows = {
+                ranking: [(cell, row) for cell in some if (row := cell.row(finding.main.name, ranking)) is not None]
+                for ranking in ("contrast", "increase")
+            }
+            if rows["increase"]:
+                numbers = {ranking: _range(finding.main, one, "quantity") for ranking, one in rows.items()}
+                said.append(f"{numbers['increase']} instead of {numbers['contrast']} nats on {name}")
+        if said:
+            return [
+                "**The paper's ranking also finds heads that raise every label alike**: without the heads located by "
+                f"increase instead of contrast, the answer loses {', and '.join(said)} ([ablation](ablation.md))."
+            ]
+    return []
+
+
+def _sizes(cells: Iterable[Stored]) -> str:
+    """How many prompts, tasks and training seeds there are."""
+    real, small, seeds = groups(list(cells))
+    parts = [
+        f"{_span(cell.n for cell in some)} held-out prompts per task on {name}"
+        for name, some in ((REAL, real), ("the small models", small), ("their other training seeds", seeds))
+        if some
+    ]
+    missing = "" if seeds else " Other training seeds of the small models have not been measured yet."
+    return f"**How certain**: {', '.join(parts)}; intervals are clustered by query word.{missing}"
+
+
+def _span(values: Iterable[float], text: Callable[[float], str] = str) -> str:
+    low, high = min(some := list(values)), max(some)
+    return text(low) if text(low) == text(high) else f"{text(low)} … {text(high)}"
+
+
+def _range(measure: Measure, rows: Sequence[tuple[Stored, Row]], attribute: str) -> str:
+    return _span((getattr(row, attribute) for _, row in rows), lambda v: number_text(v, measure)) if rows else "–"
+
+
+def _count(rows: Sequence[tuple[Stored, Row]], kind: Outcome) -> int:
+    return sum(outcome(row) == kind for _, row in rows)
