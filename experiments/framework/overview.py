@@ -57,15 +57,16 @@ def text(numbered: Numbered, *, command: str) -> str:
         "# What we found",
         "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
-        f"*Filled dots are quantities, hollow dots their controls, bars the 95 % intervals of the difference, placed at "
-        f"the control. One line per task of {REAL} (blue), then per small model and task (gray). A filled dot whose bar "
-        "does not reach the hollow dot differs from its control.*",
+        "*Filled dots are quantities, hollow dots their controls, bars the 95 % intervals of the difference, placed at "
+        f"the control. One line per task of {REAL} (blue), then one per small model and task (gray). A filled dot whose "
+        "bar does not reach the hollow dot differs from its control.*",
         "## At a glance",
-        f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the control:",
+        f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the "
+        "control:",
         "\n".join(rows),
-        f"{REAL_NOTE} Heads are located by contrast, on other prompts than those they are measured on; the paper ranks by "
-        "increase, which is one row below on every page. [Ground truth](ground-truth.md) shows the same findings on models "
-        "whose circuit is known.",
+        f"{REAL_NOTE} Heads are located by contrast, on other prompts than those they are measured on; the paper ranks "
+        "by increase, which is one row below on every page. [Ground truth](ground-truth.md) shows the same findings on "
+        "models whose circuit is known.",
         f"One command computes all of this on your model, and resumes where it stopped: `{command} --all`.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
@@ -73,7 +74,7 @@ def text(numbered: Numbered, *, command: str) -> str:
 
 
 def sentences(numbered: Numbered) -> list[str]:
-    """Return five to eight sentences: what the real model shows, what only the small ones do, and what the paper says."""
+    """Return five to eight sentences: what the real model shows, what only the small ones do, and how certain it is."""
     real = {finding.id: main_rows(groups(cells)[0]) for finding, cells in numbered}
     small = {finding.id: main_rows(groups(cells)[1]) for finding, cells in numbered}
 
