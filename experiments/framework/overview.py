@@ -58,8 +58,8 @@ def text(numbered: Numbered, *, command: str) -> str:
         "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
         "*Filled dots are quantities, hollow dots their controls, bars the 95 % intervals of the difference, placed at "
-        f"the control. One line per task of {REAL} (blue), then one per small model and task (gray). A filled dot whose "
-        "bar does not reach the hollow dot differs from its control.*",
+        f"the control. One line per task of {REAL} (blue), then one per small model and task (gray). A filled dot "
+        "whose bar does not reach the hollow dot differs from its control.*",
         "## At a glance",
         f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the "
         "control:",
