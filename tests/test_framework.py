@@ -265,7 +265,7 @@ SENTENCES = ("**On every task of smollm2-135m**", "**On some tasks of smollm2-13
 def test_the_overview_says_where_the_real_model_differs_from_its_control(tmp_path, icl_mini, values, said):
     _, index = written(tmp_path, icl_mini, values, "smollm2-135m")
     assert [sentence for sentence in SENTENCES if sentence in index] == [said]
-    assert ("**The paper predicts a difference that smollm2-135m shows on no task**" in index) == (said == SENTENCES[2])
+    assert ("The paper predicts a difference in: [made up](made-up.md)." in index) == (said == SENTENCES[2])
 
 
 def test_an_outcome_is_where_the_interval_lies():

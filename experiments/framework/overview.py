@@ -90,20 +90,18 @@ def sentences(numbered: Numbered) -> list[str]:
     def sometimes(finding: Finding) -> bool:
         return bool(real[finding.id]) and not everywhere(finding, real) and not nowhere(finding)
 
+    unseen = [f"[{one.short}]({one.id}.md)" for one, _ in numbered if one.predicted and nowhere(one)]
+    contradicted = f" The paper predicts a difference in: {'; '.join(unseen)}." if unseen else ""
     found = {
         f"**On every task of {REAL}**, the quantity is above its control: {{}}.": (
             lambda finding: everywhere(finding, real),
             real,
         ),
         f"**On some tasks of {REAL}**: {{}}.": (sometimes, real),
-        f"**On no task of {REAL}**: {{}}.": (nowhere, real),
+        f"**On no task of {REAL}**: {{}}.{contradicted}": (nowhere, real),
         "**Everywhere on the small models, but not on every task of the real one**: {}.": (
             lambda finding: everywhere(finding, small) and bool(real[finding.id]) and not everywhere(finding, real),
             small,
-        ),
-        f"**The paper predicts a difference that {REAL} shows on no task**: {{}}.": (
-            lambda finding: finding.predicted and nowhere(finding),
-            real,
         ),
     }
     said = [phrase.format(listed(*of)) for phrase, of in found.items() if listed(*of)]

@@ -39,6 +39,8 @@ class Stored:
     model: str
     training_seed: int
     task: str
+    options: str
+    """The task as options of the command line."""
     n: int
     quantization: str
     seconds: float
@@ -58,6 +60,7 @@ class Stored:
             about["model"],
             about["training_seed"],
             about["task"]["name"],
+            _options(about),
             about["n"],
             cell["quantization"],
             cell["seconds"],
@@ -88,6 +91,18 @@ def write_pages(
     return numbered
 
 
+def _options(about: Mapping[str, Any]) -> str:
+    """Return the options that measure a stored cell again."""
+    task = about["task"]
+    template = {name: value.replace("\n", "\\n") for name, value in task["template"].items()}
+    natural = set(task["labels"]) == set(task["data"].split("-"))
+    words = {"model": about["model"], "task": task["data"], "labels": ",".join(task["labels"])}
+    words |= {"demonstrations": task["demonstrations"], "n": about["n"]}
+    words |= {"separator": f"'{template['separator']}'"} if template["separator"] != " " else {}
+    words |= {"path": f"experiments/framework/{task['path']}"} if task["path"] else {}
+    return " ".join([*(f"--{name} {word}" for name, word in words.items()), *(["--natural"] if natural else [])])
+
+
 # Numbers and sentences
 
 
@@ -113,13 +128,13 @@ def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
             f"{number_text(row.quantity, main)} against {number_text(row.control, main)} on {cell.task}"
             for cell, row in rows
         )
-        said.append(f"{REAL}, {main.quantity} against {main.control} ({main.unit}): {numbers}.")
-        said.append(f"The quantity is {_counted(rows)} tasks there.")
+        said.append(f"{REAL}: {main.quantity} against {main.control} ({main.unit}): {numbers}.")
+        said.append(f"The first is {_counted(rows)} task{'s' * (len(rows) > 1)}.")
     elif real:
         said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
     if rows := main_rows(small):
         more = f", and {_counted(found)} with other training seeds" if (found := main_rows(seeds)) else ""
-        said.append(f"On the small models it is {_counted(rows)} pairs of model and task{more}.")
+        said.append(f"On the small models, it is {_counted(rows)} pairs of model and task{more}.")
     return " ".join(said)
 
 
@@ -253,7 +268,7 @@ def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str
         "## Caveats",
         "\n".join(f"- {caveat}" for caveat in (*finding.caveats, REAL_NOTE)),
         "## How it was measured",
-        f"```bash\n{command} {finding.id}\n```",
+        f"```bash\n{command} {finding.id} {shipped(cells)[0].options}\n```",
         ":::{dropdown} Method, and the located heads",
         finding.method,
         "Located heads (by contrast, best first):",
