@@ -1,5 +1,8 @@
 """Examples' outputs and the README's tables, made anew: what changed is written, what denies itself is told."""
 
+import json
+import re
+
 import examples  # pyright: ignore[reportMissingImports]
 import pytest
 
@@ -140,3 +143,15 @@ def test_a_readme_without_its_table_is_told():
 def test_the_readme_has_all_places():
     text = examples.README.read_text(encoding="utf-8")
     assert examples.readme_with(text, EXPLAINED, LOCATED, WORDS) != text
+
+
+def test_the_readme_quotes_the_table_of_tasks():
+    rows = map(json.loads, (examples.ROOT / "experiments" / "task_table.jsonl").read_text().splitlines())
+    accuracy = {
+        (row["demonstrations"], row["layout"]): round(100 * row["accuracy"])
+        for row in rows
+        if (row["task"], row["template"]) == ("animal-country, foo/bar", "lines")
+    }
+    text = examples.README.read_text(encoding="utf-8").partition("So heads are")[0]
+    quoted = [int(number) for number in re.findall(r"(\d+) %", text)]
+    assert quoted == [accuracy[place] for place in ((4, "order"), (4, "reorder"), (1, "random"), (16, "random"))]
