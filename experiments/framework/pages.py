@@ -269,10 +269,10 @@ def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str
         "\n".join(f"- {caveat}" for caveat in (*finding.caveats, REAL_NOTE)),
         "## How it was measured",
         f"```bash\n{command} {finding.id} {shipped(cells)[0].options}\n```",
-        ":::{dropdown} Method, and the located heads",
+        "<details><summary>Method, and the located heads</summary>",
         finding.method,
         "Located heads (by contrast, best first):",
         "\n".join(located),
-        ":::",
+        "</details>",
     ]
     return "\n\n".join(parts) + "\n"
