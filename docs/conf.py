@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
-# Tutorials must come out the same everywhere: the bundled models, no network, quiet loaders.
+# Tutorials must come out the same everywhere: installed models, no network, quiet loaders.
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 project = "icl_lens"
