@@ -197,19 +197,19 @@ def recent_label(label_index: Int[Tensor, "batch demo"]) -> Int[Tensor, " batch"
 def bias_gap(
     correct: Bool[Tensor, " batch"],
     answer: Int[Tensor, " batch"],
-    favoured: Int[Tensor, " batch"],
+    favored: Int[Tensor, " batch"],
 ) -> float:
-    """How much more often a model is right when the answer is the favoured label than when it is not, -1 to 1.
+    """How much more often a model is right when the answer is the favored label than when it is not, -1 to 1.
 
-    With `favoured=majority_label(…)` the majority-label bias, with `recent_label(…)` the recency bias. Zero for a
-    model whose answers do not depend on which label is favoured, however often it errs. Prompts that favour none (-1)
+    With `favored=majority_label(…)` the majority-label bias, with `recent_label(…)` the recency bias. Zero for a
+    model whose answers do not depend on which label is favored, however often it errs. Prompts that favor none (-1)
     are left out. Raises InputError unless both kinds of prompts are there.
     """
-    answer, favoured = answer.to(correct.device), favoured.to(correct.device)
-    with_it, against = (favoured >= 0) & (answer == favoured), (favoured >= 0) & (answer != favoured)
+    answer, favored = answer.to(correct.device), favored.to(correct.device)
+    with_it, against = (favored >= 0) & (answer == favored), (favored >= 0) & (answer != favored)
     if not bool(with_it.any()) or not bool(against.any()):
         raise InputError(
-            f"{int(with_it.sum())} prompts have the favoured label as their answer and {int(against.sum())} another; "
+            f"{int(with_it.sum())} prompts have the favored label as their answer and {int(against.sum())} another; "
             "a bias needs both: mix prompts of both kinds"
         )
     return float(correct[with_it].double().mean() - correct[against].double().mean())

@@ -99,7 +99,7 @@ def test_a_hand_computed_increase():
         shift=None,
         scale=torch.ones(1),
         eps=0.0,
-        centre=False,
+        center=False,
         normalize=False,
     )
     x, v = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 1.0, 2.0]])

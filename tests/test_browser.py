@@ -119,28 +119,28 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
     )
     assert min(min(size) for size in sizes) >= 5
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    colour = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    assert colour == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 21, 23)")
+    color = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert color == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 21, 23)")
 
 
 def test_strips_show_the_numbers(show, paper):
     page = show(html.explanation_page(paper))
     report = paper.heads[0]
     strips = page.locator(f'.panel[data-head="{report.head}"] .colored-tokens')
-    colours = [
+    colors = [
         [span.evaluate("e => getComputedStyle(e).backgroundColor") for span in strip.locator("> span > span").all()]
         for strip in (strips.nth(0), strips.nth(1))
     ]
     values = report.position_increases
     reach = max(map(abs, values))
-    for colour, value in zip(colours[1], values, strict=True):
+    for color, value in zip(colors[1], values, strict=True):
         if abs(value) < 0.02 * reach:
             continue  # white
-        red, _, blue = (int(x) for x in colour.removeprefix("rgb(").removesuffix(")").split(","))
+        red, _, blue = (int(x) for x in color.removeprefix("rgb(").removesuffix(")").split(","))
         assert (blue > red) == (value > 0)
     strongest = max(range(len(values)), key=lambda i: abs(values[i]))
-    assert colours[1][strongest] in ("rgb(0, 114, 178)", "rgb(213, 94, 0)")
-    # Labels: their own colour, and not faded; others grey and faded.
+    assert colors[1][strongest] in ("rgb(0, 114, 178)", "rgb(213, 94, 0)")
+    # Labels: their own color, and not faded; others gray and faded.
     opacity = [
         float(span.evaluate("e => getComputedStyle(e).opacity")) for span in strips.nth(0).locator("> span").all()
     ]

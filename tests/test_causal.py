@@ -129,7 +129,7 @@ def test_agreement_by_hand():
     causal = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
     static = torch.tensor([[0.0, 2.0, 1.0], [3.0, 50.0, 40.0]])
     found = agreement(causal, static, k=2)
-    # Two neighbouring pairs exchanged: 1 - 6 * (1 + 1 + 1 + 1) / (6 * 35)
+    # Two neighboring pairs exchanged: 1 - 6 * (1 + 1 + 1 + 1) / (6 * 35)
     assert found.spearman == pytest.approx(1 - 24 / 210)
     assert (found.overlap, found.by_chance) == (2, pytest.approx(4 / 6))
     assert agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))

@@ -91,7 +91,7 @@ def test_last_query_passes_the_norms_of_queries_and_keys(load_tiny, name):
     _, cache = model.run_with_cache(batch.tokens)
 
     def normed(layer, which, kept):
-        """[pos head d_head] as the model normalised them, over each head or over all heads together."""
+        """[pos head d_head] as the model normalized them, over each head or over all heads together."""
         hook = cache[f"blocks.{layer}.attn.hook_{which}_normed"][0]
         n_heads = cache[f"blocks.{layer}.attn.hook_{which}"].shape[2]
         return hook.unflatten(-1, (n_heads, -1)) if kept == "all" else hook.transpose(0, 1)
@@ -117,7 +117,7 @@ def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch)
     gains = nn.Module()
     gains.weight = nn.Parameter(torch.ones(families.N_HEADS, 12))
     monkeypatch.setitem(model.blocks[1].attn._modules, "q_norm", gains)
-    with pytest.raises(il.InputError, match=r"Qwen3ForCausalLM normalises queries.*\(4, 12\).*in layer 1"):
+    with pytest.raises(il.InputError, match=r"Qwen3ForCausalLM normalizes queries.*\(4, 12\).*in layer 1"):
         il.last_query(acts, il.Head(1, 0))
     il.last_query(acts, il.Head(2, 0))
 

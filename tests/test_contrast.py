@@ -148,7 +148,7 @@ def test_several_do_not_add_up(gpt2_acts, gpt2_batch):
 def test_a_head_that_raises_every_label_alike():
     """By log p(w) a large increase; against the other label, nothing."""
     readout = Readout(
-        W_U=torch.eye(4), b_U=None, gain=None, shift=None, scale=torch.ones(1), eps=0.0, centre=False, normalize=False
+        W_U=torch.eye(4), b_U=None, gain=None, shift=None, scale=torch.ones(1), eps=0.0, center=False, normalize=False
     )
     x, both, reader = torch.zeros(1, 4), torch.tensor([[2.0, 2.0, 0, 0]]), torch.tensor([[2.0, 0, 0, 0]])
     foo, bar = torch.tensor([0]), torch.tensor([[1]])

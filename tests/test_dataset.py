@@ -160,7 +160,7 @@ def test_mean_over_groups(gpt2, many, every_increase, monkeypatch):
 
 
 def test_plan(gpt2, many):
-    """Every prompt once; neighbours of similar length; the first batch spread over all lengths; memory bounded."""
+    """Every prompt once; neighbors of similar length; the first batch spread over all lengths; memory bounded."""
     view = ModelView.of(gpt2)
     lengths = (many.last + 1).tolist()
     plan = plan_batches(view, many, batch_size=8)

@@ -37,7 +37,7 @@ def test_both_fixes_are_the_two_interventions(model, batch):
     with il.debias(model, batch, HEADS, majority=1.0, recency=0.5):
         together = il.last_log_probs(model, batch)
     with (
-        il.scale_label_attention(model, HEADS, batch, il.balancing_weights(batch), renormalise=True),
+        il.scale_label_attention(model, HEADS, batch, il.balancing_weights(batch), renormalize=True),
         il.remove_position(model, HEADS, strength=0.5, positions="last"),
     ):
         assert_close(il.last_log_probs(model, batch), together)
@@ -52,38 +52,38 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeyp
     right = {0.0: 3, 0.5: 3, 0.75: 3, 1.0: 2}
 
     def scored(model, batch, heads, fix, strengths):
-        sign = 1 if batch is favoured else -1
+        sign = 1 if batch is favored else -1
         return [(torch.full((3,), bias[one] / 2 * sign), torch.arange(3) < right[one]) for one in strengths]
 
-    favoured, against = batch, batch[[0, 1, 2]]
+    favored, against = batch, batch[[0, 1, 2]]
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
     options = {"fix": "recency", "tried": (0.5, 0.75, 1.0)}
-    found = il.choose_strength(model, HEADS, favoured, against, **options)
+    found = il.choose_strength(model, HEADS, favored, against, **options)
     assert found.strength == 0.75
     assert found.bias == pytest.approx((1.0, 0.4, -0.1, 0.0))
     assert found.accuracy == pytest.approx((1, 1, 1, 2 / 3))
     assert found.loss == pytest.approx((0, 0, 0, 1 / 3))
-    assert il.choose_strength(model, HEADS, favoured, against, max_loss=0.5, **options).strength == 1.0
+    assert il.choose_strength(model, HEADS, favored, against, max_loss=0.5, **options).strength == 1.0
     with pytest.raises(il.InputError, match="3 and 2 prompts"):
-        il.choose_strength(model, HEADS, favoured, against[[0, 1]], **options)
+        il.choose_strength(model, HEADS, favored, against[[0, 1]], **options)
 
 
 def test_a_fix_that_goes_too_far_is_seen_where_the_other_class_is_asked(model, batch, monkeypatch):
     """It takes the bias away and loses nothing where the rarer class is asked; the other class's prompts fall."""
-    favoured, against, other = batch, batch[[0, 1, 2]], batch[[0, 1]]
+    favored, against, other = batch, batch[[0, 1, 2]], batch[[0, 1]]
 
     def scored(model, batch, heads, fix, strengths):
         right = {
             one: torch.arange(len(batch)) < (1 if batch is other and one == 1.0 else len(batch)) for one in strengths
         }
         return [
-            (torch.full((len(batch),), (1 - one) * (1 if batch is favoured else -1)), right[one]) for one in strengths
+            (torch.full((len(batch),), (1 - one) * (1 if batch is favored else -1)), right[one]) for one in strengths
         ]
 
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
     options = {"fix": "majority", "tried": (0.5, 1.0)}
-    assert il.choose_strength(model, HEADS, favoured, against, **options).strength == 1.0
-    found = il.choose_strength(model, HEADS, favoured, against, others=[other], **options)
+    assert il.choose_strength(model, HEADS, favored, against, **options).strength == 1.0
+    found = il.choose_strength(model, HEADS, favored, against, others=[other], **options)
     assert found.strength == 0.5
     assert found.loss == pytest.approx((0, 0, 0.5))
     assert found.accuracy == pytest.approx((1, 1, 7 / 8))
@@ -176,6 +176,6 @@ def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
     found = []
     for padding in (1.0, 0.0):
         filled = weights.masked_fill(absent, padding)
-        with il.scale_label_attention(model, HEADS, batch, filled, renormalise=True):
+        with il.scale_label_attention(model, HEADS, batch, filled, renormalize=True):
             found.append(il.label_log_probs(model, batch))
     assert torch.equal(*found)

@@ -155,7 +155,7 @@ MODEL = [
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="x")), "is not known"),
     (lambda m, b, o: enter(il.block_attention(m, HEADS, None)), "edges must be a tensor of booleans"),
     (lambda m, b, o: enter(il.block_attention(m, HEADS, torch.zeros(1, 9, 9))), "got (1, 9, 9) torch.float32"),
-    (lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, "x", renormalise=True)), "are no numbers"),
+    (lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, "x", renormalize=True)), "are no numbers"),
     (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_loss=NAN), "max_loss=nan must not"),
     (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_loss=-1), "max_loss=-1 must not"),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")), "needs reference="),
@@ -237,7 +237,7 @@ def test_blocks_of_the_same_hooks_end_in_any_order(gpt2, gpt2_batch):
 
 def test_another_batch_of_the_same_shape_is_refused(gpt2):
     one, other = (il.tokenize(gpt2, f"{word} : foo one : bar two :") for word in ("love", "hate"))
-    with il.scale_label_attention(gpt2, HEADS, one, [[0.5, 1.0]], renormalise=True):
+    with il.scale_label_attention(gpt2, HEADS, one, [[0.5, 1.0]], renormalize=True):
         il.last_log_probs(gpt2, one)
         with pytest.raises(il.InputError, match="run the same batch"):
             il.last_log_probs(gpt2, other)
@@ -247,7 +247,7 @@ def test_a_pass_that_is_shorter_than_the_batch_is_refused(gpt2):
     """Its labels would be looked for among other tokens."""
     longer, shorter = (il.tokenize(gpt2, f"love : foo one : bar {words} :") for words in ("two three", "two"))
     with (
-        il.scale_label_attention(gpt2, HEADS, longer, [[0.5, 1.0]], renormalise=True),
+        il.scale_label_attention(gpt2, HEADS, longer, [[0.5, 1.0]], renormalize=True),
         pytest.raises(il.InputError, match="the forward pass is shorter"),
     ):
         il.last_log_probs(gpt2, shorter)

@@ -241,7 +241,7 @@ def test_what_is_about_labels_is_refused(free):
         with pytest.raises(il.InputError, match="no demonstrations, so there is no label"):
             ask()
     for block in [
-        il.scale_label_attention(model, [(0, 0)], batch, torch.ones(2, 0), renormalise=True),
+        il.scale_label_attention(model, [(0, 0)], batch, torch.ones(2, 0), renormalize=True),
         il.patch_heads(model, [(0, 0)], batch, what="v", align="labels", into=batch),
     ]:
         with pytest.raises(il.InputError, match="no demonstrations, so there is no label"), block:

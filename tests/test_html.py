@@ -305,7 +305,7 @@ def test_a_prompt_without_answer_and_a_wrong_prediction():
     assert "The model says bar, not foo" in Page(html.explanation_page(wrong)).text
 
 
-def test_more_labels_than_colours():
+def test_more_labels_than_colors():
     prompt = il.Prompt([il.Demonstration(f"t{i}", f"label{i}") for i in range(9)], "q", answer="label8")
     text = Page(html.explanation_page(ex.made(prompt))).text
     assert all(text.count(f"label{i}") > 5 for i in range(9))

@@ -108,8 +108,8 @@ def test_mean_over_a_reference_set(run, name, positions):
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_scaled_label_attention(run, name, renormalise):
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_scaled_label_attention(run, name, renormalize):
     model, batch, _, hf = run(name)
     weights = torch.tensor([[0.0, 0.5, 2.0, 1.0], [3.0, 0.2, 1.0, 1.0], [0.7, 0.0, 1.0, 1.0]])
 
@@ -119,7 +119,7 @@ def test_scaled_label_attention(run, name, renormalise):
             for demo, position in enumerate(batch.label_positions[row].tolist()):
                 if position >= 0:
                     pattern[-1, position] *= float(weights[row, demo])
-            if renormalise:
+            if renormalize:
                 pattern[-1] /= pattern[-1].sum()
             return pattern
 
@@ -128,7 +128,7 @@ def test_scaled_label_attention(run, name, renormalise):
 
         return edit
 
-    with il.scale_label_attention(model, HEADS, batch, weights, renormalise=renormalise):
+    with il.scale_label_attention(model, HEADS, batch, weights, renormalize=renormalize):
         assert_same(model, batch, hf, HEADS, edit_of)
 
 
@@ -251,7 +251,7 @@ def test_nothing_changes_where_the_edit_changes_nothing(run, name):
     ones = torch.ones(len(batch), batch.label_positions.shape[1])
     edits = [
         il.remove_position(model, heads, strength=0.0),
-        il.scale_label_attention(model, heads, batch, ones, renormalise=True),
+        il.scale_label_attention(model, heads, batch, ones, renormalize=True),
         *[il.patch_heads(model, heads, batch, what=what) for what in ("q", "k", "v", "pattern", "z")],
     ]
     for edit in edits:
@@ -323,7 +323,7 @@ def test_capture_sees_the_edited_attention(run, name):
     model, batch, _, _ = run(name)
     hidden = torch.ones(len(batch), batch.label_positions.shape[1])
     hidden[:, 1] = 0
-    with il.scale_label_attention(model, HEADS, batch, hidden, renormalise=True):
+    with il.scale_label_attention(model, HEADS, batch, hidden, renormalize=True):
         acts = il.capture(model, batch)
     for layer, head in HEADS:
         assert (il.attention_to_labels(acts)[:, layer, head, 1] == 0).all()
@@ -343,7 +343,7 @@ def blocks(model, batch, other):
     return {
         "patch": lambda: il.patch_heads(model, HEADS[1:3], other, what="k"),
         "position": lambda: il.remove_position(model, HEADS[:3]),
-        "scale": lambda: il.scale_label_attention(model, HEADS[1:], batch, weights, renormalise=True),
+        "scale": lambda: il.scale_label_attention(model, HEADS[1:], batch, weights, renormalize=True),
         "ablate": lambda: il.ablate_heads(model, HEADS[2:3]),
     }
 
@@ -494,7 +494,7 @@ def test_generation_is_edited_without_a_key_value_cache_and_refused_with_one(run
     one = batch[[0]]
     hidden = torch.zeros(1, 4)
     options = {"max_new_tokens": 2, "do_sample": False, "verbose": False, "return_type": "tokens", "stop_at_eos": False}
-    with il.scale_label_attention(model, all_heads(model), one, hidden, renormalise=True):
+    with il.scale_label_attention(model, all_heads(model), one, hidden, renormalize=True):
         edited = model.generate(one.tokens, use_past_kv_cache=False, **options)
         first = int(il.last_log_probs(model, one).argmax())
         with pytest.raises(il.InputError, match="use_past_kv_cache=False"):
@@ -510,8 +510,8 @@ def test_generation_is_edited_without_a_key_value_cache_and_refused_with_one(run
         (lambda m, b: il.ablate_heads(m, [(0, 0)], reference=b), "takes no reference="),
         (lambda m, b: il.ablate_heads(m, [(0, 0)], mode="mean", reference=[]), "no reference prompt"),
         (lambda m, b: il.remove_position(m, [(0, 0)], strength=1.5), "strength=1.5"),
-        (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, torch.ones(2, 4), renormalise=True), r"\(2, 4\)"),
-        (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, -torch.ones(3, 4), renormalise=True), "not negative"),
+        (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, torch.ones(2, 4), renormalize=True), r"\(2, 4\)"),
+        (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, -torch.ones(3, 4), renormalize=True), "not negative"),
     ],
 )
 def test_bad_arguments_are_refused(run, make, match):

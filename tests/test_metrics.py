@@ -63,21 +63,21 @@ def test_majority_and_recent_labels():
 
 
 def test_bias_gap_is_the_difference_of_two_accuracies():
-    #            right when favoured: 2 of 3; right when not: 1 of 2; the last prompt favours no label
+    #            right when favored: 2 of 3; right when not: 1 of 2; the last prompt favors no label
     correct = torch.tensor([1, 1, 0, 1, 0, 1]).bool()
     answer = torch.tensor([0, 1, 0, 0, 0, 1])
-    favoured = torch.tensor([0, 1, 0, 1, 1, -1])
-    assert bias_gap(correct, answer, favoured) == pytest.approx(2 / 3 - 1 / 2)
-    with pytest.raises(InputError, match="3 prompts have the favoured label as their answer and 0 another"):
-        bias_gap(correct[:3], answer[:3], favoured[:3])
+    favored = torch.tensor([0, 1, 0, 1, 1, -1])
+    assert bias_gap(correct, answer, favored) == pytest.approx(2 / 3 - 1 / 2)
+    with pytest.raises(InputError, match="3 prompts have the favored label as their answer and 0 another"):
+        bias_gap(correct[:3], answer[:3], favored[:3])
 
 
-def test_a_model_that_errs_at_random_has_no_gap_and_one_that_follows_the_favoured_has_all():
+def test_a_model_that_errs_at_random_has_no_gap_and_one_that_follows_the_favored_has_all():
     answer = torch.tensor([0, 1] * 50)
-    favoured = torch.tensor([0, 0, 1, 1] * 25)
-    assert bias_gap(favoured == answer, answer, favoured) == 1.0
+    favored = torch.tensor([0, 0, 1, 1] * 25)
+    assert bias_gap(favored == answer, answer, favored) == 1.0
     half = torch.tensor([True] * 4 + [False] * 4).repeat(13)[:100]
-    assert bias_gap(half, answer, favoured) == pytest.approx(0.0)
+    assert bias_gap(half, answer, favored) == pytest.approx(0.0)
 
 
 def test_interval_of_a_mean_has_the_normal_width():

@@ -129,7 +129,7 @@ FAULTS = [
     # numbers that are none
     ("gpt2", "NaN", number(C_FC, float("nan")), ("hold NaN in", "c_fc.weight", "use another")),
     ("llama", "infinity", number("lm_head.weight", float("-inf")), ("hold infinity in", "use another")),
-    # quantised, and not said how
+    # quantized, and not said how
     (
         "gpt2",
         "in 8 bits",

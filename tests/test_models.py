@@ -35,12 +35,12 @@ def test_probed_norms_are_the_norms(load_tiny, name):
     model = load_tiny(name)
     x = torch.randn(1, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0)) * 3 + 1
     norm = probe_norm(model.ln_final, families.D_MODEL, x.device, default_eps=1e-5)
-    y = x - x.mean(-1, keepdim=True) if norm.centre else x
+    y = x - x.mean(-1, keepdim=True) if norm.center else x
     ours = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.eps)
     ours = ours * norm.gain_as(torch.float32) + (0 if norm.shift is None else norm.shift.float())
     assert_close(ours, model.ln_final(x))
     small = 1e-3 * x  # where eps shows
-    y = small - small.mean(-1, keepdim=True) if norm.centre else small
+    y = small - small.mean(-1, keepdim=True) if norm.center else small
     ours = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.eps)
     ours = ours * norm.gain_as(torch.float32) + (0 if norm.shift is None else norm.shift.float())
     assert_close(ours, model.ln_final(small))

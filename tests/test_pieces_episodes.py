@@ -76,11 +76,11 @@ def test_strays_are_of_other_categories_that_may_meet_these():
         assert set(WORDS.owners[word]) - forbidden - {"tool", "sport"}
 
 
-def test_mislabelled_demonstrations_have_another_label_and_the_query_its_own():
+def test_mislabeled_demonstrations_have_another_label_and_the_query_its_own():
     rng = random.Random(3)
     wrong = 0
     for _ in range(300):
-        episode = make_episode(rng, WORDS, ("animal", "color", "tool"), (0, 1, 2, 0, 1, 2, 0), mislabelled=0.3)
+        episode = make_episode(rng, WORDS, ("animal", "color", "tool"), (0, 1, 2, 0, 1, 2, 0), mislabeled=0.3)
         shown = [token for token in episode.tokens if token in episode.labels]
         assert shown == [episode.labels[item.told] for item in episode.items]
         for item in episode.items:
@@ -154,7 +154,7 @@ def test_seen_pairs_and_held_out_pairs_are_all_pairs():
 
 def test_a_drawn_episode_is_as_difficult_as_asked_for():
     rng = random.Random(7)
-    how = Difficulty((2, 4), (3, 6), longest=2, mislabelled=0.5, other_weight=0.3)
+    how = Difficulty((2, 4), (3, 6), longest=2, mislabeled=0.5, other_weight=0.3)
     drawn = [draw_episode(rng, WORDS, how, HELD_OUT, 5) for _ in range(200)]
     assert {len(episode.categories) for episode in drawn} == {2, 3, 4}
     assert {len(item.text) for episode in drawn for item in episode.items} == {1, 2}

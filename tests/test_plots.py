@@ -24,17 +24,17 @@ def heights(ax):
     return [bar.get_height() for bar in ax.patches]
 
 
-def colours(ax):
+def colors(ax):
     return [to_hex(bar.get_facecolor()).upper() for bar in ax.patches]
 
 
-def test_layer_bars_average_prompts_and_colour_by_sign():
+def test_layer_bars_average_prompts_and_color_by_sign():
     rows = [(0, 0, "attn", 1.0), (1, 0, "attn", 2.0), (0, 1, "attn", -1.0), (0, 0, "ffn", 0.5), (0, 1, "ffn", 0.25)]
     figure = plots.layer_bars(pd.DataFrame(rows, columns=["prompt", "layer", "component", "increase"]))
     attn, ffn = figure.axes
     assert heights(attn) == [1.5, -1.0]
     assert heights(ffn) == [0.5, 0.25]
-    assert colours(attn) == [plots.BLUE, plots.ORANGE]
+    assert colors(attn) == [plots.BLUE, plots.ORANGE]
     assert attn.get_ylim() == ffn.get_ylim()  # one scale
     assert ffn.get_xlabel() == "layer"
     assert "nats" in figure.get_supylabel()
@@ -163,7 +163,7 @@ def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
         figure = plots.label_attention_bars(pd.DataFrame(rows, columns=columns))
     else:
         figure = explanation.figures[name]
-    figure.draw_without_rendering()  # matplotlib's constrained layout moves a colour bar between the first two draws
+    figure.draw_without_rendering()  # matplotlib's constrained layout moves a color bar between the first two draws
     file = io.BytesIO()
     figure.savefig(file, format="png")
     assert rgba(file.getvalue())[0, 0].tolist() == [1, 1, 1, 1]

@@ -71,19 +71,19 @@ def test_search_caches_and_ablation(run, name, mode):
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "qwen3"])
 def test_processed_projections(run, load_tiny, name):
-    """Label values lose κ, last queries gain the gain of the norm before attention; LayerNorm models' are centred."""
+    """Label values lose κ, last queries gain the gain of the norm before attention; LayerNorm models' are centered."""
     _, batch, acts, hf = run(name, "processed")
     raw = il.capture(load_tiny(name), batch)
     block = load_tiny(name).blocks[1]
-    centred = acts.readout.centre
+    centered = acts.readout.center
 
-    def centre(x):
-        return x - x.mean(-1, keepdim=True) if centred else x
+    def center(x):
+        return x - x.mean(-1, keepdim=True) if centered else x
 
     present = (batch.label_positions >= 0)[..., None]
     for head in (il.Head(1, 0), il.Head(1, 3)):
         kappa = against_hf.constants(hf, 1)[head.head].float()
-        value = centre(il.label_values(raw, head) - kappa) * present
+        value = center(il.label_values(raw, head) - kappa) * present
         assert_close(il.label_values(acts, head), value)
-        query = centre(il.last_query(raw, head) * block.ln1.weight)
+        query = center(il.last_query(raw, head) * block.ln1.weight)
         assert_close(il.last_query(acts, head), query)

@@ -8,7 +8,7 @@ import icl_lens as il
 from icl_lens.models.readout import Readout
 
 
-def make(*, centre=True, normalize=True, soft_cap=None, logit_scale=1.0, batch=3, dtype=torch.float64, vocab=11):
+def make(*, center=True, normalize=True, soft_cap=None, logit_scale=1.0, batch=3, dtype=torch.float64, vocab=11):
     """A readout with nothing trivial in it."""
     g = torch.Generator().manual_seed(1)
 
@@ -19,10 +19,10 @@ def make(*, centre=True, normalize=True, soft_cap=None, logit_scale=1.0, batch=3
         W_U=draw(6, vocab),
         b_U=draw(vocab),
         gain=1 + 0.3 * draw(6),
-        shift=draw(6) if centre else None,
+        shift=draw(6) if center else None,
         scale=draw(batch).abs() + 0.5,
         eps=1e-5,
-        centre=centre,
+        center=center,
         normalize=normalize,
         logit_scale=logit_scale,
         soft_cap=soft_cap,
@@ -35,16 +35,16 @@ def vectors(*shape, seed=2):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize("center", [True, False])
 @pytest.mark.parametrize("final_norm", ["frozen", "own"])
-def test_logits_written_out(final_norm, centre, bias):
-    readout = make(centre=centre).using(final_norm=final_norm, bias=bias)
+def test_logits_written_out(final_norm, center, bias):
+    readout = make(center=center).using(final_norm=final_norm, bias=bias)
     x = vectors(3, 4)
     for i in range(3):
         for j in range(4):
-            y = x[i, j] - x[i, j].mean() if centre else x[i, j]
+            y = x[i, j] - x[i, j].mean() if center else x[i, j]
             scale = readout.scale[i] if final_norm == "frozen" else 1 / (y.pow(2).mean() + 1e-5).sqrt()
-            normed = y * scale * readout.gain + (readout.shift if bias and centre else 0)
+            normed = y * scale * readout.gain + (readout.shift if bias and center else 0)
             expected = normed @ readout.W_U + (readout.b_U if bias else 0)
             assert_close(readout.logits(x)[i, j], expected)
 
@@ -67,10 +67,10 @@ def test_soft_cap_bounds_the_logits():
 
 
 @pytest.mark.parametrize("logit_scale", [1.0, 0.25])
-@pytest.mark.parametrize("centre", [True, False])
-def test_pull_back_is_the_gradient(centre, logit_scale):
+@pytest.mark.parametrize("center", [True, False])
+def test_pull_back_is_the_gradient(center, logit_scale):
     """u · pull_back(w) = Σ_j w_j b_j(u): the gradient of the weighted logits."""
-    readout = make(centre=centre, logit_scale=logit_scale)
+    readout = make(center=center, logit_scale=logit_scale)
     weights = torch.randn(3, 11, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     x = vectors(3).requires_grad_(True)
     (readout.logits(x) * weights).sum().backward()
@@ -108,7 +108,7 @@ def test_ranks_and_words_by_hand():
         shift=None,
         scale=torch.ones(1),
         eps=0.0,
-        centre=False,
+        center=False,
         decode="a the foo b".split().__getitem__,
     )
     vector = torch.tensor([[0.3, 0.9, 0.5, 0.1]])

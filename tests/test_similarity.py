@@ -134,13 +134,13 @@ def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None
     page, report = explanation.to_html(), explanation.heads[0]
     (shown,) = re.findall(rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL)
     cells = re.findall(r'<td class="n [pm]" style="--v:\d+%">([+−][\d.]+)</td>', shown)
-    centred = []
+    centered = []
     for i, row in enumerate(report.similarity):
         others = [x for j, x in enumerate(row) if j != i]
-        centred.append([x - math.fsum(others) / len(others) for x in row])
-    assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centred for x in row]
+        centered.append([x - math.fsum(others) / len(others) for x in row])
+    assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centered for x in row]
     asked = [0, 0, 1, 1, 1]  # bar, bar, foo, foo, and the answer
-    same = [x for i, row in enumerate(centred) for j, x in enumerate(row) if i != j and asked[i] == asked[j]]
+    same = [x for i, row in enumerate(centered) for j, x in enumerate(row) if i != j and asked[i] == asked[j]]
     assert f"{math.fsum(same) / len(same):+.2f} with the same label".replace("-", "−") in shown
     assert "What it compares" in explanation._repr_html_()
     assert "What it compares" not in il.explain(gpt2, "love bar love", answer=" bar", k=2).to_html()

@@ -21,7 +21,7 @@ from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
 from icl_lens.prompts.tokenize import tokenize
 
 CATEGORIES = {
-    "colour": ["red", "blue", "green", "orange", "pink"],
+    "color": ["red", "blue", "green", "orange", "pink"],
     "fruit": ["apple", "pear", "orange", "plum", "fig", "lime", "date"],
     "pair": ["x", "y"],
 }
@@ -74,7 +74,7 @@ def test_the_papers_word_tasks(name):
 
 def test_the_layouts_show_the_same_words(words):
     order, reorder, imbalanced = (
-        load_task("colour-fruit", path=words, n=50, demonstrations=3, layout=layout)
+        load_task("color-fruit", path=words, n=50, demonstrations=3, layout=layout)
         for layout in ("order", "reorder", "imbalanced")
     )
     for one, two, three in zip(order, reorder, imbalanced, strict=True):
@@ -88,10 +88,10 @@ def test_the_layouts_show_the_same_words(words):
 
 
 def test_the_same_words_asked_about_the_other_class(words):
-    one, other = (load_task("colour-fruit", path=words, n=50, asked=asked) for asked in ("true", "false"))
+    one, other = (load_task("color-fruit", path=words, n=50, asked=asked) for asked in ("true", "false"))
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
-        assert right.query in set(CATEGORIES["colour"]) - {"orange", *shown(right, "bar")}
+        assert right.query in set(CATEGORIES["color"]) - {"orange", *shown(right, "bar")}
         assert (left.answer, right.answer) == ("foo", "bar")
     assert len({prompt.query for prompt in other}) == 4
     with pytest.raises(InputError, match="none is left to ask about"):
@@ -100,7 +100,7 @@ def test_the_same_words_asked_about_the_other_class(words):
 
 def test_balanced_labels(words):
     plain, swapped, balanced = (
-        load_task("colour-fruit", path=words, n=20, **more)
+        load_task("color-fruit", path=words, n=20, **more)
         for more in ({}, {"labels": ("bar", "foo")}, {"balanced": True})
     )
     assert balanced[::2] == plain[::2]
@@ -110,8 +110,8 @@ def test_balanced_labels(words):
 
 
 def test_labels_are_exchangeable(words):
-    one = load_task("colour-fruit", path=words, n=20)
-    two = load_task("colour-fruit", path=words, n=20, labels=["bar", "foo"])
+    one = load_task("color-fruit", path=words, n=20)
+    two = load_task("color-fruit", path=words, n=20, labels=["bar", "foo"])
     swap = {"foo": "bar", "bar": "foo"}
     for left, right in zip(one, two, strict=True):
         assert [(d.text, swap[d.label]) for d in left.demonstrations] == [
@@ -121,35 +121,35 @@ def test_labels_are_exchangeable(words):
 
 
 def test_seeds(words):
-    one, two, other = (load_task("colour-fruit", path=words, n=30, seed=seed) for seed in (1, 1, 2))
+    one, two, other = (load_task("color-fruit", path=words, n=30, seed=seed) for seed in (1, 1, 2))
     assert one == two
     assert one != other
-    assert load_task("colour-fruit", path=words, n=10, seed=1) == one[:10]
+    assert load_task("color-fruit", path=words, n=10, seed=1) == one[:10]
 
 
 def test_words_of_both_categories_are_left_out(words):
-    for prompt in load_task("colour-fruit", path=words, n=200):
+    for prompt in load_task("color-fruit", path=words, n=200):
         assert "orange" not in str(prompt)
 
 
 def test_prompts_differ_as_long_as_the_words_allow(words):
-    # One of 5 colours, and both words of "pair" in either order.
-    prompts = load_task("colour-pair", path=words, n=24, demonstrations=1)
+    # One of 5 colors, and both words of "pair" in either order.
+    prompts = load_task("color-pair", path=words, n=24, demonstrations=1)
     assert len(set(prompts[:10])) == len(set(prompts[10:20])) == 10
     assert Counter(Counter(prompts).values()) == Counter({3: 4, 2: 6})
-    # Orange is in both: 4 × 3 colours, 6 × 5 × 4 fruits.
-    prompts = load_task("colour-fruit", path=words, n=1440)
+    # Orange is in both: 4 × 3 colors, 6 × 5 × 4 fruits.
+    prompts = load_task("color-fruit", path=words, n=1440)
     assert len(set(prompts)) == 12 * 120
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"name": "colour-shape"}, "no task 'colour-shape'.*sst2.*sentiment-number.*colour, fruit, pair"),
-        ({"name": "colour"}, "no task 'colour'"),
+        ({"name": "color-shape"}, "no task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair"),
+        ({"name": "color"}, "no task 'color'"),
         ({"name": "fruit-fruit"}, "no task 'fruit-fruit'"),
-        ({"name": "colour-pair"}, "'pair' has 2 words of its own, and a prompt takes 3"),
-        ({"name": "pair-colour", "demonstrations": 3}, "'pair' has 2 words of its own, and a prompt takes 3"),
+        ({"name": "color-pair"}, "'pair' has 2 words of its own, and a prompt takes 3"),
+        ({"name": "pair-color", "demonstrations": 3}, "'pair' has 2 words of its own, and a prompt takes 3"),
         ({"layout": "shuffled"}, "layout='shuffled' is not known; use 'order', 'reorder', 'imbalanced' or 'random'"),
         ({"classes": "both"}, "classes='both' is not known"),
         ({"n": 0}, "at least 1"),
@@ -164,14 +164,14 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
 @pytest.mark.usefixtures("no_type_checks")
 def test_word_tasks_that_cannot_be(words, arguments, complaint):
     with pytest.raises(InputError, match=complaint):
-        load_task(**{"name": "colour-fruit", "path": words, "n": 5} | arguments)
+        load_task(**{"name": "color-fruit", "path": words, "n": 5} | arguments)
 
 
 def test_names_that_are_no_task():
     with pytest.raises(InputError, match="no task 'sst3'; choose a sentence dataset \\(sst2, trec, agnews"):
         load_task("sst3")
     with pytest.raises(InputError, match="no word list"):
-        load_task("colour-fruit", path="nowhere.json")
+        load_task("color-fruit", path="nowhere.json")
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '{"words": {}}'])
@@ -179,7 +179,7 @@ def test_files_that_are_no_word_list(tmp_path, text):
     path = tmp_path / "list.json"
     path.write_text(text)
     with pytest.raises(InputError, match=r"is not a word list; .*'\.jsonl', '\.csv', '\.parquet'"):
-        load_task("colour-fruit", path=path)
+        load_task("color-fruit", path=path)
 
 
 def test_the_default_labels_are_words_of_the_bundled_models():
@@ -474,13 +474,13 @@ def layouts(prompts, model, template):
 def test_rows_of_one_length_align(tmp_path, options, prefix):
     """A tokenizer to which most words are as many tokens as letters."""
     model, template = spelling_model("byte"), Template(prefix=prefix)
-    four = {"colour": ["blue", "pink", "gold", "grey"], "fruit": ["pear", "plum", "lime", "kiwi", "date"]}
-    others = {"colour": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
+    four = {"color": ["blue", "pink", "gold", "gray"], "fruit": ["pear", "plum", "lime", "kiwi", "date"]}
+    others = {"color": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
     path = tmp_path / "words.json"
     path.write_text(json.dumps({"categories": {name: [*four[name], *others[name]] for name in four}}))
     options = {"n": 12, "path": path, **options}
-    assert len(layouts(load_task("colour-fruit", **options), model, template)) > 1
-    aligned = load_task("colour-fruit", **options, same_length=model, template=template)
+    assert len(layouts(load_task("color-fruit", **options), model, template)) > 1
+    aligned = load_task("color-fruit", **options, same_length=model, template=template)
     assert len(aligned) == 12
     assert len(layouts(aligned, model, template)) == 1
     texts = {one.text for prompt in aligned for one in prompt.demonstrations} | {prompt.query for prompt in aligned}
@@ -502,6 +502,6 @@ def test_sentences_of_one_length_align(tmp_path, classes):
 
 def test_rows_that_cannot_align_are_refused(words):
     options = {"path": words, "demonstrations": 1, "n": 4, "same_length": spelling_model("byte")}
-    load_task("colour-fruit", **options, balanced=True)
+    load_task("color-fruit", **options, balanced=True)
     with pytest.raises(InputError, match=r"prompt 1 has its labels and end at .*labels of equally many tokens"):
-        load_task("colour-fruit", **options, balanced=True, labels=["foo", "zzzz"])
+        load_task("color-fruit", **options, balanced=True, labels=["foo", "zzzz"])

@@ -337,7 +337,7 @@ def test_four_classes_and_ragged_rows():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_neighbours(kind):
+def test_a_row_does_not_depend_on_its_neighbors(kind):
     prompts = ragged()
     batch = tokenize(model_of(kind), prompts)
     for row, prompt in enumerate(prompts):
@@ -502,7 +502,7 @@ def test_a_token_the_model_has_no_row_for():
         tokenize(model, PAPER)
 
 
-def test_a_label_that_shares_a_token_with_its_neighbour():
+def test_a_label_that_shares_a_token_with_its_neighbor():
     template = Template("{text} -{label}", "{text} -")  # "->" is one token
     with pytest.raises(InputError, match=re.escape("the label '>' shares a token with the '-' beside it")):
         tokenize(model_of("byte"), prompt_of(("love", ">"), ("two", "foo")), template=template)

@@ -1,4 +1,4 @@
-"""Where weights lie and what they are: device maps, half precision beside single, quantised and absent weights."""
+"""Where weights lie and what they are: device maps, half precision beside single, quantized and absent weights."""
 
 import pytest
 import torch
@@ -41,15 +41,15 @@ def test_packed_weights_are_refused(load, dtype):
     model = load("llama_gqa", device="cpu")
     linear = next(module for module in model.blocks[1].modules() if type(module) is nn.Linear)
     linear.weight = nn.Parameter(torch.zeros(linear.weight.shape).to(dtype), requires_grad=False)
-    with pytest.raises(il.InputError, match=rf"LlamaForCausalLM are quantised \({str(dtype)[6:]}\).*unquantised"):
+    with pytest.raises(il.InputError, match=rf"LlamaForCausalLM are quantized \({str(dtype)[6:]}\).*unquantized"):
         ModelView.of(model)
 
 
-def test_quantisers_that_leave_no_packed_parameter_are_refused(load):
-    """GPTQ and AWQ pack into buffers; the model still names its quantiser."""
+def test_quantizers_that_leave_no_packed_parameter_are_refused(load):
+    """GPTQ and AWQ pack into buffers; the model still names its quantizer."""
     model = load("gpt2", device="cpu")
     model.original_model.hf_quantizer = object()
-    with pytest.raises(il.InputError, match="the weights of GPT2LMHeadModel are quantised, and heads cannot be read"):
+    with pytest.raises(il.InputError, match="the weights of GPT2LMHeadModel are quantized, and heads cannot be read"):
         ModelView.of(model)
 
 

@@ -110,10 +110,10 @@ def where_section(where: Where, beside: Sequence[Where]) -> str:
 
 @dataclass(frozen=True)
 class Bias:
-    """Accuracy on the class that demonstrations favour and on the other, in per cent, and answers of that class."""
+    """Accuracy on the class that demonstrations favor and on the other, in per cent, and answers of that class."""
 
     what: str
-    favoured: float
+    favored: float
     other: float
     said: float
     n: int
@@ -121,13 +121,13 @@ class Bias:
 
     @property
     def points(self) -> float:
-        """How much more often a query is answered right if its class is the favoured one."""
-        return self.favoured - self.other
+        """How much more often a query is answered right if its class is the favored one."""
+        return self.favored - self.other
 
     @property
     def error(self) -> float:
         """One standard error of `points`."""
-        shares = (self.favoured / 100, self.other / 100)
+        shares = (self.favored / 100, self.other / 100)
         return 100 * (sum(share * (1 - share) for share in shares) / self.n) ** 0.5
 
 
@@ -151,17 +151,16 @@ def biases(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -
 
 
 def _bias(what: str, parts: Sequence[tuple[Answers, Answers]]) -> Bias:
-    favoured = [hit for for_1, _ in parts for hit in for_1.label]
+    favored = [hit for for_1, _ in parts for hit in for_1.label]
     other = [hit for _, against in parts for hit in against.label]
     said = [hit for pair in parts for some in pair for hit in some.class_1]
-    return Bias(what, *(100 * statistics.fmean(hits) for hits in (favoured, other, said)), n=len(favoured))
+    return Bias(what, *(100 * statistics.fmean(hits) for hits in (favored, other, said)), n=len(favored))
 
 
 def bias_section(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> str:
     """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
     rows = [
-        f"{bias.what} | {bias.favoured:.1f} | {bias.other:.1f} | {bias.points:+.1f} ± {bias.error:.1f}"
-        f" | {bias.said:.1f}"
+        f"{bias.what} | {bias.favored:.1f} | {bias.other:.1f} | {bias.points:+.1f} ± {bias.error:.1f} | {bias.said:.1f}"
         for bias in biases(model, words, apart, n)
     ]
     intro = (
@@ -208,7 +207,7 @@ def write_card(
         " the two labels and once by the most probable word of the vocabulary. Chance is 50 and 0. The two"
         ' demonstrations of the query\'s class come last in "order" and first in "reorder"; "imbalanced" is "order"'
         ' without its last demonstration; "as in training" has 2 to 16 uneven demonstrations, 15 % of them'
-        " mislabelled.",
+        " mislabeled.",
         measured,
         limits_section(words),
     )

@@ -55,12 +55,12 @@ LEVELS = (
     Level({"list": 0.05, "named": 0.15, "episode": 0.8}, Difficulty((2, 4), (4, 14), near=0.05), 0.75),
     Level(
         {"list": 0.05, "named": 0.15, "episode": 0.8},
-        Difficulty((2, 4), (2, 14), longest=4, strays=0.05, mislabelled=0.05, uneven=True, stay=0.15, near=0.1),
+        Difficulty((2, 4), (2, 14), longest=4, strays=0.05, mislabeled=0.05, uneven=True, stay=0.15, near=0.1),
         0.7,
     ),
     Level(
         {"list": 0.05, "named": 0.1, "episode": 0.85},
-        Difficulty((2, 4), (1, 16), longest=8, strays=0.15, mislabelled=0.15, uneven=True, stay=0.25, near=0.2),
+        Difficulty((2, 4), (1, 16), longest=8, strays=0.15, mislabeled=0.15, uneven=True, stay=0.25, near=0.2),
     ),
 )
 

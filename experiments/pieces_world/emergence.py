@@ -158,7 +158,7 @@ def _table(values: dict[str, Tensor], names: list[str], step: int, **rows: Seque
 
 
 def steepest(accuracy: pd.Series) -> tuple[int, int]:
-    """The two neighbouring steps between which accuracy, by step, rises most; the first of equals."""
+    """The two neighboring steps between which accuracy, by step, rises most; the first of equals."""
     after = int(np.argmax(np.diff(accuracy.to_numpy()))) + 1
     return int(accuracy.index[after - 1]), int(accuracy.index[after])
 

@@ -17,20 +17,18 @@ from experiments.framework.plotting import STYLE
 from experiments.pieces_world.emergence import BY, DECIDES, Emergence, Summary, appearance, course
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
-from icl_lens.report.palette import BLUE, GREEN, GREY, ORANGE
+from icl_lens.report.palette import BLUE, GRAY, GREEN, ORANGE
 from icl_lens.report.plots import PAGE
 
 
-def _curve(ax: Axes, table: Any, value: str, colour: str, label: str) -> None:
+def _curve(ax: Axes, table: Any, value: str, color: str, label: str) -> None:
     """Mean over prompts by step, with its 95 % interval over queries."""
     means = table.groupby(["step", "prompt", "query"])[value].mean().reset_index()
     steps = sorted(set(means["step"]))
     groups = [means[means["step"] == step] for step in steps]
     found = [compare(one[value].to_numpy(), 0.0, pd.factorize(one["query"])[0]) for one in groups]
-    ax.plot(steps, [one.quantity for one in found], "o-", color=colour, label=label, markersize=2.5, linewidth=1)
-    ax.fill_between(
-        steps, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.2, linewidth=0
-    )
+    ax.plot(steps, [one.quantity for one in found], "o-", color=color, label=label, markersize=2.5, linewidth=1)
+    ax.fill_between(steps, [one.low for one in found], [one.high for one in found], color=color, alpha=0.2, linewidth=0)
 
 
 def figure(run: Emergence) -> Figure:
@@ -40,20 +38,20 @@ def figure(run: Emergence) -> Figure:
     _curve(axes[0, 0], run.prompts.assign(correct=run.prompts["correct"].astype(float)), "correct", BLUE, "accuracy")
     axes[0, 0].axhline(0.5, color="0.5", linewidth=0.6, linestyle=":")
     axes[0, 0].set(ylabel="Accuracy", title="Answers", ylim=(0, 1.02))
-    colours = (BLUE, ORANGE, GREEN, GREY)
-    for name, colour in zip(run.located[DECIDES], colours, strict=False):
-        _curve(axes[0, 1], run.heads[run.heads["name"] == name], DECIDES, colour, name)
+    colors = (BLUE, ORANGE, GREEN, GRAY)
+    for name, color in zip(run.located[DECIDES], colors, strict=False):
+        _curve(axes[0, 1], run.heads[run.heads["name"] == name], DECIDES, color, name)
     axes[0, 1].axhline(0, color="0.5", linewidth=0.6)
     axes[0, 1].set(ylabel="Contrast of the labels (nats)", title="Located heads")
     axes[0, 1].legend()
     located: Any = run.heads[run.heads["name"].isin(run.located[DECIDES])]
-    for kind, colour in (("true", BLUE), ("false", ORANGE)):
-        _curve(axes[1, 0], located, f"on_{kind}", colour, f"{kind} labels")
+    for kind, color in (("true", BLUE), ("false", ORANGE)):
+        _curve(axes[1, 0], located, f"on_{kind}", color, f"{kind} labels")
     axes[1, 0].set(xlabel="Step", ylabel="Attention of the last token", title="Located heads look at", ylim=(0, 1.02))
     axes[1, 0].legend()
     scores = course(run)
-    for score, colour in (("induction", BLUE), ("previous", ORANGE)):
-        axes[1, 1].plot(scores.index, scores[score], "o-", color=colour, label=score, markersize=2.5, linewidth=1)
+    for score, color in (("induction", BLUE), ("previous", ORANGE)):
+        axes[1, 1].plot(scores.index, scores[score], "o-", color=color, label=score, markersize=2.5, linewidth=1)
     axes[1, 1].axhline(1, color="0.5", linewidth=0.6, linestyle=":")
     axes[1, 1].set(xlabel="Step", ylabel="Times even attention", title="Best head on repeated tokens", yscale="log")
     axes[1, 1].legend()

@@ -132,7 +132,7 @@ class Difficulty:
     """Words of the longest text; every length from 1 is as likely."""
     strays: float = 0.0
     """Share of a text's fillers that are content words of some other category instead."""
-    mislabelled: float = 0.0
+    mislabeled: float = 0.0
     """Share of demonstrations with the label of another class of the episode."""
     uneven: bool = False
     """Shares of classes are drawn per episode, see `draw_sides`; otherwise they are equal."""
@@ -175,7 +175,7 @@ def make_episode(
     labels: Sequence[str] | None = None,
     longest: int = 1,
     strays: float = 0.0,
-    mislabelled: float = 0.0,
+    mislabeled: float = 0.0,
     repeats: float = 0.0,
     asides: float = 0.0,
     other_weight: float = OTHER_WEIGHT,
@@ -205,7 +205,7 @@ def make_episode(
     items: list[Item] = []
     for i, side in enumerate(sides):
         told = side
-        if i < len(sides) - 1 and rng.random() < mislabelled:
+        if i < len(sides) - 1 and rng.random() < mislabeled:
             told = rng.choice([other for other in range(len(categories)) if other != side])
         earlier = [item.text for item in items if item.side == side] if rng.random() < repeats else []
         later = sum(other == side for other in sides[i + 1 :])
@@ -272,7 +272,7 @@ def draw_episode(
         sides,
         longest=how.longest,
         strays=how.strays,
-        mislabelled=how.mislabelled if rng.random() < 0.5 else 0.0,
+        mislabeled=how.mislabeled if rng.random() < 0.5 else 0.0,
         repeats=how.repeats,
         asides=how.asides,
         other_weight=how.other_weight,
@@ -281,7 +281,7 @@ def draw_episode(
 
 
 def list_sequence(rng: random.Random, words: Words, n: int, *, near: float = 0.25) -> list[str]:
-    """`n` different words of one category, or with probability `near` of one group: plain language modelling."""
+    """`n` different words of one category, or with probability `near` of one group: plain language modeling."""
     name = rng.choice(sorted(words.categories))
     pool = list(words.categories[name])
     if rng.random() < near:

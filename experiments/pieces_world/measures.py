@@ -141,7 +141,7 @@ def mixed_episodes(
         drawn = sides or _drawn_sides(rng, rng.randint(2, 16))
         pair = rng.sample(rng.choice(pairs), 2)
         if sides is None:
-            episodes.append(make_episode(rng, words, pair, drawn, longest=longest, strays=0.15, mislabelled=0.15))
+            episodes.append(make_episode(rng, words, pair, drawn, longest=longest, strays=0.15, mislabeled=0.15))
         else:
             episodes.append(make_episode(rng, words, pair, drawn, longest=longest))
     return episodes

@@ -101,7 +101,7 @@ def told_accuracy(
 
 
 class Trainer:
-    """A model, its optimisers and how far they have come."""
+    """A model, its optimizers and how far they have come."""
 
     def __init__(self, settings: Settings, words: Words):
         self.settings = settings

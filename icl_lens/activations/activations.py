@@ -593,7 +593,7 @@ class _Recorder:
 
 def _post_scales(posts: list[NormView | None], raw: list[Tensor]) -> Tensor:
     columns = [
-        x.new_ones(len(x)) if post is None else norm_scale(x, eps=post.eps, centre=post.centre)
+        x.new_ones(len(x)) if post is None else norm_scale(x, eps=post.eps, center=post.center)
         for post, x in zip(posts, raw, strict=True)
     ]
     return torch.stack(columns, dim=1)

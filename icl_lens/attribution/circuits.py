@@ -61,7 +61,7 @@ def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor,
     √d_head, without b_K's share (the same for every key), and for rotary models before rotation: content only, no
     position. With grouped queries the head's own key-value group is used.
 
-    Where queries and keys are normalised (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
+    Where queries and keys are normalized (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
     gain of the keys' norm. What is left out is each key's own scale, which no direction in d_model can hold: the
     score is this dot product times 1/√(mean square of that key), so two keys of different length may change order.
     On processed weights W_K holds the gain of the norm before attention; on raw weights it does not.

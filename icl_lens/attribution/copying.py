@@ -98,7 +98,7 @@ def head_copying(
     W_V, W_O = view.W_V(layer)[view.kv_head(index)].to(dtype), view.W_O(layer)[index].to(dtype)
     written = einsum(x, W_V, W_O, "n d_in, d_in d_head, d_head d_model -> n d_model")
     readout = view.readout(written)
-    if readout.centre:
+    if readout.center:
         written = written - written.mean(-1, keepdim=True)
     if readout.gain is not None:
         written = written * readout.gain

@@ -3,7 +3,7 @@
 `I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token in
 `targets`. Increases are not additive: those of the parts need not sum to that of the whole.
 
-With `against`, the increase of the contrast log p(w) − log Σ p(w'_i) instead. The softmax's normaliser cancels. With
+With `against`, the increase of the contrast log p(w) − log Σ p(w'_i) instead. The softmax's normalizer cancels. With
 one other token, a frozen norm and no soft-cap the contrast is linear, `C(u) = u · g` with one `g` for all layers: the
 vocabulary is never projected on, and parts add up. Otherwise it is evaluated before and after, as increases are, on the
 named columns of W_U only.

@@ -128,7 +128,7 @@ class QueryKeyMetric:
 
     @property
     def effective_rank(self) -> float:
-        """The exponential of the entropy of the normalised singular values: 1 … d_head directions in use.
+        """The exponential of the entropy of the normalized singular values: 1 … d_head directions in use.
 
         Source: Roy and Vetterli 2007, The effective rank.
         """
@@ -220,7 +220,7 @@ def metric_of(
         if own.gain is not None:
             own_gain = own.gain.to(side)
             own_gain = own_gain if own.width == view.d_head else own_gain.unflatten(0, (-1, view.d_head))[place]
-            side = (side - side.mean(-1, keepdim=True) if own.centre else side) * own_gain
+            side = (side - side.mean(-1, keepdim=True) if own.center else side) * own_gain
         query_side, key_side = (side, key_side) if name == "q" else (query_side, side)
     if rotation is not None:
         query_side = _turn(query_side, rotation, how.interleaved)

@@ -137,10 +137,10 @@ def _denied(error: BaseException, response: Any, said: str, asked: _Asked) -> st
         if asked.token:
             return (
                 f"{kind} {name!r} is gated, and the account of your token is not among its readers: accept the "
-                f"licence at {_page(name, kind)} with that account and wait for the answer"
+                f"license at {_page(name, kind)} with that account and wait for the answer"
             )
         return (
-            f"{kind} {name!r} is gated: accept its licence at {_page(name, kind)}, then log in with "
+            f"{kind} {name!r} is gated: accept its license at {_page(name, kind)}, then log in with "
             "`hf auth login` or set HF_TOKEN"
         )
     if code == "RevisionNotFound" or "RevisionNotFoundError" in types:

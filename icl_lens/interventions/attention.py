@@ -24,11 +24,11 @@ def scale_label_attention(
     batch: PromptBatch,
     weights: Tensor | Sequence[Sequence[float]],
     *,
-    renormalise: bool,
+    renormalize: bool,
 ) -> Iterator[None]:
     """Multiplies the attention that chosen heads pay from the last position to each label position.
 
-    `weights` [batch demo] are factors: 1 leaves a label alone, 0 hides it. With `renormalise` the row is divided by
+    `weights` [batch demo] are factors: 1 leaves a label alone, 0 hides it. With `renormalize` the row is divided by
     its sum afterwards, so that what labels lose goes to all positions in proportion; without, it is lost. The passes
     in the block must be over `batch`; where `batch` is one prompt, over any number of rows that begin with it.
 
@@ -37,7 +37,7 @@ def scale_label_attention(
     section 4.1 (weights against the majority label's bias).
 
     Example:
-        >>> with il.scale_label_attention(model, [il.Head(2, 0)], batch, [[0.0, 0.0, 1.0, 1.0]], renormalise=True):
+        >>> with il.scale_label_attention(model, [il.Head(2, 0)], batch, [[0.0, 0.0, 1.0, 1.0]], renormalize=True):
         ...     foo_only = il.capture(model, batch)
         >>> il.attention_by_label(foo_only)[0, 2, 0, 0]
         tensor(0.)
@@ -70,7 +70,7 @@ def scale_label_attention(
         every = torch.arange(rows, device=device)[:, None]
         places = torch.tensor(work.places(indices), device=device)[None]
         row = work.pattern[every, places, work.last[:, None]] * whole[:, None].to(work.pattern.dtype)
-        if renormalise:
+        if renormalize:
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
         work.pattern[every, places, work.last[:, None]] = row
 

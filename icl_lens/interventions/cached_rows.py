@@ -342,7 +342,7 @@ class CachedRows:
         norm = self.view.first_norm(layer)
         if not norm.normalize:
             return None
-        return norm_scale(x.to(plain.q_share.dtype), eps=norm.eps, centre=norm.centre)
+        return norm_scale(x.to(plain.q_share.dtype), eps=norm.eps, center=norm.center)
 
     def _check_z(self, layer: int, ours: Tensor) -> None:
         """A row in which nothing is edited yet must attend as the model's last position does."""

@@ -40,7 +40,7 @@ def debias(
     *,
     majority: float = 0.0,
     recency: float = 0.0,
-    renormalise: bool = True,
+    renormalize: bool = True,
 ) -> Iterator[None]:
     """Scoring or generating in the block, over `batch`, suffers less from label biases that `heads` carry.
 
@@ -62,7 +62,7 @@ def debias(
             stack.enter_context(remove_position(model, heads, strength=recency, positions="last"))
         if majority:
             weights = balancing_weights(batch, majority)
-            stack.enter_context(scale_label_attention(model, heads, batch, weights, renormalise=renormalise))
+            stack.enter_context(scale_label_attention(model, heads, batch, weights, renormalize=renormalize))
         yield
 
 
@@ -183,7 +183,7 @@ class Strength:
     strength: float
     tried: tuple[float, ...]
     bias: tuple[float, ...]
-    """For each strength tried: mean log-odds of the answer where it is favoured minus where it is not, nats."""
+    """For each strength tried: mean log-odds of the answer where it is favored minus where it is not, nats."""
     accuracy: tuple[float, ...]
     """For each strength tried: over all prompts, those that count for accuracy only included."""
     loss: tuple[float, ...]
@@ -200,7 +200,7 @@ class Strength:
 def choose_strength(
     model: Any,
     heads: Sequence[Head | tuple[int, int]],
-    favoured: PromptBatch,
+    favored: PromptBatch,
     against: PromptBatch,
     *,
     fix: Fix,
@@ -210,18 +210,18 @@ def choose_strength(
 ) -> Strength:
     """The strength with the smallest bias among those that cost at most `max_loss` of accuracy in any batch.
 
-    `favoured` and `against` are the same held-out prompts, in a layout that helps the answer (balanced; true
+    `favored` and `against` are the same held-out prompts, in a layout that helps the answer (balanced; true
     demonstrations last) and in one that does not (answer's label rarer; true demonstrations first). `others` count
     for accuracy only: give prompts that ask about the other class, since a fix that goes too far is seen there and
     nowhere else. All are run with the fix. 0 is always tried, so that no batch's accuracy falls by more. Raises
     InputError for prompts without answers or batches of different length.
 
     Example:
-        >>> favoured = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
+        >>> favored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
         >>> against = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
         >>> other_class = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order", asked="false"))
         >>> heads = [il.Head(2, 0)]
-        >>> chosen = il.choose_strength(model, heads, favoured, against, fix="recency", others=[other_class])
+        >>> chosen = il.choose_strength(model, heads, favored, against, fix="recency", others=[other_class])
         >>> chosen.strength in chosen.tried
         True
     """
@@ -230,16 +230,16 @@ def choose_strength(
         raise InputError(f"tried={tuple(tried)} must be finite and not negative; 0 changes nothing")
     if not max_loss >= 0:
         raise InputError(f"max_loss={max_loss} must not be negative; 0 keeps the accuracy, 0.01 gives up 1 %")
-    if len(favoured) != len(against):
-        raise InputError(f"{len(favoured)} and {len(against)} prompts are not the same ones in two layouts")
-    for row, (one, other) in enumerate(zip(favoured.prompts, against.prompts, strict=True)):
+    if len(favored) != len(against):
+        raise InputError(f"{len(favored)} and {len(against)} prompts are not the same ones in two layouts")
+    for row, (one, other) in enumerate(zip(favored.prompts, against.prompts, strict=True)):
         if (one.query, one.answer) != (other.query, other.answer):
             raise InputError(
                 f"prompt {row} asks about {one.query!r} (answer {one.answer!r}) in one layout and {other.query!r} "
                 f"(answer {other.answer!r}) in the other; give the same prompts in two layouts"
             )
     strengths = tuple(dict.fromkeys([0.0, *tried]))
-    batches = [favoured, against, *others]
+    batches = [favored, against, *others]
     sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
     bias, right = [], []
     for of_strength in zip(*(_scored(model, batch, heads, fix, strengths) for batch in batches), strict=True):

@@ -80,7 +80,7 @@ def score_inputs(values: LayerValues, chosen: Sequence[int]) -> Inputs:
     norm = view.first_norm(layer)
     if norm.normalize:
         x = values.seen["resid"].to(position)
-        position = position * norm_scale(x, eps=norm.eps, centre=norm.centre)[..., None]
+        position = position * norm_scale(x, eps=norm.eps, center=norm.center)[..., None]
     groups = [view.kv_head(head) for head in chosen]
     share = "batch pos d_model, head d_model d_head -> batch pos head d_head"
     W_Q, W_K = view.W_Q(layer)[list(chosen)].to(position), view.W_K(layer)[groups].to(position)
@@ -91,7 +91,7 @@ def position_direction(values: LayerValues, dtype: torch.dtype) -> Float[Tensor,
     """What learned positions put into a layer's attention, before the norm's scale: its centring and gain at work."""
     norm = values.view.first_norm(values.layer)
     position = values.seen["position"].to(dtype)
-    if norm.centre:
+    if norm.center:
         position = position - position.mean(-1, keepdim=True)
     return position * norm.gain_as(dtype).to(position.device)
 

@@ -72,9 +72,9 @@ def check_count(name: str, folder: Path, config: Any, inner: Any) -> None:
 
 
 def check_unpacked(name: str, folder: Path, config: Any) -> None:
-    """Raises InputError if weights are stored as whole numbers and the configuration names no quantiser.
+    """Raises InputError if weights are stored as whole numbers and the configuration names no quantizer.
 
-    transformers would take quantised weights for the numbers they are packed into. Masks and positions are no weights.
+    transformers would take quantized weights for the numbers they are packed into. Masks and positions are no weights.
     """
     files = weight_files(folder)
     if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
@@ -89,8 +89,8 @@ def check_unpacked(name: str, folder: Path, config: Any) -> None:
         return
     if packed:
         raise InputError(
-            f"the weights of {name!r} are whole numbers in {_few(packed)}: they are quantised, and its config.json "
-            "does not say how; use the unquantised model"
+            f"the weights of {name!r} are whole numbers in {_few(packed)}: they are quantized, and its config.json "
+            "does not say how; use the unquantized model"
         )
 
 

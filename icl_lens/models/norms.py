@@ -13,12 +13,12 @@ from icl_lens.models.readout import norm_scale
 
 
 class NormView(NamedTuple):
-    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centres, its width."""
+    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centers, its width."""
 
     gain: Tensor | None
     shift: Tensor | None
     eps: float
-    centre: bool
+    center: bool
     normalize: bool
     width: int
 
@@ -29,8 +29,8 @@ class NormView(NamedTuple):
         """What the module gives for `x`, in the dtype of `x`."""
         if not self.normalize:
             return x
-        y = x - x.mean(-1, keepdim=True) if self.centre else x
-        y = y * norm_scale(x, eps=self.eps, centre=self.centre)[..., None] * self.gain_as(x.dtype)
+        y = x - x.mean(-1, keepdim=True) if self.center else x
+        y = y * norm_scale(x, eps=self.eps, center=self.center)[..., None] * self.gain_as(x.dtype)
         return y if self.shift is None else y + self.shift.to(x.dtype)
 
 
@@ -65,7 +65,7 @@ def _probed(module: Any, d_model: int, device: torch.device, default_eps: float)
         if torch.equal(alternating, (signs * long)[0, 0]):
             return NormView(None, None, default_eps, False, False, d_model)
         shift = zero
-        centre = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
+        center = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
         gain = (alternating - shift) * signs[0, 0]
         eps = _eps_of(module, default_eps)
         expected = shift + gain * signs[0, 0] / math.sqrt(2)
@@ -74,12 +74,12 @@ def _probed(module: Any, d_model: int, device: torch.device, default_eps: float)
                 f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm with eps={eps}: this family's "
                 "norm is not supported"
             )
-    # Odd widths leave the alternating vector with a mean; LayerNorm then answers for a centred one.
-    if centre and d_model % 2:
+    # Odd widths leave the alternating vector with a mean; LayerNorm then answers for a centered one.
+    if center and d_model % 2:
         raise InputError(f"d_model={d_model} is odd, which no supported family has")
     keep_shift = shift.to(device) if bool(shift.any()) else None
     keep_gain = None if bool((gain == 1).all()) else gain.to(device)
-    return NormView(keep_gain, keep_shift, eps, centre, True, d_model)
+    return NormView(keep_gain, keep_shift, eps, center, True, d_model)
 
 
 def _eps_of(module: Any, default: float) -> float:

@@ -42,7 +42,7 @@ class Readout:
     shift: Float[Tensor, " d_model"] | None
     scale: Float[Tensor, " batch"]
     eps: float
-    centre: bool
+    center: bool
     normalize: bool = True
     logit_scale: float = 1.0
     soft_cap: float | None = None
@@ -77,7 +77,7 @@ class Readout:
     def _linear(self, x: Tensor, scale: Tensor | None) -> Tensor:
         """The norm's linear part: centring, scale, gain."""
         x = x.to(self.dtype)
-        if self.centre:
+        if self.center:
             x = x - x.mean(-1, keepdim=True)
         if scale is not None:
             x = x * scale
@@ -87,7 +87,7 @@ class Readout:
         if not self.normalize:
             return None
         if self.final_norm == "own":
-            return norm_scale(x.to(self.dtype), eps=self.eps, centre=self.centre)[..., None]
+            return norm_scale(x.to(self.dtype), eps=self.eps, center=self.center)[..., None]
         return self.scale.reshape(-1, *[1] * (x.ndim - 1))
 
     def logits(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_vocab"]:
@@ -113,7 +113,7 @@ class Readout:
     ) -> Float[Tensor, "batch n"]:
         """Natural-log probability of each prompt's token, for `n` vectors per prompt, nats.
 
-        With `against` (-1: no token), log p(token) − log Σ p(against): the softmax's normaliser cancels, so only the
+        With `against` (-1: no token), log p(token) − log Σ p(against): the softmax's normalizer cancels, so only the
         named columns of W_U are read. Works through the vectors in bounded pieces, never holding
         `[batch, n, d_vocab]`.
         """
@@ -188,7 +188,7 @@ class Readout:
     ) -> Float[Tensor, "batch d_model"]:
         """The vector `g` with `u · g = b_token(u) − b_other(u)`: what a part adds to log p(token) − log p(other), nats.
 
-        The same for every layer, since the softmax's normaliser cancels. Raises InputError unless logits are affine in
+        The same for every layer, since the softmax's normalizer cancels. Raises InputError unless logits are affine in
         the part (`is_affine`). Source: docs/howto/numbers.md.
         """
         return self.direction(-self.relative_columns(tokens, others[:, None])[:, 0])
@@ -231,7 +231,7 @@ class Readout:
             g = g * self.gain
         if self.normalize:
             g = g * self.scale.reshape(-1, *[1] * (g.ndim - 1))
-        return g - g.mean(-1, keepdim=True) if self.centre else g
+        return g - g.mean(-1, keepdim=True) if self.center else g
 
     def _check_affine(self) -> None:
         if not self.is_affine:
@@ -248,7 +248,7 @@ class Readout:
     ) -> Float[Tensor, "*rest d_vocab"]:
         """Before-softmax values of directions in the residual stream, for ranking tokens.
 
-        The direction is centred and multiplied by the gain and W_U. Its length does not change the order, so
+        The direction is centered and multiplied by the gain and W_U. Its length does not change the order, so
         neither does the norm's scale: the two `final_norm` conventions give the same ranking. By default no
         bias is added, since a part of the stream has none of its own.
         Source: Dar et al. 2022, as used in the paper's section 3.2.
@@ -318,9 +318,9 @@ class Readout:
         return ranks.reshape(shape)
 
 
-def norm_scale(x: Float[Tensor, "*rest d_model"], *, eps: float, centre: bool) -> Float[Tensor, "*rest"]:
-    """A norm's scale, 1 / sqrt(variance + eps) (LayerNorm, `centre`) or 1 / sqrt(mean square + eps) (RMSNorm)."""
-    if centre:
+def norm_scale(x: Float[Tensor, "*rest d_model"], *, eps: float, center: bool) -> Float[Tensor, "*rest"]:
+    """A norm's scale, 1 / sqrt(variance + eps) (LayerNorm, `center`) or 1 / sqrt(mean square + eps) (RMSNorm)."""
+    if center:
         x = x - x.mean(-1, keepdim=True)
     return torch.rsqrt(x.pow(2).mean(-1) + eps)
 

@@ -332,9 +332,9 @@ class ModelView:
         norm = None
         if width in (self.d_head, n_heads * self.d_head) and len(shapes) <= 2 and set(shapes) == {(width,)}:
             norm = probe_norm(module, width, self.home, default_eps=self._eps)
-        if norm is None or (norm.centre and width != self.d_head):
+        if norm is None or (norm.center and width != self.d_head):
             raise InputError(
-                f"{self.architecture} normalises queries and keys in a way icl_lens does not know (weights {shapes} in "
+                f"{self.architecture} normalizes queries and keys in a way icl_lens does not know (weights {shapes} in "
                 f"layer {layer}): queries cannot be carried to the keys' side; everything else works"
             )
         return norm
@@ -342,7 +342,7 @@ class ModelView:
     def query_for_keys(self, layer: int, q: Float[Tensor, "batch head d_head"]) -> Float[Tensor, "batch head d_head"]:
         """Queries as they meet the keys' projections: after their norm, times the gain of the keys' norm.
 
-        Only each key's own scale is missing. Unchanged where nothing is normalised.
+        Only each key's own scale is missing. Unchanged where nothing is normalized.
         """
         q_norm, k_norm = self.q_norm(layer), self.k_norm(layer)
         if q_norm is not None:
@@ -354,7 +354,7 @@ class ModelView:
             gain = gain.unflatten(0, (self.n_kv_heads, self.d_head))
             gain = gain.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
         q = q * gain
-        return q - q.mean(-1, keepdim=True) if k_norm.centre else q
+        return q - q.mean(-1, keepdim=True) if k_norm.center else q
 
     def first_norm(self, layer: int) -> NormView:
         """The norm that queries and keys are made from; one that does nothing where they read the stream itself."""
@@ -375,7 +375,7 @@ class ModelView:
         dtype = self.compute_dtype
         norm = probe_norm(self.model.ln_final, self.d_model, self.home, default_eps=self._eps)
         final = final_resid.to(self.home, dtype)
-        scale = norm_scale(final, eps=norm.eps, centre=norm.centre) if norm.normalize else final.new_ones(len(final))
+        scale = norm_scale(final, eps=norm.eps, center=norm.center) if norm.normalize else final.new_ones(len(final))
         with present_in(self.model, self.model.unembed):
             W_U, b_U = self.model.W_U.detach(), _optional(self.model, "b_U")
         b_U = None if b_U is None else b_U.detach().to(self.home, dtype)
@@ -388,7 +388,7 @@ class ModelView:
             shift=None if norm.shift is None else norm.shift.to(dtype),
             scale=scale,
             eps=norm.eps,
-            centre=norm.centre,
+            center=norm.center,
             normalize=norm.normalize,
             logit_scale=self.logit_scale,
             soft_cap=float(cap) if cap and cap > 0 else None,
@@ -451,8 +451,8 @@ READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _check_weights(model: Any, name: str) -> None:
-    """Raises InputError for weights that cannot be read: quantised, or not in memory."""
-    quantised = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
+    """Raises InputError for weights that cannot be read: quantized, or not in memory."""
+    quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
     away = False
     dtypes: set[torch.dtype] = set()
     for parameter in model.parameters():
@@ -460,10 +460,10 @@ def _check_weights(model: Any, name: str) -> None:
         away = away or parameter.is_meta
     note(model, away=away)
     packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in READABLE)
-    if quantised or packed:
+    if quantized or packed:
         raise InputError(
-            f"the weights of {name} are quantised{' (' + ', '.join(packed) + ')' if packed else ''}, and heads cannot "
-            "be read out of packed weights; load the model unquantised, in dtype=torch.bfloat16 where memory is short"
+            f"the weights of {name} are quantized{' (' + ', '.join(packed) + ')' if packed else ''}, and heads cannot "
+            "be read out of packed weights; load the model unquantized, in dtype=torch.bfloat16 where memory is short"
         )
     if away and lost(model):
         raise InputError(

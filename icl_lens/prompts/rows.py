@@ -1,4 +1,4 @@
-"""Rows of labelled texts: from files of your own, or from plain data files of the Hub, fetched once and kept."""
+"""Rows of labeled texts: from files of your own, or from plain data files of the Hub, fetched once and kept."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Tasks as lists of prompts: two categories of words, or sentences of a labelled dataset.
+"""Tasks as lists of prompts: two categories of words, or sentences of a labeled dataset.
 
 Labels carry no meaning ("foo", "bar"), so what a model answers it has learnt from the demonstrations.
 """

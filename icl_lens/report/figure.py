@@ -1,7 +1,7 @@
 """A matplotlib figure that can be read on a light and on a dark notebook.
 
 A notebook's theme may change after a picture is stored, and an untrusted notebook runs nothing that could follow it.
-So one picture serves both: without a background, its ink a grey that stands out from white and from black alike. Files
+So one picture serves both: without a background, its ink a gray that stands out from white and from black alike. Files
 that `savefig` writes keep black ink on white.
 """
 
@@ -22,8 +22,8 @@ from matplotlib.text import Text
 INK = "#777777"
 """4.5 to 1 against white, 4.2 to 1 against the #111 of JupyterLab's dark theme."""
 
-# How dark and how grey a colour is that counts as ink.
-_DARKEST, _GREYEST = 0.5, 0.06
+# How dark and how gray a color is that counts as ink.
+_DARKEST, _GRAYEST = 0.5, 0.06
 
 
 class NotebookFigure(Figure):
@@ -39,14 +39,14 @@ class NotebookFigure(Figure):
 def on_any_background(figure: Figure) -> bytes:
     """The figure as PNG without background, readable on light and on dark; the figure itself stays as it was."""
     file = io.BytesIO()
-    with _in_grey(figure):
+    with _in_gray(figure):
         figure.savefig(file, format="png", dpi=figure.dpi, facecolor="none", edgecolor="none")
     return file.getvalue()
 
 
 @contextmanager
-def _in_grey(figure: Figure) -> Iterator[None]:
-    figure.draw_without_rendering()  # makes the ticks, which are coloured one by one
+def _in_gray(figure: Figure) -> Iterator[None]:
+    figure.draw_without_rendering()  # makes the ticks, which are colored one by one
     before: list[tuple[Artist, str, Any]] = []
 
     def change(artist: Artist, name: str, value: Any) -> None:
@@ -75,10 +75,10 @@ def _inked(artist: Artist) -> tuple[str, ...]:
     return ("edgecolor",) if isinstance(artist, Patch) else ()
 
 
-def _is_ink(colour: Any) -> bool:
-    """Whether it is black or a dark grey that is seen at all; several colours, as of a collection, must all be."""
-    colours = colour if isinstance(colour, list) or getattr(colour, "ndim", 1) == 2 else [colour]
-    rgba = [to_rgba(one) for one in colours]
+def _is_ink(color: Any) -> bool:
+    """Whether it is black or a dark gray that is seen at all; several colors, as of a collection, must all be."""
+    colors = color if isinstance(color, list) or getattr(color, "ndim", 1) == 2 else [color]
+    rgba = [to_rgba(one) for one in colors]
     return bool(rgba) and all(
-        alpha > 0 and max(rgb) <= _DARKEST and max(rgb) - min(rgb) <= _GREYEST for *rgb, alpha in rgba
+        alpha > 0 and max(rgb) <= _DARKEST and max(rgb) - min(rgb) <= _GRAYEST for *rgb, alpha in rgba
     )

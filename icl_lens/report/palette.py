@@ -1,10 +1,10 @@
-"""The colours of everything that is drawn: figures, pages, the terminal.
+"""The colors of everything that is drawn: figures, pages, the terminal.
 
-They are Okabe and Ito's, which can be told apart with any colour vision, also printed in grey. `html/page.css` names
+They are Okabe and Ito's, which can be told apart with any color vision, also printed in gray. `html/page.css` names
 the same ones, with lighter ones for dark screens.
 """
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"
 """Of bars and lines. Where a sign is shown, blue is above zero and orange below."""
 
 SKY, AMBER, PINK, YELLOW = "#56B4E9", "#E69F00", "#CC79A7", "#F0E442"

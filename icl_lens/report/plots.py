@@ -1,7 +1,7 @@
 """Figures: tidy tables or arrays in, matplotlib Figures out. Nothing is shown or written.
 
-Every function takes `width` in inches: `COLUMN` (3.3, one column of a paper) or `PAGE` (6.8). Colours are those of
-Okabe and Ito, or run from orange through white to blue, and can be told apart with any colour vision. A notebook shows
+Every function takes `width` in inches: `COLUMN` (3.3, one column of a paper) or `PAGE` (6.8). Colors are those of
+Okabe and Ito, or run from orange through white to blue, and can be told apart with any color vision. A notebook shows
 them without a background, readable in its light and its dark theme; files are black on white.
 """
 
@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from icl_lens.errors import InputError
 from icl_lens.report.figure import NotebookFigure
 from icl_lens.report.findings import Findings
-from icl_lens.report.palette import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, SKY
+from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE, PINK, SKY
 
 COLUMN, PAGE = 3.3, 6.8
 DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, PALE, BLUE])
@@ -38,7 +38,7 @@ def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
         mean: Any = layers[layers["component"] == component].groupby("layer")["increase"].mean()
         values = mean.to_numpy(dtype=float)
         ax.bar(mean.index.to_numpy(), values, width=0.75, color=_by_sign(values))
-        ax.axhline(0, color=GREY, linewidth=0.6)
+        ax.axhline(0, color=GRAY, linewidth=0.6)
         ax.set_title(name, loc="left", fontsize=8)
         _tidy(ax)
     axes[1].set_xlabel("layer")
@@ -73,7 +73,7 @@ def head_heatmap(
         axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     ax.tick_params(length=0, labelsize=7)
     ax.spines[:].set_visible(False)
-    _colour_bar(figure, ax, image, label)
+    _color_bar(figure, ax, image, label)
     return figure
 
 
@@ -106,7 +106,7 @@ def similarity_matrix(
     ax.set_ylabel("query", fontsize=8)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    _colour_bar(figure, ax, image, label)
+    _color_bar(figure, ax, image, label)
     return figure
 
 
@@ -124,7 +124,7 @@ def top_head_bars(
     values = best[value].to_numpy(dtype=float)
     ax.barh(range(len(best)), values, height=0.7, color=_by_sign(values), xerr=_spread(best, values), **_CAPS)
     ax.set_yticks(range(len(best)), best["name"], fontsize=7)
-    ax.axvline(0, color=GREY, linewidth=0.6)
+    ax.axvline(0, color=GRAY, linewidth=0.6)
     ax.set_xlabel(label)
     ax.margins(y=0.02)
     _tidy(ax)
@@ -152,12 +152,12 @@ def label_attention_bars(
     figure = _figure(width, 0.62 * width)
     ax = figure.subplots()
     bar_width = 0.8 / len(groups)
-    for i, (key, colour) in enumerate(zip(groups, _cycle(len(groups)), strict=True)):
+    for i, (key, color) in enumerate(zip(groups, _cycle(len(groups)), strict=True)):
         means: Any = attention[attention[group] == key].groupby("name")[columns].mean()
         rows = means.reindex(heads)
         values = rows["attention"].to_numpy(dtype=float)
         at = np.arange(len(heads)) + (i - (len(groups) - 1) / 2) * bar_width
-        ax.bar(at, values, bar_width, color=colour, label=names.get(key, str(key)), yerr=_spread(rows, values), **_CAPS)
+        ax.bar(at, values, bar_width, color=color, label=names.get(key, str(key)), yerr=_spread(rows, values), **_CAPS)
     ax.set_xticks(range(len(heads)), heads, fontsize=7, rotation=90 if len(heads) > 6 else 0)
     ax.set_ylabel("attention probability")
     ax.set_ylim(bottom=0)
@@ -171,26 +171,26 @@ def attention_scatter(
 ) -> Figure:
     """Attention probability against log-probability increase (nats), one point per row.
 
-    Columns: attention, increase, and `hue` (if given) for colour and marker. Raises InputError for a table without
+    Columns: attention, increase, and `hue` (if given) for color and marker. Raises InputError for a table without
     these columns or rows.
     """
     _require(parts, "attention", "increase", *([hue] if hue else []))
     figure = _figure(width, 0.8 * width)
     ax = figure.subplots()
     groups = [(None, parts)] if hue is None else list(parts.groupby(hue, sort=False))
-    for (key, rows), colour, marker in zip(groups, _cycle(len(groups)), _repeat("osD^v<>P", len(groups)), strict=True):
+    for (key, rows), color, marker in zip(groups, _cycle(len(groups)), _repeat("osD^v<>P", len(groups)), strict=True):
         label = None if key is None else (names or {}).get(key, str(key))
         ax.scatter(
             rows["attention"],
             rows["increase"],
             s=12,
-            color=colour,
+            color=color,
             marker=marker,
             alpha=0.75,
             linewidths=0,
             label=label,
         )
-    ax.axhline(0, color=GREY, linewidth=0.6)
+    ax.axhline(0, color=GRAY, linewidth=0.6)
     ax.set_xlabel("attention probability")
     ax.set_ylabel(_INCREASE)
     ax.set_xlim(left=0)
@@ -235,7 +235,7 @@ def _by_sign(values: np.ndarray) -> list[str]:
 
 
 def _cycle(n: int) -> list[str]:
-    return _repeat([BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GREY], n)
+    return _repeat([BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GRAY], n)
 
 
 def _repeat(some: Sequence[str], n: int) -> list[str]:
@@ -250,7 +250,7 @@ def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
     return np.clip(np.stack([values - low, high - values]), 0, None)
 
 
-def _colour_bar(figure: Figure, ax: Axes, image: Any, label: str) -> None:
+def _color_bar(figure: Figure, ax: Axes, image: Any, label: str) -> None:
     bar = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.03)
     bar.set_label(label, fontsize=7)
     bar.ax.tick_params(labelsize=7)

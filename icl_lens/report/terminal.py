@@ -16,7 +16,7 @@ from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 BAR_WIDTH = 22
 # Columns of attention to labels, in characters, that fit beside the increases in a terminal of 80.
 ATTENTION_WIDTH = 44
-LABEL_STYLES = tuple(f"bold {colour}" for colour in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
+LABEL_STYLES = tuple(f"bold {color}" for color in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
 GAIN, LOSS, QUIET = SKY, AMBER, "dim"
 
 
@@ -46,7 +46,7 @@ def _title(explanation: Findings) -> RenderableType:
 
 
 def _prompt(explanation: Findings) -> Text:
-    """The text the model continues, as it is written, its labels in their colours."""
+    """The text the model continues, as it is written, its labels in their colors."""
     if explanation.prompt is None:
         return Text(explanation.text, overflow="fold")
     rendered = explanation.template.render(explanation.prompt)

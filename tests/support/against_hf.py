@@ -1,6 +1,6 @@
 """Compares activations of any model class with the plain Hugging Face reference, on raw or on processed weights.
 
-TransformerLens' weight processing folds norms into the next matrices, centres what writes into the stream and
+TransformerLens' weight processing folds norms into the next matrices, centers what writes into the stream and
 moves the part of each value that does not depend on the input, `κ = (b_V + β W_V) W_O` (β: the shift of the norm
 before attention), from the heads into b_O. Centring and folding leave logits as they were up to one number for the
 whole vocabulary. So layers, neurons and label log-probabilities stay, while a head loses κ and a subhead its

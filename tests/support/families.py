@@ -206,7 +206,7 @@ def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
         pad_token_id=None,
         **options,
     )
-    with torch.random.fork_rng(devices=[]):  # the library's own initialisation, overwritten below
+    with torch.random.fork_rng(devices=[]):  # the library's own initialization, overwritten below
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     randomise(model, seed=zlib.crc32(name.encode()))
     return (model if dtype is None else model.to(dtype)).eval()

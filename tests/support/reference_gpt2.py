@@ -45,9 +45,9 @@ class Gpt2Reference:
         return self.weights[f"transformer.h.{layer}.{name}"]
 
     def _layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        variance = (centred**2).mean(-1, keepdim=True)
-        return centred / torch.sqrt(variance + self.eps) * weight + bias
+        centered = x - x.mean(-1, keepdim=True)
+        variance = (centered**2).mean(-1, keepdim=True)
+        return centered / torch.sqrt(variance + self.eps) * weight + bias
 
     def run(self, token_ids: Tensor) -> "Gpt2Run":
         """Run one prompt (a 1-D tensor of token ids, no padding)."""
@@ -109,7 +109,7 @@ class Gpt2Run:
     `subhead_values` [layer, head, pos, d_model]; `head_outputs` [layer, head, d_model] without b_O; `attn_out`,
     `ffn_out` [layer, d_model] with their biases; `activations` [layer, d_mlp]; `final` [d_model].
 
-    `final_norm="frozen"`: the final norm's scale computed once from `final`, each vector still centred by its
+    `final_norm="frozen"`: the final norm's scale computed once from `final`, each vector still centered by its
     own mean; `"own"`: recomputed for each vector. `bias=False` leaves out ln_f's bias and b_U.
     """
 

@@ -127,17 +127,17 @@ class _Norm:
 
     def __init__(self, module: Any) -> None:
         kind = type(module).__name__
-        self.centred = "LayerNorm" in kind
+        self.centered = "LayerNorm" in kind
         self.eps = _setting(module, "eps", "variance_epsilon")
         self.gain = module.weight.detach() + (1.0 if kind.startswith("Gemma") else 0.0)
         bias = getattr(module, "bias", None)
         self.bias = torch.zeros_like(self.gain) if bias is None else bias.detach()
 
-    def centre(self, y: Tensor) -> Tensor:
-        return y - y.mean(-1, keepdim=True) if self.centred else y
+    def center(self, y: Tensor) -> Tensor:
+        return y - y.mean(-1, keepdim=True) if self.centered else y
 
     def scale(self, y: Tensor) -> Tensor:
-        return 1.0 / (self.centre(y).pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+        return 1.0 / (self.center(y).pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
 
 
 def _weight_in_out(module: Any) -> Tensor:
@@ -177,7 +177,7 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     config = hf_model.config
     wiring = _WIRING[config.model_type]
     if config.model_type == "opt" and not config.do_layer_norm_before:
-        raise ValueError("post-norm OPT (do_layer_norm_before=False) normalises the residual stream itself")
+        raise ValueError("post-norm OPT (do_layer_norm_before=False) normalizes the residual stream itself")
     layers = _layers(hf_model)
     n_heads = _setting(config, "num_attention_heads", "num_heads", "n_head")
     seen: dict[str, list[Tensor]] = {name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")}
@@ -247,7 +247,7 @@ class _Readout:
 
     def logits(self, y: Tensor, final_norm: FinalNorm, bias: bool) -> Tensor:
         scale = self.frozen_scale if final_norm == "frozen" else self.norm.scale(y)
-        normed = self.norm.centre(y) * scale * self.norm.gain
+        normed = self.norm.center(y) * scale * self.norm.gain
         if bias:
             logits = ((normed + self.norm.bias) @ self.W_U + self.b_U) * self.multiplier
         else:
@@ -300,7 +300,7 @@ def reference(
         if post_norm is None:
             return factor
         norm = _Norm(layers[layer].get_submodule(post_norm))
-        assert not norm.centred  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
+        assert not norm.centered  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
         return factor * norm.scale(raw) * norm.gain
 
     found: defaultdict[str, list[Tensor]] = defaultdict(list)

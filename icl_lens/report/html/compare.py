@@ -34,7 +34,7 @@ def compare_body(a: Findings, b: Findings) -> str:
         + section(
             "prompts",
             "Prompts",
-            "The two prompts." if a.free or b.free else "The two prompts, each with its labels in their colours.",
+            "The two prompts." if a.free or b.free else "The two prompts, each with its labels in their colors.",
             _pair(a, b, prompt_text),
         )
         + section(

@@ -63,7 +63,7 @@ def mount(
 ) -> str:
     """A place where circuitsvis draws one of its components, as soon as it is visible.
 
-    `marks` are tokens to underline in a label's colour: position, label, and how much of that colour fills the token
+    `marks` are tokens to underline in a label's color: position, label, and how much of that color fills the token
     (0 to 1; None leaves the fill to circuitsvis); `dim` fades all others. Tokens in `props` must be made safe by the
     caller.
     """

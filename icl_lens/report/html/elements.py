@@ -19,10 +19,10 @@ from icl_lens.report.html.text import for_circuitsvis, safe
 def attention_to_labels(
     source: Findings | Activations, heads: Sequence[Head] | None = None, *, row: int = 0
 ) -> Element:
-    """The last token's attention of some heads over the prompt; label tokens in their label's colour, others dimmed.
+    """The last token's attention of some heads over the prompt; label tokens in their label's color, others dimmed.
 
     From an Explanation: its located heads (default: the first four), whose rows it holds. From Activations: any
-    heads, of prompt `row`. Colour is attention probability, full at each head's own largest weight. Drawn by
+    heads, of prompt `row`. Color is attention probability, full at each head's own largest weight. Drawn by
     circuitsvis. Raises InputError for heads whose rows are not there.
     """
     if isinstance(source, Findings):
@@ -110,7 +110,7 @@ def similarity_matrix(
 ) -> Element:
     """What a head's metric makes of every query and key, as a table: blue above zero, orange below, on one scale.
 
-    `query_classes` and `key_classes` colour the names as labels are; rows and columns keep their order, so give words
+    `query_classes` and `key_classes` color the names as labels are; rows and columns keep their order, so give words
     of one class beside one another. Raises InputError if the sizes do not fit.
     """
     classes = (query_classes or [-1] * len(queries), key_classes or [-1] * len(keys))
@@ -124,7 +124,7 @@ def similarity_matrix(
 
 
 def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
-    """What located heads add to the answer's log-probability by moving each token (nats), as coloured tokens.
+    """What located heads add to the answer's log-probability by moving each token (nats), as colored tokens.
 
     Default: the first four located heads. Each position is taken alone; the parts need not sum to the head's
     increase. Raises InputError for heads the explanation does not describe.

@@ -24,7 +24,7 @@ def explorer(explanation: Findings) -> str:
     attention, tokens = explanation.label_attention, explanation.shown_tokens
     if explanation.free:
         positions, attention = explanation.watched, explanation.watched_attention
-        labels = (-1,) * len(positions)  # no label's colour
+        labels = (-1,) * len(positions)  # no label's color
     data = {
         "labels": [visible(label) for label in explanation.labels],
         "demos": [
@@ -42,7 +42,7 @@ def explorer(explanation: Findings) -> str:
 
 
 def heatmap(increases: Sequence[Sequence[float]], *, located: Collection[Head], caption: str = "increase, nats") -> str:
-    """Buttons by layer and head, coloured by value; `located` heads are ringed."""
+    """Buttons by layer and head, colored by value; `located` heads are ringed."""
     n_heads = max(map(len, increases))
     reach = max((abs(x) for row in increases for x in row), default=0.0) or 1.0
     cells = ['<span class="corner">head</span>', *[f'<span class="hh">{head}</span>' for head in range(n_heads)]]
@@ -166,11 +166,11 @@ def compared(explanation: Findings, report: HeadReport) -> str:
         return ""
     shown = range(max(0, count - MOST_COMPARED), count)
     labels, asked = explanation.demonstration_labels, explanation.query_labels
-    centred = {row: _centred(report.similarity[row], row) for row in (*shown, count)}
+    centered = {row: _centered(report.similarity[row], row) for row in (*shown, count)}
     texts = [*(one.text for one in explanation.prompt.demonstrations), explanation.prompt.query]
     name = f"What {report.head} compares"
     table = matrix(
-        [[centred[row][column] for column in shown] for row in (*shown, count)],
+        [[centered[row][column] for column in shown] for row in (*shown, count)],
         [_cut(texts[row]) for row in (*shown, count)],
         [_cut(texts[column]) for column in shown],
         ([asked[row] for row in (*shown, count)], [labels[column] for column in shown]),
@@ -180,7 +180,7 @@ def compared(explanation: Findings, report: HeadReport) -> str:
     means = []
     for which, same in (("the same label", True), ("another label", False)):
         found = [
-            centred[row][column]
+            centered[row][column]
             for row in (*shown, count)
             for column in shown
             if row != column and asked[row] >= 0 and (labels[column] == asked[row]) == same
@@ -196,7 +196,7 @@ def compared(explanation: Findings, report: HeadReport) -> str:
     )
 
 
-def _centred(row: Sequence[float], own: int) -> list[float]:
+def _centered(row: Sequence[float], own: int) -> list[float]:
     """Scores less the mean of those with other texts' labels."""
     others = [score for column, score in enumerate(row) if column != own]
     return [score - sum(others) / len(others) for score in row]

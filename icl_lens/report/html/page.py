@@ -80,7 +80,7 @@ def body(explanation: Findings) -> str:
                 "prompt",
                 "Prompt",
                 "The text the model continues"
-                + ("." if free else "; each demonstration’s label is marked in its colour."),
+                + ("." if free else "; each demonstration’s label is marked in its color."),
                 sections.prompt_text(explanation) + ("" if free else label_legend(explanation.labels)),
             ),
             section(

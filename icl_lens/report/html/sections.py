@@ -20,15 +20,15 @@ def section(ident: str, title: str, how: str, body: str) -> str:
 
 
 def prompt_text(explanation: Findings) -> str:
-    """The prompt as the model read it, its labels in their colours."""
+    """The prompt as the model read it, its labels in their colors."""
     if explanation.prompt is None:
         return _quoted(_prose(explanation.text))
     rendered = explanation.template.render(explanation.prompt)
     names, pieces, at = explanation.labels, [], 0
     for (start, stop), demonstration in zip(rendered.label_spans, explanation.prompt.demonstrations, strict=True):
         pieces.append(_prose(rendered.text[at:start]))
-        colour = label_class(names.index(demonstration.label))
-        pieces.append(f'<mark class="{colour}"><bdi>{_prose(rendered.text[start:stop])}</bdi></mark>')
+        color = label_class(names.index(demonstration.label))
+        pieces.append(f'<mark class="{color}"><bdi>{_prose(rendered.text[start:stop])}</bdi></mark>')
         at = stop
     pieces.append(_prose(rendered.text[at:]))
     return _quoted("".join(pieces))

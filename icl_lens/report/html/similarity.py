@@ -15,7 +15,7 @@ def matrix(
     unit: str,
     name: str,
 ) -> str:
-    """Blue above zero, orange below, on one scale; `classes` of queries and keys colour their names, -1 none."""
+    """Blue above zero, orange below, on one scale; `classes` of queries and keys color their names, -1 none."""
     reach = max((abs(x) for row in rows for x in row), default=0.0) or 1.0
     head = "".join(f'<th scope="col">{_named(key, which)}</th>' for key, which in zip(keys, classes[1], strict=True))
     body = "".join(

@@ -1,12 +1,12 @@
-"""Tokens in a row, coloured by circuitsvis, and the keys to their colours."""
+"""Tokens in a row, colored by circuitsvis, and the keys to their colors."""
 
 from collections.abc import Sequence
 
 from icl_lens.report.html.element import mount
 from icl_lens.report.html.text import for_circuitsvis, label_class, safe, signed
-from icl_lens.report.palette import BLUE, GREY, ORANGE
+from icl_lens.report.palette import BLUE, GRAY, ORANGE
 
-POSITIVE, NEGATIVE, NEUTRAL = BLUE, ORANGE, GREY
+POSITIVE, NEGATIVE, NEUTRAL = BLUE, ORANGE, GRAY
 
 
 def attention_strip(
@@ -16,9 +16,9 @@ def attention_strip(
     labels: Sequence[int],
     name: str,
 ) -> str:
-    """The last token's attention over the prompt: label tokens in their label's colour, the others grey and dimmed.
+    """The last token's attention over the prompt: label tokens in their label's color, the others gray and dimmed.
 
-    Without labels all are grey.
+    Without labels all are gray.
     """
     reach = max(weights, default=0.0) or 1.0
     marks = [
@@ -35,7 +35,7 @@ def attention_strip(
         "paddingBottom": 0,
     }
     strip = mount("ColoredTokens", props, f"Attention of {name} from the last token", marks=marks, dim=bool(marks))
-    return f'{strip}<p class="key">Attention probability; full colour at {reach:.2f}, this head’s largest weight.</p>'
+    return f'{strip}<p class="key">Attention probability; full color at {reach:.2f}, this head’s largest weight.</p>'
 
 
 def value_strip(
@@ -48,7 +48,7 @@ def value_strip(
     label_positions: Sequence[int] = (),
     labels: Sequence[int] = (),
 ) -> str:
-    """Signed values over tokens, blue above zero and orange below; label tokens underlined in their label's colour."""
+    """Signed values over tokens, blue above zero and orange below; label tokens underlined in their label's color."""
     marks = [(position, label, None) for position, label in zip(label_positions, labels, strict=True)]
     reach = reach or 1.0
     props = {
@@ -64,7 +64,7 @@ def value_strip(
 
 
 def label_legend(labels: Sequence[str]) -> str:
-    """The labels, each in its colour."""
+    """The labels, each in its color."""
     names = "".join(
         f'<span class="tok {label_class(i)}"><bdi>{safe(label)}</bdi></span>' for i, label in enumerate(labels)
     )
@@ -72,6 +72,6 @@ def label_legend(labels: Sequence[str]) -> str:
 
 
 def scale_legend(reach: float, unit: str = "nats") -> str:
-    """The signed colour scale with its ends in numbers."""
+    """The signed color scale with its ends in numbers."""
     low, high = signed(-reach, 2), signed(reach, 2)
     return f'<p class="legend scale"><span>{low}</span><i aria-hidden="true"></i><span>{high} {safe(unit)}</span></p>'

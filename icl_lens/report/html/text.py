@@ -13,7 +13,7 @@ _HIDDEN = set("\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff") | {
 }
 _BREAKS = {"\n": "↵", "\r": "␍", "\t": "⇥", "\u2028": "↵", "\u2029": "↵", "\u0085": "↵"}
 _WORD_JOINER = "\u2060"
-N_LABEL_COLOURS = 6
+N_LABEL_COLORS = 6
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -38,25 +38,25 @@ def safe(text: str) -> str:
 
 
 def token(text: str) -> str:
-    """One token as HTML: isolated, so that right-to-left text does not reorder its neighbours."""
+    """One token as HTML: isolated, so that right-to-left text does not reorder its neighbors."""
     shown = visible(text)
     return isolated(shown if shown.strip() else "␣" * len(shown) or "∅")
 
 
 def isolated(text: str) -> str:
-    """Text as HTML that cannot reorder its neighbours; ASCII never does."""
+    """Text as HTML that cannot reorder its neighbors; ASCII never does."""
     return safe(text) if text.isascii() else f"<bdi>{safe(text)}</bdi>"
 
 
 def chip(text: str, label: int | None = None) -> str:
-    """A token set off from prose; marked with its label's colour if it belongs to one."""
-    colour = "" if label is None or label < 0 else f" {label_class(label)}"
-    return f'<span class="tok{colour}">{token(text.strip() or text)}</span>'
+    """A token set off from prose; marked with its label's color if it belongs to one."""
+    color = "" if label is None or label < 0 else f" {label_class(label)}"
+    return f'<span class="tok{color}">{token(text.strip() or text)}</span>'
 
 
 def label_class(label: int) -> str:
-    """The style class of a label's colour; colours repeat after six, names stay next to them."""
-    return f"l{label % N_LABEL_COLOURS}"
+    """The style class of a label's color; colors repeat after six, names stay next to them."""
+    return f"l{label % N_LABEL_COLORS}"
 
 
 def for_circuitsvis(text: str) -> str:

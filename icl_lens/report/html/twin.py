@@ -14,8 +14,8 @@ from typing import Any
 
 from icl_lens.report.html.text import safe, signed
 
-# Colours that are read on white and on black: a tint over whatever lies behind, ink as it is there.
-BLUE, ORANGE, GREY = "0,114,178", "213,94,0", "128,128,128"
+# Colors that are read on white and on black: a tint over whatever lies behind, ink as it is there.
+BLUE, ORANGE, GRAY = "0,114,178", "213,94,0", "128,128,128"
 LABELS = ("86,180,233", "230,159,0", "0,158,115", "204,121,167", "216,201,0", "213,94,0")
 # The largest values named under a strip; columns up to which a map's cells hold their numbers.
 NAMED, NUMBERED = 5, 16
@@ -130,9 +130,9 @@ class _Static(HTMLParser):
             return "<b>", "</b>"
         if tag == "mark" or "tok" in classes:
             label = next((int(name[1:]) for name in classes if name[0] == "l" and name[1:].isdigit()), None)
-            colour, share = (GREY, 0.15) if label is None else (LABELS[label], 0.4)
+            color, share = (GRAY, 0.15) if label is None else (LABELS[label], 0.4)
             apart = " " if self._legend else ""
-            return f"<span{tint(colour, share)}>", f"</span>{apart}"
+            return f"<span{tint(color, share)}>", f"</span>{apart}"
         if tag in HEADINGS:
             return f"<{HEADINGS[tag]}>", f"</{HEADINGS[tag]}>\n"
         if tag in ("td", "th"):
@@ -163,13 +163,13 @@ class _Static(HTMLParser):
             self.out.append(escape(data))
 
 
-def tint(colour: str, share: float) -> str:
+def tint(color: str, share: float) -> str:
     """A style attribute that tints what lies behind the text."""
-    return f' style="background-color: rgba({colour},{share:.2f})"' if share >= 0.01 else ""
+    return f' style="background-color: rgba({color},{share:.2f})"' if share >= 0.01 else ""
 
 
 def cell_tint(named: dict[str, str], classes: set[str]) -> str:
-    """The rest of a style attribute, for the cells of a matrix, which say how full their colour is."""
+    """The rest of a style attribute, for the cells of a matrix, which say how full their color is."""
     style = named.get("style", "")
     if not style.startswith("--v:"):
         return ""
@@ -193,14 +193,14 @@ def drawn(component: str, data: dict[str, Any]) -> str:
 def strip(
     tokens: Sequence[str], values: Sequence[float | None], *, reach: float, marks: dict[int, int], attention: bool
 ) -> str:
-    """Tokens tinted by signed values, or by attention: labels (`marks`) in their colour then, the others grey."""
+    """Tokens tinted by signed values, or by attention: labels (`marks`) in their color then, the others gray."""
     numbers = [value or 0.0 for value in values]
     shown = []
     for i, (token, value) in enumerate(zip(tokens, numbers, strict=True)):
-        colour = BLUE if value >= 0 else ORANGE
+        color = BLUE if value >= 0 else ORANGE
         if attention:
-            colour = LABELS[marks[i] % len(LABELS)] if marks.get(i, -1) >= 0 else GREY
-        shown.append(f"<span{tint(colour, min(1.0, abs(value) / reach) * 0.8)}>{safe(token)}</span>")
+            color = LABELS[marks[i] % len(LABELS)] if marks.get(i, -1) >= 0 else GRAY
+        shown.append(f"<span{tint(color, min(1.0, abs(value) / reach) * 0.8)}>{safe(token)}</span>")
     order = sorted(range(len(numbers)), key=lambda i: -abs(numbers[i]))[:NAMED]
     written = "{:.3f}".format if attention else signed
     largest = ", ".join(f"“{safe(tokens[i])}” at {i} {written(numbers[i])}" for i in order if numbers[i])
@@ -221,8 +221,8 @@ def head_map(cells: Sequence[tuple[str, float]]) -> str:
                 row.append("<td></td> ")
                 continue
             number = signed(value, 2) if n_layers <= NUMBERED else ""
-            colour = tint(BLUE if value >= 0 else ORANGE, 0.8 * abs(value) / reach)
-            row.append(f'<td title="L{layer}H{head}: {signed(value)}"{colour}>{number}</td> ')
+            color = tint(BLUE if value >= 0 else ORANGE, 0.8 * abs(value) / reach)
+            row.append(f'<td title="L{layer}H{head}: {signed(value)}"{color}>{number}</td> ')
         rows.append("".join(row) + "</tr>\n")
     order = sorted(at, key=lambda key: -abs(at[key]))[:NAMED]
     largest = ", ".join(f"L{layer}H{head} {signed(at[layer, head])}" for layer, head in order)
