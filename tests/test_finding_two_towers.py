@@ -12,7 +12,7 @@ from finding_studies import rank_by_chance, tiny_study
 import icl_lens as il
 from experiments.findings import two_towers as finding
 from experiments.framework.estimate import auroc_of_rows
-from experiments.framework.study import Study, label_classes
+from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS, exchange_texts
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(2, 3)]
@@ -42,29 +42,6 @@ def test_aurocs_of_made_up_scores() -> None:
     assert auroc_of_rows(scores, positive, ~positive).tolist() == [1, 0, 0.5, 0.75]
     assert np.isnan(auroc_of_rows(scores, positive, ~positive & False)).all()
     assert auroc_of_rows(scores[:, None], positive, ~positive).tolist() == [[1], [0], [0.5], [0.75]]
-
-
-@pytest.fixture(scope="module")
-def prompts(icl_mini: Any) -> Study:
-    return Study(icl_mini, PAPER_TASKS[0], 400)
-
-
-def test_only_scores_of_texts_keep_their_order_when_labels_are_exchanged(prompts: Study) -> None:
-    batch = prompts.held_out
-    same, _ = label_classes(batch)
-    index = batch.label_index.double().numpy()
-    answer = batch.answer[:, None].numpy()
-    noise = np.random.default_rng(0).normal(size=index.shape)
-
-    def auroc(scores: np.ndarray) -> float:
-        return float(finding.class_aurocs(prompts, scores.astype(float)[:, None, None]).mean())
-
-    assert auroc(same.numpy() + noise * 0.1) == 1
-    assert auroc(np.tile(np.arange(4.0), (len(batch), 1))) == pytest.approx(0.5, abs=0.05)  # nearest label
-    assert auroc(index) == pytest.approx(0.5, abs=1e-9)  # one label
-    assert auroc(noise) == pytest.approx(0.5, abs=0.05)
-    assert auroc(index == answer) == 1  # a query that holds the answer, and keys that hold the label word
-    assert auroc((1 - index) == answer) == 0  # the same, with the keys' labels exchanged
 
 
 def swapped_by_hooks(study: Study, row: int, what: str, source: il.PromptBatch) -> torch.Tensor:

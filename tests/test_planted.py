@@ -1,4 +1,4 @@
-"""Planted models do what their kind says, their planted heads are the cause, and location finds these heads."""
+"""Planted models do what their kind says, and their planted heads are the cause."""
 
 import random
 from collections.abc import Callable
@@ -105,12 +105,6 @@ def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
     values = il.label_log_probs(model, batch)
     odds = 2 * values.gather(1, batch.answer[:, None])[:, 0] - values.sum(1)
     return Answers(is_correct(values, batch.answer).float().mean().item(), odds.mean().item())
-
-
-def ranked(values: torch.Tensor, k: int) -> list[il.Head]:
-    """The `k` heads of the largest mean [batch layer head]."""
-    mean = values.mean(0)
-    return [il.Head(i // mean.shape[1], i % mean.shape[1]) for i in mean.flatten().topk(k).indices.tolist()]
 
 
 def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
@@ -262,37 +256,6 @@ def test_copier_attends_to_the_label_that_the_comparer_picked(planted):
     with il.ablate_heads(model, truth.heads["comparer"]):
         acts = il.capture(model, acts.batch)
     assert all(abs(share - 0.5) < 0.1 for share in share_on_true(acts, truth.heads["copier"]))
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("kind", "role"), [("two-tower", "two-tower"), ("compare-copy", "copier")])
-def test_contrast_finds_exactly_the_planted_heads_and_increase_finds_a_decoy(planted, kind, role, seed):
-    truth, model = planted(kind, seed)
-    acts = il.capture(model, tokenized(model, balanced(truth)))
-    heads, answer = truth.heads[role], acts.batch.answer_tokens
-    contrast = il.head_log_prob_increase(acts, answer, against=acts.batch.other_label_tokens)
-    assert tuple(ranked(contrast, len(heads))) == heads  # precision and recall 1, the strongest first
-    increase = il.head_log_prob_increase(acts, answer)
-    assert truth.heads["decoy"][0] in ranked(increase, 2)
-    assert not {*heads} <= {*ranked(increase, len(heads))}
-    for decoy in truth.heads["decoy"]:
-        assert increase[:, decoy.layer, decoy.head].mean() > 0.1
-        assert abs(contrast[:, decoy.layer, decoy.head].mean()) < 0.05
-
-
-@pytest.mark.parametrize("kind", ["last-label", "majority", "lookup", "untrained"])
-@pytest.mark.parametrize("natural", [False, True])
-def test_heads_found_in_other_kinds_attend_to_both_classes_alike(planted, kind, natural):
-    truth, model = planted(kind)
-    prompts = balanced(truth)
-    if natural:
-        prompts = relabeled(prompts, {"foo": NATURAL[0], "bar": NATURAL[1]})
-    acts = il.capture(model, tokenized(model, prompts))
-    found = il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
-    assert found.mean(0).max() < 0.2
-    shares = share_on_true(acts, ranked(found, 4))
-    assert all(0.35 < share < 0.65 for share in shares)  # those of planted two-tower heads are above 0.85
-    assert abs(sum(shares) / 4 - 0.5) < 0.1
 
 
 def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):

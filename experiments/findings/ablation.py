@@ -124,6 +124,8 @@ FINDING = Finding(
     "at the last position on the other half, which asks about other words. Each of 20 random sets has as many heads "
     "from the same layers, none of them located. The answer's log-odds are log p(answer) − log p(other label).",
     caveats=(
+        "Heads are chosen because they help, so that even noise heads lose a little more than random ones where the "
+        "answer comes from elsewhere, such as an FFN: compare the loss with the log-odds of the intact model.",
         "With two labels, accuracy cannot fall far below 50 %; the paper's 24.4 % is over the whole vocabulary.",
         "Heads are removed at the last position only; what they do elsewhere is not measured here.",
     ),

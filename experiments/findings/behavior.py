@@ -41,8 +41,8 @@ def measure(study: Study) -> Measured:
     for condition, words in CONDITIONS.items():
         batch = _batch(study, condition)
         log_probs = label_log_probs(study, batch)
-        correct = is_correct(log_probs, batch.answer).numpy()
-        copied = (recent_label(batch.label_index) == batch.answer).numpy()
+        correct = is_correct(log_probs, batch.answer).double().numpy()
+        copied = (recent_label(batch.label_index) == batch.answer).double().numpy()
         found = compare(correct, copied, clusters_of(batch), bounds=(0, 1))
         rows.append(Row.from_comparison("accuracy" if condition == "random" else condition, found))
         said = log_probs.argmax(-1)
@@ -96,6 +96,10 @@ FINDING = Finding(
     method="Every class is the query's in half of the prompts, and every arbitrary label is the answer in half of "
     "those. Demonstrations are shuffled; the other conditions use the same texts. Accuracy compares the labels' "
     "log-probabilities at the last position.",
-    caveats=("With two labels, guessing scores 50 %.",),
+    caveats=(
+        "With two labels, guessing scores 50 %.",
+        "Where labels name the classes, a model that knows the names is right without demonstrations; with labels "
+        "exchanged it is wrong.",
+    ),
     draw=draw,
 )

@@ -24,6 +24,7 @@ from experiments.framework.locating import METHODS, Scores, best_heads
 from experiments.framework.study import N_RANDOM_SETS, Study, clusters_of
 
 SHOWN_HEADS = 20
+NOTHING = "located heads add nothing that is above zero on held-out prompts, so that shares would be those of noise"
 
 DEPTH = Measure(
     "depth",
@@ -56,13 +57,19 @@ def measure(study: Study) -> Measured:
     """Share of the deeper half by both rankings, by exact effects, and of layers; then what each method finds."""
     scores, seconds = _timed_scores(study)
     layers = _layer_contributions(study)
-    rows = []
+    rows: list[Row] = []
     for i, ranking in enumerate(("contrast", "increase")):
-        values = study.ranked_by(ranking).head_scores("held_out")
-        rows.append(Row.from_comparison("depth", deep_share(values, study.clusters), ranking=ranking))
-        share = deep_share(layers[:, i], study.clusters, counted=slice(1))
-        rows.append(Row.from_comparison("depth_layers", share, ranking=ranking))
-    rows.append(Row.from_comparison("depth_effects", deep_share(scores["effects"], clusters_of(study.halves()[0]))))
+        ranked = study.ranked_by(ranking)
+        values = ranked.head_scores("held_out")
+        found = {
+            "depth": deep_share(values, study.clusters),
+            "depth_layers": deep_share(layers[:, i], study.clusters, counted=slice(1)),
+        }
+        if ranking == "contrast":
+            found["depth_effects"] = deep_share(scores["effects"], clusters_of(study.halves()[0]))
+        added = values[:, *zip(*ranked.located, strict=True)].sum(1).double().numpy()
+        nothing = not compare(added, 0, study.clusters).low > 0
+        rows += [Row.from_result(name, NOTHING if nothing else one, ranking=ranking) for name, one in found.items()]
     lost, details = _compared(study, {name: best_heads(one, study.n_located) for name, one in scores.items()}, seconds)
     tables = [details, _layer_table(layers), _top_heads(study)]
     return Measured([*rows, *lost], pd.concat(tables, ignore_index=True))
@@ -185,7 +192,8 @@ FINDING = Finding(
     measure=measure,
     look_for="Dots right of 50 %: deep heads carry the answer. In the second figure, the further a filled dot lies to "
     "the right of its hollow one, the better the method's heads; below its name is what it costs.",
-    method="Contributions are head means over held-out prompts; negative ones count as zero. Every method ranks all "
+    method="Contributions are head means over held-out prompts; negative ones count as zero. Shares are "
+    "left out where the heads located on the other half add nothing here that is above zero. Every method ranks all "
     "heads on one half of the prompts; its best heads are set to zero at the last position of the other half, next to "
     "the mean of 20 random sets of as many heads from the same layers. Causal tracing runs the prompt with its labels "
     "exchanged, restores one head's output at the last position, and measures the log-odds restored. Passes count runs "

@@ -165,6 +165,8 @@ FINDING = Finding(
     caveats=(
         "Where the cosine is near 1, no form can be better: a tie there says that the inputs already separate the "
         "classes, not that the form was not learned.",
+        "Inputs of two classes differ mostly along one direction, which a random form, turned the way round that is "
+        "better for it, separates nearly as well: rotated keys are a hard control.",
         "Where both are near 0.5 on close categories, the model does not separate them at all.",
         "Located heads count alike, also those that add little to the answer; the best head has a row of its own.",
         "Where queries or keys have norms of their own, the form contains their gains only.",

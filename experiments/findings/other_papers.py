@@ -184,6 +184,8 @@ FINDING = Finding(
     "mean output gives back to prompts with shuffled labels: the answer's probability, as in Todd et al., or its "
     "log-odds, which a head that raises both labels alike does not change.",
     caveats=(
+        "A head that attends evenly is above heads that attend to the first token or to the one before; compare the "
+        "score with 3 %.",
         "A head that continues random tokens is an induction head; one that does not may still match in other ways.",
         "A vector can carry a task only if the model reads it; no gain by any vector does not speak against the heads.",
     ),

@@ -156,8 +156,9 @@ FINDING = Finding(
     "figure, a good fix brings the two dots of a line together by moving the lower one up.",
     method="In balanced random order, the last demonstration changes places with one of the other label that is "
     "neither first nor last: the same words in two orders, one of which ends in the answer's label. Control: the same "
-    "with the first demonstration in place of the last, so that whatever any exchange does is in both. The fix removes "
-    "a share of the position term from the scores with which the located heads see the prompt from its last position. "
+    "with the first demonstration in place of the last, so that whatever any exchange does is in both; where the "
+    "first label is avoided, the control is 0. The fix removes a share of the position term from the scores with which "
+    "the located heads see the prompt from its last position. "
     "The share is the one with the smallest bias on the locating half among those that cost at most one point of "
     "accuracy over both orders; each of 5 random sets from the same layers gets its own. Attention in the paper's two "
     "orders is compared with the same model without the located heads' position term. Neighbors: located heads get "

@@ -168,6 +168,8 @@ FINDING = Finding(
     caveats=(
         "A model that copies a label, such as the last one, also loses when values come from exchanged labels; queries "
         "and keys tell the two apart.",
+        "Located heads count alike: where more are located than do the work, the others pull the mean toward the "
+        "control and widen its interval.",
         "Late heads may read the answer that earlier ones wrote at the last position; keys with exchanged labels show "
         "it.",
         "The exchange of keys' texts became the main measure, in place of the AUROC, after both had been seen on 40 "

@@ -157,6 +157,8 @@ FINDING = Finding(
     "circuit between token embeddings, less what the head writes of each token on average. Keys are residual streams "
     "at labels; queries are carried through the key matrix.",
     caveats=(
+        "A head that copies every label alike, or the last one, writes its name as well: values say what is copied, "
+        "not how it is picked.",
         "A mean reciprocal rank is decided by a few first places: ranks 300 and 3,000 both look like 0. The table in "
         "orders of magnitude counts every rank.",
         "With two labels one head's eigenvalue score is 1 or −1: whether each label is written more where it is read. "

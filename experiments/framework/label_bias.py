@@ -122,14 +122,21 @@ def best_strengths(favored: Scores, unfavored: Scores) -> list[float]:
 
 
 def gap_rows(pairs: tuple[Scores, Scores], control: tuple[Scores, Scores], clusters: Clusters) -> list[Row]:
-    """Return rows "gap" (accuracy) and "bias" (log-odds): favored minus unfavored prompts, next to the control's."""
+    """Return rows "gap" (accuracy) and "bias" (log-odds): favored minus unfavored prompts, next to the control's.
+
+    A control whose mean is below zero counts as zero: what avoids a label there need not favor it here.
+    """
     (favored, unfavored), (also_favored, also_unfavored) = pairs, control
     gap, control_gap = favored.correct - unfavored.correct, also_favored.correct - also_unfavored.correct
     bias, control_bias = favored.odds - unfavored.odds, also_favored.odds - also_unfavored.odds
     return [
-        Row.from_comparison("gap", compare(gap[:, 0], control_gap[:, 0], clusters, bounds=(-1, 1))),
-        Row.from_comparison("bias", compare(bias[:, 0], control_bias[:, 0], clusters)),
+        Row.from_comparison("gap", compare(gap[:, 0], _or_zero(control_gap[:, 0]), clusters, bounds=(-1, 1))),
+        Row.from_comparison("bias", compare(bias[:, 0], _or_zero(control_bias[:, 0]), clusters)),
     ]
+
+
+def _or_zero(control: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
+    return control if control.mean() > 0 else np.zeros_like(control)
 
 
 def accuracies(condition: str, favored: Scores, unfavored: Scores, **about: str | float) -> dict[str, str | float]:

@@ -38,6 +38,8 @@ class Cell:
     name: str
     """The model's name in tables and folders."""
     training_seed: int = 0
+    n_heads: int | None = None
+    """How many heads are located; see `Study`."""
 
     def path(self, folder: Path) -> Path:
         model = self.name if not self.training_seed else f"{self.name}-seed-{self.training_seed}"
@@ -52,6 +54,7 @@ class Cell:
             "task": asdict(self.task) | {"path": self.task.path and Path(self.task.path).name},
             "data": data_digest(self.task.data, path=self.task.path),
             "n": self.n,
+            **({} if self.n_heads is None else {"n_heads": self.n_heads}),
         }
 
     def is_done(self, folder: Path) -> bool:
@@ -85,8 +88,8 @@ def run(
                 continue
             if model is None or model[0] != cell.model:
                 model, study = (cell.model, load(cell.model)), None
-            if study is None or (study.task, study.n) != (cell.task, cell.n):
-                study = Study(model[1], cell.task, cell.n)
+            if study is None or (study.task, study.n, study.n_heads) != (cell.task, cell.n, cell.n_heads):
+                study = Study(model[1], cell.task, cell.n, n_heads=cell.n_heads)
             started = time.perf_counter()
             measured = measure(cell.finding, study)
             seconds = time.perf_counter() - started

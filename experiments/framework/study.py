@@ -38,11 +38,13 @@ class Study:
     n: int
     seed: int = 0
     ranking: Ranking = "contrast"
+    n_heads: int | None = None
+    """How many heads are located; None is the number for the model's size."""
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def ranked_by(self, ranking: Ranking) -> "Study":
         """Return the same study with heads located by another ranking; both share everything computed."""
-        return Study(self.model, self.task, self.n, self.seed, ranking, self._kept)
+        return replace(self, ranking=ranking)
 
     def memoize(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Return what `compute` returned the first time for this key."""
@@ -124,7 +126,7 @@ class Study:
 
     @property
     def n_located(self) -> int:
-        return min(N_LOCATED, self.view.n_layers * self.view.n_heads // 8)
+        return self.n_heads or min(N_LOCATED, self.view.n_layers * self.view.n_heads // 8)
 
     def head_scores(self, half: Literal["locating", "held_out"] = "locating") -> Float[Tensor, "row layer head"]:
         """What each head adds to the answer's log-odds (contrast) or log-probability (increase), nats."""

@@ -13,7 +13,7 @@ from icl_lens.prompts.tasks import word_list
 CATEGORIES = ("sentiment", "number", "animal", "country", "fruit", "job", "sport", "metal")
 LABELS = (*"foo bar baz qux dax wug mib zib toma gorp nerf lorp vint kiki".split(), *CATEGORIES)
 """Arbitrary labels, then natural ones: the names of the categories."""
-COLON = ":"
+COLON, ARTICLE = ":", "a"
 SPECIAL = ("<unk>", "<pad>", COLON)
 MAX_TEXTS = 40  # per category
 
@@ -32,7 +32,7 @@ def texts() -> dict[str, tuple[str, ...]]:
 @cache
 def token_ids() -> dict[str, int]:
     """Return the id of every token: special tokens, labels, texts by category."""
-    tokens = [*SPECIAL, *LABELS, *chain.from_iterable(texts().values())]
+    tokens = [*SPECIAL, *LABELS, *chain.from_iterable(texts().values()), ARTICLE]
     return {token: index for index, token in enumerate(tokens)}
 
 
