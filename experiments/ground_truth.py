@@ -77,7 +77,10 @@ EXPECTED = {
         f"in `{NAMES}` the noise heads that help most are removed, and help with hundredths of nats: how much is lost "
         "tells the two apart, not that something is. The same holds for `information-flow` and `location`",
     ),
-    ("two-towers", "auroc"): Expected(PLANTED),
+    ("two-towers", "key_texts"): Expected(
+        ("two-tower",), ("compare-copy",), "copiers compare label words with the picked one; the head that compares "
+        "texts writes nothing into the answer and is not located by contrast"
+    ),
     ("metric", "auroc"): Expected((), (), "the mover has brought categories to labels and to the last position, where "
         "the cosine finds them always; nothing can exceed it, and the table of further measures rotates keys instead"),
     ("majority-bias", "gap"): Expected(
@@ -89,6 +92,7 @@ EXPECTED = {
         (), PLANTED, "a repeated text has the same category, so that two towers look at the label after it"
     ),
     ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}` labels are not learned from the demonstrations"),
+    ("two-towers", "auroc"): Expected(PLANTED),
     ("two-towers", "relabeled"): Expected(
         ("two-tower",), (), "copiers compare label words with the picked one, so that exchanged labels mislead them"
     ),
@@ -222,9 +226,9 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
         "**What is expected.** Two towers in the first two columns and in no other; `majority-bias` and `recency-bias` "
         f"where they are planted; `behavior` also in `{NAMES}`, which is right. What differs from this, and why:",
         "\n".join(reasons),
-        ":::{dropdown} Intervals of the difference, by seed",
+        "<details><summary>Intervals of the difference, by seed</summary>",
         _markdown(table, measures, _intervals),
-        ":::",
+        "</details>",
         "## Does each location method recover the planted heads?",
         "Planted heads that answer (two-tower heads; comparer and copiers) among as many found ones, summed over "
         "seeds, and what else was found. Passes count runs of the model per prompt.",
