@@ -21,7 +21,22 @@ PROMPTS = [
 ]
 """Ragged: 14, 11 and 10 tokens; four, three and two demonstrations."""
 
+QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
+ON_ALL_FAMILIES = {"test_families", "test_reference"}
+
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests on any but six families as slow, except in the files that test identities on all of them."""
+    for item in items:
+        values = getattr(item, "callspec", None)
+        if values is None or item.path.stem in ON_ALL_FAMILIES:
+            continue
+        used = {value for value in values.params.values() if isinstance(value, str)} & families.FAMILIES.keys()
+        if used and not used & QUICK_FAMILIES:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
