@@ -118,7 +118,7 @@ def tasks(
 
 @app.command("ground-truth")
 def ground_truth(
-    n: Annotated[int, typer.Option("--n", "-n", help="Prompts to locate heads on, and held-out prompts.")] = 200,
+    n: Annotated[int, typer.Option("--n", "-n", help="Prompts to locate heads on, and held-out prompts.")] = 60,
     out: OutOption = Path("results"),
     page: Annotated[Path, typer.Option(help="Page to write.")] = ROOT / "docs" / "results" / "ground-truth.md",
 ) -> None:
@@ -131,7 +131,7 @@ def ground_truth(
     _run(truth.cells(models, findings, n), out / "planted", ModelOptions())
     console = PlainConsole(soft_wrap=True, highlight=False)
     recovered = truth.measure_recovery(models, out / "planted" / "recovery.json", n, console.print)
-    truth.write_page(page, out / "planted", findings, recovered)
+    truth.write_page(page, out / "planted", findings, recovered, n)
 
 
 def _run(cells: "Iterable[Cell]", out: Path, model: ModelOptions) -> None:

@@ -78,8 +78,10 @@ EXPECTED = {
         "tells the two apart, not that something is. The same holds for `information-flow` and `location`",
     ),
     ("two-towers", "key_texts"): Expected(
-        ("two-tower",), ("compare-copy",), "copiers compare label words with the picked one; the head that compares "
-        "texts writes nothing into the answer and is not located by contrast"
+        ("two-tower",),
+        ("compare-copy", "lookup"),
+        "copiers do not read texts, and the comparer that does writes nothing into the answer and is not located by "
+        "contrast; noise heads near a mover read texts by hundredths of nats",
     ),
     ("metric", "auroc"): Expected((), (), "the mover has brought categories to labels and to the last position, where "
         "the cosine finds them always; nothing can exceed it, and the table of further measures rotates keys instead"),
@@ -205,7 +207,7 @@ def measure_recovery(
 # The page
 
 
-def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Sequence[Any]]) -> str:
+def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Sequence[Any]], n: int) -> str:
     """Return the page in Markdown, from stored cells and the recovery of every method."""
     measures = {(finding.id, one.name): one for finding in findings for one in finding.measures}
     mains = {(finding.id, finding.main.name) for finding in findings}
@@ -246,14 +248,14 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
         "- No noise head has much contrast. In trained models heads differ gradually, and recovery is harder.\n"
         "- An interval is above zero by chance in one of 40 comparisons, so one seed alone decides nothing.\n"
         "- Planted heads do one thing each; trained heads may do several.",
-        "Made by `python -m experiments ground-truth`.",
+        f"Made by `python -m experiments ground-truth -n {n}`.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def write_page(path: Path, results: Path, findings: Sequence[Finding], recovered: Mapping[str, Any]) -> None:
+def write_page(path: Path, results: Path, findings: Sequence[Finding], recovered: Mapping[str, Any], n: int) -> None:
     """Write the page from stored cells and the recovery of every method."""
-    write_text(path, page(results, findings, recovered))
+    write_text(path, page(results, findings, recovered, n))
 
 
 def _summary(first: Table, table: Table, recovered: Mapping[str, Sequence[Any]]) -> str:
