@@ -22,6 +22,8 @@ import torch
 import icl_lens as il
 from icl_lens.report import html
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:
     pytest.skip("Chromium is missing (apt-get install chromium): pages are not drawn", allow_module_level=True)

@@ -13,6 +13,8 @@ from launches import ended, killed
 import icl_lens as il
 from icl_lens.models import gguf
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.arange(20)[None]
 
 

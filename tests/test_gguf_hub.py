@@ -13,6 +13,8 @@ import pytest
 import torch
 from gguf_hub import CASES
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = Path(__file__).parent / "support"
 
 

@@ -20,6 +20,8 @@ from icl_lens.hub import download_bars, reason_of, text_of
 from icl_lens.hub.faults import close_to
 from icl_lens.hub.limits import Silent, within
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = Path(__file__).parent / "support"
 
 

@@ -21,6 +21,8 @@ from experiments.pieces_world.episodes import BUNDLED, load_words
 from experiments.pieces_world.train import CHECKPOINT, Settings, Trainer, thin_out, train
 from icl_lens.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 WORDS = load_words()
 SMALL = Settings("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
 ARCHS = ("gpt2", "llama", "gptj")
