@@ -54,17 +54,17 @@ def forest(table: pd.DataFrame, unit: str, paper: dict[str, float]) -> Figure:
 
 
 def overview_forest(
-    findings: Sequence[tuple[str, str, Sequence[tuple[str, Sequence[float]]]]], columns: int = 3
+    findings: Sequence[tuple[str, str, Sequence[tuple[bool, Sequence[float]]]]], columns: int = 3
 ) -> Figure:
-    """Draw a panel per finding: its name, its unit, and lines (model, [quantity, control, low, high])."""
+    """Draw a panel per finding: its name, its unit, and lines (in color or gray, [quantity, control, low, high])."""
     rows = -(-len(findings) // columns)
     figure = Figure(figsize=(7.4, 1.75 * rows), layout="constrained")
     every = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in every[len(findings) :]:
         axes.set_visible(False)
     for axes, (title, unit, lines) in zip(every, findings, strict=False):
-        for y, (model, (quantity, control, low, high)) in enumerate(lines):
-            color = COLORS[0] if model == lines[0][0] else "#888888"
+        for y, (in_color, (quantity, control, low, high)) in enumerate(lines):
+            color = COLORS[0] if in_color else "#888888"
             axes.plot([control + low, control + high], [y, y], color=color, lw=1.5, zorder=2)
             axes.plot(control, y, "o", mfc="white", mec=color, ms=4.5, zorder=3)
             axes.plot(quantity, y, "o", color=color, ms=4.5, zorder=4)
