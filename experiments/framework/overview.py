@@ -136,8 +136,8 @@ def _rankings(numbered: Numbered) -> list[str]:
         return []
     why = ", since it also counts what raises every label alike" if 2 * fewer > total else ""
     return [
-        "**By the paper's ranking** (increase), removing the located heads [costs the answer less](ablation.md) than by "
-        f"contrast in {fewer} of {total} pairs of model and task{why}: {'; '.join(said)}."
+        "**By the paper's ranking** (increase), removing the located heads [costs the answer less](ablation.md) than "
+        f"by contrast in {fewer} of {total} pairs of model and task{why}: {'; '.join(said)}."
     ]
 
 
