@@ -165,7 +165,7 @@ def draw(details: pd.DataFrame) -> Figure:
     for (left, right), title, part in cells:
         methods = part.loc[part["kind"] == "method"]
         costs = zip(methods["name"], methods["passes"], methods["seconds_per_100_prompts"], strict=True)
-        dots(left, methods, [f"{name}\n{passes:.0f} pass{'es' * (passes > 1)}, {s:.2g} s" for name, passes, s in costs])
+        dots(left, methods, [f"{name}\n{passes:.0f} pass{'es' * (passes > 1)}, {s:.3g} s" for name, passes, s in costs])
         left.set_title(title, fontsize=8)
         layers = part[(part["kind"] == "layer") & (part["ranking"] == "contrast")]
         for color, (name, line) in zip(COLORS[2:], layers.groupby("name"), strict=False):
