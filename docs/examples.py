@@ -122,6 +122,7 @@ def write(path: Path, text: str) -> None:
 # The README's tables: how each begins, and after what command.
 HEADS, LOCATED = " head    increase   tells labels apart", " rank   head"
 WORDS = " head   part    position   token   top words"
+REMOVED = " label   as it is"
 N_ROWS = 2
 SAYING = (("L23H1", "value"), ("L23H1", "key"))
 """What the README shows in words of which located head: the one that raises the answer most."""
@@ -159,6 +160,7 @@ def readme_with(text: str, explained: str, located: str, words: str) -> str:
     """
     for header, output in ((HEADS, explained), (LOCATED, located)):
         text = with_block(text, header, table_of(output, header, N_ROWS))
+    text = with_block(text, REMOVED, table_of(explained, REMOVED, N_ROWS))
     text = with_block(text, WORDS, words)
     head = re.search(r"^ *L(\d+)H(\d+) ", table_of(explained, HEADS, 1), re.MULTILINE)
     label = re.search(r"→ foo@(\d+)", explained)

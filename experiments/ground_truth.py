@@ -70,7 +70,7 @@ EXPECTED = {
     ("values", "rank"): Expected(
         PLANTED, ("last-label", "majority"), "heads that copy any label write its name, however they pick it"
     ),
-    ("label-attention", "share"): Expected(PLANTED),
+    ("label-attention", "chance"): Expected(PLANTED),
     ("ablation", "log_odds"): Expected(
         PLANTED,
         (NAMES,),
@@ -85,15 +85,16 @@ EXPECTED = {
     ),
     ("metric", "auroc"): Expected((), (), "the mover has brought categories to labels and to the last position, where "
         "the cosine finds them always; nothing can exceed it, and the table of further measures rotates keys instead"),
-    ("majority-bias", "gap"): Expected(
+    ("majority-bias", "bias"): Expected(
         ("majority",), PLANTED, "attention sums over labels of a class, so that two towers prefer frequent labels too"
     ),
-    ("recency-bias", "gap"): Expected(("last-label",)),
+    ("recency-bias", "bias"): Expected(("last-label",)),
     ("information-flow", "text_to_label"): Expected(PLANTED, (NAMES,)),
     ("other-papers", "induction"): Expected(
         (), PLANTED, "a repeated text has the same category, so that two towers look at the label after it"
     ),
     ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}` labels are not learned from the demonstrations"),
+    ("label-attention", "share"): Expected(PLANTED),
     ("two-towers", "auroc"): Expected(PLANTED),
     ("two-towers", "relabeled"): Expected(
         ("two-tower",), (), "copiers compare label words with the picked one, so that exchanged labels mislead them"

@@ -87,6 +87,10 @@ README = """Heads (`foo@8` is the label at token 8, `L1H6` is head 6 of layer 1)
  L1H6   value          3   bar     old
 ```
 
+```text
+ label   as it is
+```
+
 best = …  # best.heads: four heads such as L1H6
 """
 EXPLAINED = """Answer
@@ -95,6 +99,11 @@ EXPLAINED = """Answer
  L5H3     +0.9                 +0.8         0.50   
  L4H2     +0.7                 +0.6         0.51
  L0H0     +0.1                 +0.0         0.00
+
+ label   as it is   located heads zeroed
+ ───────────────────────────────────────
+ bar        11.5%                   2.8%
+ foo        52.4%                  32.1%
 """
 LOCATED = """ rank   head   mean contrast (nats)
  ──────────────────────────────────
@@ -113,6 +122,7 @@ def test_the_readmes_tables_and_what_names_their_heads():
     assert "four heads such as L5H3\n" in text
     assert " L5H3     +0.9                 +0.8         0.50\n L4H2" in text
     assert "0.7000\n```" in text
+    assert "32.1%\n```" in text
     assert "bar, baz\n```" in text
     assert "L1H" not in text
     assert "L0H0" not in text
@@ -152,6 +162,7 @@ def test_the_readme_quotes_the_table_of_tasks():
         for row in rows
         if (row["task"], row["template"]) == ("animal-country, foo/bar", "lines")
     }
-    text = examples.README.read_text(encoding="utf-8").partition("So heads are")[0]
-    quoted = [int(number) for number in re.findall(r"(\d+) %", text)]
-    assert quoted == [accuracy[place] for place in ((4, "order"), (4, "reorder"), (1, "random"), (16, "random"))]
+    text = examples.README.read_text(encoding="utf-8").partition("Does the model learn")[2]
+    quoted = [int(number) for number in re.findall(r"(\d+) %", text.partition("So heads are")[0])]
+    places = ((4, "order"), (4, "reorder"), (4, "random"), (1, "random"), (16, "random"))
+    assert quoted == [accuracy[place] for place in places]

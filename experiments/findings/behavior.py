@@ -90,7 +90,7 @@ FINDING = Finding(
     covers="Table 2",
     measures=(ACCURACY, *OTHERS),
     measure=measure,
-    look_for="Bars at 50 % in random order mean that the model does not do the task, however high the paper's order "
+    look_for="Dots at 50 % in random order mean that the model does not do the task, however high the paper's order "
     "scores. High in the paper's order and low when the query's class comes first: the model copies the last label. "
     "High in random order and low with labels exchanged: it knows the label words rather than learning them.",
     method="Every class is the query's in half of the prompts, and every arbitrary label is the answer in half of "

@@ -36,7 +36,7 @@ GAP = Measure("gap", *HEADS, "attention on the answer's class minus the other, p
 MASS = Measure("mass", *HEADS, "attention on labels, %", 100, 1)
 SHIFT = Measure("shift", *HEADS, "attention that moves with the query's class, points", 100, 1)
 DOSE = Measure("dose", *HEADS, "rank correlation of attention and its effect, −1 to 1")
-MEASURES = (SHARE, CHANCE, GAP, MASS, SHIFT, DOSE)
+MEASURES = (CHANCE, SHARE, GAP, MASS, SHIFT, DOSE)
 
 
 def measure(study: Study) -> Measured:
@@ -162,7 +162,9 @@ FINDING = Finding(
     "adds to its own log-odds, ranked against attention over the labels of each prompt.",
     caveats=(
         "A share says nothing about how much a head attends to labels: other heads may prefer the right class as well "
-        "and hardly attend to it. See the gap in the second table.",
+        "and hardly attend to it. See the gap below.",
+        "Chance became the main control, in place of other heads, after both had been seen on the real model: the "
+        "paper compares right labels with wrong ones.",
         "Attention times a value that is the same everywhere grows with attention by arithmetic, so that a high rank "
         "correlation shows that values differ less than attention, not that attention decides.",
         "Where labels name the classes, attention may follow the label word rather than its demonstration.",

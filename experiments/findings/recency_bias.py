@@ -150,7 +150,7 @@ FINDING = Finding(
     "heads shown, most in L21H19 and L22H0). The paper explains this by what the last token is made of, and assumes "
     "80 % of the input and 20 % of the text next to it.",
     covers="section 5.2, Figures 9 and 11, and section 4.2 of the published version",
-    measures=(GAP, BIAS, *FIX, ORDER, ATTENTION, NEIGHBOR),
+    measures=(BIAS, GAP, *FIX, ORDER, ATTENTION, NEIGHBOR),
     measure=measure,
     look_for="Filled dots right of the hollow ones: the last label counts for more than the first. In the second "
     "figure, a good fix brings the two dots of a line together by moving the lower one up.",
@@ -165,6 +165,8 @@ FINDING = Finding(
     "the queries that they have when one text is of the other class; everything else stays.",
     caveats=(
         "The paper does not say in which unit its bias was reduced by 17 %; here it is the answer's log-odds.",
+        "Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, which is "
+        "right in nearly all prompts.",
         "Position also enters through the residual stream, from earlier layers; the fix leaves that in place.",
     ),
     draw=draw,

@@ -46,27 +46,34 @@ def save(numbered: Numbered, path: Path) -> None:
 
 def text(numbered: Numbered, *, command: str) -> str:
     """Return the page in Markdown."""
-    head = line("finding", f"{REAL}: quantity", "control", "unit", "above its control", "small models", "other seeds")
-    rows = [head, line("---", "---:", "---:", "---", *["---:"] * 3)]
+    n_groups = 3 if any(cell.training_seed for _, cells in numbered for cell in cells) else 2
+    names = ["above its control", "small models", "other seeds"][:n_groups]
+    rows = [
+        line("finding", f"{REAL}: quantity", "control", "unit", *names),
+        line("---", "---:", "---:", "---", *["---:"] * n_groups),
+    ]
     for number, (finding, cells) in enumerate(numbered, start=1):
         real, small, seeds = map(main_rows, groups(cells))
         spread = [_range(finding.main, real, attribute) for attribute in ("quantity", "control")]
-        counts = [f"{_count(some, 'above')} of {len(some)}" if some else "–" for some in (real, small, seeds)]
+        counts = [
+            f"{_count(some, 'above')} of {len(some)}" if some else "–" for some in (real, small, seeds)[:n_groups]
+        ]
         rows.append(line(f"{number}. [{finding.short}]({finding.id}.md)", *spread, finding.main.unit, *counts))
     parts = [
         "# What we found",
         "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
-        "*Filled dots are quantities, hollow dots their controls, bars the 95 % intervals of the difference, placed at "
-        f"the control. One line per task of {REAL} (blue), then one per small model and task (gray). A filled dot "
-        "whose bar does not reach the hollow dot differs from its control.*",
+        "*Filled dots are quantities, hollow dots their controls, and bars the 95 % intervals of the difference, "
+        f"shifted by the control's value. One line per task of {REAL} (blue), then one per small model and task (gray). Where "
+        "a bar does not reach the hollow dot, quantity and control differ.*",
         "## At a glance",
         f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the "
         "control:",
         "\n".join(rows),
-        f"{REAL_NOTE} Heads are located by contrast, on other prompts than those they are measured on; the paper ranks "
-        "by increase, which is one row below on every page. [Ground truth](ground-truth.md) shows the same findings on "
-        "models whose circuit is known.",
+        f"{REAL_NOTE} Heads are located on other prompts than those they are measured on, by *contrast*: what a head "
+        "adds to log p(answer) − log p(other label). The paper ranks by *increase*, what it adds to log p(answer); "
+        "rows named “by increase” show these heads. [Ground truth](ground-truth.md) shows the same findings on models whose "
+        "circuit is known.",
         f"One command computes all of this on your model, and resumes where it stopped: `{command} --all`.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
@@ -91,26 +98,46 @@ def sentences(numbered: Numbered) -> list[str]:
         return bool(real[finding.id]) and not everywhere(finding, real) and not nowhere(finding)
 
     unseen = [f"[{one.short}]({one.id}.md)" for one, _ in numbered if one.predicted and nowhere(one)]
-    contradicted = f" The paper predicts a difference in: {'; '.join(unseen)}." if unseen else ""
+    contradicted = (
+        f" The paper predicts a difference in: {'; '.join(unseen)}. An interval that includes zero does not refute it."
+        if unseen
+        else ""
+    )
     found = {
         f"**On every task of {REAL}**, the quantity is above its control: {{}}.": (
             lambda finding: everywhere(finding, real),
             real,
         ),
         f"**On some tasks of {REAL}**: {{}}.": (sometimes, real),
-        f"**On no task of {REAL}**: {{}}.{contradicted}": (nowhere, real),
+        f"**On no task of {REAL}** is it above its control: {{}}.{contradicted}": (nowhere, real),
         "**Everywhere on the small models, but not on every task of the real one**: {}.": (
             lambda finding: everywhere(finding, small) and bool(real[finding.id]) and not everywhere(finding, real),
             small,
         ),
     }
     said = [phrase.format(listed(*of)) for phrase, of in found.items() if listed(*of)]
-    return [*said, *_rankings(numbered), _sizes([cell for _, cells in numbered for cell in cells])]
+    return [*_removed(numbered), *said, *_rankings(numbered), _sizes([cell for _, cells in numbered for cell in cells])]
 
 
 def _named(finding: Finding, rows: Sequence[tuple[Stored, Row]]) -> str:
-    quantity, control = (_range(finding.main, rows, attribute) for attribute in ("quantity", "control"))
-    return f"[{finding.short}]({finding.id}.md) ({quantity} against {control}; {finding.main.unit})"
+    main = finding.main
+    pairs = [f"{number_text(row.quantity, main)} against {number_text(row.control, main)}" for _, row in rows]
+    return f"[{finding.short}]({finding.id}.md) ({', '.join(pairs)}; {main.unit})"
+
+
+def _removed(numbered: Numbered) -> list[str]:
+    """What the located heads are worth in accuracy, on the real model."""
+    cells = next((cells for finding, cells in numbered if finding.id == "ablation"), [])
+    said = []
+    for cell in groups(cells)[0]:
+        intact, lost = cell.row("intact", "contrast"), cell.row("accuracy", "contrast")
+        if intact is not None and lost is not None:
+            before, after, random = (f"{100 * x:.1f}" for x in (intact.quantity, intact.control, lost.control))
+            n_heads = len(cell.located["contrast"])
+            said.append(f"{before} to {after} % on {cell.task} ({n_heads} heads; random ones cost {random} points)")
+    if not said:
+        return []
+    return [f"**Removing the located heads of {REAL}** lowers [accuracy](ablation.md) from {'; from '.join(said)}."]
 
 
 def _rankings(numbered: Numbered) -> list[str]:
@@ -134,10 +161,10 @@ def _rankings(numbered: Numbered) -> list[str]:
                 total += len(rows)
     if not said:
         return []
-    why = ", since it also counts what raises every label alike" if 2 * fewer > total else ""
     return [
-        "**By the paper's ranking** (increase), removing the located heads [costs the answer less](ablation.md) than "
-        f"by contrast in {fewer} of {total} pairs of model and task{why}: {'; '.join(said)}."
+        "**By the paper's ranking** (increase, which also counts what raises every label alike), removing the located "
+        f"heads [costs the answer less](ablation.md) than by contrast in {fewer} of {total} pairs of model and task: "
+        f"{'; '.join(said)}."
     ]
 
 

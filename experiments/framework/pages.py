@@ -170,6 +170,7 @@ def _interval(row: Row, measure: Measure) -> str:
 def table(measure: Measure, cells: Sequence[Stored]) -> str:
     """Return a measure's table in one unit: a line per model, task and ranking, the real model first."""
     lines, notes = [], []
+    with_seeds = any(cell.training_seed for cell in cells)
     for cell in shipped(cells):
         for row in (row for row in cell.rows if row.measure == measure.name):
             name = cell.model if row.ranking in ("", "contrast") else f"{cell.model}, by {row.ranking}"
@@ -178,17 +179,15 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
                 continue
             numbers = (number_text(row.quantity, measure), number_text(row.control, measure), _interval(row, measure))
             seeds = _other_seeds(cells, cell, row)
-            spread = (
-                f"{number_text(min(seeds), measure)} … {number_text(max(seeds), measure)} ({len(seeds)})"
-                if seeds
-                else ""
-            )
-            lines.append(line(name, cell.task, *numbers, spread, str(row.n_prompts)))
+            ends = [number_text(end(seeds), measure) for end in (min, max)] if seeds else []
+            spread = [f"{' … '.join(ends)} ({len(seeds)})" if seeds else ""] if with_seeds else []
+            lines.append(line(name, cell.task, *numbers, *spread, str(row.n_prompts or "–")))
     for who, value in measure.paper.items():
-        lines.append(line("the paper", who, f"{value:.{measure.digits}f}", "", "", "", ""))
+        lines.append(line("the paper", who, f"{value:.{measure.digits}f}", *[""] * (4 if with_seeds else 3)))
     if lines:
-        head = line("model", "task", measure.quantity, measure.control, "difference [95 %]", "other seeds", "prompts")
-        lines = [f"Unit: {measure.unit}.\n", head, line("---", "---", *["---:"] * 5), *lines]
+        names = ["difference [95 %]", *(["other seeds"] if with_seeds else []), "prompts"]
+        head = line("model", "task", measure.quantity, measure.control, *names)
+        lines = [f"Unit: {measure.unit}.\n", head, line("---", "---", *["---:"] * (2 + len(names))), *lines]
     if notes:
         lines.append(f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}.")
     return "\n".join(lines)
@@ -262,7 +261,7 @@ def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str
         parts.append(f"![Details](figures/{finding.id}-details.svg)")
     for measure in finding.measures[1:]:
         if lines := table(measure, cells):
-            parts += [f"## {measure.quantity[0].upper()}{measure.quantity[1:]}", lines]
+            parts += [f"## {measure.quantity[0].upper()}{measure.quantity[1:]}, against {measure.control}", lines]
     located = [f"- {cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in shipped(cells)]
     parts += [
         "## Caveats",
