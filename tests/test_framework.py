@@ -244,9 +244,9 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
     page, index = written(tmp_path, icl_mini, values | {"d": (nan, nan, nan, nan)})
     said = "above the control in 1 and below the control in 1 and not distinguishable from the control in 1 of 3"
     assert said in page
-    assert "| 1. [made up](made-up.md) | – | – | nats | – | 1 of 3 | – |" in index
-    assert "| icl-mini | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] |  | 8 |" in page
-    assert "| icl-mini | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] |  | 8 |" in page
+    assert "| 1. [made up](made-up.md) | – | – | nats | – | 1 of 3 |" in index
+    assert "| icl-mini | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] | 8 |" in page
+    assert "| icl-mini | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] | 8 |" in page
     assert "Not applicable: icl-mini on d" in page
     assert (tmp_path / "docs" / "figures" / "made-up.svg").stat().st_size > 1000
 

@@ -64,16 +64,16 @@ def text(numbered: Numbered, *, command: str) -> str:
         "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
         "*Filled dots are quantities, hollow dots their controls, and bars the 95 % intervals of the difference, "
-        f"shifted by the control's value. One line per task of {REAL} (blue), then one per small model and task (gray). Where "
-        "a bar does not reach the hollow dot, quantity and control differ.*",
+        f"shifted by the control's value. One line per task of {REAL} (blue), then one per small model and task (gray). "
+        "Where a bar does not reach the hollow dot, quantity and control differ.*",
         "## At a glance",
         f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the "
         "control:",
         "\n".join(rows),
         f"{REAL_NOTE} Heads are located on other prompts than those they are measured on, by *contrast*: what a head "
         "adds to log p(answer) − log p(other label). The paper ranks by *increase*, what it adds to log p(answer); "
-        "rows named “by increase” show these heads. [Ground truth](ground-truth.md) shows the same findings on models whose "
-        "circuit is known.",
+        "rows named “by increase” show these heads. [Ground truth](ground-truth.md) shows the same findings on models "
+        "whose circuit is known.",
         f"One command computes all of this on your model, and resumes where it stopped: `{command} --all`.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
