@@ -64,8 +64,8 @@ def text(numbered: Numbered, *, command: str) -> str:
         "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
         "*Filled dots are quantities, hollow dots their controls, and bars the 95 % intervals of the difference, "
-        f"shifted by the control's value. One line per task of {REAL} (blue), then one per small model and task (gray). "
-        "Where a bar does not reach the hollow dot, quantity and control differ.*",
+        f"shifted by the control's value. One line per task of {REAL} (blue), then one per small model and task "
+        "(gray). Where a bar does not reach the hollow dot, quantity and control differ.*",
         "## At a glance",
         f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the "
         "control:",
