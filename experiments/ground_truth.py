@@ -256,6 +256,7 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
 
 def write_page(path: Path, results: Path, findings: Sequence[Finding], recovered: Mapping[str, Any], n: int) -> None:
     """Write the page from stored cells and the recovery of every method."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page(results, findings, recovered, n))
 
 

@@ -14,6 +14,8 @@ from experiments.benchmark.shapes import SHAPES, build, random_prompts
 from experiments.benchmark.sharing import two_processes
 from icl_lens.models.view import tl_version
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments):
     import typer

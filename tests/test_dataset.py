@@ -251,6 +251,7 @@ def every_contrast(model, many, against, **convention):
     return torch.cat(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["one", "several"])
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_contrast_certified_is_exhaustive(load_tiny, few_candidates, name, which):

@@ -12,6 +12,8 @@ import pytest
 
 import icl_lens as il
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "love : bar one : foo two :"
 LONG = " ".join(["love : bar one : foo"] * 400) + " two :"
 

@@ -10,6 +10,8 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.prompts.tasks import load_task
 
+pytestmark = pytest.mark.slow
+
 HEADS = [(2, 0), (3, 1), (5, 2)]
 TEXT = "love : bar like : bar eight : foo two : foo one :"
 REAL = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -62,6 +62,7 @@ def unexpected(found: truth.Table) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_quick_findings_see_what_was_planted(quick):
     assert not unexpected(observe(quick, QUICK, FEW))
 
@@ -94,6 +95,7 @@ def test_location_recovers_planted_heads(models, load, kind):
         assert {*found[name]} <= {*truth.ANSWERING}
 
 
+@pytest.mark.slow
 def test_page_marks_what_is_not_as_expected(quick, tmp_path):
     findings, folder = [find("label-attention")], tmp_path / "cells"
     shutil.copytree(quick, folder)

@@ -34,6 +34,8 @@ from icl_lens import load_model
 from icl_lens.errors import InputError
 from icl_lens.prompts.tasks import _LABELS, WORD_TASKS, load_task
 
+pytestmark = pytest.mark.slow
+
 WORDS = load_words()
 SMALL = {"n_prompts": 2, "n_sure": 2, "n_where": 32}
 

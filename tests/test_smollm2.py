@@ -20,6 +20,7 @@ PROSE = (Path(__file__).parent.parent / "LICENSE").read_text(encoding="utf-8")
 
 pytestmark = [
     pytest.mark.real_model,
+    pytest.mark.slow,
     pytest.mark.skipif(SMOLLM2.status != "installed", reason=f"{SMOLLM2.name} is not installed: {SMOLLM2.command}"),
 ]
 

@@ -68,7 +68,7 @@ def measure(study: Study) -> Measured:
         if ranking == "contrast":
             found["depth_effects"] = deep_share(scores["effects"], clusters_of(study.halves()[0]))
         added = values[:, *zip(*ranked.located, strict=True)].sum(1).double().numpy()
-        nothing = not compare(added, 0, study.clusters).low > 0
+        nothing = not compare(added, 0.0, study.clusters).low > 0
         rows += [Row.from_result(name, NOTHING if nothing else one, ranking=ranking) for name, one in found.items()]
     lost, details = _compared(study, {name: best_heads(one, study.n_located) for name, one in scores.items()}, seconds)
     tables = [details, _layer_table(layers), _top_heads(study)]
