@@ -86,7 +86,8 @@ EXPECTED = {
     ("metric", "auroc"): Expected((), (), "the mover has brought categories to labels and to the last position, where "
         "the cosine finds them always; nothing can exceed it, and the table of further measures rotates keys instead"),
     ("majority-bias", "bias"): Expected(
-        ("majority",), PLANTED, "attention sums over labels of a class, so that two towers prefer frequent labels too"
+        ("majority",), (*PLANTED, "untrained"), "attention sums over labels of a class, so that two towers prefer "
+        "frequent labels too; random weights average the labels that they see, which moves log-odds by hundredths"
     ),
     ("recency-bias", "bias"): Expected(("last-label",)),
     ("information-flow", "text_to_label"): Expected(PLANTED, (NAMES,)),
