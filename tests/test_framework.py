@@ -251,7 +251,7 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
     assert (tmp_path / "docs" / "figures" / "made-up.svg").stat().st_size > 1000
 
 
-SENTENCES = ("**On every task of smollm2-135m**", "**On some tasks of smollm2-135m**", "**On no task of smollm2-135m**")
+SENTENCES = ("**On every task of smollm2-135m**", "**On some tasks of smollm2-135m**", "**On no task of smollm2-135m")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,8 @@ SENTENCES = ("**On every task of smollm2-135m**", "**On some tasks of smollm2-13
 def test_the_overview_says_where_the_real_model_differs_from_its_control(tmp_path, icl_mini, values, said):
     _, index = written(tmp_path, icl_mini, values, "smollm2-135m")
     assert [sentence for sentence in SENTENCES if sentence in index] == [said]
-    assert ("The paper predicts a difference in: [made up](made-up.md)." in index) == (said == SENTENCES[2])
+    assert ("although the paper predicts it" in index) == (said == SENTENCES[2])
+    assert "  - [made up](made-up.md): " in index
 
 
 def test_an_outcome_is_where_the_interval_lies():

@@ -86,7 +86,7 @@ def sentences(numbered: Numbered) -> list[str]:
     small = {finding.id: main_rows(groups(cells)[1]) for finding, cells in numbered}
 
     def listed(wanted: Callable[[Finding], bool], rows: dict[str, list[tuple[Stored, Row]]]) -> str:
-        return "; ".join(_named(finding, rows[finding.id]) for finding, _ in numbered if wanted(finding))
+        return "".join(f"\n  - {_named(finding, rows[finding.id])}" for finding, _ in numbered if wanted(finding))
 
     def everywhere(finding: Finding, rows: dict[str, list[tuple[Stored, Row]]]) -> bool:
         return bool(rows[finding.id]) and _count(rows[finding.id], "above") == len(rows[finding.id])
@@ -97,32 +97,34 @@ def sentences(numbered: Numbered) -> list[str]:
     def sometimes(finding: Finding) -> bool:
         return bool(real[finding.id]) and not everywhere(finding, real) and not nowhere(finding)
 
-    unseen = [f"[{one.short}]({one.id}.md)" for one, _ in numbered if one.predicted and nowhere(one)]
-    contradicted = (
-        f" The paper predicts a difference in: {'; '.join(unseen)}. An interval that includes zero does not refute it."
-        if unseen
-        else ""
-    )
     found = {
-        f"**On every task of {REAL}**, the quantity is above its control: {{}}.": (
+        f"**On every task of {REAL}**, these are above their control:{{}}": (
             lambda finding: everywhere(finding, real),
             real,
         ),
-        f"**On some tasks of {REAL}**: {{}}.": (sometimes, real),
-        f"**On no task of {REAL}** is it above its control: {{}}.{contradicted}": (nowhere, real),
-        "**Everywhere on the small models, but not on every task of the real one**: {}.": (
+        f"**On some tasks of {REAL}**:{{}}": (sometimes, real),
+        f"**On no task of {REAL}**:{{}}": (lambda finding: nowhere(finding) and not finding.predicted, real),
+        f"**On no task of {REAL}, although the paper predicts it** (an interval that includes zero does not refute "
+        "it):{}": (lambda finding: nowhere(finding) and finding.predicted, real),
+        "**Everywhere on the small models, but not on every task of the real one**:{}": (
             lambda finding: everywhere(finding, small) and bool(real[finding.id]) and not everywhere(finding, real),
             small,
         ),
     }
     said = [phrase.format(listed(*of)) for phrase, of in found.items() if listed(*of)]
-    return [*_removed(numbered), *said, *_rankings(numbered), _sizes([cell for _, cells in numbered for cell in cells])]
+    return [
+        *_removed(numbered),
+        *said,
+        *_by_increase(numbered),
+        *_rankings(numbered),
+        _sizes([cell for _, cells in numbered for cell in cells]),
+    ]
 
 
 def _named(finding: Finding, rows: Sequence[tuple[Stored, Row]]) -> str:
     main = finding.main
     pairs = [f"{number_text(row.quantity, main)} against {number_text(row.control, main)}" for _, row in rows]
-    return f"[{finding.short}]({finding.id}.md) ({', '.join(pairs)}; {main.unit})"
+    return f"[{finding.short}]({finding.id}.md): {', '.join(pairs)} ({main.unit})"
 
 
 def _removed(numbered: Numbered) -> list[str]:
@@ -138,6 +140,21 @@ def _removed(numbered: Numbered) -> list[str]:
     if not said:
         return []
     return [f"**Removing the located heads of {REAL}** lowers [accuracy](ablation.md) from {'; from '.join(said)}."]
+
+
+def _by_increase(numbered: Numbered) -> list[str]:
+    """Findings of the real model that depend on the ranking: above the control by contrast, and not by increase."""
+    said = []
+    for finding, cells in numbered:
+        pairs = [
+            (cell, by_increase)
+            for cell in groups(cells)[0]
+            if (by_contrast := cell.row(finding.main.name, "contrast")) and outcome(by_contrast) == "above"
+            if (by_increase := cell.row(finding.main.name, "increase")) and outcome(by_increase) != "above"
+        ]
+        if pairs:
+            said.append(f"\n  - {_named(finding, pairs)}")
+    return [f"**With heads ranked by increase, as in the paper**, these are not above it:{''.join(said)}"] * bool(said)
 
 
 def _rankings(numbered: Numbered) -> list[str]:
