@@ -101,11 +101,11 @@ def test_page_marks_what_is_not_as_expected(quick, tmp_path):
     shutil.copytree(quick, folder)
     recovered = {kind: [{name: {"two-tower": 3, "decoy": 1} for name in truth.METHODS}] for kind in truth.PLANTED}
     page = truth.page(folder, findings, recovered, 24)
-    assert "4 pairs of measure and model, 4 are as expected" in page
+    assert "8 pairs of measure and model, 8 are as expected" in page
     assert "| 3 of 4, 1 decoy |" in page
     for path in folder.glob("planted-majority/*/label-attention.json"):
         source = folder / "planted-two-tower" / path.parent.name / path.name
         path.write_text(source.read_text().replace("planted two-tower", "planted majority"))
     page = truth.page(folder, findings, recovered, 24)
-    assert "4 pairs of measure and model, 3 are as expected" in page
-    assert page.count(" ⚠ |") == 1
+    assert "8 pairs of measure and model, 6 are as expected" in page
+    assert page.count(" ⚠ |") == 2  # against chance, and against other heads
