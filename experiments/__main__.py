@@ -9,7 +9,7 @@ from rich.table import Table
 
 from icl_lens.cli import hush, in_one_sentence
 from icl_lens.cli.console import PlainConsole, report_error, tolerant_output
-from icl_lens.cli.groups import grouped
+from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import ModelOptions, TokenOptions
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ REAL_TASKS = (
 )
 """Tasks that the real model does, chosen by accuracy alone from the table of tasks in docs/bundled.md."""
 SMALL_MODELS = ("icl-mini", "icl-mini-llama", "icl-mini-gptj")
-SEEDS = Path(__file__).parent / "pieces_world" / "seeds"
+SEEDS = Path(__file__).parent / "bundled_models" / "seeds"
 """The small models of other training seeds: NAME-SEED folders, in half precision."""
 
 

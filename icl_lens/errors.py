@@ -21,12 +21,12 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise InputError(f"{name}={value!r} is not known; use {', '.join(others)} or {last}")
 
 
-def check_whole(**values: object) -> None:
+def check_integers(**values: object) -> None:
     """Raises InputError unless each value is a whole number, of Python or NumPy.
 
     Example:
-        >>> from icl_lens.errors import check_whole
-        >>> check_whole(k=3, n=10)
+        >>> from icl_lens.errors import check_integers
+        >>> check_integers(k=3, n=10)
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture, last_log_probs
-from icl_lens.activations.whole_labels import continuation_log_probs, label_spellings, whole_label_log_probs
+from icl_lens.activations.multi_token_labels import continuation_log_probs, label_spellings, whole_label_log_probs
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
 from icl_lens.attribution.increases import (
@@ -25,22 +25,22 @@ from icl_lens.attribution.increases import (
 )
 from icl_lens.attribution.search import TopSubheads, top_subheads
 from icl_lens.attribution.similarity import label_similarity
+from icl_lens.display import signed
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_rows
+from icl_lens.models.attention_scores import HiddenAngles
 from icl_lens.models.head import Head
+from icl_lens.models.locking import in_turn
 from icl_lens.models.readout import FinalNorm
-from icl_lens.models.scores import HiddenAngles
-from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.free import tokenize_text
+from icl_lens.prompts.plain_text import tokenize_text
 from icl_lens.prompts.prompt import Prompt, Template, listed
 from icl_lens.prompts.token_ids import named
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.report import stored
+from icl_lens.report import explanation_json
 from icl_lens.report.findings import AblationReport, ExplainOptions, Findings, HeadReport, SubheadReport
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
-from icl_lens.results import signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ class Explanation(Findings):
     @cached_property
     def figures(self) -> "dict[str, Figure]":
         """Matplotlib figures by name: "layers", "heads", "top_heads"."""
-        from icl_lens.report import plots  # matplotlib only where a figure is asked for
+        from icl_lens.report import plots  # matplotlib only where a notebook_figure is asked for
 
         return plots.explanation_figures(self)
 
@@ -103,7 +103,7 @@ class Explanation(Findings):
             >>> again == explanation
             True
         """
-        stored.save(self, path)
+        explanation_json.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Explanation":
@@ -111,7 +111,7 @@ class Explanation(Findings):
 
         Raises InputError for a file that is missing, damaged, or of another kind or version.
         """
-        return stored.load(cls, path)
+        return explanation_json.load(cls, path)
 
     def _repr_html_(self) -> str:
         return explanation_inline(self)

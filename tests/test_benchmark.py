@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import icl_lens as il
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.memory import peak_of
-from experiments.benchmark.shapes import SHAPES, build, random_prompts
-from experiments.benchmark.sharing import two_processes
+from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
+from experiments.benchmark.two_processes import two_processes
 from icl_lens.models.view import tl_version
 
 pytestmark = pytest.mark.slow

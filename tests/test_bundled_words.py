@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from experiments.pieces_world.episodes import SPECIAL, held_out_pairs, load_words
+from experiments.bundled_models.episodes import SPECIAL, held_out_pairs, load_words
 
 AMBIGUOUS = """
 axe bitter chest cricket file fly folder gold knife lavender lilac minute mouse nickel orange plane quarter

@@ -8,7 +8,7 @@ from test_families import EXACT, without_heads
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import restarted
+from icl_lens.interventions import partial_forward
 from icl_lens.interventions.effects import agreement, head_effects
 from icl_lens.models.view import ModelView
 
@@ -66,7 +66,7 @@ def test_effects_are_those_of_zeroed_output_matrices(load_tiny, family_folder, f
 
 @pytest.mark.parametrize(("enough", "expected"), [(1, [2, 3, 4]), (10**6, [2, 2, 2])])
 def test_earlier_blocks_are_not_run(load_tiny, monkeypatch, enough, expected):
-    monkeypatch.setattr(restarted, "ENOUGH_TOKENS", enough)
+    monkeypatch.setattr(partial_forward, "ENOUGH_TOKENS", enough)
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     runs = [0, 0, 0]
@@ -95,7 +95,7 @@ def test_an_error_leaves_the_model_whole(load_tiny, monkeypatch):
             raise ZeroDivisionError
         return il.last_log_probs(*args)
 
-    monkeypatch.setattr(restarted, "last_log_probs", failing)
+    monkeypatch.setattr(partial_forward, "last_log_probs", failing)
     with pytest.raises(ZeroDivisionError):
         head_effects(model, batch)
     assert torch.equal(il.last_log_probs(model, batch), plain)

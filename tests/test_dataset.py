@@ -12,8 +12,8 @@ from icl_lens.attribution.increases import every_head_increase, fold_from
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
-from icl_lens.locate.folder import RunFolder
 from icl_lens.locate.locate import mean_head_increases, plan_batches
+from icl_lens.locate.run_folder import RunFolder
 from icl_lens.models.view import ModelView
 
 

@@ -102,11 +102,13 @@ def test_python_in_pages_uses_names_that_exist(page: Path) -> None:
         assert hasattr(il, name), f"{page.name} speaks of il.{name}, which is not there"
 
 
-def test_the_picture_of_the_house_is_drawn_from_the_contracts() -> None:
-    import house
+def test_the_diagram_is_drawn_from_the_contracts() -> None:
+    import architecture_diagram
 
-    assert house.PICTURE.read_text(encoding="utf-8") == house.drawing(), "run python docs/house.py"
-    assert house.circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [["a", "b", "c"]]
+    assert architecture_diagram.PICTURE.read_text(encoding="utf-8") == architecture_diagram.drawing(), (
+        "run python docs/architecture_diagram.py"
+    )
+    assert architecture_diagram.circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [["a", "b", "c"]]
 
 
 def test_there_are_seven_tutorials() -> None:

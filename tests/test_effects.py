@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import cached_rows, capacity, gradients, shared_keys
-from icl_lens.interventions.shared_keys import SharedKeys
-from icl_lens.models.scores import ScoreView
+from icl_lens.interventions import gradients, kv_cache, memory_budget, prefix_cache
+from icl_lens.interventions.kv_cache import SharedKeys
+from icl_lens.models.attention_scores import ScoreView
 from icl_lens.models.view import ModelView
 
 
@@ -90,15 +90,15 @@ def test_pieces_and_layers_of_any_size(load_tiny, name, monkeypatch):
     model = load_tiny(name)
     batch = ragged(model)
     expected = il.head_effects(model, batch, positions="last").log_prob
-    monkeypatch.setattr(capacity, "ROW_BYTES", 1)
-    monkeypatch.setattr(shared_keys, "SCORE_BYTES", 1)
+    monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
+    monkeypatch.setattr(kv_cache, "SCORE_BYTES", 1)
     rows = []
     hooks = [
         (f"blocks.{layer}.attn.hook_q", lambda q, hook, layer=layer: rows.append((layer, len(q)))) for layer in range(3)
     ]
     permanent = model.hook_dict["blocks.0.attn.hook_q"].fwd_hooks
     assert not permanent
-    monkeypatch.setattr(cached_rows, "check_untouched", lambda view: None)
+    monkeypatch.setattr(prefix_cache, "check_untouched", lambda view: None)
     with model.hooks(fwd_hooks=hooks):
         effects = il.head_effects(model, batch, positions="last")
     close(effects.log_prob, expected)
@@ -112,7 +112,7 @@ def test_rows_join_at_their_layer(load_tiny, monkeypatch):
     batch = ragged(model)
     rows = []
     hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
-    monkeypatch.setattr(cached_rows, "check_untouched", lambda view: None)
+    monkeypatch.setattr(prefix_cache, "check_untouched", lambda view: None)
     with model.hooks(fwd_hooks=hooks):
         assert il.head_effects(model, batch, positions="last").way == "shared keys"
     assert rows == [(3, 14)] * 3 + [(15, 1), (27, 1), (39, 1)]
@@ -124,18 +124,18 @@ def test_keys_of_one_layer_at_a_time(load_tiny, name, monkeypatch):
     model = load_tiny(name)
     batch = ragged(model)
     expected = il.head_effects(model, batch, positions="last").log_prob
-    monkeypatch.setattr(capacity, "STAGE_BYTES", 1)
+    monkeypatch.setattr(memory_budget, "STAGE_BYTES", 1)
     before = remains(model)
     rows = []
     hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
     with monkeypatch.context() as patched:
-        patched.setattr(cached_rows, "check_untouched", lambda view: None)
+        patched.setattr(prefix_cache, "check_untouched", lambda view: None)
         with model.hooks(fwd_hooks=hooks):
             effects = il.head_effects(model, batch, positions="last")
     assert (effects.way, effects.because) == ("shared keys", "")
     close(effects.log_prob, expected)
     assert rows == [(3, 14), (15, 1), (3, 14), (27, 1), (3, 14), (39, 1)]
-    monkeypatch.setattr(capacity, "ROW_BYTES", 1)
+    monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
     close(il.head_effects(model, batch, positions="last").log_prob, expected)
     assert remains(model) == before
 
@@ -144,7 +144,7 @@ def test_keys_are_let_go_stage_by_stage(load_tiny, monkeypatch):
     """Only one layer's keys are there at a time, where only one layer's fit."""
     model = load_tiny("gpt2")
     batch = ragged(model)
-    monkeypatch.setattr(capacity, "STAGE_BYTES", 1)
+    monkeypatch.setattr(memory_budget, "STAGE_BYTES", 1)
     made, there = [], []
     of = SharedKeys.of.__func__
 
@@ -170,8 +170,8 @@ def test_layers_of_a_stage(load_tiny, monkeypatch):
         (1, [range(1), range(1, 2), range(2, 3)]),
         (0.1, [range(1), range(1, 2), range(2, 3)]),
     ):
-        monkeypatch.setattr(capacity, "STAGE_BYTES", int(layers * keys))
-        assert list(capacity.stages(view, batch)) == expected
+        monkeypatch.setattr(memory_budget, "STAGE_BYTES", int(layers * keys))
+        assert list(memory_budget.stages(view, batch)) == expected
 
 
 @contextmanager
@@ -282,9 +282,9 @@ def test_means_in_place_of_heads(load_tiny, monkeypatch, name):
         close(effects.log_odds, expected[..., 1])
 
         def not_shared(*_):
-            raise cached_rows.NotShared("tried")
+            raise prefix_cache.NotShared("tried")
 
-        monkeypatch.setattr(cached_rows.CachedRows, "in_stages", not_shared)
+        monkeypatch.setattr(prefix_cache.CachedRows, "in_stages", not_shared)
     zeroed = il.head_effects(model, batch, positions="last")
     assert (zeroed.log_prob - expected[..., 0]).abs().max() > 1e-3
 
@@ -314,8 +314,8 @@ def test_attention_that_is_not_known_takes_the_long_way(load_tiny, monkeypatch, 
     """A family whose scores are made in a way we think wrongly of: the numbers stay right."""
     model = load_tiny("llama_gqa")
     batch = ragged(model)
-    right = shared_keys.scores.score_view
-    monkeypatch.setattr(shared_keys.scores, "score_view", lambda view, layer: right(view, layer)._replace(**how))
+    right = kv_cache.scores.score_view
+    monkeypatch.setattr(kv_cache.scores, "score_view", lambda view, layer: right(view, layer)._replace(**how))
     effects = il.head_effects(model, batch, positions="last")
     assert effects.way == "restarted passes"
     assert because in effects.because
@@ -453,11 +453,11 @@ def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
     view, batch = ModelView.of(model), ragged(model)
     keys = 2 * 3 * 4 * 8 * 14 * 4  # both, layers, heads, width, positions, bytes
     for count in (1, 2, 3):
-        monkeypatch.setattr(capacity, "KEY_BYTES", count * keys + 1)
-        assert capacity.prompts_at_once(view, batch, pass_tokens=4096) == count
-    assert capacity.prompts_at_once(view, batch, pass_tokens=28) == 2
-    monkeypatch.setattr(capacity, "ROW_BYTES", 4 * 9 * max(97, 3 * 48))  # a clean row and 8 heads
-    assert [list(layers) for layers in capacity.layers_at_once(view, 1)] == [[0, 1], [2]]
+        monkeypatch.setattr(memory_budget, "KEY_BYTES", count * keys + 1)
+        assert memory_budget.prompts_at_once(view, batch, pass_tokens=4096) == count
+    assert memory_budget.prompts_at_once(view, batch, pass_tokens=28) == 2
+    monkeypatch.setattr(memory_budget, "ROW_BYTES", 4 * 9 * max(97, 3 * 48))  # a clean row and 8 heads
+    assert [list(layers) for layers in memory_budget.layers_at_once(view, 1)] == [[0, 1], [2]]
 
 
 # First-order estimates --------------------------------------------------------------------------------------------

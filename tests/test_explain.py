@@ -10,7 +10,7 @@ import pytest
 import reference_hf
 import torch
 from test_contrast import expected
-from test_free_prompts import IOI, pair  # noqa: F401
+from test_plain_text import IOI, pair  # noqa: F401
 from tolerance import assert_close
 
 import icl_lens as il

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import icl_lens as il
-from icl_lens.locate.folder import DamagedChunk, RunFolder
-from icl_lens.prompts.rows import from_files
+from icl_lens.locate.run_folder import DamagedChunk, RunFolder
+from icl_lens.prompts.datasets import from_files
 from icl_lens.prompts.tasks import data_digest, load_task
 
 GOOD = "".join(json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n" for kind in "ab" for i in range(8))

@@ -14,8 +14,8 @@ from test_effects import hf_twin
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import capacity, head_sets, restarted
-from icl_lens.interventions.forks import Forks
+from icl_lens.interventions import head_sets, memory_budget, partial_forward
+from icl_lens.interventions.edit_tree import Forks
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
@@ -103,10 +103,10 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
         model, batch, removed, head_sets._labels, positions, mode, None if reference is None else [reference]
     )
     assert_close(found, whole)
-    monkeypatch.setattr(capacity, "ROW_BYTES", 1)
-    monkeypatch.setattr(capacity, "KEY_BYTES", 1)
-    monkeypatch.setattr(restarted, "STREAM_BYTES", 1)
-    monkeypatch.setattr(restarted, "ENOUGH_TOKENS", 1)
+    monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
+    monkeypatch.setattr(memory_budget, "KEY_BYTES", 1)
+    monkeypatch.setattr(partial_forward, "STREAM_BYTES", 1)
+    monkeypatch.setattr(partial_forward, "ENOUGH_TOKENS", 1)
     monkeypatch.setattr(head_sets, "PASS_TOKENS", 1)
     pieces = il.label_log_probs_without(model, batch, SETS, **options)
     assert_close(pieces, whole)

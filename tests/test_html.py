@@ -18,12 +18,12 @@ import torch
 
 import icl_lens as il
 from icl_lens.report import html
+from icl_lens.report.html.assets import circuitsvis_bundle, own, packed_bundle
+from icl_lens.report.html.escaping import for_circuitsvis, json_script, signed, visible
 from icl_lens.report.html.page import body
-from icl_lens.report.html.script import circuitsvis_bundle, own, packed_bundle
 from icl_lens.report.html.sections import command, layer_bars
-from icl_lens.report.html.text import for_circuitsvis, json_script, signed, visible
-from icl_lens.report.html.twin import static_html
-from icl_lens.report.numbers import percent
+from icl_lens.report.html.static_html import static_html
+from icl_lens.report.number_format import percent
 
 
 class Page(HTMLParser):
@@ -131,12 +131,12 @@ def test_nothing_asks_the_network(monkeypatch, paper):
 
 
 def test_a_missing_bundle_is_said(monkeypatch, tmp_path):
-    from icl_lens.report.html import script
+    from icl_lens.report.html import assets
 
-    monkeypatch.setattr(script, "files", lambda package: tmp_path)
-    script.circuitsvis_bundle.cache_clear()
+    monkeypatch.setattr(assets, "files", lambda package: tmp_path)
+    assets.circuitsvis_bundle.cache_clear()
     with pytest.raises(il.InputError, match=r"no dist/cdn/iife\.js"):
-        script.circuitsvis_bundle()
+        assets.circuitsvis_bundle()
     monkeypatch.undo()
 
 

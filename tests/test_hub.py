@@ -17,8 +17,8 @@ from hub_cases import OFFLINE, ONLINE, REFUSED
 from transformers import AutoModelForCausalLM
 
 from icl_lens.hub import download_bars, reason_of, text_of
-from icl_lens.hub.faults import close_to
-from icl_lens.hub.limits import Silent, within
+from icl_lens.hub.errors import close_to
+from icl_lens.hub.timeouts import Silent, within
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from test_families import EXACT
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import probe as check
+from icl_lens.interventions import edit_checks as check
 from icl_lens.interventions.pattern import recompute_pattern
-from icl_lens.models import scores
+from icl_lens.models import attention_scores
 from icl_lens.models.view import ModelView
 
 BY_HAND = ("gpt2", "gptj", "llama_gqa", "llama_bias")
@@ -300,7 +300,7 @@ def test_label_attention_without_position_follows_the_demonstrations_around(run,
     """In layer 0, whose inputs know no position, permuting demonstrations of equal length permutes the attention."""
     model, _, _, _ = run(name)
     view = ModelView.of(model)
-    if scores.score_view(view, 0).window is not None:
+    if attention_scores.score_view(view, 0).window is not None:
         pytest.skip("a sliding window sees positions")
     demos = [il.Demonstration(text, label) for text, label in (("love", "bar"), ("two", "foo"), ("cat", "bar"))]
     orders = list(itertools.permutations(range(3)))
@@ -456,8 +456,8 @@ def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
 
 def test_a_family_whose_attention_is_not_understood_is_refused_by_name(run, monkeypatch):
     model = copy.deepcopy(run("llama_gqa")[0])
-    own = scores.score_view
-    monkeypatch.setattr(scores, "score_view", lambda view, layer: own(view, layer)._replace(scale=0.5))
+    own = attention_scores.score_view
+    monkeypatch.setattr(attention_scores, "score_view", lambda view, layer: own(view, layer)._replace(scale=0.5))
     with (
         pytest.raises(il.InputError, match="LlamaForCausalLM is not supported here: in layer 1"),
         il.remove_position(model, [(1, 1)]),

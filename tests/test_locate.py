@@ -21,9 +21,9 @@ from tolerance import assert_close, tolerance
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.locate.folder import opened
-from icl_lens.locate.processes import Processes
-from icl_lens.locate.watch import Watch
+from icl_lens.locate.distributed import Processes
+from icl_lens.locate.heartbeat import Watch
+from icl_lens.locate.run_folder import opened
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 60, 4
@@ -399,7 +399,7 @@ def test_processes_of_mpi(tmp_path, monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     mine = (
-        "from icl_lens.locate.processes import Processes; p = Processes.launched(); "
+        "from icl_lens.locate.distributed import Processes; p = Processes.launched(); "
         "print(p.rank, p.size, p.share(('first', p.rank)), p.gather(p.rank))"
     )
     running = []
@@ -439,8 +439,8 @@ def watching(watch, address, errors, alive):
 @pytest.mark.parametrize("silent", [0, 1, 2])
 def test_a_silent_process_is_taken_for_dead(monkeypatch, tmp_path, silent):
     """A machine that is gone closes no connection: its silence ends the others."""
-    monkeypatch.setattr("icl_lens.locate.watch.BEAT", 0.2)
-    monkeypatch.setattr("icl_lens.locate.watch.LIMIT", 2.0)
+    monkeypatch.setattr("icl_lens.locate.heartbeat.BEAT", 0.2)
+    monkeypatch.setattr("icl_lens.locate.heartbeat.LIMIT", 2.0)
     watches = [Watch(rank, 3, 0) for rank in range(3)]
     address = watches[0].listen("127.0.0.1")
     with (tmp_path / "said").open("w") as errors:

@@ -13,8 +13,8 @@ import icl_lens as il
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.chunk import HeadChunk, columns_of
 from icl_lens.locate.configuration import Asked, LocateOptions, configuration, run_folder
-from icl_lens.locate.folder import DamagedChunk, RunFolder
 from icl_lens.locate.locate import plan_batches
+from icl_lens.locate.run_folder import DamagedChunk, RunFolder
 from icl_lens.locate.table import heads_table, per_prompt, summary, write_result
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView

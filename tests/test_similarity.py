@@ -13,7 +13,7 @@ from family_tables import EXACT
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.models import scores
+from icl_lens.models import attention_scores
 from icl_lens.models.view import ModelView
 from icl_lens.report.html import heads
 
@@ -94,7 +94,7 @@ def test_without_rotation_they_are_the_scores_that_the_pattern_is_made_of(family
     """Differences of log-attention between labels, from the model's own pass."""
     model = load_tiny(family)
     batch = il.tokenize(model, PROMPTS)[0]
-    assert scores.score_view(ModelView.of(model), 1).soft_cap is None
+    assert attention_scores.score_view(ModelView.of(model), 1).soft_cap is None
     found = il.label_similarity(model, batch, ["L1H2"])[0, 0, -1]
     attention = il.attention_to_labels(il.capture(model, batch))[0, 1, 2].log()
     assert_close(found - found[0], attention - attention[0])
@@ -152,10 +152,10 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     model, passes = load_tiny("gptj"), []
 
     def hidden(*_: Any) -> None:
-        raise scores.HiddenAngles("it shows no rotation angles")
+        raise attention_scores.HiddenAngles("it shows no rotation angles")
 
     assert il.explain(model, PROMPT, answer="foo", k=2).heads[0].similarity
-    monkeypatch.setattr(scores, "rotation_table", hidden)
+    monkeypatch.setattr(attention_scores, "rotation_table", hidden)
     explanation = il.explain(model, PROMPT, answer="foo", k=2)
     assert explanation.heads[0].similarity == ()
     assert "What it compares" not in explanation.to_html()

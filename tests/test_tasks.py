@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from icl_lens.errors import InputError
 from icl_lens.prompts import tasks
+from icl_lens.prompts.datasets import Table
 from icl_lens.prompts.prompt import Template
-from icl_lens.prompts.rows import Table
 from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
 from icl_lens.prompts.tokenize import tokenize
 

@@ -16,12 +16,12 @@ import typer
 from rich.console import Console
 
 import icl_lens as il
-from experiments.benchmark.datasets import fixing, locating, mean_effects, removing, removing_at_last, shares
-from experiments.benchmark.document import document
+from experiments.benchmark.dataset_timings import fixing, locating, mean_effects, removing, removing_at_last, shares
 from experiments.benchmark.memory import peak_of
-from experiments.benchmark.rows import Peak, Row
-from experiments.benchmark.shapes import SHAPES, build, random_prompts
-from experiments.benchmark.sharing import two_processes
+from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
+from experiments.benchmark.records import Peak, Row
+from experiments.benchmark.report import document
+from experiments.benchmark.two_processes import two_processes
 from experiments.benchmark.variants import measure
 from icl_lens.errors import InputError
 from icl_lens.files import write_text

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 import icl_lens as il
-from experiments.benchmark.rows import Peak
-from experiments.benchmark.shapes import random_prompts
+from experiments.benchmark.model_shapes import random_prompts
+from experiments.benchmark.records import Peak
 from experiments.benchmark.variants import VARIANTS
 
 EXAMPLE = "love : bar like : bar eight : foo two : foo one :"

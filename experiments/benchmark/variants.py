@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import icl_lens as il
-from experiments.benchmark.rows import Row
-from experiments.benchmark.shapes import random_prompts
+from experiments.benchmark.model_shapes import random_prompts
+from experiments.benchmark.records import Row
 from icl_lens.models.view import ModelView
 
 K = 20

@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.decompose import grouped_to_heads, head_outputs
-from icl_lens.activations.stored import read_about, read_tensors, write_tensors
+from icl_lens.activations.serialization import read_about, read_tensors, write_tensors
 from icl_lens.errors import InputError
+from icl_lens.models.locking import in_turn
 from icl_lens.models.norms import NormView
 from icl_lens.models.readout import Readout, norm_scale
-from icl_lens.models.turns import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
+from icl_lens.display import html_table, long_frame, prompts, signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
-from icl_lens.results import html_table, long_frame, prompts, signed, text_table
 
 # [batch, part, d_model] vectors are made and read out in pieces of about this size.
 PART_BYTES = 192 * 2**20

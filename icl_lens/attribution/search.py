@@ -34,10 +34,10 @@ from icl_lens.attribution.increases import (
     subhead_log_prob_increase,
     subheads_along,
 )
-from icl_lens.errors import InputError, check_whole
+from icl_lens.display import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
+from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
-from icl_lens.results import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
 
 # Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.
 SLACK = 1e-4
@@ -437,6 +437,6 @@ def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, T
 
 def check_k(k: int, n_parts: int, what: str) -> None:
     """Raises InputError unless `k` is a number and there are so many of them."""
-    check_whole(k=k)
+    check_integers(k=k)
     if not 1 <= k <= n_parts:
         raise InputError(f"k={k} asks for more than there is: choose 1 to {n_parts} {what}")

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.attribution.metric import metric_of, query_key_metric, unturned
+from icl_lens.attribution.qk_metric import metric_of, query_key_metric, unturned
 from icl_lens.errors import InputError
-from icl_lens.models import scores
+from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -62,10 +62,10 @@ def label_similarity(
         return keep
 
     layers = {head.layer: view.hook(head.layer, "hook_resid_pre") for head in chosen}
-    rotating = [layer for layer in layers if scores.score_view(view, layer).position == "rotary"]
-    angles = {layer: scores.rotation_hooks(view, layer) for layer in rotating}
+    rotating = [layer for layer in layers if attention_scores.score_view(view, layer).position == "rotary"]
+    angles = {layer: attention_scores.rotation_hooks(view, layer) for layer in rotating}
     for layer in (layer for layer, names in angles.items() if names is None):
-        scores.rotation_table(view, layer, torch.zeros(1, 1, dtype=torch.long))  # raises before the pass
+        attention_scores.rotation_table(view, layer, torch.zeros(1, 1, dtype=torch.long))  # raises before the pass
     hooks = [(name, at_positions(name)) for name in layers.values()]
     hooks += [(name, first(name)) for names in angles.values() for name in names or ()]
     with view.model.hooks(fwd_hooks=hooks):

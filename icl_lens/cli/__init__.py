@@ -16,8 +16,8 @@ from icl_lens.cli.compare import compare
 from icl_lens.cli.console import report_error, tolerant_output
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
-from icl_lens.cli.messages import spoken
 from icl_lens.cli.models import models
+from icl_lens.cli.option_messages import spoken
 
 app = typer.Typer(
     invoke_without_command=True,  # for --version

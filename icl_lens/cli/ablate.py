@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
-from icl_lens.cli.groups import grouped
+from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
     ByChoice,
     ClassesChoice,
@@ -20,10 +20,10 @@ from icl_lens.cli.options import (
     TokenOptions,
     first_prompt,
 )
-from icl_lens.report.numbers import percent
+from icl_lens.report.number_format import percent
 
 if TYPE_CHECKING:
-    from icl_lens.interventions.removal import Answers, Removal
+    from icl_lens.interventions.controlled_ablation import Answers, Removal
     from icl_lens.models.head import Head
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.batch import PromptBatch
@@ -86,7 +86,7 @@ def ablate(
     time. Accuracy is given between the labels, and over the whole vocabulary.
     """
     import icl_lens as il
-    from icl_lens.interventions.removal import remove_heads
+    from icl_lens.interventions.controlled_ablation import remove_heads
     from icl_lens.models.view import ModelView
 
     _check(prompt, answer, task, heads)
@@ -131,7 +131,7 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
 def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":
     """The heads that the options name, or those of largest mean increase over the prompts."""
     from icl_lens.errors import InputError
-    from icl_lens.interventions.removal import most_increasing
+    from icl_lens.interventions.controlled_ablation import most_increasing
 
     if options.heads is not None:
         names = dict.fromkeys(options.heads.replace(",", " ").split())

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
-from icl_lens.cli.groups import grouped
+from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, TaskOptions, load
 from icl_lens.cli.page import present, written
-from icl_lens.report.numbers import percent
+from icl_lens.report.number_format import percent
 
 if TYPE_CHECKING:
     from icl_lens.explanation import Explanation

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from icl_lens.cli.console import PlainConsole
-from icl_lens.cli.groups import grouped
+from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadingOptions, TaskOptions
 from icl_lens.cli.page import present, written
 

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
-from icl_lens.cli.groups import grouped
-from icl_lens.cli.launched import interruptible, together
+from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
     ModelOptions,
     ReadingOptions,
@@ -23,6 +22,7 @@ from icl_lens.cli.options import (
     decoded,
     first_prompt,
 )
+from icl_lens.cli.run_context import interruptible, together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,9 +135,9 @@ def locate(
     folder. `torchrun --nproc_per_node 2 -m icl_lens locate …` shares the prompts out among processes.
     """
     from icl_lens.locate.configuration import EffectOptions, LocateOptions, run_folder
-    from icl_lens.locate.folder import opened
-    from icl_lens.locate.processes import Processes
+    from icl_lens.locate.distributed import Processes
     from icl_lens.locate.progress import bar
+    from icl_lens.locate.run_folder import opened
     from icl_lens.models.view import ModelView
 
     if by is RankChoice.effect:
@@ -201,7 +201,7 @@ def _by_increase(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.Dat
 
 def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
     """As `_by_increase`, of all heads: each of them has an effect."""
-    from icl_lens.locate.effects import locate_effects
+    from icl_lens.locate.mean_effects import locate_effects
     from icl_lens.locate.table import write_effects
 
     effects = locate_effects(loaded, batch, **run)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from icl_lens.cli.memory import keep_freed_memory
+from icl_lens.cli.malloc import keep_freed_memory
 
 if TYPE_CHECKING:
     from rich.text import Text

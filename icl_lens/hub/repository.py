@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from icl_lens.errors import InputError
-from icl_lens.hub.faults import KNOWN_MODELS, Kind, chain, meant, reason_of, size, text_of
-from icl_lens.hub.limits import limit, patience, within
+from icl_lens.hub.errors import KNOWN_MODELS, Kind, chain, meant, reason_of, size, text_of
+from icl_lens.hub.timeouts import limit, patience, within
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.choice import Positions, group, heads_of
+from icl_lens.interventions.edit_checks import check_moves
 from icl_lens.interventions.editor import Edit, Stage, asleep, editing
-from icl_lens.interventions.probe import check_moves
+from icl_lens.interventions.selection import Positions, group, heads_of
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary

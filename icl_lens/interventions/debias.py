@@ -19,13 +19,13 @@ from torch import Tensor
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.attention import at_positions, remove_position, scale_label_attention
-from icl_lens.interventions.cached_rows import CachedRows, NotShared
-from icl_lens.interventions.choice import group, heads_of
+from icl_lens.interventions.edit_checks import check_moves, check_understood
 from icl_lens.interventions.head_sets import labels_by_rows, marked
-from icl_lens.interventions.probe import check_moves, check_understood
+from icl_lens.interventions.prefix_cache import CachedRows, NotShared
+from icl_lens.interventions.selection import group, heads_of
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.head import Head
-from icl_lens.models.turns import in_turn
+from icl_lens.models.locking import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

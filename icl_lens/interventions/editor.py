@@ -20,7 +20,7 @@ from icl_lens.interventions.pattern import (
     recompute_pattern,
     score_inputs,
 )
-from icl_lens.models.turns import check_thread, taking_turn
+from icl_lens.models.locking import check_thread, taking_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

@@ -16,20 +16,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.attribution.increases import target_tokens
+from icl_lens.display import SHOWN_ROWS, html_table, long_frame, prompts, signed, text_table
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import every_head, mean_z
-from icl_lens.interventions.cached_rows import CachedRows, NotShared
-from icl_lens.interventions.capacity import layers_at_once, prompts_at_once
-from icl_lens.interventions.choice import Positions
 from icl_lens.interventions.gradients import first_order_falls
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
-from icl_lens.interventions.restarted import Instead, read_without_sets
+from icl_lens.interventions.memory_budget import layers_at_once, prompts_at_once
+from icl_lens.interventions.partial_forward import Instead, read_without_sets
+from icl_lens.interventions.prefix_cache import CachedRows, NotShared
+from icl_lens.interventions.selection import Positions
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
-from icl_lens.models.turns import in_turn
+from icl_lens.models.locking import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.results import SHOWN_ROWS, html_table, long_frame, prompts, signed, text_table
 
 # Tokens in one forward pass: many enough for large products, few enough for small memories.
 PASS_TOKENS = 4096

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
-from icl_lens.interventions.cached_rows import NotShared
-from icl_lens.interventions.choice import group
 from icl_lens.interventions.effects import head_effects
 from icl_lens.interventions.head_sets import Read, read_by_rows
+from icl_lens.interventions.prefix_cache import NotShared
+from icl_lens.interventions.selection import group
 from icl_lens.models.head import Head
-from icl_lens.models.turns import in_turn, taking_turn
+from icl_lens.models.locking import in_turn, taking_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

@@ -18,15 +18,15 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads, every_head, mean_z
-from icl_lens.interventions.cached_rows import CachedRows, NotShared, check_untouched
-from icl_lens.interventions.capacity import prompts_at_once, rows_at_once
-from icl_lens.interventions.choice import Positions, group
+from icl_lens.interventions.edit_checks import check_moves
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
-from icl_lens.interventions.probe import check_moves
-from icl_lens.interventions.restarted import Instead, read_without_sets
+from icl_lens.interventions.memory_budget import prompts_at_once, rows_at_once
+from icl_lens.interventions.partial_forward import Instead, read_without_sets
+from icl_lens.interventions.prefix_cache import CachedRows, NotShared, check_untouched
+from icl_lens.interventions.selection import Positions, group
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
-from icl_lens.models.turns import in_turn
+from icl_lens.models.locking import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

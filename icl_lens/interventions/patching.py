@@ -10,15 +10,15 @@ from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.cached_rows import CachedRows, NotShared, check_untouched
-from icl_lens.interventions.choice import Positions, group, heads_of
+from icl_lens.interventions.edit_checks import check_moves, check_understood
 from icl_lens.interventions.editor import Attention, Edit, Stage, asleep, editing
 from icl_lens.interventions.head_sets import labels_by_rows, marked
+from icl_lens.interventions.kv_cache import Patches
 from icl_lens.interventions.pattern import Inputs, LayerValues, layer_hooks, score_inputs
-from icl_lens.interventions.probe import check_moves, check_understood
-from icl_lens.interventions.shared_keys import Patches
+from icl_lens.interventions.prefix_cache import CachedRows, NotShared, check_untouched
+from icl_lens.interventions.selection import Positions, group, heads_of
 from icl_lens.models.head import Head
-from icl_lens.models.turns import in_turn
+from icl_lens.models.locking import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 

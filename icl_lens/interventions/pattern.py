@@ -14,9 +14,9 @@ from torch import Tensor
 
 from icl_lens.activations.decompose import grouped_to_heads
 from icl_lens.errors import InputError
-from icl_lens.models import scores
+from icl_lens.models import attention_scores
+from icl_lens.models.attention_scores import rotate
 from icl_lens.models.readout import norm_scale
-from icl_lens.models.scores import rotate
 from icl_lens.models.view import ModelView
 
 
@@ -34,7 +34,7 @@ class LayerValues:
         if name.endswith("_normed"):
             # Norms of single heads come with heads first; OLMo-2's is over all heads together.
             value = value.transpose(1, 2) if value.ndim == 4 else value.unflatten(-1, (-1, self.view.d_head))
-        elif name in ("q", "k") and (norm := scores.unseen_norm(self.view, self.layer, name)) is not None:
+        elif name in ("q", "k") and (norm := attention_scores.unseen_norm(self.view, self.layer, name)) is not None:
             flat = norm.width != self.view.d_head  # one norm over all heads
             value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
         self.seen[name.removesuffix("_normed")] = value
@@ -47,9 +47,9 @@ class LayerValues:
 def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """Short name -> hook name of everything that recomputing a layer's attention reads."""
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
-    hooks |= scores.normed_hooks(view, layer)
-    kind = scores.score_view(view, layer).position
-    if kind == "rotary" and (rotation := scores.rotation_hooks(view, layer)) is not None:
+    hooks |= attention_scores.normed_hooks(view, layer)
+    kind = attention_scores.score_view(view, layer).position
+    if kind == "rotary" and (rotation := attention_scores.rotation_hooks(view, layer)) is not None:
         hooks["cos"], hooks["sin"] = rotation
     if kind == "standard":
         hooks["position"] = "hook_pos_embed"
@@ -74,7 +74,7 @@ def score_inputs(values: LayerValues, chosen: Sequence[int]) -> Inputs:
     """Queries and keys of chosen heads; with learned positions also the share the position embedding has in them."""
     view, layer = values.view, values.layer
     q, k = values.heads("q", chosen), values.heads("k", chosen)
-    if scores.score_view(view, layer).position != "standard":
+    if attention_scores.score_view(view, layer).position != "standard":
         return Inputs(q, k, None, None)
     position = position_direction(values, torch.promote_types(q.dtype, torch.float32)).to(q.device)
     norm = view.first_norm(layer)
@@ -113,7 +113,7 @@ def recompute_pattern(
 
     Same mask, soft-cap and softmax as the model's own.
     """
-    how = scores.score_view(values.view, values.layer)
+    how = attention_scores.score_view(values.view, values.layer)
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     q, k = inputs.q.to(dtype), inputs.k.to(dtype)
     product = "batch query head d_head, batch key head d_head -> batch head query key"
@@ -128,7 +128,7 @@ def recompute_pattern(
         plain = einsum(plain_q, plain_k, product)
         logits = how.scale * (weight * turned + (1 - weight) * plain)
     elif how.position == "alibi":
-        bias = scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
+        bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
         logits = how.scale * einsum(q, k, product) + weight * bias
     else:
         assert inputs.q_share is not None
@@ -153,7 +153,7 @@ def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tens
     if "cos" in values.seen:
         return values.seen["cos"], values.seen["sin"]
     positions: Int[Tensor, "batch key"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    return scores.rotation_table(values.view, values.layer, positions)
+    return attention_scores.rotation_table(values.view, values.layer, positions)
 
 
 def check_no_cache(values: LayerValues) -> None:

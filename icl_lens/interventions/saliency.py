@@ -16,13 +16,13 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from icl_lens.display import html_table, long_frame, prompts, text_table
 from icl_lens.errors import InputError
 from icl_lens.interventions.gradients import differentiable_pass, prompts_at_once
 from icl_lens.interventions.pattern import LayerValues
-from icl_lens.models.turns import in_turn
+from icl_lens.models.locking import in_turn
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.results import html_table, long_frame, prompts, text_table
 
 # How far the pattern times the values may be from z, relative to the largest |z|, by dtype of the model.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}

@@ -33,9 +33,9 @@ from icl_lens.attribution.increases import (
 from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_heads, head_bounds, layer_gradients
 from icl_lens.errors import InputError
 from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
-from icl_lens.locate.folder import RunFolder
-from icl_lens.locate.processes import Processes
+from icl_lens.locate.distributed import Processes
 from icl_lens.locate.progress import Progress, shows_progress, told
+from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.runner import BatchRunner, Form, Runner
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView

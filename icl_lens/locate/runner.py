@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from icl_lens.errors import InputError
 from icl_lens.locate.chunk import chunk_name
-from icl_lens.locate.folder import DamagedChunk, RunFolder
-from icl_lens.locate.processes import Processes
+from icl_lens.locate.distributed import Processes
 from icl_lens.locate.progress import Progress
+from icl_lens.locate.run_folder import DamagedChunk, RunFolder
 
 Chunk = TypeVar("Chunk")
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.models.checkpoint import Checked
-from icl_lens.models.faults import check_config, why_not
+from icl_lens.models.load_errors import check_config, why_not
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import without_bars, without_reports
-from icl_lens.models.source import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
+from icl_lens.models.resolve import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
 from icl_lens.models.view import READABLE
+from icl_lens.models.weight_checks import Checked
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge

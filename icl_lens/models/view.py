@@ -22,12 +22,12 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import Head
+from icl_lens.models.inference import lean
 from icl_lens.models.installed import INSTALLED_MODELS
-from icl_lens.models.lean import lean
+from icl_lens.models.locking import taking_turn
 from icl_lens.models.norms import NormView, probe_norm
 from icl_lens.models.offload import execution_device, lost, note, present_in
 from icl_lens.models.readout import Readout, norm_scale
-from icl_lens.models.turns import taking_turn
 
 
 def tl_version() -> tuple[int, int]:

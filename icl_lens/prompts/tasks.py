@@ -19,10 +19,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError, check_choice, check_whole
+from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.prompts.datasets import DATASETS, SUFFIXES, Table, from_files, from_hub
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template, check_unicode, listed
-from icl_lens.prompts.rows import DATASETS, SUFFIXES, Table, from_files, from_hub
-from icl_lens.prompts.spelling import check_fast, read_texts
+from icl_lens.prompts.token_alignment import check_fast, read_texts
 from icl_lens.prompts.tokenize import tokenize
 
 _HALF = re.compile("[\ud800-\udfff]")
@@ -130,7 +130,7 @@ def load_task(
     check_choice("asked", asked, get_args(Asked))
     check_choice("classes", classes, ("binary", "all"))
     check_unicode(name)
-    check_whole(n=n, demonstrations=demonstrations, seed=seed, max_words=1 if max_words is None else max_words)
+    check_integers(n=n, demonstrations=demonstrations, seed=seed, max_words=1 if max_words is None else max_words)
     if n < 1 or demonstrations < 1:
         raise InputError(f"n={n} and demonstrations={demonstrations} must both be at least 1")
     if n > MOST_PROMPTS:

@@ -9,7 +9,7 @@ from torch import Tensor
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt, Template, listed, several_prompts
-from icl_lens.prompts.spelling import Spellings, check_fast, front_tokens, read_texts
+from icl_lens.prompts.token_alignment import Spellings, check_fast, front_tokens, read_texts
 from icl_lens.prompts.token_ids import PAD, check_fit, decoded, named, vocabulary_digest
 
 _DEFAULT_TEMPLATE = Template()

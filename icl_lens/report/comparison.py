@@ -6,13 +6,13 @@ from typing import overload
 
 import pandas as pd
 
+from icl_lens.display import signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
 from icl_lens.report.html.compare import compare_body, compare_page
 from icl_lens.report.html.element import frame
 from icl_lens.report.html.page import write_page
-from icl_lens.results import signed, text_table
 
 SHOWN = 8
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from icl_lens.errors import InputError
-from icl_lens.report.figure import NotebookFigure
 from icl_lens.report.findings import Findings
+from icl_lens.report.notebook_figure import NotebookFigure
 from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE, PINK, SKY
 
 COLUMN, PAGE = 3.3, 6.8

@@ -11,7 +11,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.increases import LayerIncreases
 from icl_lens.attribution.search import TopHeads, TopSubheads
-from icl_lens.results import long_frame
+from icl_lens.display import long_frame
 
 
 def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:

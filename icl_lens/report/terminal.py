@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icl_lens.report.findings import Findings, HeadReport
-from icl_lens.report.numbers import percent
+from icl_lens.report.number_format import percent
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 
 BAR_WIDTH = 22

@@ -301,7 +301,7 @@ def tell(case: Case, hub: Any) -> dict[str, Any]:
 
 
 def _classes(name: str) -> list[str]:
-    from icl_lens.prompts.rows import from_hub
+    from icl_lens.prompts.datasets import from_hub
 
     tables, (_, label) = from_hub(name, ["train"])
     names = tables["train"].class_names.get(label)

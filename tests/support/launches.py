@@ -27,7 +27,7 @@ def forked(main, arguments, *, pause=0.0):
         os.dup2(null, 1)
         os.dup2(null, 2)
         if pause:
-            from icl_lens.locate.folder import RunFolder
+            from icl_lens.locate.run_folder import RunFolder
 
             write = RunFolder.write
             RunFolder.write = lambda *given: (time.sleep(pause), write(*given))[1]

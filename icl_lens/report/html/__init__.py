@@ -2,7 +2,8 @@
 
 from icl_lens.report.html.compare import compare_page, most_changed
 from icl_lens.report.html.element import Element
-from icl_lens.report.html.elements import (
+from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
+from icl_lens.report.html.visualizations import (
     attention_patterns,
     attention_to_labels,
     head_heatmap,
@@ -11,7 +12,6 @@ from icl_lens.report.html.elements import (
     token_values,
     words_by_position,
 )
-from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
 
 __all__ = [
     "Element",

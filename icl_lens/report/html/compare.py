@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
+from icl_lens.report.html.assets import document
+from icl_lens.report.html.escaping import chip, label_class, safe, signed, table
 from icl_lens.report.html.heads import bar, heatmap
-from icl_lens.report.html.script import document
 from icl_lens.report.html.sections import answer, command, layer_bars, layer_reach, prompt_text, safe_lines, section
-from icl_lens.report.html.strips import label_legend
-from icl_lens.report.html.text import chip, label_class, safe, signed, table
-from icl_lens.report.numbers import percent
+from icl_lens.report.html.token_strips import label_legend
+from icl_lens.report.number_format import percent
 
 N_CHANGED = 12
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from icl_lens.report.html.script import document, own
-from icl_lens.report.html.text import json_script, safe
-from icl_lens.report.html.twin import NOTE, static_html, static_text
+from icl_lens.report.html.assets import document, own
+from icl_lens.report.html.escaping import json_script, safe
+from icl_lens.report.html.static_html import NOTE, static_html, static_text
 
 FRAME = own("frame.js").strip()
 

@@ -5,10 +5,10 @@ from collections.abc import Collection, Sequence
 
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.report.html.escaping import chip, isolated, json_script, label_class, safe, signed, table, visible
 from icl_lens.report.html.similarity import matrix
-from icl_lens.report.html.strips import attention_strip, label_legend, scale_legend, value_strip
-from icl_lens.report.html.text import chip, isolated, json_script, label_class, safe, signed, table, visible
-from icl_lens.report.numbers import percent
+from icl_lens.report.html.token_strips import attention_strip, label_legend, scale_legend, value_strip
+from icl_lens.report.number_format import percent
 
 # Rows of words shown without a scroll bar.
 LONG = 12

@@ -5,13 +5,13 @@ from pathlib import Path
 from icl_lens.files import write_text
 from icl_lens.report.findings import Findings
 from icl_lens.report.html import sections
+from icl_lens.report.html.assets import document
 from icl_lens.report.html.element import frame
+from icl_lens.report.html.escaping import chip, safe
 from icl_lens.report.html.heads import explorer, located_table
-from icl_lens.report.html.script import document
 from icl_lens.report.html.sections import section
-from icl_lens.report.html.strips import label_legend
-from icl_lens.report.html.text import chip, safe
-from icl_lens.report.numbers import percent
+from icl_lens.report.html.token_strips import label_legend
+from icl_lens.report.number_format import percent
 
 
 def explanation_page(explanation: Findings) -> str:

@@ -9,9 +9,9 @@ from statistics import fmean
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.findings import Findings
+from icl_lens.report.html.escaping import chip, label_class, safe, signed, table
 from icl_lens.report.html.heads import bar, contrast_name
-from icl_lens.report.html.text import chip, label_class, safe, signed, table
-from icl_lens.report.numbers import percent
+from icl_lens.report.number_format import percent
 
 
 def section(ident: str, title: str, how: str, body: str) -> str:

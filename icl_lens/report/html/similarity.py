@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from icl_lens.report.html.strips import scale_legend
-from icl_lens.report.html.text import label_class, safe, signed
+from icl_lens.report.html.escaping import label_class, safe, signed
+from icl_lens.report.html.token_strips import scale_legend
 
 
 def matrix(

@@ -1,0 +1,169 @@
+"""What is timed over many prompts: locating heads by their mean, and removing every head."""
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import icl_lens as il
+from experiments.benchmark.records import Row
+from experiments.benchmark.variants import K, bare, timed
+from icl_lens.interventions.effects import PASS_TOKENS
+from icl_lens.locate.locate import mean_head_increases, plan_batches
+from icl_lens.models.view import ModelView
+
+
+def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, check: bool) -> Iterator[Row]:
+    """Locating heads over many prompts beside the forward passes over the same batches; `check` against every mean."""
+    view = ModelView.of(model)
+    n_heads = view.n_layers * view.n_heads
+    k = min(K, n_heads)
+    prompts = f"{len(batch):,} prompts"
+    plan = plan_batches(view, batch)
+    bare(model, batch[plan[0]])
+    times: list[tuple[float, float]] = []
+    top = None
+    for _ in range(repeats):
+        forward = sum(timed(lambda rows=rows: bare(model, batch[rows]))[0] for rows in plan)
+        seconds, top = timed(lambda: il.locate_heads(model, batch, k=k))
+        times.append((forward, seconds))
+    assert top is not None
+    forward, seconds = (statistics.median(column) for column in zip(*times, strict=True))
+    yield Row(name, prompts, "bare forward", forward, 1.0, repeats)
+    exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share:.1f} % of evaluations"
+    note = f"largest bound left out {top.left_out:.3f}, last head {float(top.value[-1]):.3f} nats"
+    yield Row(
+        name, prompts, f"top {k} heads by exact mean, certified", seconds, seconds / forward, repeats, exact, note
+    )
+    if check:
+        seconds, mean = timed(lambda: mean_head_increases(model, batch))
+        best = mean.flatten().topk(k)
+        same = sorted(best.indices.tolist()) == sorted((top.layer * view.n_heads + top.head).tolist())
+        error = float((best.values - top.value).abs().max())
+        note = f"{'the same' if same else 'OTHER'} {k} heads; values differ by at most {error:.0e} nats"
+        label = "every head's exact mean (W_O·W_U)"
+        yield Row(name, prompts, label, seconds, seconds / forward, 1, f"{n_heads} of {n_heads} heads", note)
+
+
+def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """Every head's mean effect at the last position, streamed, beside the forward passes over the same batches."""
+    plan = plan_batches(ModelView.of(model), batch)
+    bare(model, batch[plan[0]])
+    times: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        forward = sum(timed(lambda rows=rows: bare(model, batch[rows]))[0] for rows in plan)
+        times.append((forward, timed(lambda: il.locate_effects(model, batch))[0]))
+    seconds = statistics.median(seconds for _, seconds in times)
+    ratio = statistics.median(seconds / forward for forward, seconds in times)
+    label = "every head's mean effect at the last position, with intervals"
+    yield Row(name, f"{len(batch):,} prompts", label, seconds, ratio, repeats)
+
+
+def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
+    """Share of (layer, head, position) parts evaluated for the top 20 of each prompt, and where the model is unsure."""
+    n_exact, n_parts, margin = [], [], []
+    for chunk in batch.split(50):
+        acts = il.capture(model, chunk)
+        top = il.top_subheads(acts, chunk.answer_tokens, k=K)
+        n_exact.append(top.n_exact.double())
+        n_parts.append(top.n_parts.double())
+        best = acts.label_log_probs.topk(min(2, acts.label_log_probs.shape[1]), dim=-1).values
+        margin.append(best[:, 0] - best[:, -1])
+    exact, parts, sure = torch.cat(n_exact), torch.cat(n_parts), torch.cat(margin)
+    unsure = sure.argsort()[: max(1, len(sure) // 10)]
+    for label, rows in (("all prompts", slice(None)), ("the tenth where the model is least sure", unsure)):
+        share = 100 * float((exact[rows] / parts[rows]).mean())
+        yield Row(
+            name,
+            f"{len(exact[rows]):,} prompts",
+            f"certified top {K} subheads, {label}",
+            parts=f"{float(exact[rows].mean()):.1f} of {float(parts[rows].mean()):.0f} ({share:.2f} %), "
+            f"at most {int(exact[rows].max())}",
+            note=f"labels' log-probabilities at most {float(sure[rows].max()):.2f} nats apart",
+        )
+
+
+def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """The effect of removing every head, beside a whole forward pass for each head and prompt, in batches as large."""
+    view = ModelView.of(model)
+    rows = [row for row in range(len(batch)) for _ in range(view.n_heads)]
+    pieces = list(batch[rows].split(max(1, PASS_TOKENS // batch.tokens.shape[1])))
+    times: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        one_layer = sum(timed(lambda piece=piece: il.last_log_probs(model, piece))[0] for piece in pieces)
+        times.append((view.n_layers * one_layer, timed(lambda: il.head_effects(model, batch))[0]))
+    whole, restarted = (statistics.median(column) for column in zip(*times, strict=True))
+    prompts = f"{len(batch):,} prompts"
+    yield Row(name, prompts, "one forward a head", whole, 1.0, repeats, note="one layer's heads timed, times layers")
+    note = "ratio to one forward a head"
+    label = "effect of removing every head, restarted at its layer"
+    yield Row(name, prompts, label, restarted, restarted / whole, repeats, note=note)
+
+
+STRENGTHS = (0.25, 0.5, 0.75, 1.0)
+
+
+def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """Both bias fixes in a quarter of the heads, at several strengths: a pass for each, and all side by side."""
+    heads = ModelView.of(model).heads()[::4]
+    fixes = [il.LabelFix(heads, **{fix: strength}) for fix in ("majority", "recency") for strength in STRENGTHS]
+
+    def one_by_one() -> list[Tensor]:
+        found = []
+        for fix in fixes:
+            with fix.block(model, batch):
+                found.append(il.label_log_probs(model, batch))
+        return found
+
+    times: list[tuple[float, float]] = []
+    off = 0.0
+    for _ in range(repeats):
+        whole, each = timed(one_by_one)
+        shared, found = timed(lambda: il.label_log_probs_debiased(model, batch, fixes))
+        times.append((whole, shared))
+        off = max(off, float((torch.stack(each, dim=1) - found).abs().max()))
+    whole, shared = (statistics.median(column) for column in zip(*times, strict=True))
+    prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
+    yield Row(name, prompts, f"{len(fixes)} bias fixes, one by one", whole, 1.0, repeats)
+    note = f"ratio to one by one; at most {off:.0e} nats apart"
+    yield Row(name, prompts, f"{len(fixes)} bias fixes, side by side", shared, shared / whole, repeats, note=note)
+
+
+# The ways to every head's effect at the last position that are timed beside the bare forward pass.
+AT_LAST = {
+    "exact": "effect of removing every head at the last position, shared keys",
+    "gradient": "estimate of the same from gradients",
+    "gradient all": "estimate of every head's effect at all positions from gradients",
+}
+
+
+def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """Every head's effect at the last position, exact and estimated, each in turn with the bare forward pass."""
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in AT_LAST}
+    found: dict[str, il.HeadEffects] = {}
+    bare(model, batch)
+    for _ in range(repeats):
+        for way in AT_LAST:
+            positions, method = "all" if way == "gradient all" else "last", "exact" if way == "exact" else "gradient"
+            forward = timed(lambda: bare(model, batch))[0]
+            seconds, found[way] = timed(
+                lambda p=positions, m=method: il.head_effects(model, batch, positions=p, method=m)
+            )
+            times[way].append((forward, seconds))
+    exact, estimate = (found[way].log_prob.mean(0) for way in ("exact", "gradient"))
+    agreed = il.agreement(exact, estimate, k=min(K, exact.numel()))
+    prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
+    n_heads = exact.numel()
+    for way, label in AT_LAST.items():
+        note = ""
+        if way == "exact" and found[way].way != "shared keys":
+            note = f"{found[way].way}: {found[way].because}"
+        elif way == "gradient":
+            note = (
+                f"Spearman with the exact effects {agreed.spearman:.3f}; {agreed.overlap} of their {agreed.k} largest"
+            )
+        seconds = statistics.median(seconds for _, seconds in times[way])
+        ratio = statistics.median(seconds / forward for forward, seconds in times[way])
+        yield Row(name, prompts, label, seconds, ratio, repeats, f"{n_heads} heads" if way == "exact" else "", note)

@@ -1,0 +1,57 @@
+"""The benchmark's page, docs/benchmark.md: machine, times, memory."""
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from experiments.benchmark.records import Peak, Row
+
+PACKAGES = ("torch", "transformers", "transformer-lens", "icl-lens")
+
+
+def machine() -> list[str]:
+    """What the numbers were measured on."""
+    cpu = platform.processor() or platform.machine()
+    known = Path("/proc/cpuinfo")
+    if known.exists():
+        names = [line.split(":")[1].strip() for line in known.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    lines = [f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {ram:.0f} GiB of memory"]
+    if torch.cuda.is_available():
+        lines.append(torch.cuda.get_device_name())
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return [*lines, f"Python {platform.python_version()}, {packages}"]
+
+
+def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
+    """The page as Markdown."""
+    where = " on a GPU" if torch.cuda.is_available() else ""
+    lines = [f"# Benchmark{where}", "", "Made by `python -m experiments.benchmark`; one run.", ""]
+    lines += [f"* {line}" for line in machine()]
+    lines += [
+        "",
+        "Times are medians over the runs given, in seconds, the variants taken in turns; ratios are to the bare "
+        "forward pass over the same prompts, in the same run. A part is a (layer, head, position). Weights of the "
+        "large shapes are random, scaled so that neither attention nor predictions are uniform.",
+        "",
+        "| model | prompts × tokens | variant | seconds | ratio | runs | evaluated exactly | |",
+        "|---|---|---|---:|---:|---:|---|---|",
+        *("| " + " | ".join(row.cells()) + " |" for row in rows),
+    ]
+    if peaks:
+        lines += [
+            "",
+            "Peak resident memory of a process that does nothing else, GiB. Libraries are part of it; so are the pages "
+            "of the weight file that loading has read. Weights are the loaded model's; what it "
+            "keeps beside them counts as peak. Seconds are those after loading, of one run.",
+            "",
+            "| what | weights | after loading | peak | peak − weights | peak ÷ weights | seconds |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+            *("| " + " | ".join(peak.cells()) + " |" for peak in peaks),
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,138 @@
+"""`python -m experiments.bundled_models COMMAND`: the bundled models, trained, measured, put into the package."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.bundled_models.architectures import NAMES, Arch
+from icl_lens.cli import hush, in_one_sentence
+from icl_lens.cli.console import PlainConsole, tolerant_output
+from icl_lens.errors import InputError
+from icl_lens.files import write_text
+
+app = typer.Typer(
+    help="The bundled models: trained, measured, put into the package.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+FoldersArgument = Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Folders that `train` wrote.")]
+PromptsOption = Annotated[int, typer.Option("-n", help="Prompts: heads are located on half, measured on the other.")]
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="Folder of the model.")],
+    arch: Annotated[Arch, typer.Option(help="Architecture of the model.")] = "gpt2",
+    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint, if there is one.")] = True,
+    checkpoints: Annotated[Path, typer.Option(help="Folder of checkpoints and snapshots.")] = Path("checkpoints"),
+) -> None:
+    """Train a model on words in pieces and write its Hugging Face folder."""
+    from experiments.bundled_models.train import Settings
+    from experiments.bundled_models.train import train as run
+
+    run(Settings(arch, seed), out, checkpoints / f"{NAMES[arch]}-{seed}", resume=resume)
+
+
+@app.command()
+def card(
+    folders: FoldersArgument,
+    seeds: Annotated[list[Path] | None, typer.Option(help="Trained folders of other seeds, for the table.")] = None,
+) -> None:
+    """Measure a model's card and write it into its folder."""
+    from experiments.bundled_models.head_locations import where_of
+    from experiments.bundled_models.model_card import write_card
+
+    beside = [where_of(folder) for folder in seeds or ()]
+    for folder in folders:
+        write_card(folder, beside=beside)
+
+
+@app.command()
+def where(
+    folders: FoldersArgument,
+    n: PromptsOption = 320,
+    out: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="File for the tables as in a card.")] = None,
+) -> None:
+    """Tell where it happens: layers of located heads, what they attend to, what zeroing them costs."""
+    from experiments.bundled_models.head_locations import where_json, where_markdown, where_of, where_tables
+
+    found = [where_of(folder, n=n) for folder in folders]
+    for table in where_tables(found):
+        PlainConsole().print(table)
+    if out is not None:
+        write_text(out, where_json(found))
+    if markdown is not None:
+        write_text(markdown, where_markdown(found) + "\n")
+
+
+@app.command()
+def emergence(
+    checkpoints: Annotated[Path, typer.Argument(metavar="CHECKPOINTS", help="Folder of a run's snapshots.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The model that the run ended with.")],
+    n: PromptsOption = 320,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for tables, figure and summary.")] = Path(
+        "emergence"
+    ),
+) -> None:
+    """Show how heads come about in training: accuracy, located heads, their attention, induction, by snapshot."""
+    from experiments.bundled_models.emergence import measure, summarize
+    from experiments.bundled_models.emergence_page import heads_table, steps_table, write
+
+    run = measure(checkpoints, folder, n=n)
+    write(run, summarize(run), out)
+    console = PlainConsole()
+    console.print(steps_table(run))
+    console.print(heads_table(run))
+
+
+@app.command()
+def emergence_page(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the folders `emergence` wrote.")] = Path(
+        "docs/emergence"
+    ),
+) -> None:
+    """Write one page of all runs that `emergence` has measured: FOLDER/index.md."""
+    from experiments.bundled_models.emergence_page import page
+
+    write_text(folder / "index.md", page(folder))
+
+
+@app.command()
+def ship(
+    models: Annotated[list[str], typer.Argument(metavar="ARCH=FOLDER…", help="Such as gpt2=models/gpt2-0.")],
+    seeds: Annotated[list[Path] | None, typer.Option(help="Trained folders of other seeds, for the cards.")] = None,
+) -> None:
+    """Check trained models of seed 0, store them in half precision, measure their cards, and bundle them."""
+    from experiments.bundled_models.head_locations import where_of
+    from experiments.bundled_models.ship import ship as bundle
+
+    asked: dict[Arch, Path] = {}
+    for model in models:
+        arch, equals, folder = model.partition("=")
+        if not equals or arch not in NAMES:
+            raise InputError(
+                f"{model!r} is no architecture and folder; give one of {', '.join(NAMES)}, such as gpt2=FOLDER"
+            )
+        asked[arch] = Path(folder)
+    for name, (dtype, change, _) in bundle(asked, [where_of(folder) for folder in seeds or ()]).items():
+        PlainConsole().print(
+            f"{name}: {str(dtype).removeprefix('torch.')} moves labels' log-probabilities by {change.nats:.4f} nats at"
+            f" most and accuracy by {change.points:.1f} points"
+        )
+
+
+def main() -> None:
+    """InputError becomes one line on stderr and exit code 2."""
+    with in_one_sentence("experiments.bundled_models"):
+        tolerant_output()
+        hush()
+        app(prog_name="python -m experiments.bundled_models")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""How in-context heads come about: accuracy, heads and their attention at a training run's snapshots.
+
+Heads are located in the trained model, on half of the queries; everything else is measured on the other half, at each
+snapshot. Induction and previous-token scores are attention on drawn tokens that are shown twice, so that neither words
+nor labels help.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from experiments.bundled_models.episodes import Episode, load_words
+from experiments.bundled_models.head_locations import LEAST_PROMPTS, N_LOCATED, halves, word_episodes
+from experiments.bundled_models.metrics import encode, head_means, ranked_heads
+from experiments.framework.estimate import Comparison, compare
+from icl_lens import Head, attention_to_labels, capture, head_log_prob_increase, load_model
+from icl_lens.errors import InputError
+from icl_lens.metrics import is_correct
+
+N_REPEATED, N_SEQUENCES = 32, 24
+"""Different tokens of a sequence that is shown twice, and such sequences."""
+BY = ("increase", "contrast")
+DECIDES = "contrast"
+"""The ranking whose heads the figure and the summary show."""
+
+
+@dataclass(frozen=True)
+class Emergence:
+    """Tables of one training run, by snapshot.
+
+    `prompts`: step, prompt, query, correct. `heads`: step, prompt, query, name, layer, increase, contrast (nats),
+    on_true, on_false (attention of the last token). `scores`: step, sequence, name, layer, induction, previous (times
+    evenly spread attention). `located`: by ranking, the names of the located heads.
+    """
+
+    prompts: pd.DataFrame
+    heads: pd.DataFrame
+    scores: pd.DataFrame
+    located: dict[str, list[str]]
+
+
+def snapshots(folder: Path) -> dict[int, Path]:
+    """The files with weights in a run's folder of checkpoints, by step; raises InputError for fewer than two."""
+    found = {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.safetensors"))}
+    if len(found) < 2:
+        raise InputError(
+            f"{str(folder)!r} holds {len(found)} snapshots (step-*.safetensors); give the folder that `train` kept"
+            " its checkpoints in"
+        )
+    return found
+
+
+def at_snapshot(folder: Path, path: Path) -> PreTrainedModel:
+    """The model in `folder` with the weights of a snapshot; raises InputError if they are of another model."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    own = dict(model.named_parameters())
+    stored = load_file(path)
+    if {name: tensor.shape for name, tensor in stored.items()} != {name: p.shape for name, p in own.items()}:
+        raise InputError(
+            f"the snapshot {str(path)!r} is not of the model in {str(folder)!r}; give the run's own folder"
+        )
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            own[name].copy_(tensor)
+    return model.eval()
+
+
+def names_of(n_layers: int, n_heads: int) -> list[str]:
+    """All heads' names, layer by layer."""
+    return [str(Head(layer, head)) for layer in range(n_layers) for head in range(n_heads)]
+
+
+def head_values(model: Any, episodes: Sequence[Episode]) -> tuple[list[bool], dict[str, Float[Tensor, "prompt head"]]]:
+    """Whether prompts are answered right, and all heads' increase, contrast and attention on true and false labels."""
+    batch = encode(model, episodes)
+    acts = capture(model, batch)
+    increase = head_log_prob_increase(acts, batch.answer_tokens)
+    attention = attention_to_labels(acts)
+    true = (batch.label_index == batch.answer[:, None])[:, None, None, :]
+    found = {
+        "increase": increase,
+        "contrast": increase - head_log_prob_increase(acts, batch.other_label_tokens[:, 0]),
+        "on_true": (attention * true).sum(-1),
+        "on_false": (attention * ~true).sum(-1),
+    }
+    return is_correct(acts.label_log_probs, batch.answer).tolist(), {k: v.flatten(1) for k, v in found.items()}
+
+
+def repeated_tokens(tokenizer: Any, n: int = N_SEQUENCES, *, seed: int = 0) -> Int[Tensor, "sequence pos"]:
+    """Sequences of different drawn tokens, each shown twice."""
+    generator = torch.Generator().manual_seed(seed)
+    usual = torch.tensor([i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids])
+    drawn = [usual[torch.randperm(len(usual), generator=generator)[:N_REPEATED]] for _ in range(n)]
+    return torch.stack([torch.cat([tokens, tokens]) for tokens in drawn])
+
+
+@torch.no_grad()
+def repeat_scores(model: Any, tokens: Int[Tensor, "sequence pos"]) -> dict[str, Float[Tensor, "seq head"]]:
+    """Attention in the second showing to the token after the first one's twin (induction), and to the token before.
+
+    Each in multiples of evenly spread attention, mean over the second showing's positions.
+    """
+    n = tokens.shape[1] // 2
+    query = torch.arange(n, 2 * n)
+    patterns = torch.stack(model(input_ids=tokens, output_attentions=True).attentions, dim=1)  # seq layer head q k
+    times = (query + 1).float()
+    return {
+        name: (patterns[..., query, query - back] * times).mean(-1).flatten(1)
+        for name, back in (("induction", n - 1), ("previous", 1))
+    }
+
+
+def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
+    """Measure a run's snapshots on half of about `n` prompts; heads are located in `folder` on the other half.
+
+    Raises InputError for too few prompts or snapshots, and for snapshots of another model.
+    """
+    if n < LEAST_PROMPTS:
+        raise InputError(f"n={n} prompts are too few for two halves of queries; ask for {LEAST_PROMPTS} or more")
+    paths = snapshots(checkpoints)
+    chosen, tested = halves(word_episodes(load_words(), n))
+    final = head_means(load_model(str(folder), device="cpu"), chosen)
+    n_layers, n_heads = final.increase.shape
+    names = names_of(n_layers, n_heads)
+    located = {by: [str(Head(*head)) for head in ranked_heads(getattr(final, by))[:N_LOCATED]] for by in BY}
+    queries = [" ".join(episode.items[-1].text) for episode in tested]
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    twice = repeated_tokens(tokenizer)
+    prompts, heads, scores = [], [], []
+    for step, path in paths.items():
+        plain = at_snapshot(folder, path)
+        found = repeat_scores(plain, twice)
+        scores.append(_table(found, names, step, sequence=range(len(twice))))
+        model = load_model(str(folder), device="cpu", hf_model=plain, tokenizer=tokenizer)
+        correct, values = head_values(model, tested)
+        rows = pd.DataFrame({"step": step, "prompt": range(len(tested)), "query": queries, "correct": correct})
+        prompts.append(rows)
+        heads.append(_table(values, names, step, prompt=range(len(tested))).merge(rows, on=["step", "prompt"]))
+    prompts, heads, scores = (pd.concat(tables, ignore_index=True) for tables in (prompts, heads, scores))
+    return Emergence(prompts, heads, scores, located)
+
+
+def _table(values: dict[str, Tensor], names: list[str], step: int, **rows: Sequence[int]) -> pd.DataFrame:
+    """One row for each row and head: step, name, layer, and a column for each value."""
+    table = pd.MultiIndex.from_product([*rows.values(), names], names=[*rows, "name"]).to_frame(index=False)
+    columns = {column: value.detach().numpy().reshape(-1) for column, value in values.items()}
+    return table.assign(**columns, step=step, layer=[Head.parse(name).layer for name in table["name"]])
+
+
+def steepest(accuracy: pd.Series) -> tuple[int, int]:
+    """The two neighboring steps between which accuracy, by step, rises most; the first of equals."""
+    after = int(np.argmax(np.diff(accuracy.to_numpy()))) + 1
+    return int(accuracy.index[after - 1]), int(accuracy.index[after])
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What rises with accuracy: from which step to which, heads' attention, and induction."""
+
+    before: int
+    after: int
+    accuracy_before: float
+    accuracy_after: float
+    attention: Comparison
+    """Rise of attention on true less false labels, located heads against the others of their layers; as a share of
+    the located heads' final attention on labels."""
+    induction_head: str
+    induction_step: int
+    induction: Comparison
+    """That head's induction score against 1, which is evenly spread attention; on sequences it was not chosen on."""
+
+
+def summarize(run: Emergence) -> Summary:
+    """Summarize a run at the snapshots between which accuracy rises most."""
+    accuracy: Any = run.prompts.groupby("step")["correct"].mean()
+    before, after = steepest(accuracy)
+    head, step, induction = _best_induction(run.scores, after)
+    rise = _attention_rise(run, before, after)
+    return Summary(before, after, float(accuracy[before]), float(accuracy[after]), rise, head, step, induction)
+
+
+def _attention_rise(run: Emergence, before: int, after: int) -> Comparison:
+    every: Any = run.heads
+    located = every["name"].isin(run.located[DECIDES])
+    same = every["layer"].isin(set(every["layer"][located]))
+    heads = every.assign(tells=every["on_true"] - every["on_false"], on_labels=every["on_true"] + every["on_false"])
+    final = float(heads[located & (heads["step"] == heads["step"].max())]["on_labels"].mean())
+
+    def rise(chosen: Any) -> pd.Series:
+        means = heads[chosen].groupby(["step", "prompt", "query"])["tells"].mean()
+        return (means[after] - means[before]) / final
+
+    mine, others = rise(located), rise(same & ~located)
+    queries = pd.factorize(mine.index.get_level_values("query"))[0]
+    return compare(mine.to_numpy(), others.to_numpy(), queries)
+
+
+def _best_induction(scores: pd.DataFrame, until: int) -> tuple[str, int, Comparison]:
+    """Return the head and step of largest induction score up to a step, chosen on half of the sequences."""
+    early: Any = scores[scores["step"] <= until]
+    chosen = early[early["sequence"] % 2 == 0].groupby(["step", "name"])["induction"].mean()
+    step, name = chosen.idxmax()
+    held_out = early[(early["sequence"] % 2 == 1) & (early["step"] == step) & (early["name"] == name)]["induction"]
+    return str(name), int(step), compare(held_out.to_numpy(), 1.0, np.arange(len(held_out)))
+
+
+def appearance(run: Emergence) -> pd.DataFrame:
+    """by, name, final (nats), step: the first snapshot at which a located head has half of its final value.
+
+    The step is missing for a head whose final value is not above zero on these queries.
+    """
+    rows = []
+    for by, names in run.located.items():
+        for name in names:
+            means: Any = run.heads[run.heads["name"] == name].groupby("step")[by].mean()
+            final = float(means.iloc[-1])
+            reached = means.index[means >= final / 2] if final > 0 else []
+            rows.append({"by": by, "name": name, "final": final, "step": int(reached[0]) if len(reached) else None})
+    return pd.DataFrame(rows).astype({"step": "Int64"})
+
+
+def course(run: Emergence) -> pd.DataFrame:
+    """One row a step: accuracy; located heads' means by either ranking; the largest induction and previous scores."""
+    heads: Any = run.heads
+    columns: dict[str, Any] = {"accuracy": run.prompts.groupby("step")["correct"].mean()}
+    for by in BY:
+        located = heads[heads["name"].isin(run.located[by])].groupby("step")
+        columns |= {f"{by} of located": located[by].mean()}
+        columns |= {f"{by}: attention on {kind}": located[f"on_{kind}"].mean() for kind in ("true", "false")}
+    for score in ("induction", "previous"):
+        of_heads: Any = run.scores.groupby(["step", "name"])[score].mean()
+        columns[score] = of_heads.groupby("step").max()
+    return pd.DataFrame(columns)

@@ -1,0 +1,136 @@
+"""What `emergence` writes: tables, a figure, a summary; what it prints; and the page of several runs."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+
+from experiments.bundled_models.emergence import BY, DECIDES, Emergence, Summary, appearance, course
+from experiments.framework.estimate import compare
+from experiments.framework.plotting import STYLE
+from icl_lens.errors import InputError
+from icl_lens.files import write_text
+from icl_lens.report.palette import BLUE, GRAY, GREEN, ORANGE
+from icl_lens.report.plots import PAGE
+
+
+def _curve(ax: Axes, table: Any, value: str, color: str, label: str) -> None:
+    """Mean over prompts by step, with its 95 % interval over queries."""
+    means = table.groupby(["step", "prompt", "query"])[value].mean().reset_index()
+    steps = sorted(set(means["step"]))
+    groups = [means[means["step"] == step] for step in steps]
+    found = [compare(one[value].to_numpy(), 0.0, pd.factorize(one["query"])[0]) for one in groups]
+    ax.plot(steps, [one.quantity for one in found], "o-", color=color, label=label, markersize=2.5, linewidth=1)
+    ax.fill_between(steps, [one.low for one in found], [one.high for one in found], color=color, alpha=0.2, linewidth=0)
+
+
+def figure(run: Emergence) -> Figure:
+    """Accuracy, located heads' contrast, their attention to labels, and the scores on repeated tokens, by step."""
+    drawn = Figure(figsize=(PAGE, 4.2), layout="constrained")
+    axes = drawn.subplots(2, 2, sharex=True)
+    _curve(axes[0, 0], run.prompts.assign(correct=run.prompts["correct"].astype(float)), "correct", BLUE, "accuracy")
+    axes[0, 0].axhline(0.5, color="0.5", linewidth=0.6, linestyle=":")
+    axes[0, 0].set(ylabel="Accuracy", title="Answers", ylim=(0, 1.02))
+    colors = (BLUE, ORANGE, GREEN, GRAY)
+    for name, color in zip(run.located[DECIDES], colors, strict=False):
+        _curve(axes[0, 1], run.heads[run.heads["name"] == name], DECIDES, color, name)
+    axes[0, 1].axhline(0, color="0.5", linewidth=0.6)
+    axes[0, 1].set(ylabel="Contrast of the labels (nats)", title="Located heads")
+    axes[0, 1].legend()
+    located: Any = run.heads[run.heads["name"].isin(run.located[DECIDES])]
+    for kind, color in (("true", BLUE), ("false", ORANGE)):
+        _curve(axes[1, 0], located, f"on_{kind}", color, f"{kind} labels")
+    axes[1, 0].set(xlabel="Step", ylabel="Attention of the last token", title="Located heads look at", ylim=(0, 1.02))
+    axes[1, 0].legend()
+    scores = course(run)
+    for score, color in (("induction", BLUE), ("previous", ORANGE)):
+        axes[1, 1].plot(scores.index, scores[score], "o-", color=color, label=score, markersize=2.5, linewidth=1)
+    axes[1, 1].axhline(1, color="0.5", linewidth=0.6, linestyle=":")
+    axes[1, 1].set(xlabel="Step", ylabel="Times even attention", title="Best head on repeated tokens", yscale="log")
+    axes[1, 1].legend()
+    return drawn
+
+
+def steps_table(run: Emergence) -> Table:
+    """`course` for a terminal: a row a step."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="by step", title_justify="left")
+    found = course(run)
+    for name in ("step", *found.columns):
+        table.add_column(name, overflow="fold", justify="right")
+    for step, *values in found.itertuples():
+        table.add_row(f"{step:,}", *(f"{value:.2f}" for value in values))
+    return table
+
+
+def heads_table(run: Emergence) -> Table:
+    """Which step each located head appears at."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="located heads appear", title_justify="left")
+    for name in ("by", "head", "final (nats)", "half of it at step"):
+        table.add_column(name, justify="left" if name in ("by", "head") else "right")
+    for by, name, final, step in appearance(run).itertuples(index=False):
+        table.add_row(by, name, f"{final:.2f}", "never" if pd.isna(step) else f"{step:,}")
+    return table
+
+
+def write(run: Emergence, summary: Summary, folder: Path) -> None:
+    """table.csv (by step), heads.csv (when heads appear), figure.png and summary.json in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.csv", course(run).to_csv(float_format="%.4f"))
+    write_text(folder / "heads.csv", appearance(run).to_csv(index=False, float_format="%.4f"))
+    stored = {**asdict(summary), "located": {by: run.located[by] for by in BY}}
+    write_text(folder / "summary.json", json.dumps(stored, indent=2) + "\n")
+    with matplotlib.rc_context(STYLE):
+        figure(run).savefig(folder / "figure.png", dpi=150)
+
+
+def page(folder: Path) -> str:
+    """Return a page of every run that `write` left in a folder of `folder`: summary, figure, and when heads appear.
+
+    Raises InputError if there is none.
+    """
+    runs = sorted(path.parent for path in folder.glob("*/summary.json"))
+    if not runs:
+        raise InputError(f"there is no run in {str(folder)!r}; write some with --out {folder / 'NAME'} first")
+    lines = [
+        "# How the heads come about",
+        "",
+        "Ten snapshots of each training of the bundled models' recipe, one training per seed. Heads are located at the "
+        "end of training, on half of the prompts, and measured on the other half in every snapshot. Others link "
+        "in-context heads to induction heads; here the best head's induction score (1 is evenly spread attention) is "
+        "measured up to the step at which accuracy has risen most. The other column gives the rise of located heads' "
+        "attention on true less false labels between the same snapshots, beyond that of the other heads of their "
+        "layers, as a share of their final attention on labels. Brackets are 95 % intervals.",
+        "",
+        "| run | accuracy rises most | attention on true less false labels, beyond other heads | induction score |",
+        "|---|---|---|---|",
+    ]
+    for run in runs:
+        found = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        attention, induction = found["attention"], found["induction"]
+        rise = attention["quantity"] - attention["control"]
+        lines.append(
+            f"| [{run.name}](#{run.name}) | step {found['before']:,} to {found['after']:,}: "
+            f"{found['accuracy_before']:.2f} to {found['accuracy_after']:.2f} "
+            f"| {rise:.2f} [{attention['low']:.2f}, {attention['high']:.2f}] "
+            f"| {induction['quantity']:.1f} [{1 + induction['low']:.1f}, {1 + induction['high']:.1f}], "
+            f"{found['induction_head']} at step {found['induction_step']:,} |"
+        )
+    for run in runs:
+        heads = pd.read_csv(run / "heads.csv")
+        lines += ["", f"## {run.name}", "", f"![Accuracy, heads and attention by step]({run.name}/figure.png)", ""]
+        lines += ["| located by | head | at the end (nats) | half of it at step |", "|---|---|---:|---:|"]
+        for by, name, final, step in heads.itertuples(index=False):
+            lines.append(f"| {by} | {name} | {final:.2f} | {'never' if pd.isna(step) else f'{step:,.0f}'} |")
+    lines += [
+        "",
+        "Made by `python -m experiments.bundled_models emergence` and `emergence-page`, from the snapshots that",
+    ]
+    lines += ["training writes; they are not in the repository."]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,163 @@
+"""Trained models into the package: stored in half precision if that moves nothing, measured, and moved into place.
+
+What is checked first: the seed is 0, training has ended, every word of the bundled list is spelt without <unk>, the
+weights in half precision give the same answers, and the folder is small enough.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from experiments.bundled_models.architectures import NAMES, Arch
+from experiments.bundled_models.episodes import BUNDLED, Words, load_words
+from experiments.bundled_models.head_locations import Where, training_record, word_episodes
+from experiments.bundled_models.metrics import encode
+from experiments.bundled_models.model_card import write_card
+from icl_lens import label_log_probs, load_model
+from icl_lens.errors import InputError
+from icl_lens.metrics import is_correct
+
+LARGEST = 6_000_000
+"""Bytes of a bundled model's folder."""
+MOST_NATS, MOST_POINTS = 0.05, 0.5
+"""By how much half precision may move a label's log-probability (the largest change) and accuracy (per cent)."""
+N_COMPARED = 320
+PROMPT = "love : bar like : bar eight : foo two : foo one :"
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "training.json")
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What storing the weights in half precision changes, over prompts of both word tasks."""
+
+    nats: float
+    """Largest change of a label's log-probability."""
+    points: float
+    """Change of accuracy between the labels (per cent)."""
+
+    @property
+    def little(self) -> bool:
+        """Whether both are within the bounds."""
+        return self.nats <= MOST_NATS and self.points <= MOST_POINTS
+
+
+def check_run(arch: Arch, folder: Path, run: dict[str, Any]) -> None:
+    """Raises InputError if the folder's model is not the one to ship: another type or seed, or not done."""
+    if run["arch"] != arch:
+        raise InputError(f"{str(folder)!r} holds a {run['arch']}, not a {arch}; give {run['arch']}={folder}")
+    if run["seed"] != 0:
+        raise InputError(
+            f"{str(folder)!r} is of seed {run['seed']}; seed 0 is shipped whatever it is like: give others as --seeds"
+        )
+    if not run["finished"] and run["done"] < run["steps"]:
+        raise InputError(
+            f"the training of {str(folder)!r} was not ended by its rule, at step {run['done']}; go on with it"
+        )
+
+
+def check_tokenizer(tokenizer: Any, words: Words) -> None:
+    """Raises InputError if a word of the list or the example cannot be spelt, or a label is not one token."""
+    known = [*PROMPT.split(), *words.fillers, *words.labels, *words.owners]
+    unknown = [word for word in known if tokenizer.unk_token_id in tokenizer(word).input_ids]
+    if unknown:
+        raise InputError(f"the tokenizer cannot spell {len(unknown)} words of words.json, {unknown[0]!r} among them")
+    long = [word for word in (*words.labels, ":") if len(tokenizer(word).input_ids) != 1]
+    if long:
+        raise InputError(
+            f"{long[0]!r} is a label of more than one token, and cards are measured on labels of one token"
+        )
+
+
+def store(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Copy a trained folder to `target`, its weights as `dtype`; config.json still says float32, to load them in."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
+    with safe_open(source / "model.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(weights, target / "model.safetensors", metadata=metadata)
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    (target / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
+    for path in target.iterdir():
+        path.chmod(0o644)  # safetensors writes files only the owner may read
+
+
+def moved(before: Path, after: Path, words: Words, *, n: int = N_COMPARED) -> Moved:
+    """How far the labels' log-probabilities and the accuracy of two folders' models are apart, both in float32."""
+    episodes = word_episodes(words, n)
+    found = []
+    for folder in (before, after):
+        model = load_model(str(folder), device="cpu")
+        batch = encode(model, episodes)
+        found.append((label_log_probs(model, batch), batch.answer))
+    (one, answer), (other, _) = found
+    accuracies = [100 * is_correct(log_probs, answer).double().mean().item() for log_probs in (one, other)]
+    return Moved(float((one - other).abs().max()), abs(accuracies[0] - accuracies[1]))
+
+
+def stored_small(source: Path, target: Path, words: Words) -> tuple[torch.dtype, Moved]:
+    """Store in float16, or in bfloat16 if that alone is close enough; raises InputError if neither is."""
+    tried = []
+    for dtype in DTYPES:
+        store(source, target, dtype)
+        change = moved(source, target, words)
+        if change.little:
+            return dtype, change
+        tried.append(f"{str(dtype).removeprefix('torch.')} by {change.nats:.3f} nats and {change.points:.1f} points")
+    raise InputError(
+        f"half precision moves the answers of {str(source)!r} too far ({', '.join(tried)}; at most {MOST_NATS} nats of"
+        f" a label's log-probability and {MOST_POINTS} points of accuracy): it cannot be shipped so"
+    )
+
+
+def ship(
+    models: dict[Arch, Path], beside: Sequence[Where] = (), *, bundled: Path = BUNDLED, **sizes: int
+) -> dict[str, tuple[torch.dtype, Moved, Where]]:
+    """Check and measure each architecture's trained folder, then put all of them into `bundled` under their names.
+
+    All or none: nothing is moved before every model has passed. `beside` are measurements of other seeds, for the
+    cards; `sizes` go to `write_card`. Raises InputError for what cannot be shipped.
+    """
+    words = load_words()
+    runs = {arch: training_record(folder) for arch, folder in models.items()}
+    for arch, folder in models.items():
+        check_run(arch, folder, runs[arch])
+        check_tokenizer(load_model(str(folder), device="cpu").tokenizer, words)
+    told = {}
+    with tempfile.TemporaryDirectory(dir=bundled, prefix=".") as staging:
+        for arch, folder in models.items():
+            staged = Path(staging) / NAMES[arch]
+            dtype, change = stored_small(folder, staged, words)
+            where = write_card(staged, name=NAMES[arch], beside=beside, **sizes)
+            size = sum(path.stat().st_size for path in staged.iterdir())
+            if size > LARGEST:
+                raise InputError(f"{str(folder)!r} would take {size:,} bytes; at most {LARGEST:,} may be bundled")
+            told[NAMES[arch]] = dtype, change, where
+        for name in told:
+            replace_folder(Path(staging) / name, bundled / name)
+    return told
+
+
+def replace_folder(new: Path, old: Path) -> None:
+    """Put the folder `new` in the place of `old`, which goes away; `old` comes back if that fails."""
+    aside = new.with_name(f"{new.name}.old")
+    if old.exists():
+        os.replace(old, aside)
+    try:
+        os.replace(new, old)
+    except OSError:
+        if aside.exists():
+            os.replace(aside, old)
+        raise

@@ -1,0 +1,262 @@
+"""The metric that a head compares with: queries and keys as two towers, and the bilinear form between their inputs."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.models import attention_scores
+from icl_lens.models.head import Head
+from icl_lens.models.norms import NormView
+from icl_lens.models.view import ModelView
+
+
+@dataclass(frozen=True)
+class QueryKeyMetric:
+    """How one head compares what stands at two positions; made by `query_key_metric`.
+
+    `scores(x, y)` are the head's attention scores between residual streams [query d_model] and [key d_model], exactly:
+    both go through the norm before attention, one through W_Q and one through W_K (the two towers), norms of queries
+    and keys included, the query turned by `distance` positions where the model rotates. `matrix` is the bilinear form
+    in it, between normed inputs.
+
+    Low-rank throughout: `query_side @ key_side.T` is the matrix, and neither it nor its spectrum is made of d_model²
+    numbers unless asked for. Source: the paper, section 5; docs/howto/numbers.md.
+
+    Example:
+        >>> metric = il.query_key_metric(model, "L2H0")
+        >>> metric
+        QueryKeyMetric(icl-mini L2H0)
+        >>> left, strength, right = metric.directions(2)
+        >>> left.shape, len(acts.readout.top_tokens(left[:1], k=3)[0])
+        (torch.Size([2, 96]), 3)
+    """
+
+    view: ModelView
+    head: Head
+    distance: int | None
+    """How many positions the key lies before the query; None: rotation is left out."""
+    query_side: Float[Tensor, "d_model d_head"]
+    """Gain of the norm before attention, W_Q, gain of a norm of queries, rotation, and the scale of scores."""
+    key_side: Float[Tensor, "d_model d_head"]
+    """Gain of the norm before attention, W_K, gain of a norm of keys."""
+    rotation: tuple[Tensor, Tensor] | None
+    """Cosines and sines that queries are turned by, [d_rotary] each."""
+    key_turn: Float[Tensor, "d_head d_head"] | None = None
+    """What keys are turned by in `untrained`."""
+
+    def __repr__(self) -> str:
+        where = "without rotation" if self.rotation is not None and self.distance is None else ""
+        where = f"{self.distance} positions apart" if self.distance is not None else where
+        return f"QueryKeyMetric({self.view.name} {self.head}{', ' if where else ''}{where})"
+
+    @property
+    def matrix(self) -> Float[Tensor, "d_model d_model"]:
+        """The bilinear form: query inputs by key inputs, both normed, without the norm's gain and shift."""
+        return self.query_side @ self.key_side.T
+
+    def queries(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
+        """The first tower: residual streams as the queries that meet `keys`, before the scale of scores."""
+        return self._turned(self._tower("q", x))
+
+    def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
+        """The second tower: residual streams as keys, not turned."""
+        keys = self._tower("k", x)
+        return keys if self.key_turn is None else keys @ self.key_turn
+
+    def scores(
+        self, queries: Float[Tensor, "*batch query d_model"], keys: Float[Tensor, "*batch key d_model"]
+    ) -> Float[Tensor, "*batch query key"]:
+        """The head's attention scores between residual streams that enter its layer, before a soft cap and softmax."""
+        how = attention_scores.score_view(self.view, self.head.layer)
+        return how.scale * self.queries(queries) @ self.keys(keys).mT
+
+    def inputs(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
+        """Residual streams as the bilinear form meets them: normed, without the norm's gain and shift.
+
+        Their cosine is what W_Q and W_K are measured against.
+        """
+        return self._norm._replace(gain=None, shift=None)(x)
+
+    @cached_property
+    def _norm(self) -> NormView:
+        """The norm before attention, asked for once: finding out what it does takes a few calls."""
+        return self.view.first_norm(self.head.layer)
+
+    def _tower(self, name: str, x: Tensor) -> Tensor:
+        view, layer = self.view, self.head.layer
+        x = self._norm(x.to(self.query_side))
+        weight, bias, own = (
+            (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer))
+            if name == "q"
+            else (view.W_K(layer), view.b_K(layer), view.k_norm(layer))
+        )
+        index = self.head.head if name == "q" else view.kv_head(self.head.head)
+        if own is None or own.width == view.d_head:
+            y = x @ weight[index].to(x)
+            y = y if bias is None else y + bias[index].to(x)
+            return y if own is None else own(y)
+        # One norm over all heads: all are needed.
+        y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
+        y = y if bias is None else y + bias.to(x)
+        return own(y.flatten(-2)).unflatten(-1, y.shape[-2:])[..., index, :]
+
+    def _turned(self, queries: Tensor) -> Tensor:
+        if self.rotation is None:
+            return queries
+        return _turn(queries, self.rotation, attention_scores.score_view(self.view, self.head.layer).interleaved)
+
+    # What kind of metric it is ---------------------------------------------------------------------------
+
+    @cached_property
+    def _core(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Orthonormal columns of both sides, and the singular value decomposition between them."""
+        q_basis, q_rest = torch.linalg.qr(self.query_side)
+        k_basis, k_rest = torch.linalg.qr(self.key_side)
+        u, s, vh = torch.linalg.svd(q_rest @ k_rest.T)
+        return q_basis, u, s, vh, k_basis
+
+    @property
+    def singular_values(self) -> Float[Tensor, " d_head"]:
+        """Of the bilinear form, largest first: how strongly each pair of directions is compared."""
+        return self._core[2]
+
+    @property
+    def effective_rank(self) -> float:
+        """The exponential of the entropy of the normalized singular values: 1 … d_head directions in use.
+
+        Source: Roy and Vetterli 2007, The effective rank.
+        """
+        share = self.singular_values / self.singular_values.sum()
+        return float(torch.exp(-torch.special.xlogy(share, share).sum()))
+
+    @property
+    def symmetric_share(self) -> float:
+        """Share of the bilinear form's squared entries in its symmetric part: 1 symmetric, ½ no preference, 0 anti-.
+
+        A metric in the strict sense is symmetric; two towers need not be.
+        """
+        a, b = self.query_side, self.key_side
+        crossed = b.T @ a
+        whole = ((a.T @ a) * (b.T @ b)).sum()
+        return float((1 + (crossed * crossed.T).sum() / whole) / 2)
+
+    def directions(self, k: int) -> tuple[Float[Tensor, "k d_model"], Float[Tensor, " k"], Float[Tensor, "k d_model"]]:
+        """The `k` pairs of directions compared most strongly: of query inputs, how strongly, of key inputs.
+
+        Unit vectors of normed inputs; signs of a pair belong together. Raises InputError for more than d_head pairs.
+        """
+        q_basis, u, s, vh, k_basis = self._core
+        if not 1 <= k <= len(s):
+            raise InputError(f"k={k} must lie between 1 and {len(s)}, the size of a head")
+        return (q_basis @ u[:, :k]).T, s[:k], (k_basis @ vh[:k].T).T
+
+    def untrained(self, *, seed: int = 0) -> "QueryKeyMetric":
+        """The same towers made strangers: keys turned by a random rotation of the head's space, all lengths kept.
+
+        What is left of a comparison then is not learned between W_Q and W_K.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        d_head = self.key_side.shape[1]
+        random = torch.randn(d_head, d_head, generator=generator, dtype=torch.float64)
+        turn, upper = torch.linalg.qr(random)
+        turn = (turn * upper.diagonal().sign()).to(self.key_side)
+        return replace(self, key_side=self.key_side @ turn, key_turn=turn)
+
+
+@torch.no_grad()
+def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance: int | None = None) -> QueryKeyMetric:
+    """The metric of one head: its W_Q W_Kᵀ with the norms' gains, and the two towers it is made of.
+
+    `distance`: for models that rotate queries and keys, how many positions the key lies before the query; left out,
+    rotation is left out too: content only. The same for learned positions and ALiBi, which have no distance in the
+    metric (learned ones are part of the residual stream). Computed in float32, or float64 for such models.
+
+    Where queries and keys have norms of their own (Qwen3, Gemma-3, OLMo-2), scores contain them exactly; the bilinear
+    form has their gains only, since each vector's own scale is no part of any matrix.
+
+    Raises InputError for a head the model does not have, a negative distance, or one where nothing is rotated.
+    Source: the paper, section 5; docs/howto/numbers.md.
+
+    Example:
+        >>> metric = il.query_key_metric(model, il.Head(2, 0))
+        >>> metric.matrix.shape, metric.scores(acts.resid_pre[:, 2], acts.label_resid_pre[0, 2]).shape
+        (torch.Size([96, 96]), torch.Size([1, 4]))
+        >>> 0 <= metric.symmetric_share <= 1 <= metric.effective_rank <= 16
+        True
+    """
+    view = model if isinstance(model, ModelView) else ModelView.of(model)
+    head = view.check_head(head)
+    layer = head.layer
+    rotates = attention_scores.score_view(view, layer).position == "rotary"
+    if distance is not None and (distance < 0 or not rotates):
+        raise InputError(
+            f"distance={distance} must be at least 0: keys lie before queries"
+            if distance < 0
+            else f"{view.architecture} does not rotate queries and keys, so its metric has no distance; leave it out"
+        )
+    return metric_of(view, head, distance, _rotation(view, layer, distance) if rotates else None)
+
+
+def metric_of(
+    view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
+) -> QueryKeyMetric:
+    """The metric with queries turned by these cosines and sines; `unturned` leaves rotation out."""
+    layer, index = head
+    how, dtype = attention_scores.score_view(view, layer), view.compute_dtype
+    gain = view.first_norm(layer).gain_as(dtype).to(view.home).expand(view.d_model)[:, None]
+    kv = view.kv_head(index)
+    query_side = view.W_Q(layer)[index].to(dtype) * gain
+    key_side = view.W_K(layer)[kv].to(dtype) * gain
+    for name, own, place in (("q", view.q_norm(layer), index), ("k", view.k_norm(layer), kv)):
+        if own is None:
+            continue
+        side = query_side if name == "q" else key_side
+        if own.gain is not None:
+            own_gain = own.gain.to(side)
+            own_gain = own_gain if own.width == view.d_head else own_gain.unflatten(0, (-1, view.d_head))[place]
+            side = (side - side.mean(-1, keepdim=True) if own.center else side) * own_gain
+        query_side, key_side = (side, key_side) if name == "q" else (query_side, side)
+    if rotation is not None:
+        query_side = _turn(query_side, rotation, how.interleaved)
+    return QueryKeyMetric(view, head, distance, how.scale * query_side, key_side, rotation)
+
+
+def _turn(x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
+    cos, sin = (angle.to(x)[None, None] for angle in rotation)
+    return attention_scores.rotate(x.reshape(1, -1, 1, x.shape[-1]), cos, sin, interleaved).reshape(x.shape)
+
+
+def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines between a query and a key so many positions before it; without one, their lengths alone."""
+    last = distance or 0
+    hooks = attention_scores.rotation_hooks(view, layer)
+    if hooks is None:
+        cos, sin = attention_scores.rotation_table(view, layer, torch.tensor([[last]]))
+        cos, sin = cos[0, 0], sin[0, 0]
+    else:
+        if last >= view.cfg.n_ctx:
+            raise InputError(f"distance={distance} does not fit the model's context of {view.cfg.n_ctx} tokens")
+        seen: dict[str, Tensor] = {}
+        keep = [(name, lambda value, hook: seen.__setitem__(hook.name, value.detach()[0, last])) for name in hooks]
+        tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)
+        with view.lean_pass() as lean, view.model.hooks(fwd_hooks=keep):
+            view.model(tokens, return_type="logits", **lean)
+        cos, sin = (seen[name] for name in hooks)
+    if distance is None:
+        return unturned(cos, sin)
+    length = (cos.square() + sin.square()).sqrt()  # of keys, see `unturned`
+    return length * cos, length * sin
+
+
+def unturned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines that turn nothing, with the lengths of these.
+
+    Some families scale their rotation: both queries and keys, so that scores have the square.
+    """
+    return cos.square() + sin.square(), torch.zeros_like(sin)

@@ -1,0 +1,79 @@
+"""Passes through some of a model's blocks: the others hand on the residual stream that they are given."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from icl_lens.models.inference import swapped
+from icl_lens.models.view import ModelView
+
+Returns = list[int | None]
+"""How many things each block returns; None for a bare tensor."""
+
+
+@contextmanager
+def counting(view: ModelView, layers: Sequence[int], returns: Returns) -> Iterator[None]:
+    """What the blocks of these layers return is written behind what is there, as they run."""
+
+    def count(module: Any, args: Any, output: Any) -> None:
+        returns.append(len(output) if isinstance(output, tuple) else None)
+
+    handles = [view.model.blocks[layer].register_forward_hook(count) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def only(
+    view: ModelView, layers: range, returns: Returns, *, begin: Tensor | None = None, goes_on: slice = slice(None)
+) -> Iterator[list[Tensor]]:
+    """Only the blocks of consecutive layers are run in the block; gives a list that what leaves the last is added to.
+
+    `begin` enters the first of them; left out: what the model embeds. Where there are blocks behind, only the rows
+    `goes_on` of the stream go on to the end of the pass. A block that is not counted yet returns as many things as the
+    last one does that is.
+    """
+    blocks = view.model.blocks
+    left: list[Tensor] = []
+
+    def hand_on(layer: int) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            count = returns[min(layer, len(returns) - 1)]
+            x = _stream(args, kwargs)
+            return x if count is None else (x, *[None] * (count - 1))
+
+        return forward
+
+    def enter(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return with_stream(args, kwargs, lambda x: x if begin is None else begin.to(x.device))
+
+    def leave(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        left.append(_stream(args, kwargs))
+        return with_stream(args, kwargs, lambda x: x[goes_on])
+
+    handles = [blocks[layers.start].register_forward_pre_hook(enter, with_kwargs=True)]
+    if layers.stop < view.n_layers:
+        handles.append(blocks[layers.stop].register_forward_pre_hook(leave, with_kwargs=True))
+    try:
+        with swapped([(blocks[layer], hand_on(layer)) for layer in range(view.n_layers) if layer not in layers]):
+            yield left
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def with_stream(args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a block with the residual stream changed."""
+    x = change(_stream(args, kwargs))
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": x}
+    return (x, *args[1:]), kwargs
+
+
+def _stream(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]

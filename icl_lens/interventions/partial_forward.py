@@ -1,0 +1,163 @@
+"""Removing sets of heads together from whole prompts, in passes that begin where the first of them stands.
+
+1. One pass over the prompts, with nothing removed, keeps the residual stream that enters each layer in which some set
+   begins.
+2. A row is made of every prompt and set; rows of sets that begin in about the same layer share a pass.
+3. A pass hands the kept stream on to the first of these layers, and each row loses the heads of its set from there on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import last_log_probs
+from icl_lens.interventions.layer_ranges import Returns, counting, only
+from icl_lens.interventions.selection import Positions
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+Read = Callable[[Float[Tensor, "row d_vocab"], list[int]], Float[Tensor, "row n"]]
+"""What is kept of log-probabilities, from them and the prompt that each row is of."""
+Instead = Mapping[int, Float[Tensor, "head d_head"]] | None
+"""Layer -> what stands in place of each head's z; None for zero."""
+Pair = tuple[int, int]
+"""A set and a prompt."""
+
+# Tokens of a pass from which on a larger one is hardly faster: sets that begin elsewhere then get one of their own.
+ENOUGH_TOKENS = 512
+# What streams that are kept may take.
+STREAM_BYTES = 256 * 2**20
+
+
+def read_without_sets(
+    view: ModelView,
+    batch: PromptBatch,
+    removed: Bool[Tensor, "set layer head"],
+    read: Read,
+    instead: Instead = None,
+    *,
+    positions: Positions = "all",
+    pass_tokens: int,
+) -> Float[Tensor, "batch set n"]:
+    """What `read` keeps after each prompt without each set of heads, at all its positions or at the last one."""
+    begins = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
+    each = len(set(begins)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    size = max(1, STREAM_BYTES // each)
+    found = []
+    for start in range(0, len(batch), size):
+        rows = list(range(start, min(start + size, len(batch))))
+        streams = Streams.of(view, batch[rows], {layer for layer in begins if layer < view.n_layers})
+        found.append(_read(streams, rows, removed, begins, read, instead, positions, pass_tokens))
+    return torch.cat(found)
+
+
+def _read(
+    streams: "Streams",
+    rows: list[int],
+    removed: Bool[Tensor, "set layer head"],
+    begins: list[int],
+    read: Read,
+    instead: Instead,
+    positions: Positions,
+    pass_tokens: int,
+) -> Float[Tensor, "row set n"]:
+    """The same of the prompts that streams are kept of, which are these rows of all."""
+    view, batch = streams.view, streams.batch
+    plain = read(streams.log_probs, rows)
+    found = plain[:, None].repeat(1, len(removed), 1)
+    for pairs in _passes(begins, len(batch), batch.tokens.shape[1], view.n_layers, pass_tokens):
+        sets, prompts = [one for one, _ in pairs], [row for _, row in pairs]
+        first = min(begins[one] for one in sets)
+        some = batch[prompts]
+        hooks = list(_removals(view, removed[sets], first, instead, some.last if positions == "last" else None))
+        with streams.beginning(first, prompts), view.model.hooks(fwd_hooks=hooks):
+            log_probs = last_log_probs(view.model, some)
+        found[prompts, sets] = read(log_probs, [rows[row] for row in prompts])
+    return found
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What entered some layers in a pass over some prompts: passes can begin there."""
+
+    view: ModelView
+    batch: PromptBatch
+    stream: dict[int, Float[Tensor, "batch pos d_model"]]
+    log_probs: Float[Tensor, "batch d_vocab"]
+    """After each prompt, nats."""
+    block_returns: Returns
+
+    @classmethod
+    def of(cls, view: ModelView, batch: PromptBatch, layers: Iterable[int]) -> "Streams":
+        """One pass over the batch."""
+        stream: dict[int, Tensor] = {}
+        returns: Returns = []
+
+        def keep(layer: int) -> Any:
+            return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
+
+        hooks = [(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]
+        with counting(view, range(view.n_layers), returns), view.model.hooks(fwd_hooks=hooks):
+            log_probs = last_log_probs(view.model, batch)
+        return cls(view, batch, stream, log_probs, returns)
+
+    @contextmanager
+    def beginning(self, layer: int, rows: Sequence[int] | None = None) -> Iterator[None]:
+        """Passes in the block begin at this layer, whose stream was kept; they must be over `batch`, or these rows."""
+        x = self.stream[layer]
+        # A copy either way: blocks of some families add to it in place.
+        x = x.clone() if rows is None else x[rows, : self.batch[rows].tokens.shape[1]]
+        with only(self.view, range(layer, self.view.n_layers), self.block_returns, begin=x):
+            yield
+
+
+def _passes(begins: list[int], n: int, width: int, n_layers: int, pass_tokens: int) -> Iterator[list[Pair]]:
+    """Rows that share a pass: sets in order of the layer they begin in, those that remove nothing left out."""
+    group: list[Pair] = []
+    layer = 0
+    for one in sorted(
+        (place for place, begin in enumerate(begins) if begin < n_layers), key=lambda place: begins[place]
+    ):
+        if group and begins[one] != layer and len(group) * width >= ENOUGH_TOKENS:
+            yield group
+            group = []
+        layer = begins[one] if not group else layer
+        for row in range(n):
+            if group and (len(group) + 1) * width > pass_tokens:
+                yield group
+                group, layer = [], begins[one]
+            group.append((one, row))
+    if group:
+        yield group
+
+
+def _removals(
+    view: ModelView,
+    removed: Bool[Tensor, "row layer head"],
+    first: int,
+    instead: Instead,
+    last: Int[Tensor, " row"] | None,
+) -> Iterator[tuple[str, Any]]:
+    """Hooks that take from each row of a pass the heads of its set: at all positions, or at `last`."""
+
+    def remove(layer: int) -> Any:
+        def hook_fn(z: Tensor, hook: Any) -> Tensor:
+            rows, heads = (place.to(z.device) for place in removed[:, layer].nonzero(as_tuple=True))
+            z = z.clone()
+            new = z.new_zeros(()) if instead is None else instead[layer].to(z)[heads]
+            if last is None:
+                z[rows, :, heads] = new if instead is None else new[:, None]
+            else:
+                z[rows, last.to(z.device)[rows], heads] = new
+            return z
+
+        return hook_fn
+
+    for layer in range(first, view.n_layers):
+        if bool(removed[:, layer].any()):
+            yield view.hook(layer, "attn.hook_z"), remove(layer)

@@ -1,0 +1,319 @@
+"""Mean effects of removing each head over any number of prompts, with intervals: streamed, in chunks, resumable.
+
+Chunks keep every prompt's effects. Means and intervals are summed up as the chunks come, in float64 and in the order
+of the batches, so that memory does not grow with the number of prompts, and a run that was taken up again gives the
+same bytes. Prompts that ask about the same text are no independent draws: the bootstrap draws queries, each with all
+its prompts, as often as a Poisson variable of mean 1 says (Chamandy, Muralidharan, Najmi & Naidu 2012), which is the
+ordinary bootstrap for a stream.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.attribution.increases import target_tokens
+from icl_lens.display import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.effects import Method, Score, Way, head_effects
+from icl_lens.interventions.selection import Positions
+from icl_lens.locate.distributed import Processes
+from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
+from icl_lens.locate.progress import Progress, shows_progress, told
+from icl_lens.locate.run_folder import RunFolder
+from icl_lens.locate.runner import BatchRunner, Form, Runner
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.tokenize import tokenize
+
+# Bootstrap draws, and the level of the interval.
+DRAWS, LEVEL = 2000, 0.95
+SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "log_diff")
+
+
+@dataclass(frozen=True)
+class EffectChunk:
+    """Effects on one batch, nats. Heads are numbered `layer · n_heads + head`."""
+
+    rows: Int[np.ndarray, " batch"]
+    """The prompts, as indices into all of them."""
+    scores: Mapping[str, Float[np.ndarray, "batch all_heads"]]
+    """log_prob, log_odds and, if asked for, log_diff."""
+    way: Way
+    because: str
+
+
+def columns_of(chunk: EffectChunk, n_heads: int) -> dict[str, Any]:
+    """A chunk as table columns: prompt, layer, head, its scores (nats), way, because; one row a prompt and head."""
+    n, width = next(iter(chunk.scores.values())).shape
+    heads = np.arange(width)
+    same = pa.array(np.zeros(n * width, np.int8))
+    return {
+        "prompt": np.repeat(chunk.rows, width).astype(np.int32),
+        "layer": np.tile(heads // n_heads, n).astype(np.int16),
+        "head": np.tile(heads % n_heads, n).astype(np.int16),
+        **{name: values.ravel() for name, values in chunk.scores.items()},
+        "way": pa.DictionaryArray.from_arrays(same, [chunk.way]),
+        "because": pa.DictionaryArray.from_arrays(same, [chunk.because]),
+    }
+
+
+def chunk_from(table: pa.Table) -> EffectChunk:
+    """The chunk that `columns_of` made a table of."""
+    rows = table.column("prompt").to_numpy()
+    n = int((np.diff(rows, prepend=-1) != 0).sum())
+    scores = {name: table.column(name).to_numpy().reshape(n, -1) for name in SCORES if name in table.column_names}
+    way, because = (table.column(name)[0].as_py() for name in ("way", "because"))
+    return EffectChunk(rows.reshape(n, -1)[:, 0].astype(np.int64), scores, way, because)
+
+
+@dataclass(frozen=True)
+class MeanScore:
+    """Every head's mean effect in one score, nats, and its 95 % bootstrap interval over queries.
+
+    The interval is NaN where there is a single query; everything is, where no prompt has the score.
+    """
+
+    mean: Float[Tensor, "layer head"]
+    low: Float[Tensor, "layer head"]
+    high: Float[Tensor, "layer head"]
+
+
+@dataclass(frozen=True)
+class MeanEffects:
+    """How much worse the answer does on average when a head is zeroed, nats: positive where the head helps.
+
+    The scores are those of `HeadEffects`.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> found = il.locate_effects(model, many)
+        >>> found.log_prob.mean.shape, found.ways
+        (torch.Size([8, 6]), {'shared keys': 20})
+    """
+
+    log_prob: MeanScore
+    log_odds: MeanScore
+    log_diff: MeanScore | None
+    positions: Positions
+    ways: Mapping[Way, int]
+    """How the numbers were made, and of how many prompts."""
+    because: str
+    """Why effects at the last position were not made with shared keys everywhere; empty where they were."""
+    n_prompts: int
+    n_queries: int
+    """Different texts that the prompts ask about: what intervals are drawn over."""
+
+    @property
+    def exact(self) -> bool:
+        """Heads really were removed; False for first-order estimates."""
+        return "gradient" not in self.ways
+
+    def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
+        """The k heads whose removal costs the most on average; raises InputError for a missing score."""
+        check_choice("by", by, SCORES)
+        score: MeanScore | None = getattr(self, by)
+        if score is None or bool(score.mean.isnan().all()):
+            raise InputError(
+                f"there is no {by} here: log_odds needs prompts with an answer and exact effects, log_diff against="
+            )
+        order = score.mean.flatten().argsort(descending=True, stable=True)[:k]
+        return [Head.at(index, score.mean.shape[1]) for index in order.tolist()]
+
+    def to_frame(self) -> pd.DataFrame:
+        """rank, layer, head, name, effect, low, high, and as much for log_odds and log_diff: every head, best first."""
+        heads = self.top(self.log_prob.mean.numel())
+        index = tuple(np.array(heads).T)
+        columns: dict[str, Any] = {
+            "rank": np.arange(1, len(heads) + 1),
+            "layer": index[0],
+            "head": index[1],
+            "name": [head_name(*head) for head in heads],
+        }
+        for name, prefix in zip(SCORES, ("", "log_odds_", "log_diff_"), strict=True):
+            score: MeanScore | None = getattr(self, name)
+            if score is None:
+                continue
+            for column, values in (("effect", score.mean), ("low", score.low), ("high", score.high)):
+                columns[(name if column == "effect" else prefix + column) if prefix else column] = values[index].numpy()
+        return pd.DataFrame(columns)
+
+    def summary(self) -> str:
+        """What was done to how many prompts, and what the intervals mean."""
+        where = "at the last position" if self.positions == "last" else "at every position"
+        n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
+        how = f"Exact: every head zeroed {where} of {n}" if self.exact else f"First-order estimates {where} of {n}"
+        text = f"{how}; 95 % intervals over {self.n_queries:,} different queries."
+        if self.because:
+            text += f" By passes over whole prompts, where keys could not be shared: {self.because}."
+        return text
+
+    def __repr__(self) -> str:
+        return text_table(*self._shown(), total=self.log_prob.mean.numel())
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._shown(), total=self.log_prob.mean.numel())
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+        frame = self.to_frame().head(SHOWN_ROWS // 2)
+        intervals = [f"{signed(low)} … {signed(high)}" for low, high in zip(frame["low"], frame["high"], strict=True)]
+        columns: dict[str, list[Any]] = {
+            "head": frame["name"].tolist(),
+            "log p lost": [signed(value) for value in frame["effect"]],
+            "95 % interval": intervals,
+            "log-odds lost": [signed(value) for value in frame["log_odds"]],
+        }
+        return f"MeanEffects, nats: mean over {prompts(self.n_prompts)}, heads removed one by one", columns
+
+
+@shows_progress
+def locate_effects(
+    model: Any,
+    prompts: PromptBatch | Sequence[Prompt],
+    *,
+    targets: Int[Tensor, " prompt"] | None = None,
+    against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None = None,
+    positions: Positions = "last",
+    method: Method = "exact",
+    batch_size: int | None = None,
+    byte_budget: int = BYTE_BUDGET,
+    folder: RunFolder | None = None,
+    processes: Processes | None = None,
+    progress: Progress | bool | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> MeanEffects:
+    """The mean effect of zeroing each head over any number of prompts, every head's, with intervals.
+
+    What each effect is, and what `targets`, `against`, `positions` and `method` mean, says `head_effects`. Memory does
+    not grow with the number of prompts beyond their tokens. With a `folder`, every prompt's effects are kept there in
+    chunks and what is there already is not computed again; a damaged chunk is, after `warn` has named it. With several
+    `processes`, each takes its share of the batches, and all return the same. Batches are planned as by `locate_heads`.
+    `progress=True` shows a bar.
+
+    Intervals are 95 % bootstrap intervals over the texts that prompts ask about, since prompts about one text are no
+    independent draws.
+
+    Raises InputError for bad targets, against, options or batch sizes, for effects that are not finite, for a `folder`
+    whose configuration does not say `by="effect"`, and where it cannot be written.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> found = il.locate_effects(model, many, against=many.other_label_tokens)
+        >>> len(found.top(4, by="log_diff")), found.exact
+        (4, True)
+    """
+    batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    processes = processes or Processes()
+    view = ModelView.of(model)
+    check_choice("positions", positions, ("all", "last"))
+    check_choice("method", method, ("exact", "gradient"))
+    targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
+    if against is not None and len(against) != len(batch):
+        raise InputError(f"against has {len(against)} rows for {len(batch)} prompts; give token ids for each prompt")
+    if folder is not None and folder.configuration.get("by") != "effect":
+        raise InputError(
+            f"the folder's configuration says by={folder.configuration.get('by', 'increase')!r}, and its chunks could "
+            'be taken for effects; let its entry "by" be "effect"'
+        )
+    plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
+    form = Form[EffectChunk](lambda chunk: columns_of(chunk, view.n_heads), chunk_from)
+    chunks = Runner(form, folder, processes, warn or (lambda _: None))
+    runner = BatchRunner(chunks, plan, len(batch), told(progress))
+
+    def removed(number: int) -> EffectChunk:
+        rows = plan[number]
+        others = None if against is None else against[rows]
+        found = head_effects(model, batch[rows], targets[rows], positions=positions, against=others, method=method)
+        every = {name: getattr(found, name) for name in SCORES}
+        scores = {name: values.flatten(1).cpu().numpy() for name, values in every.items() if values is not None}
+        return EffectChunk(np.array(rows), scores, found.way, found.because)
+
+    sums: dict[str, _Sums] = {}
+    ways: dict[Way, int] = {}
+    because = ""
+    for chunk in runner.chunks("part", range(len(plan)), removed):
+        ways[chunk.way] = ways.get(chunk.way, 0) + len(chunk.rows)
+        because = because or chunk.because
+        for i, row in enumerate(chunk.rows.tolist()):
+            query = _query(batch, row)
+            weights = poisson_weights(query)
+            for name, values in chunk.scores.items():
+                sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
+    if not processes.first:
+        return processes.share(None)
+    scores = {name: one.mean(name, view) for name, one in sums.items()}
+    return processes.share(
+        MeanEffects(
+            scores["log_prob"],
+            scores["log_odds"],
+            scores.get("log_diff"),
+            positions,
+            ways,
+            because,
+            len(batch),
+            len(sums["log_prob"].queries),
+        )
+    )
+
+
+def _query(batch: PromptBatch, row: int) -> str:
+    """What prompts of one query have in common; a prompt without demonstrations is its own."""
+    return (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
+
+
+def poisson_weights(query: str) -> Int[np.ndarray, " draw"]:
+    """How often a query is in each bootstrap draw: the same in every process, and in whatever order prompts come."""
+    seed = int.from_bytes(sha256(query.encode()).digest()[:8], "big")
+    return np.random.default_rng(seed).poisson(1.0, DRAWS)
+
+
+class _Sums:
+    """Weighted sums of one score over prompts, for the mean and for every bootstrap draw."""
+
+    def __init__(self, n_heads: int):
+        self.n = 0
+        self.total = np.zeros(n_heads)
+        self.drawn = np.zeros((DRAWS, n_heads))
+        self.weight = np.zeros(DRAWS)
+        self.queries: set[bytes] = set()
+
+    def add(self, values: Float[np.ndarray, " head"], query: str, weights: Int[np.ndarray, " draw"]) -> None:
+        """One prompt's effects; a prompt that does not have the score (NaN throughout) is left out."""
+        if np.isnan(values).all():
+            return
+        values = values.astype(np.float64)
+        self.n += 1
+        self.total += values
+        # Element by element: a matrix product's rounding depends on where its operands lie in memory.
+        with np.errstate(invalid="ignore"):  # 0 · infinity: told as infinite by the mean
+            self.drawn += weights[:, None] * values
+        self.weight += weights
+        self.queries.add(sha256(query.encode()).digest()[:16])
+
+    def mean(self, name: str, view: ModelView) -> MeanScore:
+        shape = (view.n_layers, view.n_heads)
+        nothing = torch.full(shape, torch.nan, dtype=torch.float64)
+        if not self.n:
+            return MeanScore(nothing, nothing, nothing)
+        mean = self.total / self.n
+        if not np.isfinite(mean).all():
+            some = int(np.flatnonzero(~np.isfinite(mean))[0])
+            raise InputError(
+                f"the mean effect of {Head.at(some, view.n_heads)} ({name}) is not finite (NaN or infinite), so that "
+                "no head is largest; load the model in bfloat16 or float32, or leave out what edits it"
+            )
+        low = high = nothing
+        if len(self.queries) > 1:
+            drawn = self.drawn[self.weight > 0] / self.weight[self.weight > 0, None]
+            ends = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+            low, high = (torch.from_numpy(end).reshape(shape) for end in ends)
+        return MeanScore(torch.from_numpy(mean).reshape(shape), low, high)

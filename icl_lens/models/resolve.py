@@ -1,0 +1,243 @@
+"""Where a model's files are: bundled, in a folder, a GGUF file, or fetched from the Hub; always a folder in the end."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from icl_lens.errors import InputError
+from icl_lens.hub import Repository, open_repository
+from icl_lens.hub.errors import KNOWN_MODELS, close_to
+from icl_lens.models.gguf import convert_gguf
+from icl_lens.models.installed import INSTALLED_MODELS
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_SMALL = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+_NOT_NEEDED = re.compile(r"(trainer_state|optimizer|training_args|.*\.index)\.json|README.*|LICENSE.*|requirements.*")
+_TOKENIZER = re.compile(r"tokenizer\.json|vocab\.(json|txt)|.*\.(model|tiktoken)|tokenizer_config\.json|tekken\.json")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A folder to load from, the name to show for it, and whether it is the user's own or in one of the caches."""
+
+    name: str
+    folder: Path
+    kind: Literal["local", "hub", "gguf"]
+
+
+def bundled_models() -> list[str]:
+    """Names of the models that come with the package and load without a network.
+
+    Example:
+        >>> "icl-mini" in il.bundled_models()
+        True
+    """
+    folder = files("icl_lens") / "bundled"
+    return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
+
+
+def find_model(
+    name: str,
+    *,
+    revision: str | None,
+    weights: bool = True,
+    tokenizer: bool = True,
+    code: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> ModelSource:
+    """The folder of a bundled or local model, or of one of the Hub, from which what is missing here is fetched.
+
+    `weights`, `tokenizer` and `code` say what is needed; a GGUF file is converted to weights in `dtype`. Raises
+    InputError if it cannot be had.
+    """
+    if name in INSTALLED_MODELS:
+        _check_no_revision(name, revision)
+        model = INSTALLED_MODELS[name]
+        return ModelSource(name, convert_gguf(model.checked_path(), dtype, model.sha256), "gguf")
+    if name.endswith(".gguf"):
+        return ModelSource(name, convert_gguf(_gguf_file(name, revision), dtype), "gguf")
+    local = _local(name)
+    if local is not None:
+        _check_no_revision(name, revision)
+        return ModelSource(name, local, "local")
+    official = _official(name)
+
+    def whole(repository: Repository) -> bool:
+        here = repository.files
+        if "config.json" not in here or (tokenizer and not has_tokenizer(here)):
+            return False
+        return not weights or set(_weights(repository)) <= set(here)
+
+    repository = open_repository(
+        official, kind="model", revision=revision, whole=whole, known=(*bundled_models(), *KNOWN_MODELS)
+    )
+    if "config.json" not in repository.files:
+        what = "an adapter of another model" if "adapter_config.json" in repository.files else "no transformers model"
+        remedy = _name_gguf_file(name, repository.files)
+        raise InputError(
+            f"model {name!r} on the Hugging Face Hub is {what}: there is no config.json in it "
+            f"({_shown(repository.files)}); {remedy or 'choose another, or merge and save it with transformers first'}"
+        )
+    small = [f for f in repository.files if _needed(f, code)]
+    if tokenizer and not has_tokenizer(repository.files):
+        raise InputError(no_tokenizer(name))
+    repository.fetch(["config.json", *(f for f in small if f != "config.json")])
+    if weights:
+        repository.fetch([*small, *_weights(repository)])
+    repository.finished()
+    return ModelSource(name, repository.folder, "hub")
+
+
+def _check_no_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        raise InputError(
+            f"{name!r} is no model of the Hugging Face Hub, so it has no revision {revision!r}; leave --revision "
+            "(revision= in Python) out"
+        )
+
+
+def _gguf_file(name: str, revision: str | None) -> Path:
+    """The GGUF file at a local path, or the one that "owner/repository/file.gguf" names on the Hub."""
+    path = Path(name).expanduser()
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name!r} is not a valid path: {error}; pass another") from error
+    if is_file:
+        _check_no_revision(name, revision)
+        return path
+    *owner, file = name.split("/", 2)
+    hub_name = "/".join(owner)
+    if len(owner) < 2 or path.is_absolute() or owner[0] in ("", ".", "..", "~") or Path(*owner).is_dir():
+        raise InputError(f"there is no file {name!r}; pass an existing .gguf file, or OWNER/REPOSITORY/FILE.gguf")
+    repository = open_repository(hub_name, kind="model", revision=revision, whole=lambda here: file in here.files)
+    if file not in repository.files:
+        raise InputError(
+            f"model {hub_name!r} on the Hugging Face Hub has no file {file!r}; "
+            f"{_name_gguf_file(hub_name, repository.files) or 'choose another model'}"
+        )
+    folder = repository.fetch([file])
+    repository.finished()
+    return folder / file
+
+
+def _name_gguf_file(name: str, files: Sequence[str]) -> str:
+    """The advice to name one of the GGUF files that a folder or repository contains; empty if it contains none."""
+    found = sorted(file for file in files if file.endswith(".gguf"))
+    if not found:
+        return ""
+    more = f" (or another of its {len(found)} GGUF files)" if len(found) > 1 else ""
+    path = f"{name.rstrip('/')}/{found[0]}"
+    return f"name its GGUF file: {path!r}{more}"
+
+
+def has_tokenizer(names: Sequence[str]) -> bool:
+    """Whether one of the files may be a tokenizer's."""
+    return any(_TOKENIZER.fullmatch(name) for name in names)
+
+
+def no_tokenizer(name: str) -> str:
+    """What is said of a model without one."""
+    if name.endswith(".gguf"):
+        return (
+            f"{name!r} must contain a tokenizer, got none; pass load_model(..., tokenizer=) in Python, or another file"
+        )
+    return (
+        f"model {name!r} has no tokenizer beside it (no tokenizer.json, tokenizer.model or vocab.json); put its "
+        "tokenizer's files into its folder, or pass load_model(..., tokenizer=) in Python"
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights in a folder, in the order in which transformers chooses; empty if there are none."""
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / one for one in _shards(folder / name)] if name.endswith(".index.json") else [folder / name]
+    return []
+
+
+def _local(name: str) -> Path | None:
+    """The folder of a bundled or local model; None for a name of the Hub."""
+    if name in bundled_models():
+        return Path(str(files("icl_lens") / "bundled" / name))
+    path = Path(name).expanduser()
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # too long, a folder one may not enter, a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{name!r} is no name of a model or folder: {reason}; give another") from error
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            what = (
+                "it is an adapter; merge it into its model with peft and save that"
+                if (path / "adapter_config.json").is_file()
+                else "there is no config.json in it"
+            )
+            if remedy := _name_gguf_file(name, [file.name for file in path.iterdir()]):
+                what = f"{what}; {remedy}"
+            raise InputError(f"the folder {name!r} holds no Hugging Face model: {what}")
+        return path
+    if path.is_file():
+        raise InputError(
+            f"{name!r} is a file, and not a .gguf file; pass the folder it is in, with config.json and a tokenizer"
+        )
+    if path.is_absolute() or name.startswith((".", "~")):
+        raise InputError(f"there is no folder {name!r}; give an existing Hugging Face folder or a Hub name")
+    near = close_to(name, bundled_models())
+    if near and "/" not in name and name.lower().startswith("icl-"):
+        raise InputError(f"there is no bundled model {name!r}; did you mean {' or '.join(map(repr, near))}?")
+    return None
+
+
+def _official(name: str) -> str:
+    """TransformerLens has names of its own for some models, such as "gpt2-small"."""
+    from transformer_lens.supported_models import MODEL_ALIASES
+
+    for official, aliases in MODEL_ALIASES.items():
+        if name in aliases:
+            return official
+    return name
+
+
+def _needed(file: str, code: bool) -> bool:
+    if "/" in file:
+        return code and file.endswith(".py")
+    return (file.endswith(_SMALL) and not _NOT_NEEDED.fullmatch(file)) or (code and file.endswith(".py"))
+
+
+def _weights(repository: Repository) -> list[str]:
+    """The files with weights of a repository; its index, where it has one, is fetched."""
+    for name in _WEIGHTS:
+        if name in repository.files:
+            if not name.endswith(".index.json"):
+                return [name]
+            return [name, *_shards(repository.fetch([name]) / name)]
+    if repository.from_cache:
+        return ["model.safetensors"]
+    raise InputError(
+        f"model {repository.name!r} on the Hugging Face Hub has no weights as safetensors or PyTorch files "
+        f"({_shown(repository.files)}); choose another, or convert it with transformers first"
+    )
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"{str(index)!r} does not list the files with the weights ({type(error).__name__}); delete it and fetch "
+            "it again"
+        ) from error
+
+
+def _shown(names: Sequence[str]) -> str:
+    chosen = [name for name in names if not name.startswith(".")]
+    return f"it has {', '.join(chosen[:5])}{', …' if len(chosen) > 5 else ''}" if chosen else "it is empty"

@@ -1,0 +1,77 @@
+"""Tokens in a row, colored by circuitsvis, and the keys to their colors."""
+
+from collections.abc import Sequence
+
+from icl_lens.report.html.element import mount
+from icl_lens.report.html.escaping import for_circuitsvis, label_class, safe, signed
+from icl_lens.report.palette import BLUE, GRAY, ORANGE
+
+POSITIVE, NEGATIVE, NEUTRAL = BLUE, ORANGE, GRAY
+
+
+def attention_strip(
+    tokens: Sequence[str],
+    weights: Sequence[float],
+    label_positions: Sequence[int],
+    labels: Sequence[int],
+    name: str,
+) -> str:
+    """The last token's attention over the prompt: label tokens in their label's color, the others gray and dimmed.
+
+    Without labels all are gray.
+    """
+    reach = max(weights, default=0.0) or 1.0
+    marks = [
+        (position, label, round(weights[position] / reach, 3))
+        for position, label in zip(label_positions, labels, strict=True)
+    ]
+    props = {
+        "tokens": [for_circuitsvis(token) for token in tokens],
+        "values": list(weights),
+        "minValue": -reach,
+        "maxValue": reach,
+        "positiveColor": NEUTRAL,
+        "negativeColor": NEUTRAL,
+        "paddingBottom": 0,
+    }
+    strip = mount("ColoredTokens", props, f"Attention of {name} from the last token", marks=marks, dim=bool(marks))
+    return f'{strip}<p class="key">Attention probability; full color at {reach:.2f}, this head’s largest weight.</p>'
+
+
+def value_strip(
+    tokens: Sequence[str],
+    values: Sequence[float],
+    name: str,
+    *,
+    reach: float,
+    unit: str = "nats",
+    label_positions: Sequence[int] = (),
+    labels: Sequence[int] = (),
+) -> str:
+    """Signed values over tokens, blue above zero and orange below; label tokens underlined in their label's color."""
+    marks = [(position, label, None) for position, label in zip(label_positions, labels, strict=True)]
+    reach = reach or 1.0
+    props = {
+        "tokens": [for_circuitsvis(token) for token in tokens],
+        "values": list(values),
+        "minValue": -reach,
+        "maxValue": reach,
+        "positiveColor": POSITIVE,
+        "negativeColor": NEGATIVE,
+        "paddingBottom": 0,
+    }
+    return mount("ColoredTokens", props, f"{name}, {unit} by token", marks=marks)
+
+
+def label_legend(labels: Sequence[str]) -> str:
+    """The labels, each in its color."""
+    names = "".join(
+        f'<span class="tok {label_class(i)}"><bdi>{safe(label)}</bdi></span>' for i, label in enumerate(labels)
+    )
+    return f'<p class="legend">Labels {names}</p>'
+
+
+def scale_legend(reach: float, unit: str = "nats") -> str:
+    """The signed color scale with its ends in numbers."""
+    low, high = signed(-reach, 2), signed(reach, 2)
+    return f'<p class="legend scale"><span>{low}</span><i aria-hidden="true"></i><span>{high} {safe(unit)}</span></p>'

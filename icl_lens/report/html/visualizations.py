@@ -1,0 +1,169 @@
+"""Pictures of one explanation's parts, for notebooks; the page is put together from the same fragments."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations
+from icl_lens.errors import InputError
+from icl_lens.models.head import Head
+from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.report.html import heads as head_parts
+from icl_lens.report.html import similarity, token_strips
+from icl_lens.report.html.element import Element, mount
+from icl_lens.report.html.escaping import for_circuitsvis, safe
+
+
+def attention_to_labels(
+    source: Findings | Activations, heads: Sequence[Head] | None = None, *, row: int = 0
+) -> Element:
+    """The last token's attention of some heads over the prompt; label tokens in their label's color, others dimmed.
+
+    From an Explanation: its located heads (default: the first four), whose rows it holds. From Activations: any
+    heads, of prompt `row`. Color is attention probability, full at each head's own largest weight. Drawn by
+    circuitsvis. Raises InputError for heads whose rows are not there.
+    """
+    if isinstance(source, Findings):
+        reports = _reports(source, heads)
+        tokens, positions, index = source.shown_tokens, source.label_positions, source.demonstration_labels
+        labels, rows = () if source.free else source.labels, [report.attention for report in reports]
+        names = [str(report.head) for report in reports]
+    else:
+        if not heads:
+            raise InputError("heads is empty; name the heads to draw, as in heads=[Head(3, 1)]")
+        for head in heads:
+            source.view.check_head(head)
+        tokens = tuple(source.batch.token_strings[row])
+        known = source.batch.label_positions[row] >= 0
+        positions = tuple(source.batch.label_positions[row][known].tolist())
+        index = tuple(source.batch.label_index[row][known].tolist())
+        labels = source.batch.labels
+        names = [str(head) for head in heads]
+        rows = [tuple(source.pattern[row, head.layer, head.head, : len(tokens)].float().tolist()) for head in heads]
+    body = "".join(
+        f"<h3>{name}</h3>{token_strips.attention_strip(tokens, weights, positions, index, name)}"
+        for name, weights in zip(names, rows, strict=True)
+    )
+    if not labels:
+        return Element("Attention from the last token", body)
+    return Element("Attention to labels", token_strips.label_legend(labels) + body)
+
+
+def attention_patterns(
+    tokens: Sequence[str], patterns: Float[Tensor, "head query key"], heads: Sequence[Head]
+) -> Element:
+    """Full attention patterns of chosen heads, as circuitsvis' attention_heads: hover to see, click to keep a head.
+
+    `patterns` are attention probabilities, e.g. `cache["blocks.3.attn.hook_pattern"][0, [0, 5]]`. Every number goes
+    into the page: 10 heads of 200 tokens are about 1.5 MB. Raises InputError if the sizes do not fit.
+    """
+    if tuple(patterns.shape) != (len(heads), len(tokens), len(tokens)):
+        raise InputError(
+            f"patterns of shape {tuple(patterns.shape)} do not fit {len(heads)} heads and {len(tokens)} tokens; "
+            "give [head query key]"
+        )
+    props = {
+        "attention": [[[round(x, 4) for x in row] for row in head] for head in patterns.float().tolist()],
+        "tokens": [for_circuitsvis(token) for token in tokens],
+        "attentionHeadNames": [str(head) for head in heads],
+        "positiveColor": token_strips.POSITIVE,
+        "negativeColor": token_strips.NEGATIVE,
+        "maxValue": 1,
+        "minValue": -1,
+        "maskUpperTri": True,
+    }
+    names = ", ".join(str(head) for head in heads)
+    return Element("Attention patterns", mount("AttentionHeads", props, f"Attention patterns of {names}"))
+
+
+def token_values(
+    tokens: Sequence[str], values: Float[Tensor, "row pos"], names: Sequence[str], *, unit: str = "nats"
+) -> Element:
+    """Signed values over tokens, one row a name: blue above zero, orange below, on one scale for all rows.
+
+    Drawn by circuitsvis' colored_tokens. Raises InputError if the sizes do not fit.
+    """
+    if tuple(values.shape) != (len(names), len(tokens)):
+        raise InputError(
+            f"values of shape {tuple(values.shape)} do not fit {len(names)} names and {len(tokens)} tokens; "
+            "give [row pos]"
+        )
+    rows = values.float().tolist()
+    reach = max((abs(x) for row in rows for x in row), default=0.0)
+    body = "".join(
+        f"<h3>{safe(name)}</h3>{token_strips.value_strip(tokens, row, name, reach=reach, unit=unit)}"
+        for name, row in zip(names, rows, strict=True)
+    )
+    return Element("Values by token", body + token_strips.scale_legend(reach, unit))
+
+
+def similarity_matrix(
+    values: Float[Tensor, "query key"],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    *,
+    query_classes: Sequence[int] | None = None,
+    key_classes: Sequence[int] | None = None,
+    unit: str = "score",
+) -> Element:
+    """What a head's metric makes of every query and key, as a table: blue above zero, orange below, on one scale.
+
+    `query_classes` and `key_classes` color the names as labels are; rows and columns keep their order, so give words
+    of one class beside one another. Raises InputError if the sizes do not fit.
+    """
+    classes = (query_classes or [-1] * len(queries), key_classes or [-1] * len(keys))
+    if tuple(values.shape) != (len(queries), len(keys)) or tuple(map(len, classes)) != tuple(values.shape):
+        raise InputError(
+            f"values of shape {tuple(values.shape)} do not fit {len(queries)} queries and {len(keys)} keys with "
+            f"{len(classes[0])} and {len(classes[1])} classes; give [query key]"
+        )
+    name = "Similarity of queries and keys"
+    return Element(name, similarity.matrix(values.float().tolist(), queries, keys, classes, unit=unit, name=name))
+
+
+def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
+    """What located heads add to the answer's log-probability by moving each token (nats), as colored tokens.
+
+    Default: the first four located heads. Each position is taken alone; the parts need not sum to the head's
+    increase. Raises InputError for heads the explanation does not describe.
+    """
+    reports = _reports(explanation, heads)
+    values = torch.tensor([report.position_increases for report in reports])
+    return token_values(explanation.shown_tokens, values, [str(report.head) for report in reports])
+
+
+def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
+    """The words that located heads' values and keys at each label, and their last query, are nearest to.
+
+    Default: the first located head. Raises InputError for heads the explanation does not describe.
+    """
+    reports = _reports(explanation, heads, default=1)
+    body = "".join(f"<h3>{report.head}</h3>{head_parts.words(explanation, report)}" for report in reports)
+    return Element("Words by position", body)
+
+
+def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
+    """Log-probability increase by layer and head (nats); cells are buttons, reached by Tab and the arrow keys.
+
+    From an Explanation a click shows that head. From a tensor a cell shows its value only.
+    """
+    if isinstance(source, Findings):
+        return Element("Increase by layer and head", head_parts.explorer(source))
+    if source.ndim != 2:
+        raise InputError(f"increases of shape {tuple(source.shape)} have no layer and head axis; give [layer head]")
+    return Element("Increase by layer and head", head_parts.heatmap(source.float().tolist(), located=()))
+
+
+def _reports(explanation: Findings, heads: Sequence[Head] | None, default: int = 4) -> list[HeadReport]:
+    if heads is None:
+        return list(explanation.heads[:default])
+    described = {report.head: report for report in explanation.heads}
+    missing = [str(head) for head in heads if head not in described]
+    if missing or not heads:
+        raise InputError(
+            f"the explanation does not describe {', '.join(missing) or 'an empty list of heads'}; it describes "
+            f"{', '.join(map(str, described))}: explain with a larger k for more"
+        )
+    return [described[head] for head in heads]

@@ -1,0 +1,20 @@
+"""Numbers as they are read: probabilities in per cent, however small."""
+
+from decimal import Decimal
+
+SMALLEST = 1e-8
+
+
+def percent(value: float) -> str:
+    """A probability in per cent: one decimal, or two digits where that would be zero; nothing in powers of ten.
+
+    Example:
+        >>> from icl_lens.report.number_format import percent
+        >>> percent(0.123), percent(0.000035), percent(0.0), percent(2e-11)
+        ('12.3%', '0.0035%', '0.0%', '<0.000001%')
+    """
+    if value >= 0.001 or value == 0:
+        return f"{value:.1%}"
+    if value < SMALLEST:
+        return "<0.000001%"
+    return f"{Decimal(f'{100 * value:.1e}'):f}%"

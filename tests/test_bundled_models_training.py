@@ -1,0 +1,201 @@
+"""Training of the bundled models: a killed run goes on as if it had not been, and ends by its own rule."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tolerance import assert_close
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.bundled_models import train as training
+from experiments.bundled_models.curriculum import LEVELS
+from experiments.bundled_models.episodes import BUNDLED, load_words
+from experiments.bundled_models.train import CHECKPOINT, Settings, Trainer, thin_out, train
+from icl_lens.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+WORDS = load_words()
+SMALL = Settings("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
+ARCHS = ("gpt2", "llama", "gptj")
+TOKENIZER = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
+
+
+@pytest.fixture(autouse=True)
+def _one_tokenizer(monkeypatch):
+    """Learning the pieces takes seconds, and they are the same ones every time."""
+    monkeypatch.setattr(training, "make_tokenizer", lambda *args: TOKENIZER)
+
+
+def state(trainer):
+    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_resumed_run_is_the_unbroken_run(arch, tmp_path):
+    settings = replace(SMALL, arch=arch)
+    unbroken = Trainer(settings, WORDS)
+    losses = [unbroken.step() for _ in range(3)]
+    broken = Trainer(settings, WORDS)
+    first = broken.step()
+    broken.save(tmp_path)
+    resumed = Trainer(settings, WORDS)
+    resumed.resume(tmp_path)
+    assert resumed.progress.done == 1
+    assert [first, resumed.step(), resumed.step()] == losses
+    for name, parameter in state(unbroken).items():
+        assert torch.equal(parameter, state(resumed)[name]), name
+    assert list(tmp_path.iterdir()) == [tmp_path / CHECKPOINT]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from experiments.bundled_models.train import Settings, Trainer, train
+torch.set_num_threads(1)
+step = Trainer.step
+def until_the_fourth(self):
+    if self.progress.done == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self)
+Trainer.step = until_the_fourth
+folder = Path(sys.argv[1])
+settings = Settings("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
+train(settings, folder / "model", folder / "kept", resume=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_training_ends_with_the_same_weights(tmp_path):
+    root = Path(training.__file__).parent.parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert not (tmp_path / "model").exists()
+    train(SMALL, tmp_path / "model", tmp_path / "kept", resume=True)
+    train(SMALL, tmp_path / "whole", tmp_path / "other", resume=True)
+    weights, again = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    histories = [json.loads((tmp_path / name / "training.json").read_text())["history"] for name in ("whole", "model")]
+    assert histories[0] == histories[1]
+    assert [entry["step"] for entry in histories[0]] == [2, 4]
+    kept = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("other", "kept")]
+    assert kept[0] == kept[1] == [CHECKPOINT, "step-000002.safetensors", "step-000004.safetensors"]
+
+
+def test_a_run_that_is_not_resumed_begins_anew(tmp_path):
+    settings = replace(SMALL, steps=1)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "step-000900.safetensors").touch()
+    train(settings, tmp_path / "model", tmp_path / "kept", resume=False)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [CHECKPOINT]
+
+
+def test_resuming_another_run_is_refused(tmp_path):
+    trainer = Trainer(SMALL, WORDS)
+    trainer.step()
+    trainer.save(tmp_path)
+    with pytest.raises(InputError, match="--no-resume"):
+        Trainer(replace(SMALL, seed=1), WORDS).resume(tmp_path)
+
+
+def checked(monkeypatch, accuracies, *, level, at):
+    """A trainer after checks that give these accuracies, 100 steps apart, and after which of them it had finished."""
+    trainer = Trainer(Settings("gpt2"), WORDS)
+    trainer.progress.level = level
+    finished = []
+    for i, accuracy in enumerate(accuracies):
+        trainer.progress.done = at + 100 * i
+        monkeypatch.setattr(training, "label_accuracy", lambda *args, accuracy=accuracy: accuracy)
+        entry = trainer.check()
+        assert (entry["step"], entry["level"], entry["words"], entry["texts"]) == (
+            at + 100 * i,
+            level,
+            *2 * (accuracy,),
+        )
+        finished.append(trainer.progress.finished)
+    return trainer, finished
+
+
+LAST = len(LEVELS) - 1
+
+
+def test_rates_fall_from_enough_accuracy_on_and_training_ends_with_them(monkeypatch):
+    trainer, finished = checked(monkeypatch, [87.9, 88.0, 60.0, 60.0], level=LAST, at=900)
+    assert trainer.progress.cooling_began == 1000
+    assert finished == [False, False, False, True]  # a fifth of 1,000 steps, whatever accuracy does meanwhile
+    trainer.progress.done = 1100
+    assert trainer.rate() == pytest.approx(0.3 * 0.5)  # slow since step 750, and half of the fall
+    trainer.progress.done = 1200
+    assert trainer.rate() == 0.0
+
+
+def test_training_ends_at_once_with_more_than_enough(monkeypatch):
+    assert checked(monkeypatch, [96.9, 97.0], level=LAST, at=400)[1] == [False, True]
+
+
+def test_an_earlier_level_ends_no_training(monkeypatch):
+    trainer, finished = checked(monkeypatch, [99.0, 99.0], level=LAST - 1, at=400)
+    assert finished == [False, False]
+    assert trainer.progress.cooling_began is None
+
+
+def test_a_level_ends_by_its_accuracy_and_not_before_its_least_length(monkeypatch):
+    trainer = Trainer(replace(SMALL, at_least=2), WORDS)
+    monkeypatch.setattr(training, "told_accuracy", lambda *args: 1.0)
+    found = []
+    for _ in range(8):
+        trainer.step()
+        found.append(trainer.progress.level)
+    assert found[0] == 0
+    assert 1 in found
+    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize(("n", "kept"), [(25, 10), (11, 10), (10, 10), (4, 4), (0, 0)])
+def test_ten_snapshots_are_left_the_first_and_the_last_among_them(n, kept, tmp_path):
+    for step in range(1, n + 1):
+        (tmp_path / f"step-{100 * step:06d}.safetensors").touch()
+    (tmp_path / CHECKPOINT).touch()
+    thin_out(tmp_path)
+    steps = sorted(int(path.stem.removeprefix("step-")) for path in tmp_path.glob("step-*"))
+    assert len(steps) == kept
+    if n:
+        assert (steps[0], steps[-1]) == (100, 100 * n)
+        gaps = [b - a for a, b in itertools.pairwise(steps)]
+        assert max(gaps) - min(gaps) <= 100
+    assert (tmp_path / CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_run_writes_a_loadable_folder(arch, tmp_path):
+    settings = replace(SMALL, arch=arch, steps=2)
+    folder = tmp_path / "tiny"
+    train(settings, folder, tmp_path / "kept", resume=True)
+    assert not list(tmp_path.glob(".*"))
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in folder.iterdir())
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 6_000_000
+    record = json.loads((folder / "training.json").read_text())
+    assert (record["arch"], record["done"], record["finished"]) == (arch, 2, False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = "love : bar like : bar eight : foo two : foo one :"
+    tokens = torch.tensor([tokenizer(prompt).input_ids])
+    assert tokenizer.unk_token_id not in tokens
+    assert tokenizer.decode(tokens[0]) == prompt
+    trainer = Trainer(settings, WORDS)
+    trainer.resume(tmp_path / "kept")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert_close(model(input_ids=tokens).logits, trainer.model.eval()(input_ids=tokens).logits)
+    snapshot = load_file(tmp_path / "kept" / "step-000002.safetensors")
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(snapshot[name], parameter.half())

@@ -1,0 +1,118 @@
+"""Results show themselves: the right numbers in small tables, frames that hold everything, HTML without script."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens import display, metrics
+from icl_lens.interventions.debias import Strength
+
+
+@pytest.fixture(scope="module")
+def found(gpt2, gpt2_batch, gpt2_acts):
+    targets = gpt2_batch.answer_tokens
+    return {
+        "layers": il.layer_log_prob_increase(gpt2_acts, targets),
+        "heads": il.top_heads(gpt2_acts, targets, k=5),
+        "subheads": il.top_subheads(gpt2_acts, targets, k=3),
+        "effects": il.head_effects(gpt2, gpt2_batch),
+    }
+
+
+class Cells(HTMLParser):
+    """The cells of a table, row by row."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.rows = set(), []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        self.here = tag
+
+    def handle_data(self, data):
+        if self.here in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+@pytest.mark.parametrize("name", ["layers", "heads", "subheads", "effects"])
+def test_text_and_html_show_the_same_rows(found, name):
+    result = found[name]
+    title, header, *lines = repr(result).splitlines()
+    assert title.startswith(type(result).__name__)
+    shown = Cells(result._repr_html_())
+    assert shown.tags <= {"table", "caption", "thead", "tbody", "tr", "th", "td", "p"}, "no script, no style sheet"
+    lines = [line for line in lines if not line.startswith("…")]
+    assert [" ".join(row).split() for row in shown.rows] == [header.split(), *[line.split() for line in lines]]
+    assert all(len(line) < 100 for line in repr(result).splitlines())
+
+
+def test_top_heads(found):
+    top = found["heads"]
+    frame = top.to_frame()
+    assert list(frame.columns) == ["rank", "layer", "head", "name", "value"]
+    assert frame["value"].tolist() == top.value.tolist()
+    first = repr(top).splitlines()[2].split()
+    assert first == ["1", str(top.heads[0]), f"{top.value[0]:+.3f}"]
+    assert f"{top.n_exact} of 12 heads evaluated, certified" in repr(top)
+
+
+def test_top_subheads_name_their_tokens(found, gpt2_batch):
+    top = found["subheads"]
+    frame = top.to_frame()
+    assert list(frame.columns) == ["prompt", "rank", "layer", "head", "name", "position", "token", "value"]
+    for row in frame.itertuples():
+        place = row.prompt, row.rank - 1
+        assert (row.layer, row.head, row.position) == (top.layer[place], top.head[place], top.position[place])
+        assert row.token == gpt2_batch.token_names[row.prompt][row.position]
+        assert row.value == float(top.value[place])
+
+
+def test_layers_and_effects(found):
+    layers, effects = found["layers"], found["effects"]
+    frame = layers.to_frame()
+    row = frame[(frame["prompt"] == 1) & (frame["layer"] == 2) & (frame["component"] == "attn")]
+    assert row["value"].item() == float(layers.attn[1, 2])
+    assert repr(layers).splitlines()[3].split() == ["1", *[f"{x[:, 1].mean():+.3f}" for x in layers]]
+    frame = effects.to_frame()
+    row = frame[(frame["prompt"] == 2) & (frame["name"] == "L1H3")]
+    assert row["log_prob"].item() == float(effects.log_prob[2, 1, 3])
+    assert row["log_odds"].item() == float(effects.log_odds[2, 1, 3])
+    best = effects.top(1)[0]
+    expected = [str(best), f"{effects.log_prob.mean(0)[best]:+.3f}", f"{effects.log_odds.mean(0)[best]:+.3f}"]
+    assert repr(effects).splitlines()[2].split() == expected
+
+
+def test_small_results_have_frames():
+    assert metrics.Interval(1.0, 0.5, 1.5).to_frame().to_dict("list") == {"value": [1.0], "low": [0.5], "high": [1.5]}
+    agreed = il.agreement(torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3), k=2)
+    assert agreed.to_frame()["overlap"].tolist() == [2]
+    strength = Strength("recency", 0.5, (0.0, 0.5), (0.2, 0.1), (0.9, 0.8), (0.0, 0.1))
+    assert strength.to_frame()["chosen"].tolist() == [False, True]
+
+
+def test_long_results_are_cut_and_say_so():
+    columns = {"token": ["<b>", "␣&"], "value": ["+1.0", "–"]}
+    assert display.text_table("T", columns, total=5).splitlines()[-1] == "… 3 more rows: to_frame() has all"
+    html = display.html_table("T <1>", columns, total=5)
+    assert "<b>" not in html
+    assert "&lt;b&gt;" in html
+    assert "3 more rows" in html
+    assert display.signed(float("nan")) == "–"
+
+
+def test_batches_and_captures_say_what_they_are_in_one_line(gpt2, gpt2_batch, gpt2_acts):
+    assert repr(gpt2_batch) == "PromptBatch(3 prompts × 10–14 tokens, 4 demonstrations, labels 'bar', 'foo')"
+    assert re.fullmatch(r"Activations\(\S+: 3 prompts × 10–14 tokens, 3 layers × 4 heads\)", repr(gpt2_acts))
+    assert repr(gpt2_batch[0]).startswith("PromptBatch(1 prompt × 14 tokens,")
+    free = il.PromptBatch.from_tokens([[5, 6, 7], [8]], model=gpt2)
+    assert repr(free) == "PromptBatch(2 prompts × 1–3 tokens, no demonstrations)"
+    assert repr(free.at("all")) == "PromptBatch(2 prompts at 4 positions × 1–3 tokens, no demonstrations)"

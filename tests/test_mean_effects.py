@@ -1,0 +1,224 @@
+"""Mean effects over many prompts: against effects one by one, in any batches; killed, damaged, shared: the same."""
+
+import hashlib
+import io
+import json
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from families import save
+from launches import LAUNCHES, contents, ended, forked, killed, launched, stamps
+from tolerance import assert_close, tolerance
+
+import icl_lens as il
+from icl_lens.cli import main
+from icl_lens.locate.mean_effects import DRAWS
+from icl_lens.locate.run_folder import RunFolder
+from icl_lens.prompts.tasks import load_task
+
+N, BATCH = 30, 2
+WORDS = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
+TASK = "sentiment-number"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    path.write_text(json.dumps({"categories": WORDS}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def many(gpt2, words):
+    return il.tokenize(gpt2, load_task(TASK, n=N, path=words))
+
+
+def one_by_one(model, batch):
+    """Falls of log p(answer) and of its log-odds [prompt layer head], a head and a whole pass at a time."""
+
+    def scores():
+        log_probs = il.last_log_probs(model, batch).double()
+        rows = torch.arange(len(batch))
+        own = log_probs[rows, batch.answer_tokens]
+        return torch.stack([own, own - log_probs[rows, batch.other_label_tokens[:, 0]]])
+
+    clean, found = scores(), torch.empty(2, len(batch), 3, 4, dtype=torch.float64)
+    for layer in range(3):
+        for head in range(4):
+            with il.ablate_heads(model, [(layer, head)], positions="last"):
+                found[:, :, layer, head] = clean - scores()
+    return found
+
+
+def test_means_and_intervals(gpt2, many):
+    """Means of effects one by one; intervals from prompts written out as often as each draw has their query."""
+    found = il.locate_effects(gpt2, many, batch_size=7, against=many.other_label_tokens)
+    expected = one_by_one(gpt2, many)
+    queries = [prompt.query for prompt in many.prompts]
+    assert (found.n_prompts, found.n_queries, found.ways) == (N, len(set(queries)), {"shared keys": N})
+    assert found.n_queries < N
+    seeds = {query: int.from_bytes(hashlib.sha256(query.encode()).digest()[:8], "big") for query in queries}
+    often = {query: np.random.default_rng(seed).poisson(1.0, DRAWS) for query, seed in seeds.items()}
+    draws = []
+    for draw in range(DRAWS):
+        rows = [row for row, query in enumerate(queries) for _ in range(often[query][draw])]
+        if rows:
+            draws.append(expected[:, rows].mean(1))
+    low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    for i, score in enumerate((found.log_prob, found.log_odds)):
+        assert_close(score.mean.float(), expected[i].mean(0))
+        assert_close(score.low.float(), low[i])
+        assert_close(score.high.float(), high[i])
+    assert_close(found.log_diff.mean.float(), found.log_odds.mean)
+    best = expected[0].mean(0).flatten().argsort(descending=True)
+    assert [layer * 4 + head for layer, head in found.top(12)] == best.tolist()
+    frame = found.to_frame()
+    assert frame["name"].tolist() == list(map(str, found.top(12)))
+    assert_close(frame["effect"], expected[0].mean(0).flatten()[best])
+
+
+@pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
+def test_other_effects_stream_too(gpt2, many, options):
+    found = il.locate_effects(gpt2, many, batch_size=11, **options)
+    whole = il.head_effects(gpt2, many, **({"positions": "last"} | options))
+    assert_close(found.log_prob.mean, whole.log_prob.mean(0))
+    assert found.exact == ("method" not in options)
+    assert bool(found.log_odds.mean.isnan().all()) == ("method" in options)
+    if not found.exact:
+        with pytest.raises(il.InputError, match="there is no log_odds here"):
+            found.top(1, by="log_odds")
+
+
+def test_one_query_has_no_interval(gpt2, many):
+    assert bool(il.locate_effects(gpt2, many[0]).log_prob.low.isnan().all())
+
+
+def test_a_folder_of_another_kind_of_run_is_refused(gpt2, many, tmp_path):
+    with pytest.raises(il.InputError, match='let its entry "by" be "effect"'):
+        il.locate_effects(gpt2, many, folder=RunFolder(tmp_path, {"n": 1}))
+    with pytest.raises(il.InputError, match="give it to locate_effects"):
+        il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"by": "effect"}))
+
+
+def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
+    effects = il.head_effects
+
+    def broken(*given, **options):
+        found = effects(*given, **options)
+        found.log_prob[0, 1, 2] = torch.inf
+        return found
+
+    monkeypatch.setattr("icl_lens.locate.mean_effects.head_effects", broken)
+    with pytest.raises(il.InputError, match=r"mean effect of L1H2 \(log_prob\) is not finite"):
+        il.locate_effects(gpt2, many)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def inputs(words, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save("gpt2", folder)
+    task = ["locate", "--by", "effect", "--task", TASK, "--path", words, "-n", N, "--top", "3"]
+    return [*task, "--model", folder, "--device", "cpu", "--batch-size", BATCH]
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("unbroken") / "out"
+    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
+    return contents(out)
+
+
+def run(inputs, out, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["icl-lens", *map(str, inputs), "--out", str(out)])
+    try:
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    return code, *capsys.readouterr()
+
+
+def test_files_and_table(gpt2, many, inputs, unbroken, tmp_path, monkeypatch, capsys):
+    code, said, _ = run(inputs, tmp_path / "out", monkeypatch, capsys)
+    assert code == 0
+    assert contents(tmp_path / "out") == unbroken
+    assert "Exact: every head zeroed at the last position of 30 prompts" in said
+    table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
+    assert len(table) == 12
+    expected = one_by_one(gpt2, many)
+    assert_close(table["effect"], expected[0].mean(0)[table["layer"], table["head"]])
+    parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
+    chunks = pd.concat(parts)
+    assert len(parts) == N // BATCH
+    assert sorted(chunks["prompt"].unique()) == list(range(N))
+    every = expected[1][chunks["prompt"].to_numpy(), chunks["layer"].to_numpy(), chunks["head"].to_numpy()]
+    assert_close(chunks["log_odds"], every)
+
+
+def test_killed_and_taken_up(inputs, unbroken, tmp_path):
+    """SIGKILL at five random moments: nothing is lost or written twice, and the end is the same to the byte."""
+    out, rng = tmp_path / "out", random.Random(1)
+    before = {}
+    for target in sorted(rng.sample(range(1, N // BATCH), 5)):
+        pid = forked(main, ["icl-lens", *inputs, "--out", out], pause=0.05)
+        assert killed(pid, lambda target=target: len(stamps(out, "part-*")) >= target) == -9
+        after = stamps(out, "part-*")
+        assert target <= len(after) < N // BATCH
+        assert before.items() <= after.items(), "a chunk was lost or written twice"
+        before = after
+    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
+    assert before.items() <= stamps(out, "part-*").items()
+    assert contents(out) == unbroken
+
+
+def test_a_damaged_chunk_is_computed_again(inputs, unbroken, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, data in unbroken.items():
+        (out / name).write_bytes(data)
+    path = out / "part-00003.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    code, _, said = run(inputs, out, monkeypatch, capsys)
+    assert (code, said.count("\n")) == (0, 1)
+    assert "part-00003.parquet is damaged" in said
+    assert contents(out) == unbroken
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--no-bias"], "--bias has nothing to do here"),
+        (["--final-norm", "own"], "--final-norm has nothing to do here"),
+        (["--by", "increase", "--method", "gradient"], "--method has nothing to do here: only --by effect"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(inputs, tmp_path, given, says, monkeypatch, capsys):
+    code, _, said = run([*inputs, *given], tmp_path / "out", monkeypatch, capsys)
+    assert (code, said.count("\n")) == (2, 1)
+    assert says in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", LAUNCHES)
+def test_two_processes(inputs, unbroken, tmp_path, way):
+    """Two processes compute different batches, half of them each, and together what one computes."""
+    out = tmp_path / "out"
+    ran, chunks = launched(LAUNCHES[way], ["icl_lens", *inputs, "--out", out], tmp_path / "log")
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(rank for rank, _ in chunks) == [0, 1]
+    assert len({pid for _, pid in chunks}) == 2
+    first, second = (chunks[key] for key in sorted(chunks))
+    assert not {*first} & {*second}
+    assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in range(N // BATCH)]
+    assert abs(len(first) - len(second)) <= 1
+    found = contents(out)
+    assert found.keys() == unbroken.keys()
+    ours, theirs = (pd.read_parquet(io.BytesIO(files["heads.parquet"])) for files in (found, unbroken))
+    pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=tolerance())

@@ -1,0 +1,281 @@
+"""The metric of a head and what it copies, against the model's own attention and slow code on its own weights."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from conftest import PROMPTS
+from family_tables import EXACT
+from tolerance import assert_close
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from icl_lens.metrics import auroc, precision_at_1
+from icl_lens.models import attention_scores
+from icl_lens.models.view import ModelView
+
+LAST = -1
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_scores_are_the_models_own_attention(family, load_tiny):
+    """Softmax over the scores at each key's own distance is the pattern of the pass."""
+    model = load_tiny(family)
+    view = ModelView.of(model)
+    batch = il.tokenize(model, PROMPTS)[2]
+    acts = il.capture(model, batch)
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    n, layer, head = int(batch.last[0]) + 1, view.n_layers - 1, view.n_heads - 1
+    how, resid = attention_scores.score_view(view, layer), cache[view.hook(layer, "hook_resid_pre")][0, :n]
+    if how.position == "rotary":
+        metrics = [il.query_key_metric(model, (layer, head), distance=n - 1 - key) for key in range(n)]
+        found = torch.cat([one.scores(resid[LAST:], resid[[key]])[0] for key, one in enumerate(metrics)])
+    else:
+        found = il.query_key_metric(model, (layer, head)).scores(resid[LAST:], resid)[0]
+    if how.position == "alibi":
+        found = found + attention_scores.alibi(view, layer, torch.ones(1, n, dtype=torch.bool))[0, head]
+    if how.soft_cap is not None:
+        found = how.soft_cap * torch.tanh(found / how.soft_cap)
+    if how.window is not None:
+        found[: max(0, n - how.window)] = -math.inf
+    assert_close(found.softmax(LAST), acts.pattern[0, layer, head, :n])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa", "qwen2", "gemma2", "neox"])
+def test_the_matrix_is_what_is_bilinear_in_the_scores(family, load_tiny):
+    """Scores of normed inputs differ from the bilinear form by terms in which only one of the two stands."""
+    model = load_tiny(family)
+    metric = il.query_key_metric(model, (1, 3), distance=3 if family in ("gptj", "neox") else None)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(4, metric.matrix.shape[0], generator=generator) for _ in range(2))
+    rest = metric.scores(x, y) - metric.inputs(x) @ metric.matrix @ metric.inputs(y).T
+    crossed = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()
+    assert_close(crossed, torch.zeros_like(crossed))
+    assert metric.scores(x, y).std() > 0.05
+
+
+def _hf_scores(hf: Any, family: str, layer: int, head: int, x: Tensor, y: Tensor) -> Tensor:
+    """Query-key products without rotation, head by head, with plain Hugging Face modules."""
+    old = family in ("gpt2", "gptj")
+    block = (hf.transformer.h if old else hf.model.layers)[layer]
+    norm = block.ln_1 if old else block.input_layernorm
+    n_heads = hf.config.num_attention_heads
+    d = hf.config.hidden_size // n_heads
+    if family == "gpt2":
+        q, k = block.attn.c_attn(norm(x)).chunk(3, -1)[0], block.attn.c_attn(norm(y)).chunk(3, -1)[1]
+    else:
+        attn = block.attn if old else block.self_attn
+        q, k = attn.q_proj(norm(x)), attn.k_proj(norm(y))
+    group = head * (k.shape[1] // d) // n_heads
+    q, k = q[:, head * d : (head + 1) * d], k[:, group * d : (group + 1) * d]
+    found = torch.empty(len(x), len(y), dtype=x.dtype)
+    for i, j in itertools.product(range(len(x)), range(len(y))):
+        found[i, j] = sum(q[i, a] * k[j, a] for a in range(d)) / math.sqrt(d)
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa", "qwen2"])
+def test_scores_agree_with_hugging_face(family, load_tiny, family_folder):
+    hf: Any = AutoModelForCausalLM.from_pretrained(family_folder(family)).double().eval()
+    if family in ("gpt2", "qwen2"):
+        assert any("bias" in name and "attn" in name for name, _ in hf.named_parameters())
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(3, hf.config.hidden_size, generator=generator, dtype=torch.float64) for _ in range(2))
+    for head in ((0, 0), (2, 3)):
+        metric = il.query_key_metric(load_tiny(family), head)
+        with torch.no_grad():
+            expected = _hf_scores(hf, family, *head, x, y)
+        assert_close(metric.scores(x.float(), y.float()), expected)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
+def test_shape_of_the_metric_agrees_with_the_dense_matrix(family, load_tiny):
+    metric = il.query_key_metric(load_tiny(family), (1, 2))
+    dense = metric.matrix.double()
+    values = torch.linalg.svdvals(dense)[: len(metric.singular_values)]
+    assert_close(metric.singular_values, values)
+    share = values / values.sum()
+    assert_close(metric.effective_rank, math.exp(-sum(p * math.log(p) for p in share.tolist())))
+    symmetric = (dense + dense.T) / 2
+    assert_close(metric.symmetric_share, symmetric.square().sum() / dense.square().sum())
+    left, strength, right = metric.directions(3)
+    for i in range(3):
+        assert_close(left[i].double() @ dense @ right[i].double(), strength[i])
+    with pytest.raises(il.InputError, match="k=99 must lie between 1 and 8"):
+        metric.directions(99)
+
+
+def test_symmetric_metrics_have_a_symmetric_share_of_one(load_tiny):
+    metric = il.query_key_metric(load_tiny("gpt2"), (0, 1))
+    side = metric.query_side
+    same = type(metric)(metric.view, metric.head, None, side, side, None)
+    assert_close(same.symmetric_share, 1.0)
+    half = side.shape[1] // 2
+    anti = type(metric)(metric.view, metric.head, None, side, torch.cat([side[:, half:], -side[:, :half]], 1), None)
+    assert_close(anti.symmetric_share, 0.0)
+
+
+def test_the_untrained_metric_keeps_lengths_and_loses_the_rest(load_tiny):
+    metric = il.query_key_metric(load_tiny("gpt2"), (1, 0))
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    strange = metric.untrained(seed=3)
+    assert_close(strange.keys(x).norm(dim=-1), metric.keys(x).norm(dim=-1))
+    assert_close(strange.queries(x), metric.queries(x))
+    assert not torch.allclose(strange.scores(x, x), metric.scores(x, x), atol=0.1)
+    assert_close(strange.key_side @ strange.key_side.T, metric.key_side @ metric.key_side.T)
+    assert torch.equal(metric.untrained(seed=3).key_side, strange.key_side)
+    assert not torch.equal(metric.untrained(seed=4).key_side, strange.key_side)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "distance", "message"),
+    [
+        ("gpt2", (9, 0), None, "L9H0 does not exist"),
+        ("gpt2", (0, 0), 3, "does not rotate queries and keys, so its metric has no distance"),
+        ("llama_gqa", (0, 0), -1, "distance=-1 must be at least 0"),
+        ("llama_gqa", (0, 0), 10**6, "does not fit the model's context"),
+    ],
+)
+def test_what_has_no_metric_is_refused(family, head, distance, message, load_tiny):
+    with pytest.raises(il.InputError, match=message):
+        il.query_key_metric(load_tiny(family), head, distance=distance)
+
+
+# A head made by hand: it compares two categories and copies two labels.
+
+WORDS = ("love", "like", "happy", "sad", "eight", "two", "three", "nine")
+LABELS = ("foo", "bar")
+
+
+@pytest.fixture(scope="module")
+def made(family_folder):
+    """Tiny GPT-2 whose head L0H0 tells words of kind 0 from kind 1 and writes the label that it reads."""
+    folder = family_folder("gpt2")
+    model: Any = il.load_model(str(folder), device="cpu")
+    ids = [model.tokenizer.encode(" " + word, add_special_tokens=False)[LAST] for word in (*WORDS, *LABELS)]
+    transformer: Any = model.original_model.transformer
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        block, d = transformer.h[0], 32
+        block.ln_1.weight.fill_(1.0)
+        block.ln_1.bias.zero_()
+        transformer.ln_f.weight.fill_(1.0)
+        block.attn.c_attn.bias.zero_()
+        transformer.wte.weight[ids] = 0.3 * torch.randn(len(ids), d, generator=generator)
+        for place, token in enumerate(ids):
+            feature = 2 + place - 8 if place >= 8 else int(place >= 4)
+            transformer.wte.weight[token, feature] += 3.0
+        block.attn.c_attn.weight[:, [*range(8), *range(32, 40), *range(64, 72)]] = 0.0
+        block.attn.c_proj.weight[:8] = 0.0
+        for feature in range(2):  # queries, keys: kinds of words; values, output: labels
+            block.attn.c_attn.weight[feature, feature] = block.attn.c_attn.weight[feature, 32 + feature] = 4.0
+            block.attn.c_attn.weight[2 + feature, 64 + feature] = 1.0
+            block.attn.c_proj.weight[feature, 2 + feature] = 1.0
+    return model, torch.tensor(ids)
+
+
+def test_a_head_made_to_compare_retrieves_every_word_of_its_kind(made):
+    model, ids = made
+    x = model.W_E.detach()[ids[:8]]
+    kind = torch.tensor([0] * 4 + [1] * 4)
+    same = kind[:, None] == kind
+    alone = torch.eye(8, dtype=torch.bool)
+    metric = il.query_key_metric(model, (0, 0))
+    found = metric.scores(x, x).masked_fill(alone, -math.inf)
+    assert precision_at_1(found, same) == 1.0
+    assert auroc(found[~alone], same[~alone]) == 1.0
+    others = [metric.untrained(seed=seed).scores(x, x) for seed in range(40)]
+    mean = sum(auroc(other[~alone], same[~alone]) for other in others) / len(others)
+    assert 0.3 < mean < 0.7
+
+
+def test_a_head_made_to_copy_has_a_score_of_one(made):
+    model, ids = made
+    copying = il.head_copying(model, "L0H0", ids[8:])
+    assert (copying.copy_score, copying.discrimination) == (1.0, 1.0)
+    assert copying.positive_eigenvalues == pytest.approx(1.0, abs=0.01)
+
+
+def test_random_heads_copy_by_chance(load_tiny):
+    model = load_tiny("gpt2")
+    view, tokens = ModelView.of(model), list(range(5, 29))
+    found = [il.head_copying(model, head, tokens) for head in view.heads()]
+    assert 0 <= sum(one.copy_score for one in found) / len(found) < 0.2
+    assert 0.35 < sum(one.discrimination for one in found) / len(found) < 0.65
+    assert abs(sum(one.positive_eigenvalues for one in found) / len(found)) < 0.6
+
+
+def test_a_head_that_likes_one_label_copies_nothing(load_tiny):
+    """Its own logits are the highest for the label it always says, and it tells no label from another."""
+    logits = torch.tensor([[5.0, 0.0], [5.1, 0.0]])
+    copying = il.Copying(torch.tensor([0, 1]), logits)
+    assert copying.copy_score == 0.5
+    assert copying.discrimination == 0.25  # says "0" more when it reads "1"; of "1" nothing either way
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa"])
+def test_copying_agrees_with_hugging_face(family, load_tiny, family_folder):
+    hf: Any = AutoModelForCausalLM.from_pretrained(family_folder(family)).double().eval()
+    tokens, layer, head = [7, 11, 20], 1, 2
+    old = family in ("gpt2", "gptj")
+    block = (hf.transformer.h if old else hf.model.layers)[layer]
+    norm, final = (block.ln_1, hf.transformer.ln_f) if old else (block.input_layernorm, hf.model.norm)
+    d = hf.config.hidden_size // hf.config.num_attention_heads
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        x = hf.get_input_embeddings().weight[tokens]
+        normed = norm(x) - (norm.bias if old else 0.0)
+        if family == "gpt2":
+            W_V, W_O = block.attn.c_attn.weight[:, 2 * 32 :], block.attn.c_proj.weight
+            group = head
+        else:
+            attn = block.attn if old else block.self_attn
+            W_V, W_O = attn.v_proj.weight.T, (attn.out_proj if old else attn.o_proj).weight.T
+            group = head * (W_V.shape[1] // d) // hf.config.num_attention_heads
+        for i, row in enumerate(normed):
+            y = (row @ W_V[:, group * d : (group + 1) * d]) @ W_O[head * d : (head + 1) * d]
+            y = (y - y.mean() if old else y) * final.weight
+            for j, token in enumerate(tokens):
+                expected[i, j] = y @ hf.get_output_embeddings().weight[token]
+    found = il.head_copying(load_tiny(family), (layer, head), tokens)
+    assert_close(found.logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        ([3], {}, "at least two different ids"),
+        ([3, 3], {}, "at least two different ids"),
+        ([3, 10**6], {}, "is no token id"),
+        ([3, 4], {"inputs": torch.zeros(3, 32)}, "one residual stream a token"),
+    ],
+)
+def test_what_cannot_be_copied_is_refused(tokens, options, message, load_tiny):
+    with pytest.raises(il.InputError, match=message):
+        il.head_copying(load_tiny("gpt2"), (0, 0), tokens, **options)
+
+
+# The yardsticks.
+
+
+def test_auroc_is_the_share_of_pairs():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        values = torch.randint(5, (9,), generator=generator).float()
+        positive = torch.rand(9, generator=generator) < 0.5
+        positive[:2] = torch.tensor([True, False])
+        pairs = [(a, b) for a in values[positive].tolist() for b in values[~positive].tolist()]
+        expected = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
+        assert auroc(values, positive) == pytest.approx(expected)
+    assert math.isnan(auroc(torch.tensor([1.0, 2.0]), torch.tensor([True, True])))
+
+
+def test_precision_counts_ties_by_their_share():
+    found = torch.tensor([[2.0, 2.0, 1.0], [0.0, 5.0, -math.inf]])
+    same = torch.tensor([[True, False, True], [False, True, False]])
+    assert precision_at_1(found, same) == 0.75
+    with pytest.raises(il.InputError, match="query 0 has no finite score"):
+        precision_at_1(torch.full((1, 2), -math.inf), torch.ones(1, 2, dtype=torch.bool))

@@ -1,0 +1,98 @@
+"""Captures on disk: back as they were, for the same weights only; nothing half written, nothing unpickled."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tolerance import assert_close
+
+import icl_lens as il
+
+
+def assert_same(first, second):
+    for name, value in vars(first).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(second, name), value), name
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "gemma2"])
+def test_a_capture_comes_back_as_it_was(load_tiny, gpt2_batch, tmp_path, name):
+    model = load_tiny(name)
+    batch = il.tokenize(model, list(gpt2_batch.prompts), prepend_bos=False)
+    acts = il.capture(model, batch)
+    acts.save(tmp_path / "acts.safetensors")
+    again = il.Activations.load(tmp_path / "acts.safetensors", model)
+    assert_same(acts, again)
+    assert_same(acts.batch, again.batch)
+    for plain in ("labels", "prompts", "template", "token_strings", "token_names", "texts"):
+        assert getattr(again.batch, plain) == getattr(batch, plain)
+    targets = batch.answer_tokens
+    assert_close(il.head_log_prob_increase(again, targets), il.head_log_prob_increase(acts, targets))
+
+
+def test_positions_of_free_prompts_come_back(gpt2, tmp_path):
+    batch = il.PromptBatch.from_tokens([[5, 6, 7, 8]], model=gpt2, against=[[3, 4]], positions=[1, 2])
+    acts = il.capture(gpt2, batch)
+    acts.save(tmp_path / "acts.safetensors")
+    again = il.Activations.load(tmp_path / "acts.safetensors", gpt2)
+    assert_same(acts, again)
+    assert again.batch.against.tolist() == [[3, 4], [3, 4]]
+    assert torch.equal(again.v, acts.v)
+
+
+def test_a_part_of_a_capture_is_saved_as_that_part(gpt2, gpt2_acts, tmp_path):
+    gpt2_acts[1:].save(tmp_path / "part.safetensors")
+    assert_same(il.Activations.load(tmp_path / "part.safetensors", gpt2), gpt2_acts[1:])
+
+
+def test_other_models_and_weights_are_refused(gpt2, gpt2_acts, load_tiny, tmp_path):
+    path = tmp_path / "acts.safetensors"
+    gpt2_acts.save(path)
+    with pytest.raises(
+        il.InputError, match=r"GPT2LMHeadModel of 3 layers × 4 heads in float32.*: not LlamaForCausalLM"
+    ):
+        il.Activations.load(path, load_tiny("llama"))
+    with pytest.raises(il.InputError, match=r"not GPT2LMHeadModel of .* in float64"):
+        il.Activations.load(path, load_tiny("gpt2", dtype=torch.float64))
+    weight = gpt2.blocks[1].attn.W_O.detach()
+    before = weight.clone()
+    try:
+        with torch.no_grad():
+            weight.mul_(1.001)
+        with pytest.raises(il.InputError, match="the weights differ"):
+            il.Activations.load(path, gpt2)
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+    il.Activations.load(path, gpt2)
+
+
+def test_files_that_are_none_are_refused(gpt2, gpt2_acts, tmp_path):
+    missing, other, newer = (tmp_path / name for name in ("missing", "other", "newer"))
+    save_file({"a": torch.ones(1)}, other)
+    explanation_json.write_tensors(newer, "activations", 99, {"a": torch.ones(1)}, {})
+    (tmp_path / "text").write_text("no tensors")
+    for path, message in [
+        (missing, "cannot be read"),
+        (tmp_path / "text", "cannot be read"),
+        (other, "holds no activations"),
+        (newer, "of version 99"),
+    ]:
+        with pytest.raises(il.InputError, match=message):
+            il.Activations.load(path, gpt2)
+    with pytest.raises(il.InputError, match="cannot write"):
+        gpt2_acts.save(tmp_path / "nowhere" / "acts")
+
+
+def test_moved_activations_say_where_they_are_needed(gpt2_acts, gpt2_batch):
+    away = gpt2_acts.to("meta")
+    assert {away.z.device.type, away.batch.tokens.device.type, away.readout.scale.device.type} == {"meta"}
+    targets = gpt2_batch.answer_tokens
+    for ask in (
+        lambda: il.head_log_prob_increase(away, targets),
+        lambda: il.top_heads(away, targets, k=1),
+        lambda: away.label_log_probs,
+        lambda: away.token_log_probs(targets),
+    ):
+        with pytest.raises(il.InputError, match="activations are on meta and the model on cpu; move them"):
+            ask()
+    assert_same(gpt2_acts.to("cpu"), gpt2_acts)
