@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from icl_lens.cli import hush, in_one_sentence
-from icl_lens.cli.console import PlainConsole, report_error, tolerant_output
+from icl_lens.cli import one_line_errors, quiet_libraries
+from icl_lens.cli.console import PlainConsole, escape_unencodable, report_error
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import ModelOptions, TokenOptions
 
@@ -146,10 +146,10 @@ def _run(cells: "Iterable[Cell]", out: Path, model: ModelOptions) -> None:
 def main() -> None:
     """Report an InputError, or a missing package, in one line on stderr, with exit code 2."""
     try:
-        with in_one_sentence("experiments"):
-            tolerant_output()
+        with one_line_errors("experiments"):
+            escape_unencodable()
             if not {"-h", "--help"} & set(sys.argv[1:]):
-                hush()
+                quiet_libraries()
             app(prog_name="python -m experiments")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "scipy":

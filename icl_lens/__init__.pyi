@@ -11,7 +11,7 @@ from .attribution.circuits import label_keys as label_keys
 from .attribution.circuits import label_values as label_values
 from .attribution.circuits import last_query as last_query
 from .attribution.circuits import own_label_ranks as own_label_ranks
-from .attribution.copying import Copying as Copying
+from .attribution.copying import HeadCopying as HeadCopying
 from .attribution.copying import head_copying as head_copying
 from .attribution.increases import LayerIncreases as LayerIncreases
 from .attribution.increases import head_log_prob_increase as head_log_prob_increase
@@ -29,12 +29,12 @@ from .errors import InputError as InputError
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
 from .interventions.ablation import ablate_heads as ablate_heads
-from .interventions.ablation import ablate_rows as ablate_rows
+from .interventions.ablation import ablate_heads_per_row as ablate_heads_per_row
 from .interventions.attention import block_attention as block_attention
 from .interventions.attention import remove_position as remove_position
 from .interventions.attention import scale_label_attention as scale_label_attention
-from .interventions.debias import LabelFix as LabelFix
-from .interventions.debias import Strength as Strength
+from .interventions.debias import DebiasSettings as DebiasSettings
+from .interventions.debias import StrengthSearch as StrengthSearch
 from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength
 from .interventions.debias import debias as debias
@@ -46,7 +46,7 @@ from .interventions.effects import head_effects as head_effects
 from .interventions.function_vectors import add_vector as add_vector
 from .interventions.function_vectors import function_vector as function_vector
 from .interventions.function_vectors import indirect_effects as indirect_effects
-from .interventions.head_sets import label_log_probs_without as label_log_probs_without
+from .interventions.head_sets import label_log_probs_ablated as label_log_probs_ablated
 from .interventions.patching import label_log_probs_patched as label_log_probs_patched
 from .interventions.patching import patch_heads as patch_heads
 from .interventions.saliency import SaliencyFlow as SaliencyFlow

@@ -36,12 +36,12 @@ def long_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> 
     return frame
 
 
-def prompts(n: int) -> str:
+def plural_prompts(n: int) -> str:
     """ "1 prompt", "20 prompts"."""
     return f"{n} prompt" + "s" * (n != 1)
 
 
-def signed(value: float) -> str:
+def format_signed(value: float) -> str:
     """An increase as shown: "+1.234"; "–" where there is none (NaN)."""
     return "–" if value != value else f"{value:+.3f}"
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture, last_log_probs
-from icl_lens.activations.multi_token_labels import continuation_log_probs, label_spellings, whole_label_log_probs
+from icl_lens.activations.multi_token_labels import continuation_log_probs, tokenize_labels, whole_label_log_probs
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
 from icl_lens.attribution.increases import (
@@ -25,18 +25,18 @@ from icl_lens.attribution.increases import (
 )
 from icl_lens.attribution.search import TopSubheads, top_subheads
 from icl_lens.attribution.similarity import label_similarity
-from icl_lens.display import signed
+from icl_lens.display import format_signed
 from icl_lens.errors import InputError
-from icl_lens.interventions.ablation import ablate_rows
-from icl_lens.models.attention_scores import HiddenAngles
+from icl_lens.interventions.ablation import ablate_heads_per_row
+from icl_lens.models.attention_scores import RotaryAnglesUnavailable
 from icl_lens.models.head import Head
-from icl_lens.models.locking import in_turn
+from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import tokenize_text
-from icl_lens.prompts.prompt import Prompt, Template, listed
-from icl_lens.prompts.token_ids import named
+from icl_lens.prompts.prompt import Prompt, Template, quoted_list
+from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report import explanation_json
 from icl_lens.report.findings import AblationReport, ExplainOptions, Findings, HeadReport, SubheadReport
@@ -68,7 +68,7 @@ class Explanation(Findings):
     """
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{report.head} {signed(report.increase)}" for report in self.heads[:5])
+        best = ", ".join(f"{report.head} {format_signed(report.increase)}" for report in self.heads[:5])
         where = f"{self.model}, {len(self.tokens)} tokens"
         return f"Explanation({where}: {self.headline}; heads that raise {self.target!r} most, nats: {best})"
 
@@ -117,7 +117,7 @@ class Explanation(Findings):
         return explanation_inline(self)
 
 
-@in_turn
+@locks_model
 def explain(
     model: Any,
     prompt: Prompt | PromptBatch | str,
@@ -158,7 +158,7 @@ def explain(
         ('foo', 4)
         >>> explanation.compared_with
         ('bar',)
-        >>> il.explain(model, "love bar love", answer=" bar", k=3).free
+        >>> il.explain(model, "love bar love", answer=" bar", k=3).is_plain_text
         True
     """
     options = ExplainOptions(
@@ -201,8 +201,8 @@ def explain(
             prepend_bos=prepend_bos,
             shared_prefix=shared_prefix,
         )
-    explanation = _explained(model, batch, options)
-    for remark in () if explanation.free else explanation.remarks[1:]:
+    explanation = _capture_and_explain(model, batch, options)
+    for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
         warnings.warn(remark, stacklevel=2)
     return explanation
 
@@ -214,10 +214,10 @@ def explain_text(model: Any, text: str, options: ExplainOptions) -> Explanation:
     """
     others = None if options.against is None else [list(options.against)]
     batch = tokenize_text(model, text, targets=options.target, against=others, prepend_bos=options.prepend_bos)
-    return _explained(model, batch, options)
+    return _capture_and_explain(model, batch, options)
 
 
-def _explained(model: Any, batch: PromptBatch, options: ExplainOptions) -> Explanation:
+def _capture_and_explain(model: Any, batch: PromptBatch, options: ExplainOptions) -> Explanation:
     acts = capture(model, batch)
     return _explain(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
 
@@ -240,7 +240,7 @@ def _check_alone(batch: PromptBatch, **given: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ScoredTokens:
     """What is scored: token ids and their names, the target among them, and what it is compared with."""
 
     tokens: Int[Tensor, " label"]
@@ -258,7 +258,7 @@ class _Asked:
         return self.tokens[list(self.others)][None] if self.others else None
 
 
-def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _Asked:
+def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _ScoredTokens:
     """Of a prompt with labels: its labels. Of any other: the target and the tokens it is compared with."""
     batch, device = acts.batch, acts.readout.W_U.device
     if batch.labels and batch.targets is None:
@@ -267,24 +267,24 @@ def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _Asked
             others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
         else:
             others = [_label(batch, one, batch.labels[target]) for one in dict.fromkeys(options.against)]
-        return _Asked(batch.label_tokens.to(device), batch.labels, target, tuple(others), free=False)
+        return _ScoredTokens(batch.label_tokens.to(device), batch.labels, target, tuple(others), free=False)
     scored = int(batch.answer_tokens[0])
     if scored < 0:
         scored = int(acts.readout.using(final_norm="frozen", bias=True).logits(acts.resid_final)[0].argmax())
     others = [] if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
     if scored in others:
         raise InputError(
-            f"the target, the model's most probable token {named(tokenizer, [[scored]])[0][0]!r}, is also what it is "
+            f"the target, the model's most probable token {name_tokens(tokenizer, [[scored]])[0][0]!r}, is also what it is "
             "compared with; give answer="
         )
     ids = list(dict.fromkeys([scored, *others]))
-    names = tuple(named(tokenizer, [ids])[0])
-    return _Asked(torch.tensor(ids, device=device), names, 0, tuple(range(1, len(ids))), free=True)
+    names = tuple(name_tokens(tokenizer, [ids])[0])
+    return _ScoredTokens(torch.tensor(ids, device=device), names, 0, tuple(range(1, len(ids))), free=True)
 
 
 def _label(batch: PromptBatch, name: str | int, target: str) -> int:
     if name not in batch.labels:
-        raise InputError(f"against={name!r} is not one of the labels {listed(batch.labels)}; name other labels")
+        raise InputError(f"against={name!r} is not one of the labels {quoted_list(batch.labels)}; name other labels")
     if name == target:
         raise InputError(f"against={name!r} is the explained label itself; name other labels, or leave it out")
     return batch.labels.index(name)
@@ -301,7 +301,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
     layers = layer_log_prob_increase(acts, targets, **convention)
     increases = head_log_prob_increase(acts, targets, **convention)[0]
     order = increases.flatten().argsort(descending=True)[: min(options.k, n_heads)]
-    located = [Head.at(index, view.n_heads) for index in order.tolist()]
+    located = [Head.from_index(index, view.n_heads) for index in order.tolist()]
     parts = top_subheads(acts, targets, k=min(2 * options.k, n_heads * n_tokens), **convention)
     contrasts = None
     if against is not None:
@@ -314,7 +314,7 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
             },
         )
 
-    alone, ablation = _ablated(model, acts, located, asked, options)
+    alone, ablation = _ablation_results(model, acts, located, asked, options)
     described = _in_free(model, acts, asked, options) if asked.free else _in_labels(model, acts)
     reports = list(_head_reports(acts, located, increases, targets, alone, options, contrasts, asked.free))
     log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, asked.tokens]
@@ -367,7 +367,7 @@ class _Contrasts:
 def _in_labels(model: Any, acts: Activations) -> dict[str, Any]:
     """What an explanation holds of a prompt with demonstrations alone."""
     batch = acts.batch
-    spelled = label_spellings(model, batch)
+    spelled = tokenize_labels(model, batch)
     n_shared = int(batch.last[0]) + 1 - len(spelled.prompt)
     whole: Sequence[float] = ()
     if any(len(ids) > 1 for ids in spelled.labels):
@@ -376,18 +376,22 @@ def _in_labels(model: Any, acts: Activations) -> dict[str, Any]:
         "prompt": batch.prompts[0],
         "text": batch.texts[0] if batch.texts else "",
         "label_positions": tuple(batch.label_positions[0].tolist()),
-        "asked_positions": () if batch.asked_positions is None else tuple(batch.asked_positions[0].tolist()),
+        "prediction_positions": ()
+        if batch.prediction_positions is None
+        else tuple(batch.prediction_positions[0].tolist()),
         "demonstration_labels": tuple(batch.label_index[0].tolist()),
         "label_attention": tuple(
             tuple(tuple(head) for head in layer) for layer in attention_to_labels(acts)[0].tolist()
         ),
-        "label_spellings": tuple(tuple(names) for names in named(model.tokenizer, [list(x) for x in spelled.labels])),
-        "n_shared": n_shared,
+        "label_token_names": tuple(
+            tuple(names) for names in name_tokens(model.tokenizer, [list(x) for x in spelled.labels])
+        ),
+        "n_shared_tokens": n_shared,
         "whole_label_log_probs": tuple(whole),
     }
 
 
-def _in_free(model: Any, acts: Activations, asked: _Asked, options: ExplainOptions) -> dict[str, Any]:
+def _in_free(model: Any, acts: Activations, asked: _ScoredTokens, options: ExplainOptions) -> dict[str, Any]:
     """What an explanation holds of a text without demonstrations alone."""
     batch, n_tokens = acts.batch, int(acts.batch.last[0]) + 1
     pattern = acts.pattern[0, :, :, :n_tokens].float()
@@ -409,9 +413,9 @@ def _in_free(model: Any, acts: Activations, asked: _Asked, options: ExplainOptio
         "label_positions": (),
         "demonstration_labels": (),
         "label_attention": (),
-        "watched": tuple(watched.tolist()),
-        "watched_attention": tuple(tuple(tuple(head) for head in layer) for layer in pattern[:, :, watched].tolist()),
-        "label_spellings": tuple(tuple(names) for names in named(model.tokenizer, spellings)),
+        "attended_positions": tuple(watched.tolist()),
+        "attended_attention": tuple(tuple(tuple(head) for head in layer) for layer in pattern[:, :, watched].tolist()),
+        "label_token_names": tuple(tuple(names) for names in name_tokens(model.tokenizer, spellings)),
         "whole_label_log_probs": tuple(whole),
     }
 
@@ -441,7 +445,7 @@ def _next_tokens(acts: Activations, tokenizer: Any, k: int = 5) -> tuple[tuple[s
     """The most probable tokens, with a tokenizer by their names, else decoded."""
     best = acts.readout.log_probs(acts.resid_final)[0].exp().topk(k)
     ids, decode = best.indices.tolist(), _decode(acts)
-    names = [decode(token) for token in ids] if tokenizer is None else named(tokenizer, [ids])[0]
+    names = [decode(token) for token in ids] if tokenizer is None else name_tokens(tokenizer, [ids])[0]
     return tuple(zip(names, best.values.tolist(), strict=True))
 
 
@@ -452,8 +456,8 @@ def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOption
     return [rng.sample(pool, len(removed)) for _ in range(settings.n_random)]
 
 
-def _ablated(
-    model: Any, acts: Activations, located: list[Head], asked: _Asked, options: ExplainOptions
+def _ablation_results(
+    model: Any, acts: Activations, located: list[Head], asked: _ScoredTokens, options: ExplainOptions
 ) -> tuple[Float[Tensor, "head label"], AblationReport]:
     """Log-probabilities (nats) of what is asked without each located head, without the first of them, and at random."""
     removed = located[: options.n_ablated]
@@ -475,7 +479,7 @@ def _ablated_scores(
     found = []
     for start in range(0, len(sets), rows):
         some = sets[start : start + rows]
-        with ablate_rows(model, some):
+        with ablate_heads_per_row(model, some):
             log_probs = last_log_probs(model, batch[[0] * len(some)])
         found.append(log_probs[:, tokens.to(log_probs.device)])
     return torch.cat(found)
@@ -533,11 +537,11 @@ def _head_reports(
 
 def _with_similarity(model: Any, batch: PromptBatch, reports: Sequence[HeadReport]) -> Sequence[HeadReport]:
     """The reports with what their heads' metrics make of the prompt, where it has labels and the model shows it."""
-    if not batch.labels or batch.targets is not None or batch.asked_positions is None:
+    if not batch.labels or batch.targets is not None or batch.prediction_positions is None:
         return reports
     try:
         found = label_similarity(model, batch, [report.head for report in reports])[0].tolist()
-    except HiddenAngles:  # all else can be told
+    except RotaryAnglesUnavailable:  # all else can be told
         return reports
     return [replace(report, similarity=tuple(map(tuple, rows))) for report, rows in zip(reports, found, strict=True)]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from icl_lens.errors import InputError
 
-OWN = re.compile(r"\.icl_lens-.*-[a-z0-9_]{8}(\.[A-Za-z0-9]+)?")
+TEMP_FILE_NAME = re.compile(r"\.icl_lens-.*-[a-z0-9_]{8}(\.[A-Za-z0-9]+)?")
 """The names of temporary files that `replacing` makes, and nobody else."""
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """A path beside `path` to write to; moved into place when the block ends well, removed when it does not.
 
     A file that is there keeps its mode; of a symbolic link the file it points to is replaced, not the link; a device or
@@ -33,34 +33,34 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.close(handle)
     except (OSError, ValueError, RuntimeError) as error:  # a name with a null byte, a loop of links
         raise _not_written(path, error) from error
-    beside = Path(name)
+    temp_path = Path(name)
     try:
-        yield beside
+        yield temp_path
         if target is None:
-            _pour(beside, path)
+            _pour(temp_path, path)
         else:
-            beside.chmod(_mode(target))
-            beside.replace(target)
+            temp_path.chmod(_mode(target))
+            temp_path.replace(target)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise _not_written(path, error) from error
     finally:
-        beside.unlink(missing_ok=True)
+        temp_path.unlink(missing_ok=True)
 
 
-def remove_halves(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Removes what a process that was killed while it wrote has left in a folder; nobody else may be writing there."""
     for half in folder.iterdir():
-        if OWN.fullmatch(half.name) and half.is_file() and not half.is_symlink():
+        if TEMP_FILE_NAME.fullmatch(half.name) and half.is_file() and not half.is_symlink():
             half.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Writes text beside `path`, then moves it into place; raises InputError as `replacing` does."""
-    with replacing(path) as beside:
+    with atomic_write(path) as temp_path:
         # What is no valid Unicode (half a surrogate pair) is written as its escape.
-        beside.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+        temp_path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
 
 
 def check_writable(*paths: str | Path | None) -> None:
@@ -126,7 +126,7 @@ def _not_written(path: Path, error: Exception) -> InputError:
     return InputError(f"cannot write {str(path)!r}: {reason}; {remedy}")
 
 
-def other_configuration(
+def configuration_mismatch_error(
     folder: str | Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], *, remedy: str
 ) -> InputError | None:
     """The error that a folder holds the result of another configuration than ours; None where they are the same.

@@ -82,11 +82,11 @@ def test_mislabeled_demonstrations_have_another_label_and_the_query_its_own():
     for _ in range(300):
         episode = make_episode(rng, WORDS, ("animal", "color", "tool"), (0, 1, 2, 0, 1, 2, 0), mislabeled=0.3)
         shown = [token for token in episode.tokens if token in episode.labels]
-        assert shown == [episode.labels[item.told] for item in episode.items]
+        assert shown == [episode.labels[item.shown_class] for item in episode.items]
         for item in episode.items:
             assert item.text[0] in WORDS.categories[episode.categories[item.side]]
-        wrong += sum(item.told != item.side for item in episode.items[:-1])
-        assert episode.items[-1].told == episode.items[-1].side
+        wrong += sum(item.shown_class != item.side for item in episode.items[:-1])
+        assert episode.items[-1].shown_class == episode.items[-1].side
     assert 0.25 < wrong / 1800 < 0.35
 
 
@@ -159,7 +159,7 @@ def test_a_drawn_episode_is_as_difficult_as_asked_for():
     assert {len(episode.categories) for episode in drawn} == {2, 3, 4}
     assert {len(item.text) for episode in drawn for item in episode.items} == {1, 2}
     assert {weight for episode in drawn for weight in episode.weights} == {0.3, LABEL_WEIGHT}
-    wrong = statistics.fmean(any(item.told != item.side for item in episode.items) for episode in drawn)
+    wrong = statistics.fmean(any(item.shown_class != item.side for item in episode.items) for episode in drawn)
     assert 0.3 < wrong < 0.6  # in half of the episodes none is
 
 

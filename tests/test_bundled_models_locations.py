@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.bundled_models import emergence, emergence_page, head_locations, model_card, ship
 from experiments.bundled_models import train as training
-from experiments.bundled_models.emergence import Emergence, appearance, repeat_scores, steepest, summarize
+from experiments.bundled_models.emergence import Emergence, head_onsets, repeat_scores, steepest, summarize
 from experiments.bundled_models.episodes import BUNDLED, load_words
 from experiments.bundled_models.head_locations import (
     accuracy,
     deeper_share,
     halves,
     measure_where,
-    near_heads,
+    nearby_controls,
     training_record,
     where_json,
     where_markdown,
@@ -29,7 +29,7 @@ from experiments.bundled_models.head_locations import (
 )
 from experiments.bundled_models.metrics import Answers, HeadMeans, answers, head_means, ranked_heads
 from experiments.bundled_models.model_card import Bias, write_card
-from experiments.bundled_models.train import Settings, train
+from experiments.bundled_models.train import TrainConfig, train
 from icl_lens import load_model
 from icl_lens.errors import InputError
 from icl_lens.prompts.tasks import _LABELS, WORD_TASKS, load_task
@@ -44,7 +44,7 @@ SMALL = {"n_prompts": 2, "n_sure": 2, "n_where": 32}
 def run(tmp_path_factory):
     """A GPT-2 after two steps, said to have ended by its rule, and its snapshots of steps 1 and 2."""
     root = tmp_path_factory.mktemp("run")
-    settings = Settings("gpt2", n_tokens=120, check_every=1, n_checked=4, steps=2)
+    settings = TrainConfig("gpt2", n_tokens=120, check_every=1, n_checked=4, steps=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             training, "make_tokenizer", lambda *args: AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
@@ -78,7 +78,7 @@ def test_episodes_are_balanced_and_halves_share_no_query():
 
 def test_near_heads_are_of_the_same_layers_or_the_nearest():
     others = [(0, 0), (0, 1), (5, 0), (5, 1), (6, 3)]
-    chosen = near_heads(random.Random(0), [(5, 4), (5, 5), (5, 3), (0, 5)], others)
+    chosen = nearby_controls(random.Random(0), [(5, 4), (5, 5), (5, 3), (0, 5)], others)
     assert set(chosen[:2]) == {(5, 0), (5, 1)}
     assert chosen[2] == (6, 3)
     assert chosen[3][0] == 0
@@ -338,7 +338,7 @@ def test_located_heads_rise_beyond_the_others_of_their_layers():
 def test_a_head_appears_with_half_of_its_final_value():
     run = made_up()
     run.heads["contrast"] = run.heads["step"].map({100: 0.2, 200: 0.6, 300: 1.0}) * (run.heads["name"] != "L3H1")
-    found = appearance(run).query("by == 'contrast'").set_index("name")["step"]
+    found = head_onsets(run).query("by == 'contrast'").set_index("name")["step"]
     assert found["L3H0"] == 200
     assert pd.isna(found["L3H1"])
 

@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.bundled_models import train as training
 from experiments.bundled_models.curriculum import LEVELS
 from experiments.bundled_models.episodes import BUNDLED, load_words
-from experiments.bundled_models.train import CHECKPOINT, Settings, Trainer, thin_out, train
+from experiments.bundled_models.train import CHECKPOINT, TrainConfig, Trainer, thin_out, train
 from icl_lens.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 WORDS = load_words()
-SMALL = Settings("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
+SMALL = TrainConfig("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
 ARCHS = ("gpt2", "llama", "gptj")
 TOKENIZER = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
 
@@ -60,7 +60,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from experiments.bundled_models.train import Settings, Trainer, train
+from experiments.bundled_models.train import TrainConfig, Trainer, train
 torch.set_num_threads(1)
 step = Trainer.step
 def until_the_fourth(self):
@@ -69,7 +69,7 @@ def until_the_fourth(self):
     return step(self)
 Trainer.step = until_the_fourth
 folder = Path(sys.argv[1])
-settings = Settings("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
+settings = TrainConfig("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
 train(settings, folder / "model", folder / "kept", resume=True)
 """
 
@@ -111,7 +111,7 @@ def test_resuming_another_run_is_refused(tmp_path):
 
 def checked(monkeypatch, accuracies, *, level, at):
     """A trainer after checks that give these accuracies, 100 steps apart, and after which of them it had finished."""
-    trainer = Trainer(Settings("gpt2"), WORDS)
+    trainer = Trainer(TrainConfig("gpt2"), WORDS)
     trainer.progress.level = level
     finished = []
     for i, accuracy in enumerate(accuracies):
@@ -152,7 +152,7 @@ def test_an_earlier_level_ends_no_training(monkeypatch):
 
 def test_a_level_ends_by_its_accuracy_and_not_before_its_least_length(monkeypatch):
     trainer = Trainer(replace(SMALL, at_least=2), WORDS)
-    monkeypatch.setattr(training, "told_accuracy", lambda *args: 1.0)
+    monkeypatch.setattr(training, "known_label_accuracy", lambda *args: 1.0)
     found = []
     for _ in range(8):
         trainer.step()

@@ -66,7 +66,7 @@ def test_effects_are_those_of_zeroed_output_matrices(load_tiny, family_folder, f
 
 @pytest.mark.parametrize(("enough", "expected"), [(1, [2, 3, 4]), (10**6, [2, 2, 2])])
 def test_earlier_blocks_are_not_run(load_tiny, monkeypatch, enough, expected):
-    monkeypatch.setattr(partial_forward, "ENOUGH_TOKENS", enough)
+    monkeypatch.setattr(partial_forward, "MIN_PASS_TOKENS", enough)
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     runs = [0, 0, 0]
@@ -131,7 +131,7 @@ def test_agreement_by_hand():
     found = agreement(causal, static, k=2)
     # Two neighboring pairs exchanged: 1 - 6 * (1 + 1 + 1 + 1) / (6 * 35)
     assert found.spearman == pytest.approx(1 - 24 / 210)
-    assert (found.overlap, found.by_chance) == (2, pytest.approx(4 / 6))
+    assert (found.overlap, found.expected_overlap) == (2, pytest.approx(4 / 6))
     assert agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))
     assert agreement(causal, -static, k=3).overlap == 0
     tied = agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)

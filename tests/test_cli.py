@@ -16,7 +16,7 @@ from rich.console import Console
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.cli.options import decoded
+from icl_lens.cli.options import unescape
 from icl_lens.report.terminal import render
 
 
@@ -27,7 +27,7 @@ def run(monkeypatch, capsys):
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
         # Only the part of hush() that matters here: the rest would silence the whole test process.
-        monkeypatch.setattr("icl_lens.cli.hush", transformers.utils.logging.disable_progress_bar)
+        monkeypatch.setattr("icl_lens.cli.quiet_libraries", transformers.utils.logging.disable_progress_bar)
         monkeypatch.setenv("COLUMNS", "200")
         code = 0
         try:
@@ -193,7 +193,7 @@ def test_any_text(run, tiny, tmp_path):
     assert "attends most to" in out
     assert "Tell foo from bar and no" in out
     explanation = il.Explanation.load(file)
-    assert explanation.free
+    assert explanation.is_plain_text
     assert explanation.settings.against == (" bar", " no")
     assert f"{explanation.heads[0].contrast:+.3f}" in out
 
@@ -255,7 +255,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     both = il.compare(*(il.explain(icl_mini, prompt, template=template) for prompt in prompts[:2]))
     for row in both.to_frame()[:5].itertuples():
         assert f"{row.name} {row.a:+.3f} {row.b:+.3f} {row.change:+.3f}" in " ".join(out.split())
-    code, out, err = run("ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H5", "--draws", 1)
+    code, out, err = run("ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H5", "--random-sets", 1)
     assert code == 0, err
     assert "First of 2 prompts" in out
 
@@ -291,7 +291,7 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     _, prompts = six
     labels = ("joyful", "furious", "melancholic", "terrified", "disgusted", "astonished")
     found = il.explain(icl_mini, prompts[0], template=il.Template("{text}\n: {label}", "{text}\n:", separator="\n"))
-    whole = {"label_spellings": ((("▁mel", "anch", "ol", "ic"),) * 6), "whole_label_log_probs": (-42.75,) * 6}
+    whole = {"label_token_names": ((("▁mel", "anch", "ol", "ic"),) * 6), "whole_label_log_probs": (-42.75,) * 6}
     shown = [replace(one, label=labels[found.labels.index(one.label)]) for one in prompts[0].demonstrations]
     prompt = il.Prompt(shown, prompts[0].query, labels=[labels[found.labels.index(one)] for one in prompts[0].labels])
     target = labels[found.labels.index(found.target)]
@@ -325,7 +325,7 @@ def test_templates_are_decoded(run, tiny, tmp_path):
     code, _, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file)
     assert code == 0
     assert il.Explanation.load(file).template.separator == "\n"
-    assert decoded("a\\\\nb\\tc") == "a\\nb\tc"
+    assert unescape("a\\\\nb\\tc") == "a\\nb\tc"
 
 
 def test_ablate_and_locate_show_the_first_prompt_and_rank_by_contrast(run, tiny, icl_mini, tmp_path):
@@ -344,7 +344,7 @@ def test_ablate_and_locate_show_the_first_prompt_and_rank_by_contrast(run, tiny,
     code, _, err = run("locate", *arguments, "--out", tmp_path / "run")
     assert code == 2
     assert "by='contrast'" in err
-    code, out, _ = run("ablate", "-t", "sentiment-number", "--n", 4, "-k", 1, "--draws", 1, "--by", "contrast")
+    code, out, _ = run("ablate", "-t", "sentiment-number", "--n", 4, "-k", 1, "--random-sets", 1, "--by", "contrast")
     assert code == 0
     assert "First of 4 prompts" in out
     code, _, err = run("ablate", families.PROMPT, "--heads", "L0H1", "--by", "contrast", "-m", tiny)

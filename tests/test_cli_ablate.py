@@ -14,7 +14,7 @@ def shown(capsys):
 
 
 def test_one_prompt(family_folder, load_tiny, capsys):
-    ablate(families.PROMPT, model=str(family_folder("gpt2")), heads="L0H1,L2H3", draws=3, device="cpu")
+    ablate(families.PROMPT, model=str(family_folder("gpt2")), heads="L0H1,L2H3", random_sets=3, device="cpu")
     out = shown(capsys)
     model = load_tiny("gpt2")
     batch = il.tokenize(model, [il.Prompt.parse(families.PROMPT)])
@@ -22,11 +22,11 @@ def test_one_prompt(family_folder, load_tiny, capsys):
         foo = float(il.label_log_probs(model, batch)[0, batch.labels.index("foo")].exp())
     assert "chosen L0H1, L2H3" in out
     assert f"{foo:.1%}" in out
-    assert "2 random heads, 3 draws" in out
+    assert "2 random heads, 3 sets" in out
 
 
 def test_a_task_on_the_bundled_model(capsys):
-    ablate(task="sentiment-number", n=10, k=2, draws=2, device="cpu")
+    ablate(task="sentiment-number", n=10, k=2, random_sets=2, device="cpu")
     out = shown(capsys)
     assert "located L" in out
     assert "2 heads removed" in out
@@ -34,14 +34,14 @@ def test_a_task_on_the_bundled_model(capsys):
 
 def test_a_task_is_balanced_and_scored_both_ways(capsys):
     """Without the heads of layer 0 icl-mini says neither label; of the two, it still leans to the right one."""
-    ablate(task="sentiment-number", n=40, heads="L0H0 L0H1 L0H2 L0H3 L0H4 L0H5", draws=1, device="cpu")
+    ablate(task="sentiment-number", n=40, heads="L0H0 L0H1 L0H2 L0H3 L0H4 L0H5", random_sets=1, device="cpu")
     row = re.search(r"6 heads removed\W+([\d.]+)%\W+([\d.]+)%", shown(capsys))
     assert 60 < float(row[1]) < 100
     assert float(row[2]) < 10
 
 
 def test_an_odd_number_of_prompts_and_heads_named_twice(capsys):
-    ablate(task="sentiment-number", n=1, heads="L1H2,L1H2", draws=1, device="cpu")
+    ablate(task="sentiment-number", n=1, heads="L1H2,L1H2", random_sets=1, device="cpu")
     assert "1 heads removed" in shown(capsys)
 
 
@@ -54,7 +54,7 @@ def test_your_own_sentences(tmp_path, capsys):
     path.write_text("note,kind\n" + "\n".join(lines))
     with pytest.raises(il.InputError, match="with columns="):
         ablate(task="notes", path=path, n=4, device="cpu")
-    ablate(task="notes", path=path, columns="note,kind", n=4, k=1, draws=1, device="cpu")
+    ablate(task="notes", path=path, columns="note,kind", n=4, k=1, random_sets=1, device="cpu")
     assert "1 heads removed" in shown(capsys)
 
 
@@ -63,7 +63,7 @@ def test_your_own_sentences(tmp_path, capsys):
     [
         ({}, "either a prompt or --task"),
         ({"prompt": families.PROMPT, "task": "sst2"}, "either a prompt or --task"),
-        ({"prompt": families.PROMPT, "draws": 0}, "at least 1"),
+        ({"prompt": families.PROMPT, "random_sets": 0}, "at least 1"),
         ({"task": "sentiment-number", "answer": "foo"}, "--answer is a prompt's"),
         ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "give one of the two"),
         ({"prompt": families.PROMPT, "heads": " "}, "--heads names no head"),

@@ -15,7 +15,7 @@ from tolerance import assert_close, tolerance
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.attribution.increases import against_tokens
+from icl_lens.attribution.increases import check_against_ids
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.models.readout import Readout
 
@@ -174,8 +174,8 @@ def test_searches_find_what_trying_everything_finds(run, name):
         assert best.certified == (name not in SOFT_CAPPED)
         if which == "one" or name in SOFT_CAPPED:
             assert torch.equal(top.n_exact, top.n_parts)
-            assert (top.left_out == -torch.inf).all()
-            assert (best.n_exact, best.left_out, best.share) == (12, -float("inf"), 1.0)
+            assert (top.unevaluated_bound == -torch.inf).all()
+            assert (best.n_exact, best.unevaluated_bound, best.share_evaluated) == (12, -float("inf"), 1.0)
         else:
             assert (top.n_exact < top.n_parts).all()
         heads = []
@@ -195,7 +195,7 @@ def test_bounds_hold(run, name, bias):
     targets = batch.answer_tokens
     readout = acts.readout.using(final_norm="frozen", bias=bias)
     for which, against in contrasts(batch).items():
-        others = against_tokens(acts.view, targets, against)
+        others = check_against_ids(acts.view, targets, against)
         gradients = layer_gradients(acts, targets, readout, against=others)
         bound = subhead_bounds(acts, gradients)
         gap = (bound - il.subhead_log_prob_increase(acts, targets, against=against, bias=bias))[torch.isfinite(bound)]
@@ -213,7 +213,7 @@ def test_float32_bounds_stay_within_the_slack_of_float64(load_tiny):
         model = load_tiny("gpt2", dtype=dtype)
         batch = il.tokenize(model, PROMPTS)
         acts = il.capture(model, batch)
-        others = against_tokens(acts.view, batch.answer_tokens, SEVERAL)
+        others = check_against_ids(acts.view, batch.answer_tokens, SEVERAL)
         found[dtype] = (
             acts,
             head_bounds(acts, layer_gradients(acts, batch.answer_tokens, acts.readout, against=others)),
@@ -354,7 +354,7 @@ def test_other_labels(gpt2):
     assert batch[[0]].other_label_tokens.tolist() == [[ids["foo"]]]
     assert batch[[3]].other_label_tokens.tolist() == [[-1]]
     predicted = torch.tensor([batch.labels.index(word) for word in ("foo", "red", "yes", "yes")])
-    assert batch.label_tokens_but(predicted).tolist() == [
+    assert batch.label_tokens_except(predicted).tolist() == [
         [ids["bar"], -1],
         [ids["foo"], ids["bar"]],
         [ids["red"], -1],

@@ -9,7 +9,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import controlled_ablation
-from icl_lens.interventions.controlled_ablation import most_increasing, random_sets, remove_heads
+from icl_lens.interventions.controlled_ablation import ablate_with_controls, random_head_sets, top_heads_by_increase
 from icl_lens.models.view import ModelView
 
 
@@ -22,10 +22,10 @@ def few_rows(monkeypatch):
 def test_chosen_are_those_of_largest_mean_increase(gpt2, gpt2_batch, gpt2_acts, few_rows):
     mean = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens).mean(0)
     best = sorted(((float(mean[layer, head]), layer, head) for layer in range(3) for head in range(4)), reverse=True)
-    assert most_increasing(gpt2, gpt2_batch, 5) == [il.Head(layer, head) for _, layer, head in best[:5]]
-    assert len(most_increasing(gpt2, gpt2_batch, 12)) == 12
+    assert top_heads_by_increase(gpt2, gpt2_batch, 5) == [il.Head(layer, head) for _, layer, head in best[:5]]
+    assert len(top_heads_by_increase(gpt2, gpt2_batch, 12)) == 12
     with pytest.raises(il.InputError, match="1 to 12 heads"):
-        most_increasing(gpt2, gpt2_batch, 13)
+        top_heads_by_increase(gpt2, gpt2_batch, 13)
 
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):
@@ -33,7 +33,7 @@ def test_without_an_answer_it_is_what_the_model_says(gpt2):
     batch = il.tokenize(gpt2, [prompt])
     said = max(zip(il.label_log_probs(gpt2, batch)[0].tolist(), batch.labels, strict=True))[1]
     answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=said)], labels=batch.labels)
-    assert most_increasing(gpt2, batch, 4) == most_increasing(gpt2, answered, 4)
+    assert top_heads_by_increase(gpt2, batch, 4) == top_heads_by_increase(gpt2, answered, 4)
 
 
 def test_random_sets(gpt2):
@@ -41,20 +41,20 @@ def test_random_sets(gpt2):
     heads = [il.Head(0, 1), il.Head(2, 3)]
     rest = [il.Head(layer, head) for layer in range(3) for head in range(4) if (layer, head) not in heads]
     rng = random.Random(5)
-    assert random_sets(view, heads, draws=3, seed=5) == [rng.sample(rest, 2) for _ in range(3)]
-    for drawn in random_sets(view, heads, draws=50, seed=0):
+    assert random_head_sets(view, heads, draws=3, seed=5) == [rng.sample(rest, 2) for _ in range(3)]
+    for drawn in random_head_sets(view, heads, draws=50, seed=0):
         assert len(set(drawn)) == 2
         assert not set(drawn) & set(heads)
     with pytest.raises(il.InputError, match="7 of 12 heads leave too few random ones"):
-        random_sets(view, view.heads()[:7], draws=1, seed=0)
+        random_head_sets(view, view.heads()[:7], draws=1, seed=0)
 
 
 def test_removed_prompt_by_prompt(gpt2, gpt2_batch, few_rows):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""
     heads = [il.Head(0, 1), (2, 3)]
-    found = remove_heads(gpt2, gpt2_batch, heads, draws=2, seed=1)
+    found = ablate_with_controls(gpt2, gpt2_batch, heads, n_random_sets=2, seed=1)
     assert found.heads == (il.Head(0, 1), il.Head(2, 3))
-    sets = [[], heads, *random_sets(ModelView.of(gpt2), list(found.heads), draws=2, seed=1)]
+    sets = [[], heads, *random_head_sets(ModelView.of(gpt2), list(found.heads), draws=2, seed=1)]
     for answers, removed in zip([found.nothing, found.removed, *found.random], sets, strict=True):
         between = over = 0
         for row in range(len(gpt2_batch)):
@@ -66,9 +66,9 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, few_rows):
             own = labels.masked_fill(~alone.label_mask[0], -float("inf"))
             between += int(own.argmax()) == int(alone.answer)
             over += int(log_probs.argmax()) == int(alone.answer_tokens)
-            assert bool(answers.right[row]) == (int(log_probs.argmax()) == int(alone.answer_tokens))
+            assert bool(answers.top1_correct[row]) == (int(log_probs.argmax()) == int(alone.answer_tokens))
         assert answers.accuracy_between_labels == pytest.approx(between / 3)
         assert answers.accuracy_over_vocabulary == pytest.approx(over / 3)
     assert not torch.allclose(found.removed.label_log_probs, found.nothing.label_log_probs)
     with pytest.raises(il.InputError, match="does not exist"):
-        remove_heads(gpt2, gpt2_batch, [(9, 0)])
+        ablate_with_controls(gpt2, gpt2_batch, [(9, 0)])

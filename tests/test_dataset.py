@@ -8,7 +8,7 @@ from reference_hf import reference
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.attribution.increases import every_head_increase, fold_from
+from icl_lens.attribution.increases import every_head_increase, min_prompts_to_fold
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
@@ -59,9 +59,9 @@ def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, 
     assert top.n_prompts == 40
     assert top.n_parts == 12
     assert k <= top.n_exact <= 12
-    assert top.left_out <= float(top.value[-1]) or top.n_exact == 12
-    assert 0 < top.share <= 1
-    assert top.n_pairs <= 12 * 40
+    assert top.unevaluated_bound <= float(top.value[-1]) or top.n_exact == 12
+    assert 0 < top.share_evaluated <= 1
+    assert top.n_evaluations <= 12 * 40
 
 
 def test_prompt_by_prompt_reference(gpt2, many):
@@ -88,11 +88,11 @@ def test_heads_left_open_are_passed_again(gpt2, many, every_increase, monkeypatc
         progress=lambda kind, done, total: passes.update({kind: (done, total)}),
     )
     assert passes["part"] == (40, 40)
-    assert passes["again"][0] == passes["again"][1] <= 40
-    assert (top.n_exact, top.share, top.left_out) == (12, 1.0, -float("inf"))
+    assert passes["refined"][0] == passes["refined"][1] <= 40
+    assert (top.n_exact, top.share_evaluated, top.unevaluated_bound) == (12, 1.0, -float("inf"))
     narrow = il.locate_heads(gpt2, many, k=1, batch_size=8)
     assert narrow.n_exact < 12
-    assert narrow.share < 1
+    assert narrow.share_evaluated < 1
     assert narrow.heads == top.heads
     assert_close(narrow.value, every_increase.mean(0).flatten().topk(1).values)
 
@@ -103,8 +103,8 @@ def test_what_is_left_out_is_bounded(gpt2, many, every_increase, few_candidates)
     mean = every_increase.mean(0).flatten()
     left = np.setdiff1d(np.arange(12), mean.topk(top.n_exact).indices.numpy())
     assert len(left)
-    assert top.left_out + SLACK <= float(top.value[-1]) + 2 * SLACK
-    assert float(mean[left].max()) <= max(top.left_out, float(mean.topk(top.n_exact).values[-1])) + SLACK
+    assert top.unevaluated_bound + SLACK <= float(top.value[-1]) + 2 * SLACK
+    assert float(mean[left].max()) <= max(top.unevaluated_bound, float(mean.topk(top.n_exact).values[-1])) + SLACK
 
 
 @pytest.mark.parametrize("final_norm", ["frozen", "own"])
@@ -136,7 +136,9 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     readout = acts.readout.using(final_norm="frozen", bias=bias)
     found = []
     for limit in (1, 10**9):
-        monkeypatch.setattr("icl_lens.attribution.increases.fold_from", lambda d_head, d_model, limit=limit: limit)
+        monkeypatch.setattr(
+            "icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model, limit=limit: limit
+        )
         found.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, batch.answer_tokens))
     assert_close(found[0], found[1])
     assert found[0].abs().max() > 1e-2
@@ -144,7 +146,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
 
 def test_crossover_of_gpt2_large():
     """n prompts: n·d_model multiplications for each word and head, or d_head·(d_model + n)."""
-    n = fold_from(64, 1280)
+    n = min_prompts_to_fold(64, 1280)
     assert n == 68
     assert n * 1280 > 64 * (1280 + n)
     assert (n - 1) * 1280 <= 64 * (1280 + n - 1)
@@ -155,7 +157,7 @@ def test_mean_over_groups(gpt2, many, every_increase, monkeypatch):
     expected = every_increase.mean(0)
     assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
     monkeypatch.setattr(dataset, "LOGIT_BYTES", 4)
-    monkeypatch.setattr(dataset, "fold_from", lambda d_head, d_model: 3)
+    monkeypatch.setattr(dataset, "min_prompts_to_fold", lambda d_head, d_model: 3)
     assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
 
 
@@ -266,11 +268,11 @@ def test_contrast_certified_is_exhaustive(load_tiny, few_candidates, name, which
         assert_close(top.value, best.values)
         assert top.heads == [il.Head(i // 4, i % 4) for i in best.indices.tolist()]
         assert top.certified == (name != "gemma2")
-        assert top.left_out <= float(top.value[-1])
+        assert top.unevaluated_bound <= float(top.value[-1])
         if which == "one" or name == "gemma2":
-            assert (top.n_exact, top.share) == (12, 1.0)
+            assert (top.n_exact, top.share_evaluated) == (12, 1.0)
         else:
-            assert top.share < 1
+            assert top.share_evaluated < 1
 
 
 def test_contrast_heads_left_open_are_passed_again(gpt2, many, monkeypatch):
@@ -278,7 +280,7 @@ def test_contrast_heads_left_open_are_passed_again(gpt2, many, monkeypatch):
     against = contrasts(many)["several"]
     top = il.locate_heads(gpt2, many, k=1, against=against, batch_size=8, slack=1e6)
     best = every_contrast(gpt2, many, against).mean(0).flatten().topk(1)
-    assert (top.n_exact, top.share) == (12, 1.0)
+    assert (top.n_exact, top.share_evaluated) == (12, 1.0)
     assert_close(top.value, best.values)
 
 
@@ -303,7 +305,11 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
     assert captured == [8]
     assert again.heads == whole.heads
     assert torch.equal(again.value, whole.value)
-    assert (again.certified, again.n_exact, again.left_out) == (whole.certified, whole.n_exact, whole.left_out)
+    assert (again.certified, again.n_exact, again.unevaluated_bound) == (
+        whole.certified,
+        whole.n_exact,
+        whole.unevaluated_bound,
+    )
 
 
 def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):

@@ -57,13 +57,13 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeyp
 
     favored, against = batch, batch[[0, 1, 2]]
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
-    options = {"fix": "recency", "tried": (0.5, 0.75, 1.0)}
+    options = {"fix": "recency", "strengths": (0.5, 0.75, 1.0)}
     found = il.choose_strength(model, HEADS, favored, against, **options)
     assert found.strength == 0.75
     assert found.bias == pytest.approx((1.0, 0.4, -0.1, 0.0))
     assert found.accuracy == pytest.approx((1, 1, 1, 2 / 3))
-    assert found.loss == pytest.approx((0, 0, 0, 1 / 3))
-    assert il.choose_strength(model, HEADS, favored, against, max_loss=0.5, **options).strength == 1.0
+    assert found.accuracy_drop == pytest.approx((0, 0, 0, 1 / 3))
+    assert il.choose_strength(model, HEADS, favored, against, max_accuracy_drop=0.5, **options).strength == 1.0
     with pytest.raises(il.InputError, match="3 and 2 prompts"):
         il.choose_strength(model, HEADS, favored, against[[0, 1]], **options)
 
@@ -81,31 +81,31 @@ def test_a_fix_that_goes_too_far_is_seen_where_the_other_class_is_asked(model, b
         ]
 
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
-    options = {"fix": "majority", "tried": (0.5, 1.0)}
+    options = {"fix": "majority", "strengths": (0.5, 1.0)}
     assert il.choose_strength(model, HEADS, favored, against, **options).strength == 1.0
-    found = il.choose_strength(model, HEADS, favored, against, others=[other], **options)
+    found = il.choose_strength(model, HEADS, favored, against, accuracy_batches=[other], **options)
     assert found.strength == 0.5
-    assert found.loss == pytest.approx((0, 0, 0.5))
+    assert found.accuracy_drop == pytest.approx((0, 0, 0.5))
     assert found.accuracy == pytest.approx((1, 1, 7 / 8))
-    assert found.to_frame()["loss"].tolist() == pytest.approx([0, 0, 0.5])
+    assert found.to_frame()["accuracy_drop"].tolist() == pytest.approx([0, 0, 0.5])
 
 
 def test_strength_is_measured_with_the_fix_at_work(model, batch):
-    found = il.choose_strength(model, HEADS, batch, batch, fix="recency", tried=[1.0], max_loss=1.0)
-    for value, strength in zip(found.bias, found.tried, strict=True):
+    found = il.choose_strength(model, HEADS, batch, batch, fix="recency", strengths=[1.0], max_accuracy_drop=1.0)
+    for value, strength in zip(found.bias, found.strengths, strict=True):
         with il.debias(model, batch, HEADS, recency=strength):
             scores = il.label_log_probs(model, batch)
         assert_close(value, 0.0)  # the same prompts on both sides
         own = scores[torch.arange(3), batch.answer] >= scores[torch.arange(3), 1 - batch.answer]
-        assert found.accuracy[found.tried.index(strength)] == pytest.approx(float(own.float().mean()))
+        assert found.accuracy[found.strengths.index(strength)] == pytest.approx(float(own.float().mean()))
 
 
 FIXES = [
-    il.LabelFix([]),
-    il.LabelFix(HEADS, majority=1.0),
-    il.LabelFix([(2, 0), (1, 3)], majority=0.5, recency=0.25),
-    il.LabelFix([(2, head) for head in range(4)], recency=1.0),
-    il.LabelFix([(layer, head) for layer in range(3) for head in range(4)], recency=0.5),
+    il.DebiasSettings([]),
+    il.DebiasSettings(HEADS, majority=1.0),
+    il.DebiasSettings([(2, 0), (1, 3)], majority=0.5, recency=0.25),
+    il.DebiasSettings([(2, head) for head in range(4)], recency=1.0),
+    il.DebiasSettings([(layer, head) for layer in range(3) for head in range(4)], recency=0.5),
 ]
 KINDS = ["gpt2", "gptj", "neox", "llama_gqa", "gemma2", "mistral", "qwen3", "bloom", "falcon_alibi", "opt", "olmo2"]
 
@@ -160,9 +160,9 @@ def test_within_another_intervention_each_fix_has_a_pass(model, batch):
 def test_bad_fixes_are_one_sentence(model, batch):
     for fixes, text in (
         ([], "no fix"),
-        ([il.LabelFix(HEADS, majority=-1.0)], r"majority=-1\.0"),
-        ([il.LabelFix(HEADS, recency=1.5)], r"recency=1\.5"),
-        ([il.LabelFix([(9, 0)], recency=0.5)], "9"),
+        ([il.DebiasSettings(HEADS, majority=-1.0)], r"majority=-1\.0"),
+        ([il.DebiasSettings(HEADS, recency=1.5)], r"recency=1\.5"),
+        ([il.DebiasSettings([(9, 0)], recency=0.5)], "9"),
     ):
         with pytest.raises(il.InputError, match=text):
             il.label_log_probs_debiased(model, batch, fixes)

@@ -14,7 +14,7 @@ def test_two_heads_two_positions_by_hand():
     torch.testing.assert_close(parts, expected)
     z = torch.einsum("bhk,bkhd->bhd", pattern, v)
     torch.testing.assert_close(decompose.head_outputs(z, W_O), parts.sum(2))
-    chosen = decompose.chosen_subhead_values(
+    chosen = decompose.selected_subhead_values(
         pattern, v, W_O, torch.tensor([0, 0, 0]), torch.tensor([1, 0, 0]), torch.tensor([0, 1, 0])
     )
     torch.testing.assert_close(chosen, torch.tensor([[0.0, 30.0], [3.75, 0.0], [0.5, 0.0]]))
@@ -22,8 +22,8 @@ def test_two_heads_two_positions_by_hand():
 
 def test_groups_repeat_for_their_query_heads():
     v = torch.tensor([[10.0], [20.0]])  # kv_head d_head
-    assert decompose.grouped_to_heads(v, 4)[:, 0].tolist() == [10.0, 10.0, 20.0, 20.0]
-    assert decompose.grouped_to_heads(v, 2) is v
+    assert decompose.repeat_kv(v, 4)[:, 0].tolist() == [10.0, 10.0, 20.0, 20.0]
+    assert decompose.repeat_kv(v, 2) is v
 
 
 def test_neurons_by_hand():

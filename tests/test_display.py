@@ -8,7 +8,7 @@ import torch
 
 import icl_lens as il
 from icl_lens import display, metrics
-from icl_lens.interventions.debias import Strength
+from icl_lens.interventions.debias import StrengthSearch
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_small_results_have_frames():
     assert metrics.Interval(1.0, 0.5, 1.5).to_frame().to_dict("list") == {"value": [1.0], "low": [0.5], "high": [1.5]}
     agreed = il.agreement(torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3), k=2)
     assert agreed.to_frame()["overlap"].tolist() == [2]
-    strength = Strength("recency", 0.5, (0.0, 0.5), (0.2, 0.1), (0.9, 0.8), (0.0, 0.1))
+    strength = StrengthSearch("recency", 0.5, (0.0, 0.5), (0.2, 0.1), (0.9, 0.8), (0.0, 0.1))
     assert strength.to_frame()["chosen"].tolist() == [False, True]
 
 
@@ -106,7 +106,7 @@ def test_long_results_are_cut_and_say_so():
     assert "<b>" not in html
     assert "&lt;b&gt;" in html
     assert "3 more rows" in html
-    assert display.signed(float("nan")) == "–"
+    assert display.format_signed(float("nan")) == "–"
 
 
 def test_batches_and_captures_say_what_they_are_in_one_line(gpt2, gpt2_batch, gpt2_acts):

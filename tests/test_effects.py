@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.interventions import gradients, kv_cache, memory_budget, prefix_cache
-from icl_lens.interventions.kv_cache import SharedKeys
-from icl_lens.models.attention_scores import ScoreView
+from icl_lens.interventions.kv_cache import LayerKVCache
+from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.view import ModelView
 
 
@@ -72,7 +72,12 @@ def test_shared_keys_are_whole_passes(load_tiny, name):
     model = load_tiny(name)
     batch = ragged(model)
     effects = il.head_effects(model, batch, positions="last")
-    assert (effects.way, effects.because, effects.positions, effects.exact) == ("shared keys", "", "last", True)
+    assert (effects.algorithm, effects.fallback_reason, effects.positions, effects.exact) == (
+        "prefix_cache",
+        "",
+        "last",
+        True,
+    )
     log_prob, log_odds = one_by_one(model, batch)
     close(effects.log_prob, log_prob)
     close(effects.log_odds, log_odds)
@@ -80,7 +85,7 @@ def test_shared_keys_are_whole_passes(load_tiny, name):
     for row in range(len(batch)):
         close(il.head_effects(model, batch[row], positions="last").log_prob, log_prob[[row]])
     whole = il.head_effects(model, batch, positions="all")
-    assert (whole.way, whole.positions) == ("restarted passes", "all")
+    assert (whole.algorithm, whole.positions) == ("partial_forward", "all")
     assert (whole.log_prob[:, 0] - log_prob[:, 0]).abs().max() > 1e-3  # earlier positions do matter
 
 
@@ -98,7 +103,7 @@ def test_pieces_and_layers_of_any_size(load_tiny, name, monkeypatch):
     ]
     permanent = model.hook_dict["blocks.0.attn.hook_q"].fwd_hooks
     assert not permanent
-    monkeypatch.setattr(prefix_cache, "check_untouched", lambda view: None)
+    monkeypatch.setattr(prefix_cache, "check_no_hooks", lambda view: None)
     with model.hooks(fwd_hooks=hooks):
         effects = il.head_effects(model, batch, positions="last")
     close(effects.log_prob, expected)
@@ -112,9 +117,9 @@ def test_rows_join_at_their_layer(load_tiny, monkeypatch):
     batch = ragged(model)
     rows = []
     hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
-    monkeypatch.setattr(prefix_cache, "check_untouched", lambda view: None)
+    monkeypatch.setattr(prefix_cache, "check_no_hooks", lambda view: None)
     with model.hooks(fwd_hooks=hooks):
-        assert il.head_effects(model, batch, positions="last").way == "shared keys"
+        assert il.head_effects(model, batch, positions="last").algorithm == "prefix_cache"
     assert rows == [(3, 14)] * 3 + [(15, 1), (27, 1), (39, 1)]
 
 
@@ -129,10 +134,10 @@ def test_keys_of_one_layer_at_a_time(load_tiny, name, monkeypatch):
     rows = []
     hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
     with monkeypatch.context() as patched:
-        patched.setattr(prefix_cache, "check_untouched", lambda view: None)
+        patched.setattr(prefix_cache, "check_no_hooks", lambda view: None)
         with model.hooks(fwd_hooks=hooks):
             effects = il.head_effects(model, batch, positions="last")
-    assert (effects.way, effects.because) == ("shared keys", "")
+    assert (effects.algorithm, effects.fallback_reason) == ("prefix_cache", "")
     close(effects.log_prob, expected)
     assert rows == [(3, 14), (15, 1), (3, 14), (27, 1), (3, 14), (39, 1)]
     monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
@@ -146,7 +151,7 @@ def test_keys_are_let_go_stage_by_stage(load_tiny, monkeypatch):
     batch = ragged(model)
     monkeypatch.setattr(memory_budget, "STAGE_BYTES", 1)
     made, there = [], []
-    of = SharedKeys.of.__func__
+    of = LayerKVCache.of.__func__
 
     def watched(cls, *args, **kwargs):
         keys = of(cls, *args, **kwargs)
@@ -154,8 +159,8 @@ def test_keys_are_let_go_stage_by_stage(load_tiny, monkeypatch):
         made.append(weakref.ref(keys))
         return keys
 
-    monkeypatch.setattr(SharedKeys, "of", classmethod(watched))
-    assert il.head_effects(model, batch, positions="last").way == "shared keys"
+    monkeypatch.setattr(LayerKVCache, "of", classmethod(watched))
+    assert il.head_effects(model, batch, positions="last").algorithm == "prefix_cache"
     assert there == [0, 0, 0]
 
 
@@ -202,7 +207,7 @@ def test_against_hugging_face_in_float64(load_tiny, family_folder, float64, name
     batch = ragged(model)
     for row in range(len(batch)):
         effects = il.head_effects(model, batch[row], positions="last")
-        assert effects.way == "shared keys"
+        assert effects.algorithm == "prefix_cache"
         assert effects.log_prob.dtype == torch.float64
         ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
         answer = batch.answer_tokens[row]
@@ -223,16 +228,16 @@ def test_logit_differences(load_tiny, positions, several):
     if several:
         against = torch.stack([against, torch.tensor([40, 50, 60])], dim=1)
     effects = il.head_effects(model, batch, positions=positions, against=against)
-    log_prob, log_odds, log_diff = one_by_one(model, batch, positions=positions, against=against)
-    close(effects.log_diff, log_diff)
+    log_prob, log_odds, logit_diff = one_by_one(model, batch, positions=positions, against=against)
+    close(effects.logit_diff, logit_diff)
     close(effects.log_prob, log_prob)
     close(effects.log_odds, log_odds)
     if several:
-        assert (log_diff - log_odds).abs().max() > 1e-2
+        assert (logit_diff - log_odds).abs().max() > 1e-2
     else:
-        close(effects.log_diff, effects.log_odds)
-    best = int(log_diff.mean(0).argmax())
-    assert effects.top(1, by="log_diff") == [il.Head(best // 4, best % 4)]
+        close(effects.logit_diff, effects.log_odds)
+    best = int(logit_diff.mean(0).argmax())
+    assert effects.top(1, by="logit_diff") == [il.Head(best // 4, best % 4)]
 
 
 def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
@@ -256,9 +261,9 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         with pytest.raises(il.InputError, match=message):
             il.head_effects(model, batch, **options)
     effects = il.head_effects(model, batch, positions="last")
-    assert effects.log_diff is None
-    with pytest.raises(il.InputError, match="there is no log_diff here"):
-        effects.top(1, by="log_diff")
+    assert effects.logit_diff is None
+    with pytest.raises(il.InputError, match="there is no logit_diff here"):
+        effects.top(1, by="logit_diff")
     with pytest.raises(il.InputError, match="by='size' is not known"):
         effects.top(1, by="size")
 
@@ -275,16 +280,16 @@ def test_means_in_place_of_heads(load_tiny, monkeypatch, name):
         for head in range(4):
             with il.ablate_heads(model, [(layer, head)], mode="mean", reference=reference, positions="last"):
                 expected[:, layer, head] = clean - scores(model, batch)
-    for way in ("shared keys", "restarted passes"):
+    for way in ("prefix_cache", "partial_forward"):
         effects = il.head_effects(model, batch, positions="last", mode="mean", reference=reference)
-        assert effects.way == way
+        assert effects.algorithm == way
         close(effects.log_prob, expected[..., 0])
         close(effects.log_odds, expected[..., 1])
 
         def not_shared(*_):
-            raise prefix_cache.NotShared("tried")
+            raise prefix_cache.PrefixCacheUnsupported("tried")
 
-        monkeypatch.setattr(prefix_cache.CachedRows, "in_stages", not_shared)
+        monkeypatch.setattr(prefix_cache.PrefixCache, "by_layer_stage", not_shared)
     zeroed = il.head_effects(model, batch, positions="last")
     assert (zeroed.log_prob - expected[..., 0]).abs().max() > 1e-3
 
@@ -298,8 +303,8 @@ def test_within_another_intervention_prompts_are_run_whole(load_tiny):
     with il.remove_position(model, [(0, 0), (2, 1)]):
         effects = il.head_effects(model, batch, positions="last")
         close(effects.log_prob, one_by_one(model, batch)[0])
-    assert effects.way == "restarted passes"
-    assert "interventions are at work" in effects.because
+    assert effects.algorithm == "partial_forward"
+    assert "interventions are at work" in effects.fallback_reason
 
 
 @pytest.mark.parametrize(
@@ -314,11 +319,13 @@ def test_attention_that_is_not_known_takes_the_long_way(load_tiny, monkeypatch, 
     """A family whose scores are made in a way we think wrongly of: the numbers stay right."""
     model = load_tiny("llama_gqa")
     batch = ragged(model)
-    right = kv_cache.scores.score_view
-    monkeypatch.setattr(kv_cache.scores, "score_view", lambda view, layer: right(view, layer)._replace(**how))
+    right = kv_cache.attention_scores.attention_scoring
+    monkeypatch.setattr(
+        kv_cache.attention_scores, "attention_scoring", lambda view, layer: right(view, layer)._replace(**how)
+    )
     effects = il.head_effects(model, batch, positions="last")
-    assert effects.way == "restarted passes"
-    assert because in effects.because
+    assert effects.algorithm == "partial_forward"
+    assert because in effects.fallback_reason
     close(effects.log_prob, one_by_one(model, batch)[0])
 
 
@@ -335,8 +342,8 @@ def test_rows_that_come_out_otherwise_take_the_long_way(load_tiny):
         effects = il.head_effects(model, batch, positions="last")
     finally:
         handle.remove()
-    assert effects.way == "restarted passes"
-    assert "without any removal is off" in effects.because
+    assert effects.algorithm == "partial_forward"
+    assert "without any removal is off" in effects.fallback_reason
     close(effects.log_prob, il.head_effects(model, batch, positions="last").log_prob)
 
 
@@ -350,10 +357,10 @@ def test_blocks_that_take_no_rows_take_the_long_way(load_tiny, monkeypatch, erro
     def fail(*args):
         raise error
 
-    monkeypatch.setattr(SharedKeys, "attend", fail)
+    monkeypatch.setattr(LayerKVCache, "attend", fail)
     effects = il.head_effects(model, batch, positions="last")
-    assert effects.way == "restarted passes"
-    assert str(error) in effects.because
+    assert effects.algorithm == "partial_forward"
+    assert str(error) in effects.fallback_reason
     close(effects.log_prob, expected)
     assert remains(model) == before
 
@@ -364,7 +371,7 @@ def test_memory_that_is_not_there_is_not_hidden(load_tiny, monkeypatch):
     def fail(*args):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(SharedKeys, "attend", fail)
+    monkeypatch.setattr(LayerKVCache, "attend", fail)
     with pytest.raises(torch.OutOfMemoryError):
         il.head_effects(model, ragged(model), positions="last")
 
@@ -388,7 +395,7 @@ def test_nothing_is_left_behind(load_tiny, monkeypatch, method):
             raise ZeroDivisionError
 
         if method == "exact":
-            monkeypatch.setattr(SharedKeys, "attend", fail)
+            monkeypatch.setattr(LayerKVCache, "attend", fail)
         else:
             monkeypatch.setattr(torch.autograd, "grad", fail)
         with pytest.raises(ZeroDivisionError):
@@ -425,14 +432,14 @@ def test_keys_are_shared_not_copied():
     def draw(*shape):
         return torch.randn(*shape, generator=random)
 
-    keys = SharedKeys(
+    keys = LayerKVCache(
         k=draw(1, groups, n_keys, width),
         v=draw(1, groups, n_keys, width),
-        seen=torch.ones(1, n_keys, dtype=torch.bool),
+        visible_keys=torch.ones(1, n_keys, dtype=torch.bool),
         alibi=None,
-        turns=None,
+        cos_sin=None,
         last=torch.tensor([n_keys - 1]),
-        how=ScoreView(0.1, None, None, "standard", False),
+        how=AttentionScoring(0.1, None, None, "standard", False),
     )
     rows = draw(1, n_rows, heads, width), draw(1, n_rows, groups, width), draw(1, n_rows, groups, width)
     with Largest([keys.k, keys.v]) as made:
@@ -454,10 +461,10 @@ def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
     keys = 2 * 3 * 4 * 8 * 14 * 4  # both, layers, heads, width, positions, bytes
     for count in (1, 2, 3):
         monkeypatch.setattr(memory_budget, "KEY_BYTES", count * keys + 1)
-        assert memory_budget.prompts_at_once(view, batch, pass_tokens=4096) == count
-    assert memory_budget.prompts_at_once(view, batch, pass_tokens=28) == 2
+        assert memory_budget.max_prompts(view, batch, pass_tokens=4096) == count
+    assert memory_budget.max_prompts(view, batch, pass_tokens=28) == 2
     monkeypatch.setattr(memory_budget, "ROW_BYTES", 4 * 9 * max(97, 3 * 48))  # a clean row and 8 heads
-    assert [list(layers) for layers in memory_budget.layers_at_once(view, 1)] == [[0, 1], [2]]
+    assert [list(layers) for layers in memory_budget.layer_chunks(view, 1)] == [[0, 1], [2]]
 
 
 # First-order estimates --------------------------------------------------------------------------------------------
@@ -493,9 +500,9 @@ def test_estimates_are_hugging_faces_gradients(load_tiny, family_folder, float64
     if name == "gemma2":
         monkeypatch.setattr(gradients, "GRAPH_BYTES", 1)
     estimate = il.head_effects(model, batch, positions=positions, method="gradient")
-    assert (estimate.way, estimate.exact, estimate.positions) == ("gradient", False, positions)
+    assert (estimate.algorithm, estimate.exact, estimate.positions) == ("gradient", False, positions)
     assert estimate.log_odds.isnan().all()
-    assert estimate.log_diff is None
+    assert estimate.logit_diff is None
     for row in range(len(batch)):
         ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
         theirs = hf_falls(hf, ids, batch.answer_tokens[row], last_only=positions == "last")
@@ -529,7 +536,7 @@ def test_estimates_of_differences(load_tiny):
     other = batch.label_tokens[1 - batch.answer]
     both = il.head_effects(model, batch, against=other, method="gradient")
     alone = il.head_effects(model, batch, other, method="gradient")
-    close(both.log_diff, both.log_prob - alone.log_prob)
+    close(both.logit_diff, both.log_prob - alone.log_prob)
 
 
 def test_estimates_within_contexts_without_gradients(load_tiny):

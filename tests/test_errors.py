@@ -17,14 +17,14 @@ def test_the_sentence():
 
 ASKED = {
     "layout": lambda model, acts: il.load_task("sentiment-number", layout="x"),
-    "asked": lambda model, acts: il.load_task("sentiment-number", asked="x"),
+    "asked": lambda model, acts: il.load_task("sentiment-number", query_class="x"),
     "classes": lambda model, acts: il.load_task("sentiment-number", classes="x"),
     "dtype": lambda model, acts: il.load_model("icl-mini", dtype="x"),
     "final_norm": lambda model, acts: acts.readout.using(final_norm="x", bias=True),
     "source": lambda model, acts: il.label_keys(acts, (0, 0), source="x"),
     "mode": lambda model, acts: il.ablate_heads(model, [(0, 0)], mode="x").__enter__(),
     "positions": lambda model, acts: il.remove_position(model, [(0, 0)], positions="x").__enter__(),
-    "what": lambda model, acts: il.patch_heads(model, [(0, 0)], acts.batch, what="x").__enter__(),
+    "activation": lambda model, acts: il.patch_heads(model, [(0, 0)], acts.batch, activation="x").__enter__(),
     "table": lambda model, acts: il.explain(model, families.PROMPT, k=1, n_ablated=1).to_frame("x"),
 }
 

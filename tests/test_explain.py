@@ -144,7 +144,7 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
     mary, john = int(batch.targets[0]), int(batch.against[0, 0])
     theirs = reference_hf.reference(hf, batch.tokens[0], mary)
     contrast = expected(hf, theirs, mary, [john])
-    assert explanation.free
+    assert explanation.is_plain_text
     assert [name.strip("␣▁") for name in explanation.labels] == ["Mary", "John"]
     assert explanation.contrast_adds_up
     close(explanation.label_log_probs, theirs.log_probs[[mary, john]])
@@ -158,7 +158,9 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
     ]:
         close(ours, reference)
     ranked = theirs.heads.flatten().argsort(descending=True)[:5].tolist()
-    assert [report.head for report in explanation.heads] == [il.Head.at(i, theirs.heads.shape[1]) for i in ranked]
+    assert [report.head for report in explanation.heads] == [
+        il.Head.from_index(i, theirs.heads.shape[1]) for i in ranked
+    ]
     for report in explanation.heads:
         close(report.attention, theirs.attention[report.head])
         close(report.position_increases, theirs.subheads[report.head])
@@ -172,7 +174,7 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
         [part.contrast for part in explanation.subheads],
         torch.stack([contrast.subheads[part.head][part.position] for part in explanation.subheads]),
     )
-    close(explanation.watched_attention, theirs.attention[..., list(explanation.watched)])
+    close(explanation.attended_attention, theirs.attention[..., list(explanation.attended_positions)])
 
 
 def test_what_is_free_and_what_is_not(gpt2):
@@ -184,7 +186,7 @@ def test_what_is_free_and_what_is_not(gpt2):
     assert free.target == free.next_tokens[0][0], "the most probable token is explained"
     batch = il.tokenize_text(gpt2, "love : bar one :", targets=" foo")
     with_colon = il.explain(gpt2, batch, k=2)
-    assert (with_colon.free, with_colon.target, with_colon.compared_with) == (True, "foo", ())
+    assert (with_colon.is_plain_text, with_colon.target, with_colon.compared_with) == (True, "foo", ())
     assert with_colon.head_contrasts == ()
     assert with_colon.verdict == ""
     whole = il.explain(gpt2, il.tokenize(gpt2, families.PROMPT), k=2)
@@ -217,7 +219,7 @@ def test_labels_are_told_apart(gpt2, explanation):
         assert_close(report.contrast, heads[report.head])
         assert_close(sum(report.position_contrasts), report.contrast, msg="parts add up")
         apart = report.contrast >= report.increase / 2 and report.increase > 0
-        assert report.tells_apart == apart
+        assert report.discriminates == apart
         said = explanation.verdict.split("Only raise both labels")[0 if apart else 1]
         assert (str(report.head) in said) == (report.increase > 0)
 
@@ -227,7 +229,7 @@ def test_labels_of_several_tokens(pair):  # noqa: F811
     model, hf = pair
     with pytest.warns(UserWarning, match="'zoo' is scored by .*white space only"):
         explanation = il.explain(model, "John : zoo store : Mary went :", answer="Mary", k=2)
-    assert explanation.several_tokens
+    assert explanation.has_multi_token_labels
     assert "Among its labels the model prefers" in repr(explanation)
     assert explanation.scored_tokens[0] in ("␣", "▁")
     batch = il.tokenize(model, "John : zoo store : Mary went :")
@@ -240,7 +242,7 @@ def test_labels_of_several_tokens(pair):  # noqa: F811
             log_probs = hf(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
         theirs = sum(float(log_probs[len(prompt) - 1 + j, token]) for j, token in enumerate(ids))
         assert_close(ours, theirs)
-        assert len(ids) == len(explanation.label_spellings[explanation.labels.index(label)])
+        assert len(ids) == len(explanation.label_token_names[explanation.labels.index(label)])
     assert explanation.whole_label_log_probs[0] < explanation.label_log_probs[0]
     assert "whole" in str(explanation.to_frame("labels").columns)
 
@@ -251,7 +253,7 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
     with pytest.raises(il.InputError, match="shared_prefix"):
         il.explain(model, text, k=2)
     explanation = il.explain(model, text, k=2, shared_prefix="append")
-    assert explanation.n_shared >= 2
+    assert explanation.n_shared_tokens >= 2
     assert len(explanation.tokens) == il.tokenize(model, text, shared_prefix="append").tokens.shape[1]
     assert set(explanation.scored_tokens) == {"o", "e"}
 

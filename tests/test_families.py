@@ -79,7 +79,7 @@ def test_identities(run, name):
         neurons = neuron_values(acts.mlp_post[:, layer] * scale, view.W_out(layer)).sum(1)
         b_out = view.raw_b_out(layer)
         if b_out is not None:
-            neurons = neurons + view.outward(b_out, view.mlp_post_norm(layer)) * scale
+            neurons = neurons + view.to_residual(b_out, view.mlp_post_norm(layer)) * scale
         assert_close(neurons, acts.mlp_out[:, layer])
     model_says = torch.log_softmax(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"), -1)
     at_last = model_says[torch.arange(len(batch)), batch.last]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import icl_lens as il
 from icl_lens import metrics
-from icl_lens.interventions.controlled_ablation import random_sets, remove_heads
+from icl_lens.interventions.controlled_ablation import ablate_with_controls, random_head_sets
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Template
 
@@ -62,7 +62,7 @@ TEXT = [
     (lambda: il.load_task("sentiment-number", n=0), "must both be at least 1"),
     (lambda: il.load_task("sentiment-number", n=10**9), "more than the 1,000,000"),
     (lambda: il.load_task("sentiment-number", layout="x"), "is not known"),
-    (lambda: il.load_task("sentiment-number", asked="x"), "is not known"),
+    (lambda: il.load_task("sentiment-number", query_class="x"), "is not known"),
     (lambda: il.load_task("sentiment-number", classes="x"), "is not known"),
     (lambda: il.load_task("sentiment-number", demonstrations=0), "must both be at least 1"),
     (lambda: il.load_task("sentiment-number", labels="ab"), "2 different words"),
@@ -145,10 +145,10 @@ MODEL = [
     (lambda m, b, o: il.last_log_probs(o, b), "another"),
     (lambda m, b, o: il.label_log_probs(o, b), "another"),
     (lambda m, b, o: il.head_effects(o, b), "another"),
-    (lambda m, b, o: remove_heads(o, b, HEADS), "another"),
+    (lambda m, b, o: ablate_with_controls(o, b, HEADS), "another"),
     (lambda m, b, o: enter(il.ablate_heads(o, HEADS, mode="mean", reference=b)), "the reference"),
-    (lambda m, b, o: enter(il.patch_heads(o, HEADS, b, what="z")), "the source"),
-    (lambda m, b, o: enter(il.patch_heads(o, HEADS, b, what="q")), "the source"),
+    (lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="z")), "the source"),
+    (lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="q")), "the source"),
     (lambda m, b, o: enter(il.ablate_heads(m, [il.Head(99, 0)])), "L99H0"),
     (lambda m, b, o: enter(il.ablate_heads(m, [(0, -1)])), "L0H-1"),
     (lambda m, b, o: enter(il.ablate_heads(m, None)), "heads=None are no heads"),
@@ -156,23 +156,29 @@ MODEL = [
     (lambda m, b, o: enter(il.block_attention(m, HEADS, None)), "edges must be a tensor of booleans"),
     (lambda m, b, o: enter(il.block_attention(m, HEADS, torch.zeros(1, 9, 9))), "got (1, 9, 9) torch.float32"),
     (lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, "x", renormalize=True)), "are no numbers"),
-    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_loss=NAN), "max_loss=nan must not"),
-    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_loss=-1), "max_loss=-1 must not"),
+    (
+        lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_accuracy_drop=NAN),
+        "max_accuracy_drop=nan must not",
+    ),
+    (
+        lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_accuracy_drop=-1),
+        "max_accuracy_drop=-1 must not",
+    ),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")), "needs reference="),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, reference=b)), "takes no reference="),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean", reference=[])), "no reference prompt"),
     (lambda m, b, o: enter(il.ablate_heads(m, HEADS, positions="x")), "is not known"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, what="x")), "is not known"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, what="k", positions="last")), "every position"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, what="z", align="x")), "is not known"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, what="z", align="labels")), "needs into="),
+    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="x")), "is not known"),
+    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")), "every position"),
+    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="z", align="x")), "is not known"),
+    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="z", align="labels")), "needs batch="),
     (lambda m, b, o: enter(il.remove_position(m, HEADS, strength=NAN)), "between 0"),
     (lambda m, b, o: enter(il.remove_position(m, HEADS, strength=2)), "between 0"),
     (lambda m, b, o: enter(il.debias(m, b, HEADS, recency=NAN)), "between 0"),
     (lambda m, b, o: enter(il.debias(m, b, HEADS, majority=NAN)), "must not be negative"),
     (lambda m, b, o: enter(il.debias(m, b, HEADS, majority=-1)), "must not be negative"),
     (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="x"), "is not known"),
-    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", tried=[NAN]), "must be finite"),
+    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", strengths=[NAN]), "must be finite"),
     (lambda m, b, o: il.choose_strength(m, HEADS, b, b[[1, 0, 2]], fix="majority"), "the same prompts"),
     (lambda m, b, o: il.choose_strength(m, HEADS, b, b[:1], fix="majority"), "not the same ones"),
     (lambda m, b, o: il.locate_heads(m, b, k=0), "1 to 12 heads"),
@@ -181,7 +187,7 @@ MODEL = [
     (lambda m, b, o: il.head_effects(m, b, positions="x"), "is not known"),
     (lambda m, b, o: il.head_effects(m, b, method="x"), "is not known"),
     (lambda m, b, o: il.head_effects(m, b, pass_tokens=0), "at least 1"),
-    (lambda m, b, o: random_sets(ModelView.of(m), ModelView.of(m).heads(), draws=1, seed=0), "too few random"),
+    (lambda m, b, o: random_head_sets(ModelView.of(m), ModelView.of(m).heads(), draws=1, seed=0), "too few random"),
     (lambda m, b, o: il.explain(m, "love : foo one :", k=0), "at least 1"),
     (lambda m, b, o: il.explain(m, "love : foo one :", n_ablated=99), "choose 1 to"),
     (lambda m, b, o: il.explain(m, "love : foo one :", answer="z"), "is not one of the labels"),

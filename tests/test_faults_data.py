@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import icl_lens as il
-from icl_lens.locate.run_folder import DamagedChunk, RunFolder
-from icl_lens.prompts.datasets import from_files
+from icl_lens.locate.run_folder import CorruptChunk, RunFolder
+from icl_lens.prompts.datasets import read_files
 from icl_lens.prompts.tasks import data_digest, load_task
 
 GOOD = "".join(json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n" for kind in "ab" for i in range(8))
@@ -138,7 +138,7 @@ def test_classes_are_read_as_written(tmp_path, kinds, suffix):
         path.write_text("text,label\n" + "".join(f"{text},{kind}\n" for text, kind in rows))
     else:
         path.write_text("".join(json.dumps({"text": text, "label": kind}) + "\n" for text, kind in rows))
-    read = [(row["text"], row["label"] or "") for row in from_files([path]).rows]
+    read = [(row["text"], row["label"] or "") for row in read_files([path]).rows]
     assert read == rows
     if "" in kinds:
         with pytest.raises(il.InputError, match="two classes or more"):
@@ -166,7 +166,7 @@ def test_the_digest_follows_the_content(tmp_path):
 def test_bad_manifests(tmp_path, text):
     (tmp_path / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(il.InputError) as caught:
-        RunFolder(tmp_path, {"a": 1}).take()
+        RunFolder(tmp_path, {"a": 1}).initialize()
     faults.assert_sentence(str(caught.value), "choose another folder")
 
 
@@ -191,7 +191,7 @@ def test_any_flipped_byte_is_damage(tmp_path, place, flip):
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= flip
     path.write_bytes(data)
-    with pytest.raises(DamagedChunk, match="is damaged"):
+    with pytest.raises(CorruptChunk, match="is damaged"):
         run.read(path.name)
 
 
@@ -202,7 +202,7 @@ def test_any_bytes_are_damage(tmp_path, data, cut):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(cut * len(whole))] + data)
     if path.read_bytes() != whole:
-        with pytest.raises(DamagedChunk):
+        with pytest.raises(CorruptChunk):
             run.read(path.name)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from icl_lens.errors import InputError
-from icl_lens.files import other_configuration, replacing, write_text
+from icl_lens.files import atomic_write, configuration_mismatch_error, write_text
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
@@ -11,7 +11,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     write_text(target, "old")
 
     def fail_halfway():
-        with replacing(target) as beside:
+        with atomic_write(target) as beside:
             beside.write_text("half")
             raise KeyError
 
@@ -28,6 +28,8 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 def test_another_configuration_is_told_by_every_value_that_differs():
     theirs = {"n": 24, "heads": [1, 2], "gone": 1}
-    error = other_configuration("out", theirs, {"n": 26, "heads": (1, 2), "new": "x"}, remedy="choose another folder")
+    error = configuration_mismatch_error(
+        "out", theirs, {"n": 26, "heads": (1, 2), "new": "x"}, remedy="choose another folder"
+    )
     assert "(gone 1 there, None now, n 24 there, 26 now, new None there, 'x' now); choose another folder" in str(error)
-    assert other_configuration("out", {"heads": [1, 2]}, {"heads": (1, 2)}, remedy="") is None
+    assert configuration_mismatch_error("out", {"heads": [1, 2]}, {"heads": (1, 2)}, remedy="") is None

@@ -83,8 +83,8 @@ def test_the_gap_is_the_bias_gap_of_all_prompts_together(icl_mini, monkeypatch):
 
 def test_no_query_is_in_both_halves(icl_mini):
     study = Study(icl_mini, PAPER_TASKS[1], 20)
-    for same_length in (False, True):
-        halves = [{one.query for one in half} for half in study.prompts_with(3, same_length=same_length)]
+    for same_length_for in (False, True):
+        halves = [{one.query for one in half} for half in study.prompts_with(3, same_length_for=same_length_for)]
         for own, other in ((0, 1), (1, 0)):
             assert halves[own]
             assert not halves[own] & (halves[other] | {one.query for one in study.halves()[other].prompts})

@@ -63,7 +63,7 @@ def test_means_of_ranks() -> None:
 
 def circuit(logits: list[list[float]]) -> float:
     matrix = torch.tensor(logits)
-    return projections.eigenvalue_score(il.Copying(torch.arange(len(matrix)), matrix))
+    return projections.eigenvalue_score(il.HeadCopying(torch.arange(len(matrix)), matrix))
 
 
 def test_only_circuits_that_follow_what_is_read_have_a_score() -> None:

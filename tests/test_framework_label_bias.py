@@ -24,7 +24,7 @@ def test_the_fix_by_hand(load_tiny, family_folder, tmp_path):
     hf = AutoModelForCausalLM.from_pretrained(family_folder("gpt2"), attn_implementation="eager").double().eval()
     study, heads = tiny_study(model, tmp_path), [(0, 1), (1, 0), (2, 2)]
     batch = study.tokenize(prompts_by_frequency(study.prompts_with(3)[1], 2, 0)["minority"])[:3]
-    fixes = [il.LabelFix([]), il.LabelFix(heads, majority=0.5)]
+    fixes = [il.DebiasSettings([]), il.DebiasSettings(heads, majority=0.5)]
     ours = answered(study, Pairs(batch, batch), fixes)[0].odds
     for row, prompt in enumerate(batch.prompts):
         places, labels = batch.label_positions[row].tolist(), labels_of(prompt)
@@ -78,7 +78,9 @@ def test_strengths_are_those_of_the_library(icl_mini, monkeypatch):
     pairs = Pairs(study.tokenize(found["majority"]), study.tokenize(found["minority"]))
     sets = [study.located, *study.random_sets(study.located, 3)]
     by_library = [
-        il.choose_strength(icl_mini, heads, pairs.favored, pairs.unfavored, fix="majority", max_loss=1.0).strength
+        il.choose_strength(
+            icl_mini, heads, pairs.favored, pairs.unfavored, fix="majority", max_accuracy_drop=1.0
+        ).strength
         for heads in sets
     ]
     assert choose_strengths(study, pairs, sets, "majority") == by_library

@@ -79,26 +79,26 @@ def test_edits(pair):
 
     def fixed(model, batch):
         return il.label_log_probs_debiased(
-            model, batch, [il.LabelFix(HEADS, majority=0.5), il.LabelFix(HEADS, recency=0.5)]
+            model, batch, [il.DebiasSettings(HEADS, majority=0.5), il.DebiasSettings(HEADS, recency=0.5)]
         )
 
     def patched(model, batch, what):
         other = batch[[*range(1, len(batch)), 0]]
         return il.label_log_probs_patched(
-            model, batch, [HEADS, HEADS[:1]], other, what=what, align="labels", seen_by="last"
+            model, batch, [HEADS, HEADS[:1]], other, activation=what, align="labels", query_positions="last"
         )
 
     same(pair, ablated)
     same(pair, fixed)
     for positions in ("last", "all"):
-        same(pair, lambda m, b, at=positions: il.label_log_probs_without(m, b, [[], HEADS], positions=at))
+        same(pair, lambda m, b, at=positions: il.label_log_probs_ablated(m, b, [[], HEADS], positions=at))
     for what in ("k", "v"):
         same(pair, lambda m, b, what=what: patched(m, b, what))
 
 
 def test_strengths_are_chosen(pair):
     found = [
-        il.choose_strength(model, HEADS, batch[:8], batch[:8], fix="majority", tried=(0.5, 1.0))
+        il.choose_strength(model, HEADS, batch[:8], batch[:8], fix="majority", strengths=(0.5, 1.0))
         for model, batch in pair
     ]
     assert found[0].strength == found[1].strength

@@ -15,7 +15,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import head_sets, memory_budget, partial_forward
-from icl_lens.interventions.edit_tree import Forks
+from icl_lens.interventions.edit_tree import EditTree
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
@@ -78,7 +78,7 @@ def test_against_hugging_face(load_tiny, family_folder, float64, name, mode):
     batch = ragged(model)
     reference = batch[[0, 2]] if mode == "mean" else None
     instead = hf_mean_z(hf, reference) if reference is not None else None
-    found = il.label_log_probs_without(model, batch, SETS, mode=mode, reference=reference)
+    found = il.label_log_probs_ablated(model, batch, SETS, mode=mode, reference=reference)
     assert found.shape == (3, len(SETS), 2)
     for row in range(len(batch)):
         for place, heads in enumerate(SETS):
@@ -97,18 +97,18 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     batch = ragged(model)
     reference = batch if mode == "mean" else None
     options = {"positions": positions, "mode": mode, "reference": reference}
-    found = il.label_log_probs_without(model, batch, SETS, **options)
-    removed = head_sets.marked(ModelView.of(model), SETS)
-    whole = head_sets._whole(
+    found = il.label_log_probs_ablated(model, batch, SETS, **options)
+    removed = head_sets.head_mask(ModelView.of(model), SETS)
+    whole = head_sets._full_passes(
         model, batch, removed, head_sets._labels, positions, mode, None if reference is None else [reference]
     )
     assert_close(found, whole)
     monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
     monkeypatch.setattr(memory_budget, "KEY_BYTES", 1)
     monkeypatch.setattr(partial_forward, "STREAM_BYTES", 1)
-    monkeypatch.setattr(partial_forward, "ENOUGH_TOKENS", 1)
+    monkeypatch.setattr(partial_forward, "MIN_PASS_TOKENS", 1)
     monkeypatch.setattr(head_sets, "PASS_TOKENS", 1)
-    pieces = il.label_log_probs_without(model, batch, SETS, **options)
+    pieces = il.label_log_probs_ablated(model, batch, SETS, **options)
     assert_close(pieces, whole)
 
 
@@ -116,16 +116,16 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
 def test_sets_that_begin_alike_are_one_row_up_to_there(load_tiny, sets):
     """Whatever their order: the rows of each layer are the different beginnings of sets up to it, and the prompt's."""
     model = load_tiny("gpt2")
-    removed = head_sets.marked(ModelView.of(model), sets)
-    forks = Forks.of(removed, alike=True)
+    removed = head_sets.head_mask(ModelView.of(model), sets)
+    forks = EditTree.of(removed, mergeable=True)
     for layer in range(removed.shape[1]):
         beginnings = {tuple(one[: layer + 1].flatten().tolist()) for one in removed}  # the empty set's is row 0's
-        assert len(forks.sets_at(layer)) == len(beginnings) - 1
+        assert len(forks.sets_at_layer(layer)) == len(beginnings) - 1
     # From its row a set's way back to row 0 passes rows that are edited as it is.
     for place, row in enumerate(forks.row_of):
         own = forks.set_of[row - 1] if row else sets.index([])
         assert torch.equal(removed[own], removed[place])
-    apart = Forks.of(removed, alike=False)
+    apart = EditTree.of(removed, mergeable=False)
     assert sorted(apart.row_of) == [0, 1, 2, 3, 4]
     assert dict(sorted(apart.entering.items())) == {0: [0, 0], 1: [0, 0]}
 
@@ -151,7 +151,7 @@ def test_rows_enter_where_their_sets_begin(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     with attention_run(model) as ran:
-        il.label_log_probs_without(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])
+        il.label_log_probs_ablated(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])
     assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]
 
 
@@ -160,7 +160,7 @@ def test_at_all_positions_a_pass_begins_where_its_sets_do(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     with attention_run(model) as ran:
-        il.label_log_probs_without(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]], positions="all")
+        il.label_log_probs_ablated(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]], positions="all")
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
 
 
@@ -168,11 +168,13 @@ def test_answers_are_those_of_each_edit(load_tiny):
     model = load_tiny("llama_gqa")
     batch = ragged(model)
     for positions in ("last", "all"):
-        for found, heads in zip(head_sets.answers_without(model, batch, SETS, positions=positions), SETS, strict=True):
+        for found, heads in zip(
+            head_sets.score_ablated_sets(model, batch, SETS, positions=positions), SETS, strict=True
+        ):
             with il.ablate_heads(model, heads, positions=positions) if heads else nullcontext():
                 log_probs = il.last_log_probs(model, batch)
             assert_close(found.label_log_probs, log_probs[:, batch.label_tokens])
-            assert found.right.tolist() == (log_probs.argmax(-1) == batch.answer_tokens).tolist()
+            assert found.top1_correct.tolist() == (log_probs.argmax(-1) == batch.answer_tokens).tolist()
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
@@ -180,8 +182,8 @@ def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions)
     model = load_tiny("gpt2")
     batch = ragged(model)
     with il.ablate_heads(model, [(0, 0)], positions=positions):
-        nested = il.label_log_probs_without(model, batch, [[], [(1, 1)]], positions=positions)
-    own = il.label_log_probs_without(model, batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
+        nested = il.label_log_probs_ablated(model, batch, [[], [(1, 1)]], positions=positions)
+    own = il.label_log_probs_ablated(model, batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
     assert_close(nested, own)
 
 
@@ -197,7 +199,7 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         ([[]], {"reference": batch}, "reference"),
     ):
         with pytest.raises(il.InputError, match=text):
-            il.label_log_probs_without(model, batch, sets, **options)
+            il.label_log_probs_ablated(model, batch, sets, **options)
     free = il.tokenize_text(model, "love : bar one :")
     with pytest.raises(il.InputError, match="label"):
-        il.label_log_probs_without(model, free, [[]])
+        il.label_log_probs_ablated(model, free, [[]])

@@ -71,7 +71,7 @@ def test_raw_is_the_bridge(run, load_tiny, name):
     for field, value in vars(bridge).items():
         if isinstance(value, torch.Tensor):
             ours = getattr(acts, field)
-            if field == "v_of_run":
+            if field == "pass_v":
                 ours, value = ours.masked_fill(padding, 0), value.masked_fill(padding, 0)
             assert_close(ours, value, msg=field)
     for layer in range(families.N_LAYERS):
@@ -94,8 +94,8 @@ def test_raw_is_the_bridge(run, load_tiny, name):
         lambda model, batch: il.scale_label_attention(model, HEADS, batch, factors(batch), renormalize=False),
         lambda model, batch: il.block_attention(model, HEADS, torch.eye(batch.tokens.shape[1])[None].bool()),
         lambda model, batch: il.remove_position(model, HEADS, strength=0.7),
-        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], what="q", positions="last"),
-        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], what="z", positions="last"),
+        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], activation="q", positions="last"),
+        lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], activation="z", positions="last"),
     ],
     ids=["zero", "mean", "scale", "block", "position", "patch q", "patch z"],
 )

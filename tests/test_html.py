@@ -18,7 +18,7 @@ import torch
 
 import icl_lens as il
 from icl_lens.report import html
-from icl_lens.report.html.assets import circuitsvis_bundle, own, packed_bundle
+from icl_lens.report.html.assets import circuitsvis_bundle, packed_bundle, read_asset
 from icl_lens.report.html.escaping import for_circuitsvis, json_script, signed, visible
 from icl_lens.report.html.page import body
 from icl_lens.report.html.sections import command, layer_bars
@@ -34,7 +34,9 @@ class Page(HTMLParser):
         self.elements, self.text, self.scripts, self._inside = [], "", [], []
         self.feed(source)
         self.close()
-        self.scripts = [script for script in self.scripts if script != own("theme.js")]  # the rest: data, then code
+        self.scripts = [
+            script for script in self.scripts if script != read_asset("theme.js")
+        ]  # the rest: data, then code
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -577,8 +579,8 @@ def test_a_free_page_has_tokens_instead_of_labels():
     position, weight = explanation.heads[0].top_attended(1)[0]
     assert f"{explanation.token_names[position]}\u00a0{weight:.2f}" in page.text
     data = json.loads(next(script for script in page.scripts if script.startswith('{"labels"')))
-    assert [demo["position"] for demo in data["demos"]] == list(explanation.watched)
-    assert data["attention"][0][0] == pytest.approx(explanation.watched_attention[0][0], abs=1e-4)
+    assert [demo["position"] for demo in data["demos"]] == list(explanation.attended_positions)
+    assert data["attention"][0][0] == pytest.approx(explanation.attended_attention[0][0], abs=1e-4)
     strips = [json.loads(s) for s in page.scripts if s.startswith('{"props"')]
     assert {tuple(strip["props"]["tokens"]) for strip in strips} == {explanation.token_names}
     assert not any(strip["dim"] for strip in strips)
@@ -646,7 +648,7 @@ def test_which_heads_tell_the_labels_apart(paper):
 def test_labels_of_several_tokens_are_said(paper):
     explanation = replace(
         paper,
-        label_spellings=(("␣", "bar"), ("foo",)),
+        label_token_names=(("␣", "bar"), ("foo",)),
         whole_label_log_probs=(-7.25, -0.5),
     )
     text = Page(html.explanation_page(explanation)).text
@@ -654,7 +656,7 @@ def test_labels_of_several_tokens_are_said(paper):
     assert "The model says" not in text
     assert "−7.250" in text
     assert "'bar' is scored by '␣', which is white space only" in text
-    shared = replace(explanation, label_spellings=(("␣", "bar"), ("␣", "foo")), n_shared=1)
+    shared = replace(explanation, label_token_names=(("␣", "bar"), ("␣", "foo")), n_shared_tokens=1)
     assert shared.scored_tokens == ("bar", "foo")
     assert "white space only" not in Page(html.explanation_page(shared)).text
 

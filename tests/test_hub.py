@@ -16,9 +16,9 @@ import torch
 from hub_cases import OFFLINE, ONLINE, REFUSED
 from transformers import AutoModelForCausalLM
 
-from icl_lens.hub import download_bars, reason_of, text_of
-from icl_lens.hub.errors import close_to
-from icl_lens.hub.timeouts import Silent, within
+from icl_lens.hub import download_bars, explain_hub_error, first_line
+from icl_lens.hub.errors import close_matches
+from icl_lens.hub.timeouts import HubTimeout, run_with_timeout
 
 pytestmark = pytest.mark.slow
 
@@ -196,7 +196,7 @@ def _named(name: str, *bases: str) -> type[Exception]:
         (_named("ProxyError")("407 Proxy Authentication Required"), ("the proxy refuses", "407", "HTTPS_PROXY")),
         (
             _named("ReadTimeout", "TimeoutException")("read"),
-            ("did not answer within 10 seconds", "HF_HUB_ETAG_TIMEOUT"),
+            ("did not answer run_with_timeout 10 seconds", "HF_HUB_ETAG_TIMEOUT"),
         ),
         (
             _named("FileMetadataError", "OSError")("no 'X-Repo-Commit' header; a proxy's certificate may be missing"),
@@ -213,7 +213,7 @@ def _named(name: str, *bases: str) -> type[Exception]:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_reasons_of_the_network_and_the_disk(error, words):
-    sentence = reason_of(error, "a/b", "model")
+    sentence = explain_hub_error(error, "a/b", "model")
     for one in words:
         assert one in sentence
     assert "\n" not in sentence
@@ -222,17 +222,19 @@ def test_reasons_of_the_network_and_the_disk(error, words):
 def test_reasons_in_the_environment(monkeypatch):
     """A file of certificates that is not there, and a proxy whose name nobody knows."""
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
-    assert "SSL_CERT_FILE names '/no/such.pem'" in reason_of(FileNotFoundError(2, "No such file"), "a/b", "model")
+    assert "SSL_CERT_FILE names '/no/such.pem'" in explain_hub_error(
+        FileNotFoundError(2, "No such file"), "a/b", "model"
+    )
     for proxy in ("http://user:secret@nowhere:8080", "nowhere"):
         monkeypatch.setenv("HTTPS_PROXY", proxy)
-        said = reason_of(socket.gaierror(-2, "Name or service not known"), "a/b", "model")
+        said = explain_hub_error(socket.gaierror(-2, "Name or service not known"), "a/b", "model")
         assert "nor the proxy nowhere that HTTPS_PROXY names" in said
         assert "secret" not in said
 
 
 def test_one_line_of_an_error():
-    assert text_of(ValueError("\n\n  the reason. (Request ID: Root=1)\nmore")) == "the reason"
-    assert text_of(ValueError()) == "ValueError"
+    assert first_line(ValueError("\n\n  the reason. (Request ID: Root=1)\nmore")) == "the reason"
+    assert first_line(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize(
@@ -246,16 +248,16 @@ def test_one_line_of_an_error():
 )
 def test_names_that_are_close(typed, meant):
     names = ["gpt2", "gpt2-large", "EleutherAI/gpt-j-6b", "EleutherAI/pythia-410m", "huggyllama/llama-7b"]
-    assert meant in close_to(typed, names)
-    assert close_to("something/else-entirely", names) == []
+    assert meant in close_matches(typed, names)
+    assert close_matches("something/else-entirely", names) == []
 
 
 def test_a_call_that_takes_too_long_is_left():
-    assert within(5.0, lambda: 3) == 3
+    assert run_with_timeout(5.0, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        within(5.0, lambda: 1 // 0)
-    with pytest.raises(Silent):
-        within(0.05, lambda: __import__("time").sleep(0.5))
+        run_with_timeout(5.0, lambda: 1 // 0)
+    with pytest.raises(HubTimeout):
+        run_with_timeout(0.05, lambda: __import__("time").sleep(0.5))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -263,11 +265,11 @@ def test_bars_of_downloads_in_a_terminal_only(terminal, monkeypatch):
     """Also where everything has been imported before, and although transformers switches them off."""
     from huggingface_hub.utils import are_progress_bars_disabled
 
-    from icl_lens.cli import hush
+    from icl_lens.cli import quiet_libraries
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.simplefilter", lambda *_: None)
-        hush()
+        quiet_libraries()
     assert are_progress_bars_disabled() is not terminal
     download_bars(True)

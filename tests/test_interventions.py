@@ -180,7 +180,7 @@ def test_patched_from_another_prompt(run, name, what, positions):
     if positions == "last" and what in ("k", "v"):
         with (
             pytest.raises(il.InputError, match="read at every position"),
-            il.patch_heads(model, HEADS, other, what=what, positions=positions),
+            il.patch_heads(model, HEADS, other, activation=what, positions=positions),
         ):
             pass
         return
@@ -207,7 +207,7 @@ def test_patched_from_another_prompt(run, name, what, positions):
 
         return edit
 
-    with il.patch_heads(model, HEADS, other, what=what, positions=positions):
+    with il.patch_heads(model, HEADS, other, activation=what, positions=positions):
         assert_same(model, batch, hf, HEADS, edit_of)
 
 
@@ -219,18 +219,18 @@ def test_queries_and_z_at_the_last_position_may_come_from_a_longer_prompt(run):
     def edit(hand):
         hand.q[:, -1] = source[hand.layer].q[:, -1]
 
-    with il.patch_heads(model, HEADS, long, what="q", positions="last"):
+    with il.patch_heads(model, HEADS, long, activation="q", positions="last"):
         assert_same(model, short, hf, HEADS, lambda row: edit)
-    with il.patch_heads(model, HEADS, long, what="q"), pytest.raises(il.InputError, match="14 and 11"):
+    with il.patch_heads(model, HEADS, long, activation="q"), pytest.raises(il.InputError, match="14 and 11"):
         il.last_log_probs(model, short)
 
 
 def test_one_source_serves_all_rows(run):
     model, batch, other, _ = run("gpt2")
     same = batch[[0, 0]]
-    with il.patch_heads(model, HEADS, other[0], what="v"):
+    with il.patch_heads(model, HEADS, other[0], activation="v"):
         both = il.last_log_probs(model, same)
-    with il.patch_heads(model, HEADS, other[[0, 0]], what="v"):
+    with il.patch_heads(model, HEADS, other[[0, 0]], activation="v"):
         assert_close(il.last_log_probs(model, same), both)
 
 
@@ -252,7 +252,7 @@ def test_nothing_changes_where_the_edit_changes_nothing(run, name):
     edits = [
         il.remove_position(model, heads, strength=0.0),
         il.scale_label_attention(model, heads, batch, ones, renormalize=True),
-        *[il.patch_heads(model, heads, batch, what=what) for what in ("q", "k", "v", "pattern", "z")],
+        *[il.patch_heads(model, heads, batch, activation=what) for what in ("q", "k", "v", "pattern", "z")],
     ]
     for edit in edits:
         with edit:
@@ -300,7 +300,7 @@ def test_label_attention_without_position_follows_the_demonstrations_around(run,
     """In layer 0, whose inputs know no position, permuting demonstrations of equal length permutes the attention."""
     model, _, _, _ = run(name)
     view = ModelView.of(model)
-    if attention_scores.score_view(view, 0).window is not None:
+    if attention_scores.attention_scoring(view, 0).window is not None:
         pytest.skip("a sliding window sees positions")
     demos = [il.Demonstration(text, label) for text, label in (("love", "bar"), ("two", "foo"), ("cat", "bar"))]
     orders = list(itertools.permutations(range(3)))
@@ -341,7 +341,7 @@ def blocks(model, batch, other):
     """One of each, all on overlapping heads."""
     weights = torch.full((len(batch), batch.label_positions.shape[1]), 0.3, dtype=torch.float64)
     return {
-        "patch": lambda: il.patch_heads(model, HEADS[1:3], other, what="k"),
+        "patch": lambda: il.patch_heads(model, HEADS[1:3], other, activation="k"),
         "position": lambda: il.remove_position(model, HEADS[:3]),
         "scale": lambda: il.scale_label_attention(model, HEADS[1:], batch, weights, renormalize=True),
         "ablate": lambda: il.ablate_heads(model, HEADS[2:3]),
@@ -456,8 +456,8 @@ def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
 
 def test_a_family_whose_attention_is_not_understood_is_refused_by_name(run, monkeypatch):
     model = copy.deepcopy(run("llama_gqa")[0])
-    own = attention_scores.score_view
-    monkeypatch.setattr(attention_scores, "score_view", lambda view, layer: own(view, layer)._replace(scale=0.5))
+    own = attention_scores.attention_scoring
+    monkeypatch.setattr(attention_scores, "attention_scoring", lambda view, layer: own(view, layer)._replace(scale=0.5))
     with (
         pytest.raises(il.InputError, match="LlamaForCausalLM is not supported here: in layer 1"),
         il.remove_position(model, [(1, 1)]),
@@ -525,7 +525,7 @@ def test_bad_arguments_are_refused(run, make, match):
     [
         lambda m, b: il.ablate_heads(m, [(0, 0)], mode="half"),
         lambda m, b: il.ablate_heads(m, [(0, 0)], positions="first"),
-        lambda m, b: il.patch_heads(m, [(0, 0)], b, what="o"),
+        lambda m, b: il.patch_heads(m, [(0, 0)], b, activation="o"),
     ],
 )
 def test_unknown_choices_are_refused(run, make, no_type_checks):
@@ -537,7 +537,7 @@ def test_unknown_choices_are_refused(run, make, no_type_checks):
 def test_rows_lose_their_own_heads(run):
     model, batch, _, _ = run("gptj")
     sets = [[il.Head(0, 1)], [], [il.Head(0, 2), il.Head(2, 0)]]
-    with il.ablate_rows(model, sets):
+    with il.ablate_heads_per_row(model, sets):
         together = il.last_log_probs(model, batch)
         with pytest.raises(il.InputError, match="given for 3 rows, and the forward pass has 2"):
             il.last_log_probs(model, batch[[0, 1]])
@@ -599,7 +599,7 @@ def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, p
 
         return edit
 
-    with il.patch_heads(model, HEADS, other, what=what, positions=positions, align="labels", into=batch):
+    with il.patch_heads(model, HEADS, other, activation=what, positions=positions, align="labels", batch=batch):
         assert_same(model, batch, hf, HEADS, edit_of)
 
 
@@ -608,8 +608,8 @@ def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, p
     ("what", "options"),
     [
         ("q", {"positions": "last"}),
-        ("k", {"align": "labels", "seen_by": "last"}),
-        ("v", {"align": "labels", "seen_by": "last"}),
+        ("k", {"align": "labels", "query_positions": "last"}),
+        ("v", {"align": "labels", "query_positions": "last"}),
         ("k", {}),
         ("pattern", {"align": "labels"}),
         ("z", {}),
@@ -620,42 +620,47 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
     """As each in a block of its own; the source is run once, and so is the batch where only its end is touched."""
     model, batch, other, _ = run(name)
     sets = [HEADS, HEADS[1:2], HEADS[::-1], [(2, 3), (0, 0)]]
-    into = {"into": batch} if options.get("align") == "labels" else {}
+    into = {"batch": batch} if options.get("align") == "labels" else {}
     expected = []
     for heads in sets:
-        with il.patch_heads(model, heads, other, what=what, **options, **into):
+        with il.patch_heads(model, heads, other, activation=what, **options, **into):
             expected.append(il.label_log_probs(model, batch))
     passes = []
     handle = model.blocks[0].register_forward_pre_hook(lambda *_: passes.append(1))
-    found = il.label_log_probs_patched(model, batch, sets, other, what=what, **options)
+    found = il.label_log_probs_patched(model, batch, sets, other, activation=what, **options)
     handle.remove()
     by_rows = "last" in options.values()
     assert len(passes) == (3 if by_rows else len(sets) + 1)  # the source, the batch, and rows of it
     assert_close(found, torch.stack(expected, dim=1))
     assert (found[:, :1] - found[:, 1:2]).abs().max() > 1e-4
     with pytest.raises(il.InputError, match="no set of heads"):
-        il.label_log_probs_patched(model, batch, [], other, what=what, **options)
+        il.label_log_probs_patched(model, batch, [], other, activation=what, **options)
 
 
 def test_what_cannot_be_aligned_is_said(run):
     model, batch, other, _ = run("gpt2")
     with pytest.raises(il.InputError, match="row 1 has 3 demonstrations and its source 2"):
-        il.label_log_probs_patched(model, batch, [HEADS], other[[0, 2, 1]], what="q", positions="last", align="labels")
+        il.label_log_probs_patched(
+            model, batch, [HEADS], other[[0, 2, 1]], activation="q", positions="last", align="labels"
+        )
     with (
-        il.patch_heads(model, HEADS, other[[0, 2, 1]], what="v"),
+        il.patch_heads(model, HEADS, other[[0, 2, 1]], activation="v"),
         pytest.raises(il.InputError, match=r"first in row 1 \(10 and 11\).*or align='labels'"),
     ):
         il.last_log_probs(model, batch)
     for source, options, message in [
-        (other, {"align": "labels"}, "needs into="),
-        (other, {"into": batch}, "takes no into="),
-        (other[[0, 2, 1]], {"align": "labels", "into": batch}, "row 1 has 3 demonstrations and its source 2"),
-        (other[:2], {"align": "labels", "into": batch}, "the source has 2 prompts, and into 3"),
+        (other, {"align": "labels"}, "needs batch="),
+        (other, {"batch": batch}, "takes no batch="),
+        (other[[0, 2, 1]], {"align": "labels", "batch": batch}, "row 1 has 3 demonstrations and its source 2"),
+        (other[:2], {"align": "labels", "batch": batch}, "the source has 2 prompts, and into 3"),
     ]:
-        with pytest.raises(il.InputError, match=message), il.patch_heads(model, HEADS, source, what="v", **options):
+        with (
+            pytest.raises(il.InputError, match=message),
+            il.patch_heads(model, HEADS, source, activation="v", **options),
+        ):
             pass
     with (
-        il.patch_heads(model, HEADS, other, what="v", align="labels", into=batch),
+        il.patch_heads(model, HEADS, other, activation="v", align="labels", batch=batch),
         pytest.raises(il.InputError, match="run the same batch"),
     ):
         il.last_log_probs(model, batch[[0, 2, 1]])

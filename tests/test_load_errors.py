@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import icl_lens as il
-from icl_lens.models.weight_checks import Checked, check_finite
+from icl_lens.models.weight_checks import StrictLoader, check_finite
 
 WEIGHTS = "model.safetensors"
 
@@ -290,7 +290,7 @@ def test_buffers_and_heads_beside_the_model_are_no_fault(family, label, change, 
 def test_weights_of_every_family_fit(family, family_folder):
     """What save_pretrained writes is never refused, and is what is loaded."""
     folder = family_folder(family)
-    model = Checked(family).from_pretrained(str(folder), config=AutoConfig.from_pretrained(folder))
+    model = StrictLoader(family).from_pretrained(str(folder), config=AutoConfig.from_pretrained(folder))
     wanted = families.build(family).state_dict()
     assert {*wanted} == {*model.state_dict()}
     for key, found in model.state_dict().items():

@@ -22,8 +22,8 @@ from tolerance import assert_close, tolerance
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.locate.distributed import Processes
-from icl_lens.locate.heartbeat import Watch
-from icl_lens.locate.run_folder import opened
+from icl_lens.locate.heartbeat import Heartbeat
+from icl_lens.locate.run_folder import locked_folder
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 60, 4
@@ -229,7 +229,7 @@ def test_damaged_part(inputs, unbroken, run, tmp_path, damage):
 
 
 def test_two_runs_in_one_folder(inputs, run, tmp_path):
-    with opened(tmp_path / "out"):
+    with locked_folder(tmp_path / "out"):
         code, _, stderr = run(*inputs, "--out", tmp_path / "out")
     one_line(code, stderr, "another run is writing", "choose another folder")
     assert run(*inputs, "--out", tmp_path / "out")[0] == 0
@@ -386,10 +386,10 @@ def test_accelerate_starts_one_on_the_cpu(monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-    assert Processes.launched() == Processes()
+    assert Processes.from_environment() == Processes()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(il.InputError, match="torchrun --nproc_per_node 2"):
-        Processes.launched()
+        Processes.from_environment()
 
 
 def test_processes_of_mpi(tmp_path, monkeypatch):
@@ -399,8 +399,8 @@ def test_processes_of_mpi(tmp_path, monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     mine = (
-        "from icl_lens.locate.distributed import Processes; p = Processes.launched(); "
-        "print(p.rank, p.size, p.share(('first', p.rank)), p.gather(p.rank))"
+        "from icl_lens.locate.distributed import Processes; p = Processes.from_environment(); "
+        "print(p.rank, p.size, p.broadcast(('first', p.rank)), p.gather(p.rank))"
     )
     running = []
     for rank in "01":
@@ -441,7 +441,7 @@ def test_a_silent_process_is_taken_for_dead(monkeypatch, tmp_path, silent):
     """A machine that is gone closes no connection: its silence ends the others."""
     monkeypatch.setattr("icl_lens.locate.heartbeat.BEAT", 0.2)
     monkeypatch.setattr("icl_lens.locate.heartbeat.LIMIT", 2.0)
-    watches = [Watch(rank, 3, 0) for rank in range(3)]
+    watches = [Heartbeat(rank, 3, 0) for rank in range(3)]
     address = watches[0].listen("127.0.0.1")
     with (tmp_path / "said").open("w") as errors:
         pids = [watching(watch, address, errors.fileno(), watch.rank != silent) for watch in watches]

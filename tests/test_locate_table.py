@@ -12,9 +12,9 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.chunk import HeadChunk, columns_of
-from icl_lens.locate.configuration import Asked, LocateOptions, configuration, run_folder
+from icl_lens.locate.configuration import LocateOptions, RunRequest, configuration, prepare_run_folder
 from icl_lens.locate.locate import plan_batches
-from icl_lens.locate.run_folder import DamagedChunk, RunFolder
+from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.locate.table import heads_table, per_prompt, summary, write_result
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
@@ -31,7 +31,7 @@ PROMPTS = [
         "like : bar one two : foo three :",
     )
 ]
-ASKED = Asked(model="tiny", task="sentiment-number", n=7)
+ASKED = RunRequest(model="tiny", task="sentiment-number", n=7)
 OPTIONS = LocateOptions(k=2, batch_size=2)
 
 
@@ -44,9 +44,9 @@ def batch(gpt2):
 def ran(gpt2, batch, tmp_path, monkeypatch):
     """A run in a folder, with a second pass."""
     monkeypatch.setattr(dataset, "MARGIN", 0)
-    folder = run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
+    folder = prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
     top = il.locate_heads(gpt2, batch, k=2, batch_size=2, slack=1e6, folder=folder)
-    assert list(tmp_path.glob("again-*.parquet"))
+    assert list(tmp_path.glob("refined-*.parquet"))
     return top, folder
 
 
@@ -74,10 +74,10 @@ def test_a_missing_chunk_and_a_damaged_one(ran):
     path = folder.path / "part-00001.parquet"
     whole = path.read_bytes()
     path.unlink()
-    (folder.path / "again-00001.parquet").unlink()
+    (folder.path / "refined-00001.parquet").unlink()
     assert np.isnan(per_prompt(top, folder)).all(1).sum() == 2
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DamagedChunk, match="part-00001"):
+    with pytest.raises(CorruptChunk, match="part-00001"):
         per_prompt(top, folder)
 
 
@@ -87,9 +87,9 @@ TOP = il.TopHeads(
     head=torch.tensor([2, 3]),
     n_exact=3,
     n_parts=12,
-    left_out=0.125,
+    unevaluated_bound=0.125,
     certified=True,
-    n_pairs=6000,
+    n_evaluations=6000,
     n_prompts=2000,
 )
 
@@ -110,7 +110,7 @@ def test_values_of_both_passes(tmp_path):
     chunks = {
         ("part", 0): HeadChunk(np.array([2, 0]), bound, np.array([3, 6]), np.array([[1, 2], [3, 4]], np.float32)),
         ("part", 1): HeadChunk(np.array([1, 3]), bound, np.array([5, 6]), np.array([[0, 5], [0, 6]], np.float32)),
-        ("again", 1): HeadChunk(np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
+        ("refined", 1): HeadChunk(np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
     }
     for (kind, number), chunk in chunks.items():
         folder.write(f"{kind}-{number:05d}.parquet", columns_of(chunk, 4))
@@ -131,10 +131,10 @@ def test_result_files(tmp_path):
         "heads": 12,
         "heads_evaluated_on_all_prompts": 3,
         "share_evaluated": 0.25,
-        "largest_bound_left_out": 0.125,
+        "largest_unevaluated_bound": 0.125,
     }
     write_result(folder, table, replace(TOP, n_exact=12))
-    assert json.loads((tmp_path / "result.json").read_text())["largest_bound_left_out"] is None
+    assert json.loads((tmp_path / "result.json").read_text())["largest_unevaluated_bound"] is None
 
 
 def test_configuration(gpt2, batch):
@@ -157,7 +157,7 @@ def test_configuration(gpt2, batch):
 
 
 def test_another_configurations_folder_is_refused(gpt2, batch, tmp_path):
-    run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
-    run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
+    prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
+    prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
     with pytest.raises(il.InputError, match="holds a run with seed=0"):
-        run_folder(tmp_path, gpt2, batch, OPTIONS, replace(ASKED, seed=2))
+        prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, replace(ASKED, seed=2))

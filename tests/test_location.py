@@ -78,7 +78,7 @@ def test_top_subheads_of_each_prompt(gpt2_acts, gpt2_batch, k):
     assert top.certified
     assert top.n_parts.tolist() == [12 * 14, 12 * 11, 12 * 10]
     assert ((top.n_exact >= k) & (top.n_exact <= top.n_parts)).all()
-    assert (top.left_out <= top.value[:, -1] + tolerance()).all()
+    assert (top.unevaluated_bound <= top.value[:, -1] + tolerance()).all()
 
 
 def test_a_search_that_must_widen(gpt2_acts, gpt2_batch):
@@ -112,7 +112,7 @@ def test_top_heads_of_the_mean(gpt2_acts, gpt2_batch):
     assert_close(top.value, mean.values)
     assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
     assert top.certified
-    assert top.left_out <= float(top.value[-1])
+    assert top.unevaluated_bound <= float(top.value[-1])
 
 
 @pytest.mark.parametrize("k", [0, 12 * 10 + 1])

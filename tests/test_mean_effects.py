@@ -58,7 +58,7 @@ def test_means_and_intervals(gpt2, many):
     found = il.locate_effects(gpt2, many, batch_size=7, against=many.other_label_tokens)
     expected = one_by_one(gpt2, many)
     queries = [prompt.query for prompt in many.prompts]
-    assert (found.n_prompts, found.n_queries, found.ways) == (N, len(set(queries)), {"shared keys": N})
+    assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
     assert found.n_queries < N
     seeds = {query: int.from_bytes(hashlib.sha256(query.encode()).digest()[:8], "big") for query in queries}
     often = {query: np.random.default_rng(seed).poisson(1.0, DRAWS) for query, seed in seeds.items()}
@@ -72,7 +72,7 @@ def test_means_and_intervals(gpt2, many):
         assert_close(score.mean.float(), expected[i].mean(0))
         assert_close(score.low.float(), low[i])
         assert_close(score.high.float(), high[i])
-    assert_close(found.log_diff.mean.float(), found.log_odds.mean)
+    assert_close(found.logit_diff.mean.float(), found.log_odds.mean)
     best = expected[0].mean(0).flatten().argsort(descending=True)
     assert [layer * 4 + head for layer, head in found.top(12)] == best.tolist()
     frame = found.to_frame()

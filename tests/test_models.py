@@ -7,7 +7,7 @@ from tolerance import assert_close
 from torch import nn
 
 import icl_lens as il
-from icl_lens.models.norms import probe_norm
+from icl_lens.models.norms import infer_norm
 from icl_lens.models.view import ModelView
 
 
@@ -34,7 +34,7 @@ def test_probed_norms_are_the_norms(load_tiny, name):
     """The final norm as probed (gain, shift, eps, centring) gives what the module gives, on fresh vectors."""
     model = load_tiny(name)
     x = torch.randn(1, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0)) * 3 + 1
-    norm = probe_norm(model.ln_final, families.D_MODEL, x.device, default_eps=1e-5)
+    norm = infer_norm(model.ln_final, families.D_MODEL, x.device, default_eps=1e-5)
     y = x - x.mean(-1, keepdim=True) if norm.center else x
     ours = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.eps)
     ours = ours * norm.gain_as(torch.float32) + (0 if norm.shift is None else norm.shift.float())
@@ -52,8 +52,8 @@ def test_what_is_no_norm_is_refused():
             return torch.tanh(x)
 
     with pytest.raises(il.InputError, match="neither a LayerNorm nor an RMSNorm"):
-        probe_norm(Tanh(), 8, torch.device("cpu"), default_eps=1e-5)
-    identity = probe_norm(nn.Identity(), 8, torch.device("cpu"), default_eps=1e-5)
+        infer_norm(Tanh(), 8, torch.device("cpu"), default_eps=1e-5)
+    identity = infer_norm(nn.Identity(), 8, torch.device("cpu"), default_eps=1e-5)
     assert not identity.normalize
 
 

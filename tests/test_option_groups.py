@@ -14,7 +14,7 @@ from icl_lens.cli.compare import compare
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, ReadingOptions, TaskOptions
+from icl_lens.cli.options import ModelOptions, ReadoutOptions, TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ def test_shared_options_are_the_same_everywhere():
     """Declared once: names, defaults and help of the model's, the reading's and the task's options."""
     shared = (
         (ModelOptions, (explain, ablate, locate)),
-        (ReadingOptions, (explain, compare, locate)),
+        (ReadoutOptions, (explain, compare, locate)),
         (TaskOptions, (explain, compare, ablate, locate)),
     )
     for group, commands in shared:

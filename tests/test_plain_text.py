@@ -99,7 +99,7 @@ def test_several_texts_and_positions_at_once_are_each_alone(pair):
         whole = il.tokenize_text(model, texts[int(batch.prompt_index[row])])
         assert batch.answer_tokens[row] == whole.tokens[0, batch.last[row] + 1]
     acts = il.capture(model, batch)
-    assert len(acts.v_of_run) == 2, "one pass a text"
+    assert len(acts.pass_v) == 2, "one pass a text"
     assert_increases(acts[rows], hf, batch.answer_tokens[rows])
     top = il.top_subheads(acts[rows], batch.answer_tokens[rows], k=4)
     everything = il.subhead_log_prob_increase(acts[rows], batch.answer_tokens[rows])
@@ -221,7 +221,7 @@ def test_what_follows_a_capture_works_without_labels(free):
     again = il.Activations.from_cache(model, cache, batch)
     assert_close(il.head_log_prob_increase(again, targets), heads)
     assert il.last_query(acts, (1, 0)).shape == (2, families.D_MODEL)
-    with il.remove_position(model, [(1, 0)]), il.patch_heads(model, [(2, 0)], batch, what="v"):
+    with il.remove_position(model, [(1, 0)]), il.patch_heads(model, [(2, 0)], batch, activation="v"):
         il.capture(model, batch)
 
 
@@ -242,7 +242,7 @@ def test_what_is_about_labels_is_refused(free):
             ask()
     for block in [
         il.scale_label_attention(model, [(0, 0)], batch, torch.ones(2, 0), renormalize=True),
-        il.patch_heads(model, [(0, 0)], batch, what="v", align="labels", into=batch),
+        il.patch_heads(model, [(0, 0)], batch, activation="v", align="labels", batch=batch),
     ]:
         with pytest.raises(il.InputError, match="no demonstrations, so there is no label"), block:
             pass
@@ -261,14 +261,14 @@ def test_from_cache_reads_any_position(free):
 def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
     """An edit for each row, or of each row's last position, needs the rows themselves."""
     batch = il.PromptBatch.from_tokens(FREE["tokens"][:1], model=gpt2, positions=[1, 3, 5])
-    assert len(il.capture(gpt2, batch).v_of_run) == 1
+    assert len(il.capture(gpt2, batch).pass_v) == 1
     with il.ablate_heads(gpt2, [(1, 0)], positions="last"):
         edited = il.capture(gpt2, batch)
         assert (edited.z[:, 1, 0] == 0).all()
         alone = [il.capture(gpt2, il.PromptBatch.from_tokens(batch.tokens[i : i + 1, : 2 * i + 2])) for i in range(3)]
     for row, one in enumerate(alone):
         assert_close(edited.resid_final[row], one.resid_final[0])
-    with il.ablate_rows(gpt2, [[(0, 0)], [(0, 1)], [(0, 2)]]):
+    with il.ablate_heads_per_row(gpt2, [[(0, 0)], [(0, 1)], [(0, 2)]]):
         each = il.capture(gpt2, batch)
     assert [bool((each.z[row, 0, row] == 0).all()) for row in range(3)] == [True] * 3
 

@@ -29,7 +29,7 @@ def test_scores_are_the_models_own_attention(family, load_tiny):
     acts = il.capture(model, batch)
     _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
     n, layer, head = int(batch.last[0]) + 1, view.n_layers - 1, view.n_heads - 1
-    how, resid = attention_scores.score_view(view, layer), cache[view.hook(layer, "hook_resid_pre")][0, :n]
+    how, resid = attention_scores.attention_scoring(view, layer), cache[view.hook(layer, "hook_resid_pre")][0, :n]
     if how.position == "rotary":
         metrics = [il.query_key_metric(model, (layer, head), distance=n - 1 - key) for key in range(n)]
         found = torch.cat([one.scores(resid[LAST:], resid[[key]])[0] for key, one in enumerate(metrics)])
@@ -121,13 +121,13 @@ def test_symmetric_metrics_have_a_symmetric_share_of_one(load_tiny):
 def test_the_untrained_metric_keeps_lengths_and_loses_the_rest(load_tiny):
     metric = il.query_key_metric(load_tiny("gpt2"), (1, 0))
     x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
-    strange = metric.untrained(seed=3)
+    strange = metric.with_random_rotation(seed=3)
     assert_close(strange.keys(x).norm(dim=-1), metric.keys(x).norm(dim=-1))
     assert_close(strange.queries(x), metric.queries(x))
     assert not torch.allclose(strange.scores(x, x), metric.scores(x, x), atol=0.1)
     assert_close(strange.key_side @ strange.key_side.T, metric.key_side @ metric.key_side.T)
-    assert torch.equal(metric.untrained(seed=3).key_side, strange.key_side)
-    assert not torch.equal(metric.untrained(seed=4).key_side, strange.key_side)
+    assert torch.equal(metric.with_random_rotation(seed=3).key_side, strange.key_side)
+    assert not torch.equal(metric.with_random_rotation(seed=4).key_side, strange.key_side)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_head_made_to_compare_retrieves_every_word_of_its_kind(made):
     found = metric.scores(x, x).masked_fill(alone, -math.inf)
     assert precision_at_1(found, same) == 1.0
     assert auroc(found[~alone], same[~alone]) == 1.0
-    others = [metric.untrained(seed=seed).scores(x, x) for seed in range(40)]
+    others = [metric.with_random_rotation(seed=seed).scores(x, x) for seed in range(40)]
     mean = sum(auroc(other[~alone], same[~alone]) for other in others) / len(others)
     assert 0.3 < mean < 0.7
 
@@ -196,7 +196,7 @@ def test_a_head_made_to_copy_has_a_score_of_one(made):
     model, ids = made
     copying = il.head_copying(model, "L0H0", ids[8:])
     assert (copying.copy_score, copying.discrimination) == (1.0, 1.0)
-    assert copying.positive_eigenvalues == pytest.approx(1.0, abs=0.01)
+    assert copying.eigenvalue_score == pytest.approx(1.0, abs=0.01)
 
 
 def test_random_heads_copy_by_chance(load_tiny):
@@ -205,13 +205,13 @@ def test_random_heads_copy_by_chance(load_tiny):
     found = [il.head_copying(model, head, tokens) for head in view.heads()]
     assert 0 <= sum(one.copy_score for one in found) / len(found) < 0.2
     assert 0.35 < sum(one.discrimination for one in found) / len(found) < 0.65
-    assert abs(sum(one.positive_eigenvalues for one in found) / len(found)) < 0.6
+    assert abs(sum(one.eigenvalue_score for one in found) / len(found)) < 0.6
 
 
 def test_a_head_that_likes_one_label_copies_nothing(load_tiny):
     """Its own logits are the highest for the label it always says, and it tells no label from another."""
     logits = torch.tensor([[5.0, 0.0], [5.1, 0.0]])
-    copying = il.Copying(torch.tensor([0, 1]), logits)
+    copying = il.HeadCopying(torch.tensor([0, 1]), logits)
     assert copying.copy_score == 0.5
     assert copying.discrimination == 0.25  # says "0" more when it reads "1"; of "1" nothing either way
 

@@ -77,7 +77,7 @@ def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any
     assert found.shape == (len(batch), 2, batch.label_positions.shape[1] + 1, batch.label_positions.shape[1])
     for row in range(len(batch)):
         labels = [place for place in batch.label_positions[row].tolist() if place >= 0]
-        asked = [place for place in batch.asked_positions[row].tolist() if place >= 0]
+        asked = [place for place in batch.prediction_positions[row].tolist() if place >= 0]
         for i, head in enumerate(heads):
             resid = cache[view.hook(head.layer, "hook_resid_pre")][row]
             metric = il.query_key_metric(model, head)
@@ -94,7 +94,7 @@ def test_without_rotation_they_are_the_scores_that_the_pattern_is_made_of(family
     """Differences of log-attention between labels, from the model's own pass."""
     model = load_tiny(family)
     batch = il.tokenize(model, PROMPTS)[0]
-    assert attention_scores.score_view(ModelView.of(model), 1).soft_cap is None
+    assert attention_scores.attention_scoring(ModelView.of(model), 1).soft_cap is None
     found = il.label_similarity(model, batch, ["L1H2"])[0, 0, -1]
     attention = il.attention_to_labels(il.capture(model, batch))[0, 1, 2].log()
     assert_close(found - found[0], attention - attention[0])
@@ -152,7 +152,7 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     model, passes = load_tiny("gptj"), []
 
     def hidden(*_: Any) -> None:
-        raise attention_scores.HiddenAngles("it shows no rotation angles")
+        raise attention_scores.RotaryAnglesUnavailable("it shows no rotation angles")
 
     assert il.explain(model, PROMPT, answer="foo", k=2).heads[0].similarity
     monkeypatch.setattr(attention_scores, "rotation_table", hidden)
@@ -170,17 +170,17 @@ def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
     prompt = il.Prompt.parse("love : barfoo like : barfoo eight : foobar two : foobar one :", answer="foobar")
     batch = il.tokenize(model, [prompt])
     tokens = batch.token_strings[0]
-    assert [tokens[place] for place in batch.asked_positions[0]] == [":"] * 4
-    assert bool((batch.label_positions - batch.asked_positions > 1).all())
+    assert [tokens[place] for place in batch.prediction_positions[0]] == [":"] * 4
+    assert bool((batch.label_positions - batch.prediction_positions > 1).all())
     explanation = il.explain(model, prompt, k=2)
     table = explanation.to_frame("similarity")
     assert {tokens[place] for place in table["query_position"]} == {":"}
-    asked, labels = batch.asked_positions[0].tolist(), batch.label_positions[0].tolist()
+    asked, labels = batch.prediction_positions[0].tolist(), batch.label_positions[0].tolist()
     resid = il.capture(model, batch, positions=[[*asked, *labels]]).resid_pre[:, 4]
     scored = il.query_key_metric(model, "L4H0").scores(resid[:4], resid[4:])
     assert_close(il.label_similarity(model, batch, ["L4H0"])[0, 0, :4], scored)
     early = batch.at([int(batch.label_positions[0, 1])])
-    assert early.asked_positions.tolist()[0][2:] == [-1, -1]
+    assert early.prediction_positions.tolist()[0][2:] == [-1, -1]
 
 
 def test_long_texts_and_many_demonstrations_stay_short_on_the_page(gpt2: Any) -> None:

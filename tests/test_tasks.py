@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from icl_lens.errors import InputError
 from icl_lens.prompts import tasks
-from icl_lens.prompts.datasets import Table
+from icl_lens.prompts.datasets import RawTable
 from icl_lens.prompts.prompt import Template
 from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
 from icl_lens.prompts.tokenize import tokenize
@@ -88,14 +88,14 @@ def test_the_layouts_show_the_same_words(words):
 
 
 def test_the_same_words_asked_about_the_other_class(words):
-    one, other = (load_task("color-fruit", path=words, n=50, asked=asked) for asked in ("true", "false"))
+    one, other = (load_task("color-fruit", path=words, n=50, query_class=asked) for asked in ("true", "false"))
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
         assert right.query in set(CATEGORIES["color"]) - {"orange", *shown(right, "bar")}
         assert (left.answer, right.answer) == ("foo", "bar")
     assert len({prompt.query for prompt in other}) == 4
     with pytest.raises(InputError, match="none is left to ask about"):
-        load_task("pair-fruit", path=words, n=1, asked="false")
+        load_task("pair-fruit", path=words, n=1, query_class="false")
 
 
 def test_balanced_labels(words):
@@ -248,7 +248,9 @@ def test_layouts_and_seeds_of_sentences(folder):
 @pytest.mark.parametrize("classes", ["binary", "all"])
 def test_the_same_sentences_asked_about_the_other_class(folder, classes):
     """The query is an unseen text of the false class that stands first, and that class's label answers it."""
-    one, other = (load_task("trec", path=folder, n=60, classes=classes, asked=asked) for asked in ("true", "false"))
+    one, other = (
+        load_task("trec", path=folder, n=60, classes=classes, query_class=asked) for asked in ("true", "false")
+    )
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
         assert right.query.startswith("test ")
@@ -412,9 +414,9 @@ def test_datasets_of_the_hub_are_read_like_files(name, monkeypatch):
     def from_hub(dataset, splits):
         asked.append((dataset, tuple(splits)))
         rows = {split: [{"t": f"{split} {i}", "l": i % 3 - 1, "idx": 1} for i in range(30)] for split in splits}
-        return {split: Table(rows[split], {"l": ("bad", "good")}) for split in splits}, ("t", "l")
+        return {split: RawTable(rows[split], {"l": ("bad", "good")}) for split in splits}, ("t", "l")
 
-    monkeypatch.setattr(tasks, "from_hub", from_hub)
+    monkeypatch.setattr(tasks, "load_hub_splits", from_hub)
     prompts = load_task(name, n=10, columns=("ignored", "ignored"), classes="all", labels=("bad", "good"))
     for prompt in prompts:
         assert prompt.query.startswith("test ")
@@ -480,7 +482,7 @@ def test_rows_of_one_length_align(tmp_path, options, prefix):
     path.write_text(json.dumps({"categories": {name: [*four[name], *others[name]] for name in four}}))
     options = {"n": 12, "path": path, **options}
     assert len(layouts(load_task("color-fruit", **options), model, template)) > 1
-    aligned = load_task("color-fruit", **options, same_length=model, template=template)
+    aligned = load_task("color-fruit", **options, same_length_for=model, template=template)
     assert len(aligned) == 12
     assert len(layouts(aligned, model, template)) == 1
     texts = {one.text for prompt in aligned for one in prompt.demonstrations} | {prompt.query for prompt in aligned}
@@ -496,12 +498,12 @@ def test_sentences_of_one_length_align(tmp_path, classes):
     path = write(tmp_path / "rows.jsonl", rows)
     options = {"path": path, "n": 6, "classes": classes, "labels": ["foo", "bar"]}
     assert len(layouts(load_task("mine", **options), model, Template())) > 1
-    aligned = load_task("mine", **options, same_length=model)
+    aligned = load_task("mine", **options, same_length_for=model)
     assert layouts(aligned, model, Template()) == {(4, 9, 14, 19, 23)}
 
 
 def test_rows_that_cannot_align_are_refused(words):
-    options = {"path": words, "demonstrations": 1, "n": 4, "same_length": spelling_model("byte")}
+    options = {"path": words, "demonstrations": 1, "n": 4, "same_length_for": spelling_model("byte")}
     load_task("color-fruit", **options, balanced=True)
     with pytest.raises(InputError, match=r"prompt 1 has its labels and end at .*labels of equally many tokens"):
         load_task("color-fruit", **options, balanced=True, labels=["foo", "zzzz"])

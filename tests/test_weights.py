@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.digest import weights_digest
-from icl_lens.models.offload import Weights
+from icl_lens.models.offload import ParameterMap
 from icl_lens.models.view import ModelView, tl_version
 
 
@@ -32,7 +32,7 @@ def test_device_maps_reach_the_loader(load, load_tiny, name, device_map):
     found = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens)
     expected = il.head_log_prob_increase(il.capture(load_tiny(name), batch), batch.answer_tokens)
     assert_close(found, expected)
-    assert ModelView.of(model).home == torch.device("cpu")
+    assert ModelView.of(model).unembed_device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
@@ -90,7 +90,7 @@ def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
     assert {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta} == away
     assert ModelView.of(model).fingerprint() == ModelView.of(whole).fingerprint()
     parameters = dict(whole.named_parameters())
-    assert weights_digest(Weights(model)) == weights_digest(parameters)
+    assert weights_digest(ParameterMap(model)) == weights_digest(parameters)
 
 
 def _everything(model):

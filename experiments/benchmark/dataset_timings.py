@@ -9,7 +9,7 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.benchmark.records import Row
-from experiments.benchmark.variants import K, bare, timed
+from experiments.benchmark.variants import K, forward_only, timed
 from icl_lens.interventions.effects import PASS_TOKENS
 from icl_lens.locate.locate import mean_head_increases, plan_batches
 from icl_lens.models.view import ModelView
@@ -22,18 +22,18 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
     k = min(K, n_heads)
     prompts = f"{len(batch):,} prompts"
     plan = plan_batches(view, batch)
-    bare(model, batch[plan[0]])
+    forward_only(model, batch[plan[0]])
     times: list[tuple[float, float]] = []
     top = None
     for _ in range(repeats):
-        forward = sum(timed(lambda rows=rows: bare(model, batch[rows]))[0] for rows in plan)
+        forward = sum(timed(lambda rows=rows: forward_only(model, batch[rows]))[0] for rows in plan)
         seconds, top = timed(lambda: il.locate_heads(model, batch, k=k))
         times.append((forward, seconds))
     assert top is not None
     forward, seconds = (statistics.median(column) for column in zip(*times, strict=True))
     yield Row(name, prompts, "bare forward", forward, 1.0, repeats)
     exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share:.1f} % of evaluations"
-    note = f"largest bound left out {top.left_out:.3f}, last head {float(top.value[-1]):.3f} nats"
+    note = f"largest bound left out {top.unevaluated_bound:.3f}, last head {float(top.value[-1]):.3f} nats"
     yield Row(
         name, prompts, f"top {k} heads by exact mean, certified", seconds, seconds / forward, repeats, exact, note
     )
@@ -50,10 +50,10 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
 def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Every head's mean effect at the last position, streamed, beside the forward passes over the same batches."""
     plan = plan_batches(ModelView.of(model), batch)
-    bare(model, batch[plan[0]])
+    forward_only(model, batch[plan[0]])
     times: list[tuple[float, float]] = []
     for _ in range(repeats):
-        forward = sum(timed(lambda rows=rows: bare(model, batch[rows]))[0] for rows in plan)
+        forward = sum(timed(lambda rows=rows: forward_only(model, batch[rows]))[0] for rows in plan)
         times.append((forward, timed(lambda: il.locate_effects(model, batch))[0]))
     seconds = statistics.median(seconds for _, seconds in times)
     ratio = statistics.median(seconds / forward for forward, seconds in times)
@@ -108,7 +108,7 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Both bias fixes in a quarter of the heads, at several strengths: a pass for each, and all side by side."""
     heads = ModelView.of(model).heads()[::4]
-    fixes = [il.LabelFix(heads, **{fix: strength}) for fix in ("majority", "recency") for strength in STRENGTHS]
+    fixes = [il.DebiasSettings(heads, **{fix: strength}) for fix in ("majority", "recency") for strength in STRENGTHS]
 
     def one_by_one() -> list[Tensor]:
         found = []
@@ -143,11 +143,11 @@ def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: i
     """Every head's effect at the last position, exact and estimated, each in turn with the bare forward pass."""
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in AT_LAST}
     found: dict[str, il.HeadEffects] = {}
-    bare(model, batch)
+    forward_only(model, batch)
     for _ in range(repeats):
         for way in AT_LAST:
             positions, method = "all" if way == "gradient all" else "last", "exact" if way == "exact" else "gradient"
-            forward = timed(lambda: bare(model, batch))[0]
+            forward = timed(lambda: forward_only(model, batch))[0]
             seconds, found[way] = timed(
                 lambda p=positions, m=method: il.head_effects(model, batch, positions=p, method=m)
             )
@@ -158,8 +158,8 @@ def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: i
     n_heads = exact.numel()
     for way, label in AT_LAST.items():
         note = ""
-        if way == "exact" and found[way].way != "shared keys":
-            note = f"{found[way].way}: {found[way].because}"
+        if way == "exact" and found[way].algorithm != "prefix_cache":
+            note = f"{found[way].algorithm}: {found[way].fallback_reason}"
         elif way == "gradient":
             note = (
                 f"Spearman with the exact effects {agreed.spearman:.3f}; {agreed.overlap} of their {agreed.k} largest"

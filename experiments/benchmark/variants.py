@@ -30,7 +30,7 @@ class TimedVariant:
     """Takes minutes: run once, and only on sizes chosen for it."""
 
 
-def bare(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch pos d_vocab"]:
+def forward_only(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch pos d_vocab"]:
     """The model's forward pass as anyone would call it, logits at every position."""
     with torch.no_grad():
         return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
@@ -47,7 +47,7 @@ def exhaustive(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
     return increase.flatten(1).topk(K).values
 
 
-def authors(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
+def paper_loop(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
     """As the paper's notebooks go about it: prompt by prompt, a loop over layers and heads, all positions projected."""
     best = []
     for row in range(len(batch)):
@@ -74,13 +74,13 @@ def linear(model: Any, batch: il.PromptBatch) -> Float[Tensor, "component batch"
 
 
 VARIANTS: dict[str, TimedVariant] = {
-    "bare": TimedVariant("bare forward", bare),
+    "bare": TimedVariant("bare forward", forward_only),
     "bare_last": TimedVariant("bare forward, last logits only", il.last_log_probs),
     "captured": TimedVariant("forward + capture", il.capture),
     "certified": TimedVariant(f"forward + capture + certified top {K}", certified),
     "linear": TimedVariant("stack_head_results + logit_attrs (logits of heads)", linear),
     "exhaustive": TimedVariant(f"forward + capture + exhaustive top {K}", exhaustive, slow=True),
-    "authors": TimedVariant("the authors' loop over layers and heads", authors, slow=True),
+    "authors": TimedVariant("the authors' loop over layers and heads", paper_loop, slow=True),
 }
 
 
@@ -106,7 +106,7 @@ class Measured:
     exhaustively: dict[str, Float[Tensor, "batch k"]] = field(default_factory=dict)
     """The largest increases, as the slow variants find them."""
 
-    def take_turn(self, model: Any, batch: il.PromptBatch, *, first: bool) -> None:
+    def time_round(self, model: Any, batch: il.PromptBatch, *, first: bool) -> None:
         """Times every variant once that is not left out; the slow ones only in the first turn."""
         for key, variant in VARIANTS.items():
             if key in self.left_out or (variant.slow and not first):
@@ -159,8 +159,8 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
     results = n * parts * view.d_model * view.model.W_U.element_size()
     if results > MOST_RESULTS:
         left_out["linear"] = f"left out: holds {results / 2**30:.0f} GiB of head results"
-    bare(model, batch)  # whatever happens once only happens here
+    forward_only(model, batch)  # whatever happens once only happens here
     measured = Measured(seconds={key: [] for key in VARIANTS}, left_out=left_out, location=[])
     for turn in range(repeats):
-        measured.take_turn(model, batch, first=turn == 0)
+        measured.time_round(model, batch, first=turn == 0)
     yield from measured.rows(name, f"{n} × {n_tokens}", parts)

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from experiments.bundled_models.architectures import NAMES, Arch
-from icl_lens.cli import hush, in_one_sentence
-from icl_lens.cli.console import PlainConsole, tolerant_output
+from icl_lens.cli import one_line_errors, quiet_libraries
+from icl_lens.cli.console import PlainConsole, escape_unencodable
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
 
@@ -31,10 +31,10 @@ def train(
     checkpoints: Annotated[Path, typer.Option(help="Folder of checkpoints and snapshots.")] = Path("checkpoints"),
 ) -> None:
     """Train a model on words in pieces and write its Hugging Face folder."""
-    from experiments.bundled_models.train import Settings
+    from experiments.bundled_models.train import TrainConfig
     from experiments.bundled_models.train import train as run
 
-    run(Settings(arch, seed), out, checkpoints / f"{NAMES[arch]}-{seed}", resume=resume)
+    run(TrainConfig(arch, seed), out, checkpoints / f"{NAMES[arch]}-{seed}", resume=resume)
 
 
 @app.command()
@@ -128,9 +128,9 @@ def ship(
 
 def main() -> None:
     """InputError becomes one line on stderr and exit code 2."""
-    with in_one_sentence("experiments.bundled_models"):
-        tolerant_output()
-        hush()
+    with one_line_errors("experiments.bundled_models"):
+        escape_unencodable()
+        quiet_libraries()
         app(prog_name="python -m experiments.bundled_models")
 
 

@@ -16,7 +16,7 @@ from experiments.bundled_models.architectures import N_POSITIONS
 from experiments.bundled_models.episodes import (
     SPECIAL,
     Difficulty,
-    Words,
+    Vocabulary,
     draw_episode,
     held_out_pairs,
     list_sequence,
@@ -77,7 +77,7 @@ class Batch:
 class Data:
     """Training batches, each a function of (seed, step, level)."""
 
-    def __init__(self, words: Words, tokenizer: PreTrainedTokenizerFast, seed: int, n_tokens: int):
+    def __init__(self, words: Vocabulary, tokenizer: PreTrainedTokenizerFast, seed: int, n_tokens: int):
         self.words = words
         self.seed = seed
         self.n_tokens = n_tokens

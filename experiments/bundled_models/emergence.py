@@ -59,7 +59,7 @@ def snapshots(folder: Path) -> dict[int, Path]:
     return found
 
 
-def at_snapshot(folder: Path, path: Path) -> PreTrainedModel:
+def load_snapshot(folder: Path, path: Path) -> PreTrainedModel:
     """The model in `folder` with the weights of a snapshot; raises InputError if they are of another model."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -138,7 +138,7 @@ def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
     twice = repeated_tokens(tokenizer)
     prompts, heads, scores = [], [], []
     for step, path in paths.items():
-        plain = at_snapshot(folder, path)
+        plain = load_snapshot(folder, path)
         found = repeat_scores(plain, twice)
         scores.append(_table(found, names, step, sequence=range(len(twice))))
         model = load_model(str(folder), device="cpu", hf_model=plain, tokenizer=tokenizer)
@@ -214,7 +214,7 @@ def _best_induction(scores: pd.DataFrame, until: int) -> tuple[str, int, Compari
     return str(name), int(step), compare(held_out.to_numpy(), 1.0, np.arange(len(held_out)))
 
 
-def appearance(run: Emergence) -> pd.DataFrame:
+def head_onsets(run: Emergence) -> pd.DataFrame:
     """by, name, final (nats), step: the first snapshot at which a located head has half of its final value.
 
     The step is missing for a head whose final value is not above zero on these queries.
@@ -229,7 +229,7 @@ def appearance(run: Emergence) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"step": "Int64"})
 
 
-def course(run: Emergence) -> pd.DataFrame:
+def trajectory(run: Emergence) -> pd.DataFrame:
     """One row a step: accuracy; located heads' means by either ranking; the largest induction and previous scores."""
     heads: Any = run.heads
     columns: dict[str, Any] = {"accuracy": run.prompts.groupby("step")["correct"].mean()}

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from experiments.bundled_models.emergence import BY, DECIDES, Emergence, Summary, appearance, course
+from experiments.bundled_models.emergence import BY, DECIDES, Emergence, Summary, head_onsets, trajectory
 from experiments.framework.estimate import compare
 from experiments.framework.plotting import STYLE
 from icl_lens.errors import InputError
@@ -49,7 +49,7 @@ def figure(run: Emergence) -> Figure:
         _curve(axes[1, 0], located, f"on_{kind}", color, f"{kind} labels")
     axes[1, 0].set(xlabel="Step", ylabel="Attention of the last token", title="Located heads look at", ylim=(0, 1.02))
     axes[1, 0].legend()
-    scores = course(run)
+    scores = trajectory(run)
     for score, color in (("induction", BLUE), ("previous", ORANGE)):
         axes[1, 1].plot(scores.index, scores[score], "o-", color=color, label=score, markersize=2.5, linewidth=1)
     axes[1, 1].axhline(1, color="0.5", linewidth=0.6, linestyle=":")
@@ -61,7 +61,7 @@ def figure(run: Emergence) -> Figure:
 def steps_table(run: Emergence) -> Table:
     """`course` for a terminal: a row a step."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="by step", title_justify="left")
-    found = course(run)
+    found = trajectory(run)
     for name in ("step", *found.columns):
         table.add_column(name, overflow="fold", justify="right")
     for step, *values in found.itertuples():
@@ -74,7 +74,7 @@ def heads_table(run: Emergence) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="located heads appear", title_justify="left")
     for name in ("by", "head", "final (nats)", "half of it at step"):
         table.add_column(name, justify="left" if name in ("by", "head") else "right")
-    for by, name, final, step in appearance(run).itertuples(index=False):
+    for by, name, final, step in head_onsets(run).itertuples(index=False):
         table.add_row(by, name, f"{final:.2f}", "never" if pd.isna(step) else f"{step:,}")
     return table
 
@@ -82,8 +82,8 @@ def heads_table(run: Emergence) -> Table:
 def write(run: Emergence, summary: Summary, folder: Path) -> None:
     """table.csv (by step), heads.csv (when heads appear), figure.png and summary.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "table.csv", course(run).to_csv(float_format="%.4f"))
-    write_text(folder / "heads.csv", appearance(run).to_csv(index=False, float_format="%.4f"))
+    write_text(folder / "table.csv", trajectory(run).to_csv(float_format="%.4f"))
+    write_text(folder / "heads.csv", head_onsets(run).to_csv(index=False, float_format="%.4f"))
     stored = {**asdict(summary), "located": {by: run.located[by] for by in BY}}
     write_text(folder / "summary.json", json.dumps(stored, indent=2) + "\n")
     with matplotlib.rc_context(STYLE):

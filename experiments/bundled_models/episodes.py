@@ -39,7 +39,7 @@ ASIDE_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
-class Words:
+class Vocabulary:
     """The closed vocabulary: categories of content words, label words and fillers."""
 
     categories: dict[str, tuple[str, ...]]
@@ -72,21 +72,21 @@ class Words:
         return {name: tuple(o for o in group if o != name) for group in NEAR for name in group}
 
 
-def load_words(path: Path = BUNDLED / "words.json") -> Words:
+def load_words(path: Path = BUNDLED / "words.json") -> Vocabulary:
     """Read the word list from `path`."""
     raw = json.loads(path.read_text(encoding="utf-8"))
     categories = {name: tuple(words) for name, words in raw["categories"].items()}
-    return Words(categories, tuple(raw["labels"]), tuple(raw["fillers"]))
+    return Vocabulary(categories, tuple(raw["labels"]), tuple(raw["fillers"]))
 
 
-def held_out_pairs(words: Words, *, seed: int = 0, share: float = 0.1) -> frozenset[frozenset[str]]:
+def held_out_pairs(words: Vocabulary, *, seed: int = 0, share: float = 0.1) -> frozenset[frozenset[str]]:
     """Category pairs that no training episode contains: the word tasks and `share` of all pairs by `seed`."""
     pairs = list(itertools.combinations(sorted(words.categories), 2))
     drawn = random.Random(seed).sample(pairs, round(share * len(pairs)))
     return frozenset(frozenset(pair) for pair in [*ALWAYS_HELD_OUT, *drawn])
 
 
-def seen_pairs(words: Words, held_out: frozenset[frozenset[str]]) -> list[tuple[str, str]]:
+def seen_pairs(words: Vocabulary, held_out: frozenset[frozenset[str]]) -> list[tuple[str, str]]:
     """The category pairs that training episodes are drawn from."""
     pairs = itertools.combinations(sorted(words.categories), 2)
     return [pair for pair in pairs if frozenset(pair) not in held_out]
@@ -98,7 +98,7 @@ class Item:
 
     text: tuple[str, ...]
     side: int
-    told: int
+    shown_class: int
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,13 @@ class Difficulty:
 
 
 def _text(
-    rng: random.Random, words: Words, pool: list[str], longest: int, strays: float, others: Sequence[str], later: int
+    rng: random.Random,
+    words: Vocabulary,
+    pool: list[str],
+    longest: int,
+    strays: float,
+    others: Sequence[str],
+    later: int,
 ) -> tuple[str, ...]:
     """1 to `longest` words in any order: at least one removed from `pool`, about half of them fillers or strays.
 
@@ -168,7 +174,7 @@ def _text(
 
 def make_episode(
     rng: random.Random,
-    words: Words,
+    words: Vocabulary,
     categories: Sequence[str],
     sides: Sequence[int],
     *,
@@ -219,9 +225,9 @@ def make_episode(
         weights += [other_weight] * (len(item.text) + 1)
         kind = rng.random() if i < len(items) - 1 else 1.0
         if kind >= asides:
-            tokens.append(labels[item.told])
-            weights.append(LABEL_WEIGHT if item.told in shown else other_weight)
-            shown.add(item.told)
+            tokens.append(labels[item.shown_class])
+            weights.append(LABEL_WEIGHT if item.shown_class in shown else other_weight)
+            shown.add(item.shown_class)
         if kind < 2 * asides:
             tokens.append(words.names[categories[item.side]])
             weights.append(ASIDE_WEIGHT)
@@ -229,7 +235,7 @@ def make_episode(
 
 
 def draw_categories(
-    rng: random.Random, words: Words, n: int, held_out: frozenset[frozenset[str]], *, near: bool = False
+    rng: random.Random, words: Vocabulary, n: int, held_out: frozenset[frozenset[str]], *, near: bool = False
 ) -> tuple[str, ...]:
     """`n` categories no two of which are a held-out pair; with `near`, the first ones are of one group."""
     while True:
@@ -259,7 +265,7 @@ def draw_sides(rng: random.Random, n: int, n_classes: int = 2, *, uneven: bool =
 
 
 def draw_episode(
-    rng: random.Random, words: Words, how: Difficulty, held_out: frozenset[frozenset[str]], n_items: int
+    rng: random.Random, words: Vocabulary, how: Difficulty, held_out: frozenset[frozenset[str]], n_items: int
 ) -> Episode:
     """An episode of `n_items` items over categories that are no held-out pair."""
     n_classes = rng.randint(*how.classes)
@@ -280,7 +286,7 @@ def draw_episode(
     )
 
 
-def list_sequence(rng: random.Random, words: Words, n: int, *, near: float = 0.25) -> list[str]:
+def list_sequence(rng: random.Random, words: Vocabulary, n: int, *, near: float = 0.25) -> list[str]:
     """`n` different words of one category, or with probability `near` of one group: plain language modeling."""
     name = rng.choice(sorted(words.categories))
     pool = list(words.categories[name])
@@ -289,7 +295,7 @@ def list_sequence(rng: random.Random, words: Words, n: int, *, near: float = 0.2
     return rng.sample(sorted(set(pool)), n)
 
 
-def named_sequence(rng: random.Random, words: Words, n: int, *, longest: int = 1) -> tuple[list[str], list[float]]:
+def named_sequence(rng: random.Random, words: Vocabulary, n: int, *, longest: int = 1) -> tuple[list[str], list[float]]:
     """`n` texts of any categories, each with its category's own name ("love : Sentiment"), and the loss weights.
 
     This is how the models come to know what words mean before they are asked to compare them.

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.bundled_models.architectures import NAMES
-from experiments.bundled_models.episodes import Episode, Words, load_words
+from experiments.bundled_models.episodes import Episode, Vocabulary, load_words
 from experiments.bundled_models.metrics import (
     ORDER,
     REORDER,
@@ -67,7 +67,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Where:
+class HeadLocations:
     """One model, measured by `measure_where`."""
 
     arch: str
@@ -93,7 +93,7 @@ class Where:
         return sum(2 * layer >= self.n_layers for layer in ranking.layers)
 
 
-def word_episodes(words: Words, n: int) -> list[Episode]:
+def word_episodes(words: Vocabulary, n: int) -> list[Episode]:
     """About `n` prompts of both word tasks: each category asked, each label true, both orders, equally often."""
     sets = [task.episodes(words, sides, -(-n // 16)) for sides in (ORDER, REORDER) for task in word_tasks()]
     return [episode for some in zip(*sets, strict=True) for episode in some]
@@ -116,7 +116,7 @@ def _asked(episode: Episode) -> str:
     return episode.categories[episode.items[-1].side]
 
 
-def near_heads(
+def nearby_controls(
     rng: random.Random, located: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """For each located head one of the `others`, each at most once: of its layer, or of the nearest that has any."""
@@ -145,8 +145,14 @@ def deeper_share(values: Float[Tensor, "layer head"]) -> float:
 
 
 def measure_where(
-    model: Any, run: dict[str, Any], words: Words, *, n: int = 320, n_draws: int = N_DRAWS, n_located: int = N_LOCATED
-) -> Where:
+    model: Any,
+    run: dict[str, Any],
+    words: Vocabulary,
+    *,
+    n: int = 320,
+    n_draws: int = N_DRAWS,
+    n_located: int = N_LOCATED,
+) -> HeadLocations:
     """Locate heads by increase and by contrast on half of about `n` prompts, and measure them on the other half.
 
     `run` is the record of the training. Raises InputError for too few prompts, or a model of too few heads.
@@ -166,7 +172,7 @@ def measure_where(
         left = accuracy(model, tested, heads)
         return intact[0] - left[0], intact[1] - left[1]
 
-    return Where(
+    return HeadLocations(
         arch=run["arch"],
         seed=run["seed"],
         steps=run["done"],
@@ -195,7 +201,7 @@ def _ranking(
     rng = random.Random(0)
     located, others = ranked[:n_located], sorted(ranked[n_located:])  # both rankings draw from one order
     anywhere = [lost(rng.sample(others, n_located)) for _ in range(n_draws)]
-    near = [lost(near_heads(rng, located, others)) for _ in range(n_draws)]
+    near = [lost(nearby_controls(rng, located, others)) for _ in range(n_draws)]
     values = getattr(again, by)
     true = sum(float(again.on_true[head]) for head in located)
     both = true + sum(float(again.on_false[head]) for head in located)
@@ -219,7 +225,7 @@ def _each(statistic: Callable[[Sequence[float]], float], points: Sequence[Points
     return statistic(label), statistic(word)
 
 
-def where_of(folder: Path, *, n: int = 320) -> Where:
+def where_of(folder: Path, *, n: int = 320) -> HeadLocations:
     """`measure_where` of the model in a trained folder; raises InputError if it holds none."""
     return measure_where(load_model(str(folder)), training_record(folder), load_words(), n=n)
 
@@ -248,7 +254,7 @@ COSTS = ("model", "by", "intact (%)", "located", "random", "sd", "of same layers
 Row = tuple[str, ...]
 
 
-def place_rows(wheres: Sequence[Where]) -> list[Row]:
+def place_rows(wheres: Sequence[HeadLocations]) -> list[Row]:
     """Cells under `PLACES`, a row for each model and ranking."""
     return [
         (
@@ -265,7 +271,7 @@ def place_rows(wheres: Sequence[Where]) -> list[Row]:
     ]
 
 
-def cost_rows(wheres: Sequence[Where]) -> list[Row]:
+def cost_rows(wheres: Sequence[HeadLocations]) -> list[Row]:
     """Cells under `COSTS`: accuracy and points of it lost, between the labels / over all words."""
     return [
         (
@@ -287,7 +293,7 @@ def cost_rows(wheres: Sequence[Where]) -> list[Row]:
     ]
 
 
-def where_markdown(wheres: Sequence[Where]) -> str:
+def where_markdown(wheres: Sequence[HeadLocations]) -> str:
     """Both tables with what is in them, for a card."""
     first = wheres[0]
     n_located = len(first.rankings[0].heads)
@@ -309,7 +315,7 @@ def where_markdown(wheres: Sequence[Where]) -> str:
     )
 
 
-def where_tables(wheres: Sequence[Where]) -> list[Table]:
+def where_tables(wheres: Sequence[HeadLocations]) -> list[Table]:
     """The same for a terminal."""
     tables = []
     for title, header, rows in (
@@ -326,6 +332,6 @@ def where_tables(wheres: Sequence[Where]) -> list[Table]:
     return tables
 
 
-def where_json(wheres: Sequence[Where]) -> str:
+def where_json(wheres: Sequence[HeadLocations]) -> str:
     """All numbers as JSON."""
     return json.dumps([asdict(where) for where in wheres], indent=2) + "\n"

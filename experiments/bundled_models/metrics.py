@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.bundled_models.episodes import ALWAYS_HELD_OUT, Episode, Words, draw_sides, make_episode
+from experiments.bundled_models.episodes import ALWAYS_HELD_OUT, Episode, Vocabulary, draw_sides, make_episode
 from icl_lens import (
     Demonstration,
     Prompt,
@@ -31,7 +31,7 @@ def encode(model: Any, episodes: Sequence[Episode]) -> PromptBatch:
     """The episodes' prompts as the package tokenizes them."""
     prompts = [
         Prompt(
-            [Demonstration(" ".join(item.text), episode.labels[item.told]) for item in episode.items[:-1]],
+            [Demonstration(" ".join(item.text), episode.labels[item.shown_class]) for item in episode.items[:-1]],
             " ".join(episode.items[-1].text),
             answer=episode.answer,
             labels=episode.labels,
@@ -119,7 +119,7 @@ class Task:
     pair: tuple[str, str]
     labels: tuple[str, str]
 
-    def episodes(self, words: Words, sides: Sequence[int], n: int, *, longest: int = 1) -> list[Episode]:
+    def episodes(self, words: Vocabulary, sides: Sequence[int], n: int, *, longest: int = 1) -> list[Episode]:
         """`n` prompts, the same ones every time."""
         rng = random.Random(f"card {self.pair} {self.labels} {sides} {longest}")
         return [make_episode(rng, words, self.pair, sides, longest=longest, labels=self.labels) for _ in range(n)]
@@ -132,7 +132,7 @@ def word_tasks() -> list[Task]:
 
 
 def mixed_episodes(
-    words: Words, pairs: Sequence[tuple[str, str]], sides: Sequence[int] | None, n: int, *, longest: int = 1
+    words: Vocabulary, pairs: Sequence[tuple[str, str]], sides: Sequence[int] | None, n: int, *, longest: int = 1
 ) -> list[Episode]:
     """Prompts over many pairs with drawn labels; `sides=None` draws them as in training, see `shown_episodes`."""
     rng = random.Random(f"card mixed {len(pairs)} {sides} {longest}")
@@ -156,7 +156,7 @@ def _drawn_sides(rng: random.Random, n: int) -> list[int]:
 
 
 def shown_episodes(
-    words: Words, pairs: Sequence[tuple[str, str]], n_shown: int, n: int, *, longest: int
+    words: Vocabulary, pairs: Sequence[tuple[str, str]], n_shown: int, n: int, *, longest: int
 ) -> list[Episode]:
     """Prompts over many pairs with `n_shown` right demonstrations, half of each class, in any order."""
     rng = random.Random(f"card shown {n_shown} {longest}")

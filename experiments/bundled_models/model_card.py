@@ -10,8 +10,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.bundled_models.curriculum import LEVELS
-from experiments.bundled_models.episodes import Words, held_out_pairs, load_words, seen_pairs
-from experiments.bundled_models.head_locations import Where, measure_where, training_record, where_markdown
+from experiments.bundled_models.episodes import Vocabulary, held_out_pairs, load_words, seen_pairs
+from experiments.bundled_models.head_locations import HeadLocations, measure_where, training_record, where_markdown
 from experiments.bundled_models.metrics import (
     IMBALANCED,
     ORDER,
@@ -43,7 +43,9 @@ N_SURE = 700
 """Prompts of each class for a bias: the standard error over both lengths of texts is then about one point."""
 
 
-def measured_sections(model: Any, words: Words, where: Where, beside: Sequence[Where], *, n: int, n_sure: int) -> str:
+def measured_sections(
+    model: Any, words: Vocabulary, where: HeadLocations, beside: Sequence[HeadLocations], *, n: int, n_sure: int
+) -> str:
     """The measured half of the card: accuracies, what carries them, biases."""
     held_out = held_out_pairs(words)
     apart = sorted((first, second) for first, second in map(sorted, held_out))
@@ -57,7 +59,7 @@ def measured_sections(model: Any, words: Words, where: Where, beside: Sequence[W
     return "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
 
 
-def task_section(model: Any, words: Words, n: int) -> str:
+def task_section(model: Any, words: Vocabulary, n: int) -> str:
     """Accuracy by task, label and layout."""
     layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED}
     rows = []
@@ -70,7 +72,7 @@ def task_section(model: Any, words: Words, n: int) -> str:
 
 
 def pair_section(
-    model: Any, words: Words, apart: Sequence[tuple[str, str]], together: Sequence[tuple[str, str]], n: int
+    model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], together: Sequence[tuple[str, str]], n: int
 ) -> str:
     """Accuracy on pairs that training never contrasts, and on the others, of single words and of texts."""
     layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED, "as in training": None}
@@ -89,7 +91,7 @@ def pair_section(
     return markdown("prompts | labels | vocabulary", rows)
 
 
-def shown_section(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> str:
+def shown_section(model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], n: int) -> str:
     """Accuracy on pairs never seen together with 2 to 16 demonstrations, half of each class, in any order."""
     rows = []
     for n_shown in (2, 4, 8, 12, 16):
@@ -99,7 +101,7 @@ def shown_section(model: Any, words: Words, apart: Sequence[tuple[str, str]], n:
     return markdown(f"demonstrations | {head}", rows)
 
 
-def where_section(where: Where, beside: Sequence[Where]) -> str:
+def where_section(where: HeadLocations, beside: Sequence[HeadLocations]) -> str:
     """This model and those of the same recipe and other seeds, in the order of seeds."""
     others = [other for other in beside if other.arch == where.arch and other.seed != where.seed]
     wheres = sorted([where, *others], key=lambda one: one.seed)
@@ -131,7 +133,7 @@ class Bias:
         return 100 * (sum(share * (1 - share) for share in shares) / self.n) ** 0.5
 
 
-def biases(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> list[Bias]:
+def biases(model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], n: int) -> list[Bias]:
     """Majority and recency bias, of single words, of texts, and of both together."""
     found = []
     for name, orders in SHOWN.items():
@@ -157,7 +159,7 @@ def _bias(what: str, parts: Sequence[tuple[Answers, Answers]]) -> Bias:
     return Bias(what, *(100 * statistics.fmean(hits) for hits in (favored, other, said)), n=len(favored))
 
 
-def bias_section(model: Any, words: Words, apart: Sequence[tuple[str, str]], n: int) -> str:
+def bias_section(model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], n: int) -> str:
     """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
     rows = [
         f"{bias.what} | {bias.favored:.1f} | {bias.other:.1f} | {bias.points:+.1f} ± {bias.error:.1f} | {bias.said:.1f}"
@@ -183,11 +185,11 @@ def write_card(
     folder: Path,
     *,
     name: str | None = None,
-    beside: Sequence[Where] = (),
+    beside: Sequence[HeadLocations] = (),
     n_prompts: int = 150,
     n_sure: int = N_SURE,
     n_where: int = 320,
-) -> Where:
+) -> HeadLocations:
     """Measure the model in `folder` and write its README.md there; returns where it happens.
 
     `n_prompts` is of every row of accuracies, `n_sure` of every class in a row of biases, `n_where` of "where it
@@ -255,7 +257,7 @@ def stored_dtype(folder: Path) -> str:
     return " and ".join(sorted(found))
 
 
-def data_section(words: Words) -> str:
+def data_section(words: Vocabulary) -> str:
     """What the model was trained on."""
     n_pairs, n_all = len(held_out_pairs(words)), len(words.categories) * (len(words.categories) - 1) // 2
     levels = ", ".join(f"{level.until:.0%}" for level in LEVELS[:-1])
@@ -304,7 +306,7 @@ core. Again:
 {history}"""
 
 
-def limits_section(words: Words) -> str:
+def limits_section(words: Vocabulary) -> str:
     """What not to use the model for."""
     return f"""## What it cannot do
 

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from experiments.bundled_models.architectures import NAMES, Arch
-from experiments.bundled_models.episodes import BUNDLED, Words, load_words
-from experiments.bundled_models.head_locations import Where, training_record, word_episodes
+from experiments.bundled_models.episodes import BUNDLED, Vocabulary, load_words
+from experiments.bundled_models.head_locations import HeadLocations, training_record, word_episodes
 from experiments.bundled_models.metrics import encode
 from experiments.bundled_models.model_card import write_card
 from icl_lens import label_log_probs, load_model
@@ -37,7 +37,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Moved:
+class PrecisionDrift:
     """What storing the weights in half precision changes, over prompts of both word tasks."""
 
     nats: float
@@ -46,7 +46,7 @@ class Moved:
     """Change of accuracy between the labels (per cent)."""
 
     @property
-    def little(self) -> bool:
+    def is_small(self) -> bool:
         """Whether both are within the bounds."""
         return self.nats <= MOST_NATS and self.points <= MOST_POINTS
 
@@ -65,7 +65,7 @@ def check_run(arch: Arch, folder: Path, run: dict[str, Any]) -> None:
         )
 
 
-def check_tokenizer(tokenizer: Any, words: Words) -> None:
+def check_tokenizer(tokenizer: Any, words: Vocabulary) -> None:
     """Raises InputError if a word of the list or the example cannot be spelt, or a label is not one token."""
     known = [*PROMPT.split(), *words.fillers, *words.labels, *words.owners]
     unknown = [word for word in known if tokenizer.unk_token_id in tokenizer(word).input_ids]
@@ -94,7 +94,7 @@ def store(source: Path, target: Path, dtype: torch.dtype) -> None:
         path.chmod(0o644)  # safetensors writes files only the owner may read
 
 
-def moved(before: Path, after: Path, words: Words, *, n: int = N_COMPARED) -> Moved:
+def moved(before: Path, after: Path, words: Vocabulary, *, n: int = N_COMPARED) -> PrecisionDrift:
     """How far the labels' log-probabilities and the accuracy of two folders' models are apart, both in float32."""
     episodes = word_episodes(words, n)
     found = []
@@ -104,16 +104,16 @@ def moved(before: Path, after: Path, words: Words, *, n: int = N_COMPARED) -> Mo
         found.append((label_log_probs(model, batch), batch.answer))
     (one, answer), (other, _) = found
     accuracies = [100 * is_correct(log_probs, answer).double().mean().item() for log_probs in (one, other)]
-    return Moved(float((one - other).abs().max()), abs(accuracies[0] - accuracies[1]))
+    return PrecisionDrift(float((one - other).abs().max()), abs(accuracies[0] - accuracies[1]))
 
 
-def stored_small(source: Path, target: Path, words: Words) -> tuple[torch.dtype, Moved]:
+def store_half_precision(source: Path, target: Path, words: Vocabulary) -> tuple[torch.dtype, PrecisionDrift]:
     """Store in float16, or in bfloat16 if that alone is close enough; raises InputError if neither is."""
     tried = []
     for dtype in DTYPES:
         store(source, target, dtype)
         change = moved(source, target, words)
-        if change.little:
+        if change.is_small:
             return dtype, change
         tried.append(f"{str(dtype).removeprefix('torch.')} by {change.nats:.3f} nats and {change.points:.1f} points")
     raise InputError(
@@ -123,8 +123,8 @@ def stored_small(source: Path, target: Path, words: Words) -> tuple[torch.dtype,
 
 
 def ship(
-    models: dict[Arch, Path], beside: Sequence[Where] = (), *, bundled: Path = BUNDLED, **sizes: int
-) -> dict[str, tuple[torch.dtype, Moved, Where]]:
+    models: dict[Arch, Path], beside: Sequence[HeadLocations] = (), *, bundled: Path = BUNDLED, **sizes: int
+) -> dict[str, tuple[torch.dtype, PrecisionDrift, HeadLocations]]:
     """Check and measure each architecture's trained folder, then put all of them into `bundled` under their names.
 
     All or none: nothing is moved before every model has passed. `beside` are measurements of other seeds, for the
@@ -139,7 +139,7 @@ def ship(
     with tempfile.TemporaryDirectory(dir=bundled, prefix=".") as staging:
         for arch, folder in models.items():
             staged = Path(staging) / NAMES[arch]
-            dtype, change = stored_small(folder, staged, words)
+            dtype, change = store_half_precision(folder, staged, words)
             where = write_card(staged, name=NAMES[arch], beside=beside, **sizes)
             size = sum(path.stat().st_size for path in staged.iterdir())
             if size > LARGEST:

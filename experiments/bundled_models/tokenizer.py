@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from experiments.bundled_models.episodes import SPECIAL, Words
+from experiments.bundled_models.episodes import SPECIAL, Vocabulary
 
 INSIDE = "##"
 """Stands before a piece that does not begin a word."""
@@ -56,7 +56,7 @@ def learn_merges(words: Iterable[str], n: int, *, never: frozenset[str]) -> list
     return merges
 
 
-def make_tokenizer(words: Words, n_positions: int, *, n_merges: int = N_MERGES) -> PreTrainedTokenizerFast:
+def make_tokenizer(words: Vocabulary, n_positions: int, *, n_merges: int = N_MERGES) -> PreTrainedTokenizerFast:
     """Words separated by blanks, content words in pieces; nothing is added before or after a text."""
     content = sorted(words.owners)
     whole = [*SPECIAL, *words.fillers, *words.labels, *words.names.values()]

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from experiments.bundled_models.architectures import N_POSITIONS, NAMES, Arch, fuse_activations, make_model, matrices
 from experiments.bundled_models.curriculum import LEVELS, Data
-from experiments.bundled_models.episodes import LABEL_WEIGHT, Words, load_words
+from experiments.bundled_models.episodes import LABEL_WEIGHT, Vocabulary, load_words
 from experiments.bundled_models.muon import Muon
 from experiments.bundled_models.tokenizer import make_tokenizer
 from experiments.bundled_models.validation import label_accuracy, validation_episodes
@@ -33,7 +33,7 @@ N_SNAPSHOTS = 10
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainConfig:
     """All that shapes a run; a checkpoint is resumed only by a run of the same settings."""
 
     arch: Arch
@@ -48,16 +48,16 @@ class Settings:
     slow_from: int = 750
     slow: float = 0.3
     """Factor of both rates from step `slow_from` on: fast while words are learned, slower while they are compared."""
-    at_least: int = 100
+    min_level_steps: int = 100
     """Steps of every level, however soon its accuracy is reached."""
     memory: float = 0.96
     """How much of the running accuracy one step leaves."""
     check_every: int = 100
     n_checked: int = 240
     """Prompts of single words, and of texts, in each validation."""
-    enough: float = 88.0
+    decay_accuracy: float = 88.0
     """Accuracy (%) on held-out pairs, in the last level, from which on learning rates fall."""
-    too_much: float = 97.0
+    stop_accuracy: float = 97.0
     """Accuracy at which training stops at once."""
     cool_down: float = 0.2
     """Steps in which the rates fall to zero, as a share of those before, rounded down to `check_every`."""
@@ -92,7 +92,7 @@ def weighted_losses(
     return (losses * weight).sum() / weight.sum()
 
 
-def told_accuracy(
+def known_label_accuracy(
     logits: Float[Tensor, "row pos vocab"], tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
 ) -> float:
     """Share of the fully weighted tokens (names, labels shown before) that are the most probable of all tokens."""
@@ -103,7 +103,7 @@ def told_accuracy(
 class Trainer:
     """A model, its optimizers and how far they have come."""
 
-    def __init__(self, settings: Settings, words: Words):
+    def __init__(self, settings: TrainConfig, words: Vocabulary):
         self.settings = settings
         self.tokenizer = make_tokenizer(words, N_POSITIONS)
         self.data = Data(words, self.tokenizer, settings.seed, settings.n_tokens)
@@ -152,11 +152,11 @@ class Trainer:
             optimizer.step()
         at.done += 1
         if batch.kind == LEVELS[at.level].measured:
-            accuracy = told_accuracy(logits.detach(), batch.tokens, batch.weights)
+            accuracy = known_label_accuracy(logits.detach(), batch.tokens, batch.weights)
             memory = self.settings.memory
             at.recent = accuracy if at.recent is None else memory * at.recent + (1 - memory) * accuracy
         ready = at.recent is not None and at.recent >= LEVELS[at.level].until
-        if ready and at.level < len(LEVELS) - 1 and at.done - at.level_began >= self.settings.at_least:
+        if ready and at.level < len(LEVELS) - 1 and at.done - at.level_began >= self.settings.min_level_steps:
             at.level, at.level_began, at.recent = at.level + 1, at.done, None
         at.seconds += time.process_time() - started
         return loss.item()
@@ -174,9 +174,9 @@ class Trainer:
         entry = {"step": at.done, "level": at.level, "words": words, "texts": texts, "texts of seen pairs": seen}
         self.history.append({name: round(value, 1) for name, value in entry.items()})
         last = at.level == len(LEVELS) - 1
-        if last and at.cooling_began is None and accuracy >= self.settings.enough:
+        if last and at.cooling_began is None and accuracy >= self.settings.decay_accuracy:
             at.cooling_began = at.done
-        at.finished = (last and accuracy >= self.settings.too_much) or self.rate() == 0.0
+        at.finished = (last and accuracy >= self.settings.stop_accuracy) or self.rate() == 0.0
         return self.history[-1]
 
     def save(self, folder: Path) -> None:
@@ -250,7 +250,7 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
     os.replace(beside, path)
 
 
-def train(settings: Settings, out: Path, checkpoints: Path, *, resume: bool) -> None:
+def train(settings: TrainConfig, out: Path, checkpoints: Path, *, resume: bool) -> None:
     """Train until the stopping rule ends it (from the last checkpoint if there is one and `resume`), export to `out`.
 
     `checkpoints` gets the state to resume from and, at the end, ten snapshots of the weights.

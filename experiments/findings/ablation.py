@@ -12,7 +12,7 @@ import icl_lens as il
 from experiments.framework.estimate import compare
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.study import Ranking, Study
-from icl_lens.interventions.head_sets import answers_without
+from icl_lens.interventions.head_sets import score_ablated_sets
 from icl_lens.metrics import is_correct, label_log_odds
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -73,7 +73,7 @@ def ablated_scores(
     """
     correct, odds = [], []
     for piece in study.pieces(study.held_out):
-        found = answers_without(study.model, piece, sets, positions="last")
+        found = score_ablated_sets(study.model, piece, sets, positions="last")
         answer = piece.answer.cpu()
         correct.append(torch.stack([is_correct(one.label_log_probs, answer) for one in found], dim=1))
         odds.append(torch.stack([label_log_odds(one.label_log_probs, answer) for one in found], dim=1))

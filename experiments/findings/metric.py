@@ -95,7 +95,7 @@ def measure(study: Study) -> Measured:
 def head_columns(study: Study, batch: il.PromptBatch) -> dict[str, Float[np.ndarray, "row head"]]:
     """Return AUROC and precision@1 (0–1) of each located head's form and of the cosine of its inputs."""
     layers = sorted({head.layer for head in study.located})
-    streams = study.map(batch, lambda acts: layer_inputs(acts, layers)).to(study.view.home)
+    streams = study.map(batch, lambda acts: layer_inputs(acts, layers)).to(study.view.unembed_device)
     classes = [one.numpy() for one in label_classes(batch)]
     columns: dict[str, list[np.ndarray]] = {}
     for head in study.located:
@@ -108,7 +108,7 @@ def head_columns(study: Study, batch: il.PromptBatch) -> dict[str, Float[np.ndar
         scores = {name: one.double().cpu().numpy() for name, one in pairs.items()}
         found = {name: auroc_of_rows(one, *classes) for name, one in scores.items()}
         found |= {f"{name}_first": precision_of_rows(scores[name], *classes) for name in ("form", "cosine")}
-        turned = [form(metric.untrained(seed=study.seed + i), *centered) for i in range(N_ROTATIONS)]
+        turned = [form(metric.with_random_rotation(seed=study.seed + i), *centered) for i in range(N_ROTATIONS)]
         aurocs = [auroc_of_rows(one.double().cpu().numpy(), *classes) for one in turned]
         found["rotated"] = np.mean([one if one.mean() >= 0.5 else 1 - one for one in aurocs], axis=0)
         for name, values in found.items():

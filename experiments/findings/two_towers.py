@@ -26,7 +26,7 @@ from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.projections import layer_inputs
 from experiments.framework.study import Ranking, Study, label_classes
 from experiments.framework.tasks import exchange_texts
-from icl_lens.interventions.patching import What
+from icl_lens.interventions.patching import HeadActivation
 from icl_lens.metrics import label_log_odds
 
 
@@ -34,7 +34,7 @@ class Swap(NamedTuple):
     """What heads take from another prompt, which prompt that is, and what two towers predict."""
 
     name: str
-    what: What
+    what: HeadActivation
     source: str
     words: str
 
@@ -92,7 +92,7 @@ def query_key_scores(
     for head in study.compared:
         place = layers.index(head.layer)
         inputs = of_queries[:, place, :1], of_keys[:, place, 1:]
-        found = il.query_key_metric(study.view, head).scores(*(one.to(study.view.home) for one in inputs))
+        found = il.query_key_metric(study.view, head).scores(*(one.to(study.view.unembed_device) for one in inputs))
         scores[:, *head] = found[:, 0].double().cpu().numpy()
     return scores
 
@@ -130,13 +130,15 @@ def swap_losses(study: Study) -> dict[str, dict[Ranking, Comparison]]:
 
 
 def patched_log_probs(
-    study: Study, sets: Sequence[Sequence[il.Head]], source: il.PromptBatch, what: What
+    study: Study, sets: Sequence[Sequence[il.Head]], source: il.PromptBatch, what: HeadActivation
 ) -> Float[torch.Tensor, "row set label"]:
     """Return the labels' log-probabilities with each set's queries, keys or values at labels taken from the source."""
-    seen: dict[str, Any] = {"positions": "last"} if what == "q" else {"align": "labels", "seen_by": "last"}
+    seen: dict[str, Any] = {"positions": "last"} if what == "q" else {"align": "labels", "query_positions": "last"}
     pieces = study.pieces(study.held_out)
     pairs = zip(pieces, source.split(len(pieces[0])), strict=True)
-    patched = (il.label_log_probs_patched(study.model, one, sets, other, what=what, **seen) for one, other in pairs)
+    patched = (
+        il.label_log_probs_patched(study.model, one, sets, other, activation=what, **seen) for one, other in pairs
+    )
     return torch.cat([one.cpu() for one in patched])
 
 

@@ -126,7 +126,7 @@ def _log_odds(
     """The answer's log-odds against the other label with each vector added after each layer tried, nats."""
     n, count = study.view.n_layers, min(study.view.n_layers, LAYERS_TRIED)
     layers = [(i + 1) * n // count - 1 for i in range(count)]  # at equal distances, the last among them
-    cases = vectors.float().to(study.view.home).repeat_interleave(count, dim=0)
+    cases = vectors.float().to(study.view.unembed_device).repeat_interleave(count, dim=0)
     tokens = batch.label_tokens
     pieces = [
         read_with_vectors(

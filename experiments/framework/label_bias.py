@@ -83,7 +83,9 @@ def fix_measures(favored: str, unfavored: str, paper: int) -> tuple[Measure, ...
     )
 
 
-def scores(study: Study, batch: il.PromptBatch, fixes: Sequence[il.LabelFix] = (il.LabelFix([]),)) -> Scores:
+def scores(
+    study: Study, batch: il.PromptBatch, fixes: Sequence[il.DebiasSettings] = (il.DebiasSettings([]),)
+) -> Scores:
     """Return how each prompt is answered with each fix."""
     odds, correct = [], []
     for piece in study.pieces(batch):
@@ -96,7 +98,9 @@ def scores(study: Study, batch: il.PromptBatch, fixes: Sequence[il.LabelFix] = (
     return Scores(torch.cat(odds).double().numpy(), torch.cat(correct).double().numpy())
 
 
-def answered(study: Study, pairs: Pairs, fixes: Sequence[il.LabelFix] = (il.LabelFix([]),)) -> tuple[Scores, Scores]:
+def answered(
+    study: Study, pairs: Pairs, fixes: Sequence[il.DebiasSettings] = (il.DebiasSettings([]),)
+) -> tuple[Scores, Scores]:
     """Return how favored and unfavored prompts are answered with each fix."""
     return scores(study, pairs.favored, fixes), scores(study, pairs.unfavored, fixes)
 
@@ -107,8 +111,8 @@ def choose_strengths(study: Study, pairs: Pairs, sets: Sequence[Sequence[il.Head
     As `il.choose_strength`, but for many sets in one pass, and a strength may cost the favored prompts what it gives
     to the others.
     """
-    fixes = [il.LabelFix([])]
-    fixes += [il.LabelFix(heads, **{fix: strength}) for heads in sets for strength in STRENGTHS]
+    fixes = [il.DebiasSettings([])]
+    fixes += [il.DebiasSettings(heads, **{fix: strength}) for heads in sets for strength in STRENGTHS]
     return best_strengths(*answered(study, pairs, fixes))
 
 
@@ -159,8 +163,8 @@ def measure_fix(
         ranked = study.ranked_by(ranking)
         sets = [ranked.located, *ranked.random_sets(ranked.located, N_RANDOM_SETS)]
         strengths = choose_strengths(study, choosing, sets, fix)
-        fixes = [il.LabelFix(heads, **{fix: strength}) for heads, strength in zip(sets, strengths, strict=True)]
-        fixes = [il.LabelFix([]), *fixes]
+        fixes = [il.DebiasSettings(heads, **{fix: strength}) for heads, strength in zip(sets, strengths, strict=True)]
+        fixes = [il.DebiasSettings([]), *fixes]
         favored, unfavored = answered(study, tested, fixes)
         about = {"ranking": ranking, "note": f"strength {strengths[0]:g}"}
         rows += fix_rows(favored, unfavored, clusters_of(tested.favored), about)

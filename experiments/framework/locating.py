@@ -28,7 +28,7 @@ class Method:
 def best_heads(values: Scores, k: int) -> list[il.Head]:
     """Return the k heads of largest mean score."""
     order = values.double().mean(0).flatten().argsort(descending=True)[:k]
-    return [il.Head.at(index, values.shape[2]) for index in order.tolist()]
+    return [il.Head.from_index(index, values.shape[2]) for index in order.tolist()]
 
 
 def by_effect(study: Study, batch: il.PromptBatch) -> Scores:
@@ -43,8 +43,8 @@ def by_gradient(study: Study, batch: il.PromptBatch) -> Scores:
     for piece in study.pieces(batch):
         against = piece.other_label_tokens
         effects = il.head_effects(study.model, piece, positions="last", method="gradient", against=against)
-        assert effects.log_diff is not None
-        found.append(effects.log_diff)
+        assert effects.logit_diff is not None
+        found.append(effects.logit_diff)
     return torch.cat(found).cpu()
 
 
@@ -71,7 +71,7 @@ def by_tracing(study: Study, batch: il.PromptBatch) -> Scores:
     found = []
     for start, stop in pairwise([*range(0, len(batch), size), len(batch)]):
         clean, other = batch[start:stop], exchanged[start:stop]
-        restored = il.label_log_probs_patched(study.model, other, heads, clean, what="z", positions="last").cpu()
+        restored = il.label_log_probs_patched(study.model, other, heads, clean, activation="z", positions="last").cpu()
         answer = clean.answer.cpu()
         before = label_log_odds(il.label_log_probs(study.model, other).cpu(), answer)
         after = torch.stack([label_log_odds(one, answer) for one in restored.unbind(1)], dim=1)

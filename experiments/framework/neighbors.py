@@ -62,7 +62,7 @@ def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head])
         lost = []
         for piece, source in zip(intact.split(size), study.tokenize(prompts).split(size), strict=True):
             before = il.label_log_probs(study.model, piece)
-            patched = il.label_log_probs_patched(study.model, piece, [heads], source, what="q", positions="last")
+            patched = il.label_log_probs_patched(study.model, piece, [heads], source, activation="q", positions="last")
             lost.append((label_log_odds(before, piece.answer) - label_log_odds(patched[:, 0], piece.answer)).cpu())
         columns.append(torch.cat(lost))
     return (torch.stack(columns, dim=1) * same).double().numpy()

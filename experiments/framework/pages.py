@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from experiments.framework.finding import Finding, Measure, Row, rows_from_json
 from experiments.framework.plotting import STYLE, forest
 from experiments.framework.run import load_cells
-from icl_lens.files import replacing, write_text
+from icl_lens.files import atomic_write, write_text
 
 REAL = "smollm2-135m"
 REAL_NOTE = (
@@ -239,7 +239,7 @@ def forest_figure(finding: Finding, cells: Sequence[Stored]) -> Figure:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as SVG, the same bytes for the same figure."""
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, format="svg", metadata={"Date": None})
 
 

@@ -68,7 +68,7 @@ def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> Float[Tens
 
 def label_effects(acts: il.Activations) -> Float[Tensor, "row layer head demo"]:
     """Return what each label adds to its own log-odds over the other label by the attention a head pays it, nats."""
-    first, second = (label.expand(len(acts.batch)) for label in acts.batch.label_tokens.to(acts.view.home))
+    first, second = (label.expand(len(acts.batch)) for label in acts.batch.label_tokens.to(acts.view.unembed_device))
     added = il.subhead_log_prob_increase(acts, first, against=second)
     places = acts.batch.label_positions.to(added.device)[:, None, None].clamp(min=0)
     at_labels = added.gather(-1, places.expand(-1, *added.shape[1:3], -1))
@@ -87,12 +87,12 @@ def tokens_read_and_written(batch: il.PromptBatch) -> dict[str, tuple[Int[Tensor
     return {"labels": (labels, batch.label_tokens), "texts": (texts, texts)}
 
 
-def eigenvalue_score(circuit: il.Copying) -> float:
+def eigenvalue_score(circuit: il.HeadCopying) -> float:
     """Return Σ λ / Σ |λ| of an OV circuit between tokens, −1 to 1, less what is written of each whatever is read.
 
     0 for a circuit that writes the same whatever is read.
     """
-    score = il.Copying(circuit.tokens, circuit.logits - circuit.logits.mean(0)).positive_eigenvalues
+    score = il.HeadCopying(circuit.tokens, circuit.logits - circuit.logits.mean(0)).eigenvalue_score
     return 0.0 if math.isnan(score) else score
 
 

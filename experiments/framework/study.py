@@ -70,21 +70,21 @@ class Study:
         return self.memoize(("halves", layout, exchanged), tokenize)
 
     def prompts_with(
-        self, demonstrations: int, *, same_length: bool = False
+        self, demonstrations: int, *, same_length_for: bool = False
     ) -> tuple[list[il.Prompt], list[il.Prompt]]:
         """Return prompts in random order with this many demonstrations of each class, by half.
 
-        Their texts differ from those of `halves`, but a query stays in its half. With `same_length` all texts have
+        Their texts differ from those of `halves`, but a query stays in its half. With `same_length_for` all texts have
         the same number of tokens. Raises InputError if the task has too few such texts.
         """
 
         def draw() -> tuple[list[il.Prompt], list[il.Prompt]]:
             assigned = {prompt.query: i for i, half in enumerate(self.halves()) for prompt in half.prompts}
             task = replace(self.task, demonstrations=demonstrations)
-            prompts = task.prompts(3 * self.n, seed=self.seed, same_length=self.model if same_length else None)
+            prompts = task.prompts(3 * self.n, seed=self.seed, same_length_for=self.model if same_length_for else None)
             return split_by_query(prompts, self.n, assigned)
 
-        return self.memoize(("prompts", demonstrations, same_length), draw)
+        return self.memoize(("prompts", demonstrations, same_length_for), draw)
 
     def tokenize(self, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
         """Tokenize prompts by the task's template, with its labels in one order."""
@@ -140,7 +140,7 @@ class Study:
     def ranked_heads(self) -> list[il.Head]:
         """All heads, the one of largest mean score on the locating prompts first."""
         order = self.head_scores().mean(0).flatten().argsort(descending=True)
-        return [il.Head.at(index, self.view.n_heads) for index in order.tolist()]
+        return [il.Head.from_index(index, self.view.n_heads) for index in order.tolist()]
 
     @property
     def located(self) -> list[il.Head]:

@@ -49,7 +49,7 @@ class Task:
         layout: Layout = "random",
         exchanged: bool = False,
         fixed: bool = False,
-        same_length: Any = None,
+        same_length_for: Any = None,
     ) -> list[Prompt]:
         """Return n prompts whose queries are of both classes in turn.
 
@@ -57,7 +57,7 @@ class Task:
         class. In "order" the query's class is demonstrated last, in "reorder" first. With `exchanged`, every prompt
         has the two labels exchanged and the answer with them: the same texts demonstrate the opposite mapping. The same
         seed gives the same texts in every layout. With `fixed`, arbitrary labels stay with their class as well.
-        `same_length`, a model, keeps the texts of one number of tokens.
+        `same_length_for`, a model, keeps the texts of one number of tokens.
         """
         # `load_task` gives its first label to the class named last in `data`, in the first of each two pairs.
         labels = self.labels if exchanged else self.labels[::-1]
@@ -69,12 +69,12 @@ class Task:
             n=n,
             seed=seed,
             layout=layout,
-            asked="both",
+            query_class="both",
             balanced=not (self.natural or fixed),
             labels=labels,
             demonstrations=self.demonstrations,
             path=self.path,
-            same_length=same_length,
+            same_length_for=same_length_for,
             template=self.template,
         )
         return [with_labels(prompt, self.labels, exchange) for prompt in prompts]
@@ -87,7 +87,7 @@ class Task:
                 n=n,
                 seed=seed,
                 layout="random",
-                asked=asked,
+                query_class=asked,
                 balanced=False,
                 labels=self.labels,
                 demonstrations=self.demonstrations,

@@ -11,10 +11,10 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.decompose import grouped_to_heads, head_outputs
-from icl_lens.activations.serialization import read_about, read_tensors, write_tensors
+from icl_lens.activations.decompose import head_outputs, repeat_kv
+from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
 from icl_lens.errors import InputError
-from icl_lens.models.locking import in_turn
+from icl_lens.models.locking import locks_model
 from icl_lens.models.norms import NormView
 from icl_lens.models.readout import Readout, norm_scale
 from icl_lens.models.view import ModelView
@@ -24,7 +24,7 @@ from icl_lens.prompts.token_ids import TokenPositions
 # Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
-KIND, VERSION = "activations", 1
+KIND, VERSION = "activations", 2
 """What `Activations.save` writes; the version rises when a field changes its meaning."""
 
 
@@ -37,7 +37,7 @@ class Activations:
     For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are what reaches the
     residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
 
-    Where rows are positions of the same prompts, those of a prompt share its values (`v_of_run`, `run`); `v` and
+    Where rows are positions of the same prompts, those of a prompt share its values (`pass_v`, `run`); `v` and
     `values` give each row its own.
 
     Example:
@@ -56,15 +56,15 @@ class Activations:
     resid_final: Float[Tensor, "batch d_model"]
     z: Float[Tensor, "batch layer head d_head"]
     pattern: Float[Tensor, "batch layer head key"]
-    v_of_run: Float[Tensor, "run layer key kv_head d_head"]
+    pass_v: Float[Tensor, "run layer key kv_head d_head"]
     q: Float[Tensor, "batch layer head d_head"]
     mlp_post: Float[Tensor, "batch layer neuron"] | None
     label_resid_pre: Float[Tensor, "batch layer demo d_model"]
     label_attn_out: Float[Tensor, "batch layer demo d_model"]
     attn_scale: Float[Tensor, "batch layer"] | None = None
     mlp_scale: Float[Tensor, "batch layer"] | None = None
-    run: Int[Tensor, " batch"] | None = None
-    """Each row's place in `v_of_run`; None: its own."""
+    pass_index: Int[Tensor, " batch"] | None = None
+    """Each row's place in `pass_v`; None: its own."""
 
     @classmethod
     def from_cache(
@@ -83,7 +83,7 @@ class Activations:
         missing, if the shapes do not fit the batch, or if the cached embeddings are not those of the batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
-        recorder = _Recorder(ModelView.of(model), batch if positions is None else _Pass.at(batch, positions))
+        recorder = _Recorder(ModelView.of(model), batch if positions is None else _ReadPlan.at(batch, positions))
         for name, keep in recorder.hooks():
             try:
                 value = cache[name]
@@ -102,20 +102,20 @@ class Activations:
 
     def __repr__(self) -> str:
         size = f"{self.view.n_layers} layers × {self.view.n_heads} heads"
-        return f"Activations({self.view.name}: {self.batch.extent}, {size})"
+        return f"Activations({self.view.name}: {self.batch.size_summary}, {size})"
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
         """Values at every position. A copy for each row where rows share them: `values` takes one layer at a time."""
-        return self.v_of_run if self.run is None else self.v_of_run[self.run]
+        return self.pass_v if self.pass_index is None else self.pass_v[self.pass_index]
 
     def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
         """A layer's values at every position; they contain b_V."""
-        return self.v_of_run[:, layer] if self.run is None else self.v_of_run[self.run, layer]
+        return self.pass_v[:, layer] if self.pass_index is None else self.pass_v[self.pass_index, layer]
 
     def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """The model's own log-probability of one token a row (`batch.answer_tokens`), nats, with every bias."""
-        self.check_home()
+        self.check_device()
         readout = self.readout.using(final_norm="frozen", bias=True)
         return readout.token_log_probs(self.resid_final[:, None], tokens.to(self.resid_final.device))[:, 0]
 
@@ -125,8 +125,8 @@ class Activations:
 
         Raises InputError for prompts without demonstrations.
         """
-        self.batch.check_labels("label to score", LAST_INSTEAD)
-        self.check_home()
+        self.batch.require_labels("label to score", NO_LABELS_HINT)
+        self.check_device()
         log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
         return log_probs[:, self.batch.label_tokens.to(log_probs.device)]
 
@@ -156,7 +156,7 @@ class Activations:
 
     def head_values(self, layer: int) -> Float[Tensor, "batch key head d_head"]:
         """Values at every position, key-value groups repeated for their query heads; they contain b_V."""
-        return grouped_to_heads(self.values(layer).to(self.readout.dtype), self.view.n_heads)
+        return repeat_kv(self.values(layer).to(self.readout.dtype), self.view.n_heads)
 
     def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
         """Rows of `x` at the label positions; zero where a prompt has fewer demonstrations."""
@@ -166,15 +166,15 @@ class Activations:
         """The same with all that was recorded on `device`, for instance to keep many of them off the GPU.
 
         Weights stay with the model. Whatever reads vectors out with weights needs the activations where the model is
-        (`acts.view.home`), and says so.
+        (`acts.view.unembed_device`), and says so.
         """
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         readout = replace(self.readout, scale=self.readout.scale.to(device))
         return replace(self, batch=self.batch.to(device), readout=readout, **tensors)
 
-    def check_home(self) -> None:
+    def check_device(self) -> None:
         """Raises InputError where the activations are not on the model's device."""
-        here, home = self.z.device, self.view.home
+        here, home = self.z.device, self.view.unembed_device
         if here != home:
             raise InputError(
                 f"the activations are on {here} and the model on {home}; move them: acts.to({str(home)!r})"
@@ -194,7 +194,7 @@ class Activations:
             Activations(icl-mini: 1 prompt × 19 tokens, 8 layers × 6 heads)
         """
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        of_batch, about_batch = self.batch.described()
+        of_batch, about_batch = self.batch.to_state()
         about = {
             "model": self.view.name,
             "architecture": self.view.architecture,
@@ -217,7 +217,7 @@ class Activations:
         weights: another dtype, processed weights, further training.
         """
         view = ModelView.of(model)
-        about = read_about(path, KIND, VERSION)
+        about = read_metadata(path, KIND, VERSION)
         theirs = [about[name] for name in ("architecture", "layers", "heads", "dtype")]
         dtype = str(view.model.W_U.dtype).removeprefix("torch.")
         ours = [view.architecture, view.n_layers, view.n_heads, dtype]
@@ -228,12 +228,12 @@ class Activations:
                 f"{str(path)!r} was recorded from {about['model']}, {shown[0]}, and the model given is {view.name}: "
                 f"{what}; load the model as it was then, or capture anew"
             )
-        tensors = read_tensors(path, view.home)
+        tensors = read_tensors(path, view.unembed_device)
         of_batch = {
             name.removeprefix("batch."): tensors.pop(name) for name in list(tensors) if name.startswith("batch.")
         }
         readout = view.readout(tensors["resid_final"]).using(final_norm=about["final_norm"], bias=about["bias"])
-        batch = PromptBatch.from_described(of_batch, about["batch"])
+        batch = PromptBatch.from_state(of_batch, about["batch"])
         return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout)
 
     def __getitem__(self, index: Any) -> "Activations":
@@ -241,19 +241,19 @@ class Activations:
         if isinstance(index, int):
             index = slice(index, index + 1)
         parts: dict[str, Any] = {
-            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor) and name != "v_of_run"
+            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor) and name != "pass_v"
         }
         batch = self.batch[index]
         width = batch.tokens.shape[1]
         parts["pattern"] = parts["pattern"][..., :width]
-        v, runs = self.v_of_run[:, :, :width], index
-        if "run" in parts:
-            runs, parts["run"] = parts["run"].unique(return_inverse=True)
-        parts["v_of_run"] = v[runs]
-        return replace(self, batch=batch, readout=self.readout.rows(index), **parts)
+        v, runs = self.pass_v[:, :, :width], index
+        if "pass_index" in parts:
+            runs, parts["pass_index"] = parts["pass_index"].unique(return_inverse=True)
+        parts["pass_v"] = v[runs]
+        return replace(self, batch=batch, readout=self.readout.select_prompts(index), **parts)
 
 
-@in_turn
+@locks_model
 def capture(
     model: Any, batch: PromptBatch, *, positions: TokenPositions | None = None, check: bool = True
 ) -> Activations:
@@ -284,22 +284,22 @@ def capture(
             f"capture reads tokenized prompts, not {type(batch).__name__}; give it il.tokenize(model, prompts)"
         )
     view = ModelView.of(model)
-    over: PromptBatch | _Pass = batch
+    over: PromptBatch | _ReadPlan = batch
     if positions is not None:
-        over = _Pass.at(batch, positions)
-    elif batch.prompt_index is not None and not view.is_hooked:
-        over = _Pass.shared(batch)
+        over = _ReadPlan.at(batch, positions)
+    elif batch.prompt_index is not None and not view.has_hooks:
+        over = _ReadPlan.shared(batch)
     recorder = _Recorder(view, over)
-    run = over.run if isinstance(over, _Pass) else batch
+    run = over.run if isinstance(over, _ReadPlan) else batch
     logits = _last_logits(model, run, [(name, _reader(keep)) for name, keep in recorder.hooks()])
     return recorder.finish(check=check, logits=logits)
 
 
-LAST_INSTEAD = "il.last_log_probs(model, batch) has the log-probability of every token"
+NO_LABELS_HINT = "il.last_log_probs(model, batch) has the log-probability of every token"
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _ReadPlan:
     """A forward pass that is read at several positions of a row: what is run, and the rows read off it."""
 
     run: PromptBatch
@@ -308,7 +308,7 @@ class _Pass:
     """Which row of `run` each is read off."""
 
     @classmethod
-    def at(cls, batch: PromptBatch, positions: TokenPositions) -> "_Pass":
+    def at(cls, batch: PromptBatch, positions: TokenPositions) -> "_ReadPlan":
         rows = replace(batch, prompt_index=None).at(positions)
         assert rows.prompt_index is not None
         of = rows.prompt_index
@@ -316,7 +316,7 @@ class _Pass:
         return cls(batch, rows if known is None else replace(rows, prompt_index=known[of]), of)
 
     @classmethod
-    def shared(cls, batch: PromptBatch) -> "_Pass":
+    def shared(cls, batch: PromptBatch) -> "_ReadPlan":
         """The longest row of each prompt is run; the others begin like it."""
         assert batch.prompt_index is not None
         prompts, of = batch.prompt_index.unique(return_inverse=True)
@@ -346,7 +346,7 @@ def label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch labe
         >>> il.label_log_probs(model, batch).shape
         torch.Size([1, 2])
     """
-    batch.check_labels("label to score", LAST_INSTEAD)
+    batch.require_labels("label to score", NO_LABELS_HINT)
     log_probs = last_log_probs(model, batch)
     return log_probs[:, batch.label_tokens.to(log_probs.device)]
 
@@ -357,7 +357,11 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
 
     view = ModelView.of(model)
     check_vocabulary(model, batch, "batch")
-    with torch.no_grad(), view.lean_pass() as lean, model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]):
+    with (
+        torch.no_grad(),
+        view.inference_pass() as lean,
+        model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
+    ):
         logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)[:, 0]
     check_finite(logits)
     return logits
@@ -437,15 +441,15 @@ def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embe
 class _Recorder:
     """Fills preallocated tensors from hook values, one layer at a time."""
 
-    def __init__(self, view: ModelView, over: PromptBatch | _Pass):
-        self.view, self.home = view, view.home
-        self.batch = over.rows if isinstance(over, _Pass) else over
-        self.run = over.of.to(self.home) if isinstance(over, _Pass) else None
+    def __init__(self, view: ModelView, over: PromptBatch | _ReadPlan):
+        self.view, self.device = view, view.unembed_device
+        self.batch = over.rows if isinstance(over, _ReadPlan) else over
+        self.run = over.of.to(self.device) if isinstance(over, _ReadPlan) else None
         self.width = self.batch.tokens.shape[1]
         # A row of every run that ends where the run does has the logits that the pass itself gives.
-        self.run_last = over.run.last if isinstance(over, _Pass) else None
-        self.last = self.batch.last.to(self.home)
-        self.labels = self.batch.label_positions.to(self.home)
+        self.run_last = over.run.last if isinstance(over, _ReadPlan) else None
+        self.last = self.batch.last.to(self.device)
+        self.labels = self.batch.label_positions.to(self.device)
         self.store: dict[str, Tensor] = {}
 
     def hooks(self) -> list[tuple[str, Callable[[Tensor], None]]]:
@@ -458,7 +462,7 @@ class _Recorder:
                     self._keep("resid_pre", layer, labels="label_resid_pre"),
                 ),
                 (view.hook(layer, "attn.hook_q"), self._keep("q", layer)),
-                (view.hook(layer, "attn.hook_v"), self._keep_all("v_of_run", layer)),
+                (view.hook(layer, "attn.hook_v"), self._keep_all("pass_v", layer)),
                 (view.hook(layer, "attn.hook_pattern"), self._keep_row("pattern", layer)),
                 (view.hook(layer, "attn.hook_z"), self._keep("z", layer)),
                 (view.hook(layer, "hook_attn_out"), self._keep("attn_out", layer, labels="label_attn_out")),
@@ -488,15 +492,15 @@ class _Recorder:
                 return
             value = value.detach()
             rows = self._rows(value)
-            self._slot(name, layer, value[rows, self.last.to(value.device)].to(self.home))
+            self._slot(name, layer, value[rows, self.last.to(value.device)].to(self.device))
             if labels is not None:
-                self._slot(labels, layer, _at(value, self.labels.to(value.device), rows).to(self.home))
+                self._slot(labels, layer, _at(value, self.labels.to(value.device), rows).to(self.device))
 
         return keep
 
     def _keep_all(self, name: str, layer: int) -> Callable[[Tensor], None]:
         def keep(value: Tensor) -> None:
-            value = value.detach().to(self.home)
+            value = value.detach().to(self.device)
             if value.shape[2] != self.view.n_kv_heads:  # TransformerLens may repeat key-value groups
                 value = value[:, :, :: value.shape[2] // self.view.n_kv_heads]
             self._slot(name, layer, value[:, : self.width])
@@ -506,7 +510,7 @@ class _Recorder:
     def _keep_row(self, name: str, layer: int) -> Callable[[Tensor], None]:
         def keep(value: Tensor) -> None:
             row = value.detach()[self._rows(value), :, self.last.to(value.device), : self.width]
-            self._slot(name, layer, row.to(self.home))
+            self._slot(name, layer, row.to(self.device))
 
         return keep
 
@@ -517,7 +521,7 @@ class _Recorder:
             view=view,
             readout=view.readout(store["resid_final"]),
             mlp_post=store.pop("mlp_post", None),
-            run=self.run,
+            pass_index=self.run,
             **store,
         )
         layers = range(view.n_layers)
@@ -578,8 +582,8 @@ class _Recorder:
             return
         readout, final = acts.readout, acts.resid_final
         if self.run is not None and self.run_last is not None:
-            whole = (self.last == self.run_last.to(self.home)[self.run]).nonzero()[:, 0]
-            readout, final, logits = readout.rows(whole), final[whole], logits[self.run[whole]]
+            whole = (self.last == self.run_last.to(self.device)[self.run]).nonzero()[:, 0]
+            readout, final, logits = readout.select_prompts(whole), final[whole], logits[self.run[whole]]
             if not len(whole):
                 return
         ours = readout.logits(final)

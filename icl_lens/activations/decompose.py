@@ -16,7 +16,7 @@ def head_outputs(
     return einsum(z, W_O.to(z.dtype), "... head d_head, head d_head d_model -> ... head d_model")
 
 
-def grouped_to_heads(v: Float[Tensor, "*batch kv_head d_head"], n_heads: int) -> Float[Tensor, "*batch head d_head"]:
+def repeat_kv(v: Float[Tensor, "*batch kv_head d_head"], n_heads: int) -> Float[Tensor, "*batch head d_head"]:
     """Values (or keys) of key-value groups, repeated for the query heads that read them (grouped queries)."""
     return v if v.shape[-2] == n_heads else v.repeat_interleave(n_heads // v.shape[-2], dim=-2)
 
@@ -35,7 +35,7 @@ def subhead_values(
     return einsum(weighted, W_O.to(v.dtype), "batch head key d_head, head d_head d_model -> batch head key d_model")
 
 
-def chosen_subhead_values(
+def selected_subhead_values(
     pattern: Float[Tensor, "batch head key"],
     v: Float[Tensor, "batch key head d_head"],
     W_O: Float[Tensor, "head d_head d_model"],

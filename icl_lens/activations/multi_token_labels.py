@@ -21,7 +21,7 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.token_alignment import check_fast, read_texts
+from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 
 # Tokens in one pass.
 PASS_TOKENS = 8192
@@ -30,30 +30,30 @@ Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Spelled:
+class LabelTokenization:
     """A prompt's tokens, without any that were appended to it, and those of each label behind it."""
 
     prompt: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
 
 
-def label_spellings(model: Any, batch: PromptBatch, row: int = 0) -> Spelled:
+def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> LabelTokenization:
     """The tokens that each label is made of behind a prompt of the batch.
 
     Raises InputError for prompts without demonstrations.
     """
-    batch.check_labels("label to spell", "tokenize_text names the tokens of a target itself")
-    tokenizer, prompt, template = check_fast(model), batch.prompts[row], batch.template
-    (asked,) = read_texts(tokenizer, [template.render(prompt)])
-    continued = read_texts(tokenizer, [template.continuation(prompt, label) for label in batch.labels])
-    labels = tuple(tuple(text.after(asked, template.gap)) for text in continued)
+    batch.require_labels("label to spell", "tokenize_text names the tokens of a target itself")
+    tokenizer, prompt, template = require_fast_tokenizer(model), batch.prompts[row], batch.template
+    (asked,) = tokenize_texts(tokenizer, [template.render(prompt)])
+    continued = tokenize_texts(tokenizer, [template.continuation(prompt, label) for label in batch.labels])
+    labels = tuple(tuple(text.continuation_tokens(asked, template.gap)) for text in continued)
     tokens = batch.tokens[row, : int(batch.last[row]) + 1].tolist()
     # What stands in front, the prompt's own tokens, and perhaps what all labels begin with (shared_prefix="append").
     for n_shared in range(min(map(len, labels))):
         own = tokens[: len(tokens) - n_shared]
         scored = [ids[n_shared] for ids in labels]
         if own[len(own) - len(asked.ids) :] == asked.ids and scored == batch.label_tokens.tolist():
-            return Spelled(tuple(own), labels)
+            return LabelTokenization(tuple(own), labels)
     raise InputError(
         f"the labels of prompt {row} are not those its tokens were made for: the model's tokenizer is another one; "
         "tokenize the prompts with this model"
@@ -73,7 +73,7 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batc
     """
     pairs = []
     for row in range(len(batch)):
-        spelled = label_spellings(model, batch, row)
+        spelled = tokenize_labels(model, batch, row)
         pairs += [(spelled.prompt, ids) for ids in spelled.labels]
     return continuation_log_probs(model, pairs).reshape(len(batch), -1)
 

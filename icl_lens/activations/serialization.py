@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.files import replacing
+from icl_lens.files import atomic_write
 
 KEY = "icl_lens"
 
@@ -20,11 +20,11 @@ def write_tensors(path: str | Path, kind: str, version: int, tensors: dict[str, 
     described = {KEY: json.dumps({"kind": kind, "version": version, "about": about}, ensure_ascii=False)}
     # Views of one storage are written as tensors of their own.
     own = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         save_file(own, beside, metadata=described)
 
 
-def read_about(path: str | Path, kind: str, version: int) -> dict[str, Any]:
+def read_metadata(path: str | Path, kind: str, version: int) -> dict[str, Any]:
     """What a file of this kind says of itself; raises InputError for another kind of file, or a newer version."""
     try:
         with safe_open(path, framework="pt") as file:

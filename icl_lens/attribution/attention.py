@@ -17,7 +17,7 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
         >>> il.attention_to_labels(acts).shape
         torch.Size([1, 8, 6, 4])
     """
-    acts.batch.check_labels(
+    acts.batch.require_labels(
         "label to attend to", "acts.pattern [batch layer head key] is the attention to all positions"
     )
     index = acts.batch.label_positions.to(acts.pattern.device)[:, None, None, :]

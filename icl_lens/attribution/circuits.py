@@ -26,7 +26,7 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
         torch.Size([1, 4, 96])
     """
     layer, index = acts.view.check_head(head)
-    acts.batch.check_labels("label position to read", "acts.head_values(layer) holds every position's values")
+    acts.batch.require_labels("label position to read", "acts.head_values(layer) holds every position's values")
     kv = acts.view.kv_head(index)
     v = acts.at_labels(acts.values(layer)[:, :, kv].to(acts.readout.dtype))
     return head_outputs(v[..., None, :], acts.view.W_O(layer)[index : index + 1])[..., 0, :]
@@ -47,7 +47,7 @@ def label_keys(
         torch.Size([1, 4, 96])
     """
     layer, _ = acts.view.check_head(head)
-    acts.batch.check_labels("label position to read", "last_query and top_tokens work without labels")
+    acts.batch.require_labels("label position to read", "last_query and top_tokens work without labels")
     check_choice("source", source, ("resid", "attn"))
     if source == "resid":
         return acts.label_resid_pre[:, layer].to(acts.readout.dtype)
@@ -76,7 +76,7 @@ def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor,
     """
     layer, index = acts.view.check_head(head)
     kv = acts.view.kv_head(index)
-    q = acts.view.query_for_keys(layer, acts.q[:, layer].to(acts.readout.dtype))[:, index]
+    q = acts.view.query_in_key_space(layer, acts.q[:, layer].to(acts.readout.dtype))[:, index]
     W_K = acts.view.W_K(layer)[kv].to(q.dtype)
     return einsum(q, W_K, "batch d_head, d_model d_head -> batch d_model")
 
@@ -121,7 +121,7 @@ RANKED_BYTES = 64 * 2**20
 
 def label_ranks(acts: Activations, heads: Sequence[Head | tuple[int, int]]) -> Int[Tensor, "batch head demo"]:
     """`own_label_ranks` of several heads."""
-    acts.batch.check_labels("label whose rank to find", "acts.readout.ranks ranks any token")
+    acts.batch.require_labels("label whose rank to find", "acts.readout.ranks ranks any token")
     index = acts.batch.label_index.to(acts.readout.W_U.device)
     tokens = acts.batch.label_tokens.to(index.device)[index.clamp(min=0)][:, None]
     step = max(1, RANKED_BYTES // (index.numel() * acts.view.d_model * 4))

@@ -16,7 +16,7 @@ from icl_lens.prompts.token_ids import check_ids
 
 
 @dataclass(frozen=True)
-class Copying:
+class HeadCopying:
     """One head's OV circuit between some tokens; made by `head_copying`.
 
     `logits` [read said]: what reading token i, with attention 1, adds to the logit of token j, up to the final norm's
@@ -50,7 +50,7 @@ class Copying:
         return float((above.sum() - 0.5 * n) / (n * (n - 1)))
 
     @property
-    def positive_eigenvalues(self) -> float:
+    def eigenvalue_score(self) -> float:
         """Sum of the eigenvalues over the sum of their sizes, -1 to 1: 1 for a circuit that copies.
 
         Source: Elhage et al. 2021, A mathematical framework for transformer circuits, there for the whole vocabulary.
@@ -66,7 +66,7 @@ def head_copying(
     tokens: Int[Tensor, " n"] | Sequence[int],
     *,
     inputs: Float[Tensor, "n d_model"] | None = None,
-) -> Copying:
+) -> HeadCopying:
     """What a head says of each of some tokens when it reads each of them: `W_E W_V W_O W_U` between them.
 
     Between W_E and W_V stands the norm before attention, between W_O and W_U the final norm's gain. `inputs`: residual
@@ -87,14 +87,14 @@ def head_copying(
     check_ids(view.model, ids.flatten().tolist())
     if ids.ndim != 1 or len(ids) < 2 or len(ids.unique()) < len(ids):
         raise InputError(f"tokens={ids.tolist()} must be at least two different ids; give each token once")
-    ids = ids.to(view.home)
-    read = view.model.W_E.detach().to(view.home)[ids] if inputs is None else inputs
+    ids = ids.to(view.unembed_device)
+    read = view.model.W_E.detach().to(view.unembed_device)[ids] if inputs is None else inputs
     if read.shape != (len(ids), view.d_model):
         raise InputError(
             f"inputs has shape {tuple(read.shape)}; give one residual stream a token, {(len(ids), view.d_model)}"
         )
     dtype = view.compute_dtype
-    x = view.first_norm(layer)._replace(shift=None)(read.to(view.home, dtype))
+    x = view.attn_input_norm(layer)._replace(shift=None)(read.to(view.unembed_device, dtype))
     W_V, W_O = view.W_V(layer)[view.kv_head(index)].to(dtype), view.W_O(layer)[index].to(dtype)
     written = einsum(x, W_V, W_O, "n d_in, d_in d_head, d_head d_model -> n d_model")
     readout = view.readout(written)
@@ -103,4 +103,4 @@ def head_copying(
     if readout.gain is not None:
         written = written * readout.gain
     logits = written @ readout.W_U[:, ids].to(dtype) * readout.logit_scale
-    return Copying(ids, logits)
+    return HeadCopying(ids, logits)

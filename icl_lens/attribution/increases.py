@@ -24,7 +24,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
-from icl_lens.display import html_table, long_frame, prompts, signed, text_table
+from icl_lens.display import format_signed, html_table, long_frame, plural_prompts, text_table
 from icl_lens.errors import InputError
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
@@ -72,18 +72,22 @@ class LayerIncreases:
 
     def _shown(self) -> tuple[str, dict[str, list[Any]]]:
         attn, ffn = self.attn.float().mean(0).tolist(), self.ffn.float().mean(0).tolist()
-        columns = {"layer": list(range(len(attn))), "attention": map(signed, attn), "FFN": map(signed, ffn)}
-        title = f"LayerIncreases, nats: {'mean over ' * (len(self.attn) > 1)}{prompts(len(self.attn))}"
+        columns = {
+            "layer": list(range(len(attn))),
+            "attention": map(format_signed, attn),
+            "FFN": map(format_signed, ffn),
+        }
+        title = f"LayerIncreases, nats: {'mean over ' * (len(self.attn) > 1)}{plural_prompts(len(self.attn))}"
         return title, {name: list(column) for name, column in columns.items()}
 
 
 def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """`targets` on the readout's device; raises InputError if they are no token ids of this batch and vocabulary."""
-    acts.check_home()
-    return target_tokens(acts.view, targets, len(acts.batch))
+    acts.check_device()
+    return check_target_ids(acts.view, targets, len(acts.batch))
 
 
-def target_tokens(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
+def check_target_ids(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
     """`check_targets` for `n` prompts of which there are no activations yet."""
     targets = _ids("targets", targets, view)
     d_vocab = view.model.W_U.shape[1]
@@ -102,7 +106,7 @@ def target_tokens(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> In
 def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
     """Token ids as a tensor on the model's device; raises InputError for what are none."""
     try:
-        tensor = torch.as_tensor(ids, device=view.home)
+        tensor = torch.as_tensor(ids, device=view.unembed_device)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
             f"{what}={ids!r} are no token ids; give integers, such as batch.answer_tokens, or words to il.tokenize_text"
@@ -114,10 +118,10 @@ def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
 
 def check_against(acts: Activations, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
     """`against` on the readout's device, for checked `targets`; raises InputError as `against_tokens` does."""
-    return against_tokens(acts.view, targets, against)
+    return check_against_ids(acts.view, targets, against)
 
 
-def against_tokens(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
+def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
     """`check_against` for prompts of which there are no activations yet: the tokens on the left, as narrow as can be.
 
     Raises InputError unless every prompt has at least one token to compare its target with, each of the vocabulary,
@@ -166,7 +170,7 @@ def linear_direction(
     return readout.contrast_direction(targets, against[:, 0])
 
 
-def rows_of(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
+def select_rows(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
     """The tokens of some of the prompts."""
     return None if against is None else against[rows]
 
@@ -245,27 +249,27 @@ def every_head_increase(
 ) -> Float[Tensor, "batch layer head"]:
     """`head_log_prob_increase` from what it reads: layer inputs and `Activations.head_inputs`.
 
-    Up to `fold_from` prompts, head vectors go through W_U. From there on a head's W_O·W_U is multiplied out once and
+    Up to `min_prompts_to_fold` prompts, head vectors go through W_U. From there on a head's W_O·W_U is multiplied out once and
     its z goes through that: the product costs d_head · d_model · d_vocab, and each prompt d_head · d_vocab instead of
     d_model · d_vocab. Own norm and logit soft-cap cannot be folded, and contrasts need not be.
     """
     if (g := linear_direction(readout, targets, against)) is not None:
-        return heads_along(view, z, g[:, None].expand(-1, view.n_layers, -1))
+        return project_heads(view, z, g[:, None].expand(-1, view.n_layers, -1))
     x, z = x.to(readout.dtype), z.to(readout.dtype)
     n, n_layers, n_heads, _ = z.shape
     out = x.new_empty((n, n_layers, n_heads))
-    fold = against is None and readout.is_affine and n >= fold_from(view.d_head, view.d_model)
+    fold = against is None and readout.is_affine and n >= min_prompts_to_fold(view.d_head, view.d_model)
     step = max(1, PART_BYTES // (n_heads * view.d_model * x.element_size()))
     for layer in range(n_layers):
         W_O = view.W_O(layer).to(readout.dtype)
         if not fold:
             for rows in (slice(start, start + step) for start in range(0, n, step)):
-                part, its, others = readout.rows(rows), targets[rows], rows_of(against, rows)
+                part, its, others = readout.select_prompts(rows), targets[rows], select_rows(against, rows)
                 base = part.token_log_probs(x[rows, layer, None], its, against=others)[:, 0]
                 out[rows, layer] = _increase(part, x[rows, layer], base, head_outputs(z[rows, layer], W_O), its, others)
             continue
         for rows, _ in readout.pieces(n, 1):
-            part = readout.rows(rows)
+            part = readout.select_prompts(rows)
             logits = part.logits(x[rows, layer])
             base = _log_prob(logits, targets[rows])
             scale = part.scale if readout.normalize else torch.ones_like(part.scale)
@@ -275,22 +279,26 @@ def every_head_increase(
     return out
 
 
-def heads_along(
+def project_heads(
     view: ModelView, z: Float[Tensor, "batch layer head d_head"], g: Float[Tensor, "batch layer d_model"]
 ) -> Float[Tensor, "batch layer head"]:
     """Each head's output times `g`, from `Activations.head_inputs`: no head vector is made."""
-    columns = [(z[:, layer].to(g.dtype) * in_heads(view, g[:, layer], layer)).sum(-1) for layer in range(view.n_layers)]
+    columns = [
+        (z[:, layer].to(g.dtype) * through_W_O(view, g[:, layer], layer)).sum(-1) for layer in range(view.n_layers)
+    ]
     return torch.stack(columns, dim=1)
 
 
-def in_heads(view: ModelView, g: Float[Tensor, "batch d_model"], layer: int) -> Float[Tensor, "batch head d_head"]:
+def through_W_O(view: ModelView, g: Float[Tensor, "batch d_model"], layer: int) -> Float[Tensor, "batch head d_head"]:
     """`g` seen through each head's W_O: z · that = (what the head writes) · g."""
     return einsum(g, view.W_O(layer).to(g.dtype), "batch d_model, head d_head d_model -> batch head d_head")
 
 
-def subheads_along(acts: Activations, g: Float[Tensor, "batch d_model"], layer: int) -> Float[Tensor, "batch head pos"]:
+def project_subheads(
+    acts: Activations, g: Float[Tensor, "batch d_model"], layer: int
+) -> Float[Tensor, "batch head pos"]:
     """What each head of a layer moves from each position, times `g`; whatever at padding."""
-    by_group = in_heads(acts.view, g, layer).unflatten(1, (acts.view.n_kv_heads, -1))
+    by_group = through_W_O(acts.view, g, layer).unflatten(1, (acts.view.n_kv_heads, -1))
     along = einsum(
         acts.v[:, layer].to(g.dtype),
         by_group,
@@ -299,7 +307,7 @@ def subheads_along(acts: Activations, g: Float[Tensor, "batch d_model"], layer: 
     return acts.head_pattern(layer) * along
 
 
-def fold_from(d_head: int, d_model: int) -> int:
+def min_prompts_to_fold(d_head: int, d_model: int) -> int:
     """Number of prompts from which W_O·W_U pays: n · d_model > d_head · (d_model + n); 68 in GPT-2 large."""
     return d_head * d_model // max(1, d_model - d_head) + 1
 
@@ -343,7 +351,7 @@ def subhead_log_prob_increase(
     padding = (keys > acts.batch.last.to(out.device)[:, None])[:, None, None]
     if (g := linear_direction(readout, targets, others)) is not None:
         for i, layer in enumerate(chosen):
-            out[:, i] = subheads_along(acts, g, layer)
+            out[:, i] = project_subheads(acts, g, layer)
         return out.masked_fill(padding, 0.0)
     x = acts.resid_pre[:, chosen].to(readout.dtype)
     base = readout.token_log_probs(x, targets, against=others)
@@ -354,8 +362,8 @@ def subhead_log_prob_increase(
         for start in range(0, n, step):
             rows = slice(start, start + step)
             u = subhead_values(pattern[rows], values[rows], W_O)
-            its = targets[rows], rows_of(others, rows)
-            increase = _increase(readout.rows(rows), x[rows, i], base[rows, i], u.flatten(1, 2), *its)
+            its = targets[rows], select_rows(others, rows)
+            increase = _increase(readout.select_prompts(rows), x[rows, i], base[rows, i], u.flatten(1, 2), *its)
             out[rows, i] = increase.unflatten(1, (acts.view.n_heads, width))
     return out.masked_fill(padding, 0.0)
 

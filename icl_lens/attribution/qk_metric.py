@@ -47,7 +47,7 @@ class QueryKeyMetric:
     """Gain of the norm before attention, W_K, gain of a norm of keys."""
     rotation: tuple[Tensor, Tensor] | None
     """Cosines and sines that queries are turned by, [d_rotary] each."""
-    key_turn: Float[Tensor, "d_head d_head"] | None = None
+    key_rotation: Float[Tensor, "d_head d_head"] | None = None
     """What keys are turned by in `untrained`."""
 
     def __repr__(self) -> str:
@@ -62,18 +62,18 @@ class QueryKeyMetric:
 
     def queries(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """The first tower: residual streams as the queries that meet `keys`, before the scale of scores."""
-        return self._turned(self._tower("q", x))
+        return self._rotate_queries(self._tower("q", x))
 
     def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """The second tower: residual streams as keys, not turned."""
         keys = self._tower("k", x)
-        return keys if self.key_turn is None else keys @ self.key_turn
+        return keys if self.key_rotation is None else keys @ self.key_rotation
 
     def scores(
         self, queries: Float[Tensor, "*batch query d_model"], keys: Float[Tensor, "*batch key d_model"]
     ) -> Float[Tensor, "*batch query key"]:
         """The head's attention scores between residual streams that enter its layer, before a soft cap and softmax."""
-        how = attention_scores.score_view(self.view, self.head.layer)
+        how = attention_scores.attention_scoring(self.view, self.head.layer)
         return how.scale * self.queries(queries) @ self.keys(keys).mT
 
     def inputs(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
@@ -86,7 +86,7 @@ class QueryKeyMetric:
     @cached_property
     def _norm(self) -> NormView:
         """The norm before attention, asked for once: finding out what it does takes a few calls."""
-        return self.view.first_norm(self.head.layer)
+        return self.view.attn_input_norm(self.head.layer)
 
     def _tower(self, name: str, x: Tensor) -> Tensor:
         view, layer = self.view, self.head.layer
@@ -106,10 +106,10 @@ class QueryKeyMetric:
         y = y if bias is None else y + bias.to(x)
         return own(y.flatten(-2)).unflatten(-1, y.shape[-2:])[..., index, :]
 
-    def _turned(self, queries: Tensor) -> Tensor:
+    def _rotate_queries(self, queries: Tensor) -> Tensor:
         if self.rotation is None:
             return queries
-        return _turn(queries, self.rotation, attention_scores.score_view(self.view, self.head.layer).interleaved)
+        return _turn(queries, self.rotation, attention_scores.attention_scoring(self.view, self.head.layer).interleaved)
 
     # What kind of metric it is ---------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class QueryKeyMetric:
             raise InputError(f"k={k} must lie between 1 and {len(s)}, the size of a head")
         return (q_basis @ u[:, :k]).T, s[:k], (k_basis @ vh[:k].T).T
 
-    def untrained(self, *, seed: int = 0) -> "QueryKeyMetric":
+    def with_random_rotation(self, *, seed: int = 0) -> "QueryKeyMetric":
         """The same towers made strangers: keys turned by a random rotation of the head's space, all lengths kept.
 
         What is left of a comparison then is not learned between W_Q and W_K.
@@ -166,7 +166,7 @@ class QueryKeyMetric:
         random = torch.randn(d_head, d_head, generator=generator, dtype=torch.float64)
         turn, upper = torch.linalg.qr(random)
         turn = (turn * upper.diagonal().sign()).to(self.key_side)
-        return replace(self, key_side=self.key_side @ turn, key_turn=turn)
+        return replace(self, key_side=self.key_side @ turn, key_rotation=turn)
 
 
 @torch.no_grad()
@@ -193,23 +193,23 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     view = model if isinstance(model, ModelView) else ModelView.of(model)
     head = view.check_head(head)
     layer = head.layer
-    rotates = attention_scores.score_view(view, layer).position == "rotary"
+    rotates = attention_scores.attention_scoring(view, layer).position == "rotary"
     if distance is not None and (distance < 0 or not rotates):
         raise InputError(
             f"distance={distance} must be at least 0: keys lie before queries"
             if distance < 0
             else f"{view.architecture} does not rotate queries and keys, so its metric has no distance; leave it out"
         )
-    return metric_of(view, head, distance, _rotation(view, layer, distance) if rotates else None)
+    return build_metric(view, head, distance, _rotation(view, layer, distance) if rotates else None)
 
 
-def metric_of(
+def build_metric(
     view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
 ) -> QueryKeyMetric:
     """The metric with queries turned by these cosines and sines; `unturned` leaves rotation out."""
     layer, index = head
-    how, dtype = attention_scores.score_view(view, layer), view.compute_dtype
-    gain = view.first_norm(layer).gain_as(dtype).to(view.home).expand(view.d_model)[:, None]
+    how, dtype = attention_scores.attention_scoring(view, layer), view.compute_dtype
+    gain = view.attn_input_norm(layer).gain_as(dtype).to(view.unembed_device).expand(view.d_model)[:, None]
     kv = view.kv_head(index)
     query_side = view.W_Q(layer)[index].to(dtype) * gain
     key_side = view.W_K(layer)[kv].to(dtype) * gain
@@ -245,16 +245,16 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         seen: dict[str, Tensor] = {}
         keep = [(name, lambda value, hook: seen.__setitem__(hook.name, value.detach()[0, last])) for name in hooks]
         tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)
-        with view.lean_pass() as lean, view.model.hooks(fwd_hooks=keep):
+        with view.inference_pass() as lean, view.model.hooks(fwd_hooks=keep):
             view.model(tokens, return_type="logits", **lean)
         cos, sin = (seen[name] for name in hooks)
     if distance is None:
-        return unturned(cos, sin)
+        return identity_rotation(cos, sin)
     length = (cos.square() + sin.square()).sqrt()  # of keys, see `unturned`
     return length * cos, length * sin
 
 
-def unturned(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def identity_rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines that turn nothing, with the lengths of these.
 
     Some families scale their rotation: both queries and keys, so that scores have the square.

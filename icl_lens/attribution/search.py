@@ -22,19 +22,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
-from icl_lens.activations.decompose import chosen_subhead_values, head_outputs
+from icl_lens.activations.decompose import head_outputs, selected_subhead_values
 from icl_lens.attribution.increases import (
     CheckedAgainst,
     check_against,
     check_targets,
     every_head_increase,
-    heads_along,
     linear_direction,
-    rows_of,
+    project_heads,
+    project_subheads,
+    select_rows,
     subhead_log_prob_increase,
-    subheads_along,
 )
-from icl_lens.display import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
+from icl_lens.display import SHOWN_ROWS, format_signed, head_name, html_table, plural_prompts, text_table
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
@@ -56,7 +56,7 @@ class TopSubheads:
         >>> top = il.top_subheads(acts, targets, k=5)
         >>> top.value.shape, top.certified
         (torch.Size([1, 5]), True)
-        >>> bool((top.left_out <= top.value[:, -1]).all())
+        >>> bool((top.unevaluated_bound <= top.value[:, -1]).all())
         True
     """
 
@@ -66,7 +66,7 @@ class TopSubheads:
     position: Int[Tensor, "batch k"]
     n_exact: Int[Tensor, " batch"]
     n_parts: Int[Tensor, " batch"]
-    left_out: Float[Tensor, " batch"]
+    unevaluated_bound: Float[Tensor, " batch"]
     certified: bool
     tokens: Sequence[Sequence[str]] | None = None
     """Each prompt's tokens, with white space visible."""
@@ -105,9 +105,9 @@ class TopSubheads:
         columns = {"prompt": frame["prompt"].tolist()} if n > 1 else {}
         columns |= {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
-        columns["increase"] = [signed(value) for value in frame["value"]]
+        columns["increase"] = [format_signed(value) for value in frame["value"]]
         how = f"{evaluated} parts evaluated{' a prompt' * (n > 1)}, {_certainty(self.certified)}"
-        return f"TopSubheads of {prompts(n)}, nats: {how}", columns
+        return f"TopSubheads of {plural_prompts(n)}, nats: {how}", columns
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ class TopHeads:
     """The k heads of largest mean increase over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads were evaluated exactly on every prompt; every other head's mean bound is at most
-    `left_out`. `certified` is False where the search was exhaustive (own norm, logit soft-cap). `n_pairs` counts the
+    `left_out`. `certified` is False where the search was exhaustive (own norm, logit soft-cap). `n_evaluations` counts the
     exact evaluations, one for a head on a prompt: those of heads evaluated on some prompts only are among them. For a
     linear contrast (one token in `against`) the bounds are the exact values: all heads count as evaluated, certified.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
-        >>> best.left_out <= best.value[-1].item() and best.n_exact <= best.n_parts
+        >>> best.unevaluated_bound <= best.value[-1].item() and best.n_exact <= best.n_parts
         True
     """
 
@@ -130,15 +130,15 @@ class TopHeads:
     head: Int[Tensor, " k"]
     n_exact: int
     n_parts: int
-    left_out: float
+    unevaluated_bound: float
     certified: bool
-    n_pairs: int
+    n_evaluations: int
     n_prompts: int
 
     @property
-    def share(self) -> float:
+    def share_evaluated(self) -> float:
         """Share of all (prompt, head) pairs that were evaluated exactly, 0 to 1."""
-        return self.n_pairs / (self.n_parts * self.n_prompts)
+        return self.n_evaluations / (self.n_parts * self.n_prompts)
 
     @property
     def heads(self) -> list[Head]:
@@ -167,9 +167,9 @@ class TopHeads:
     def _shown(self) -> tuple[str, dict[str, list[Any]]]:
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
-        columns["mean increase"] = [signed(value) for value in frame["value"]]
+        columns["mean increase"] = [format_signed(value) for value in frame["value"]]
         how = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
-        return f"TopHeads over {prompts(self.n_prompts)}, nats: {how}", columns
+        return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {how}", columns
 
 
 def _certainty(certified: bool) -> str:
@@ -196,13 +196,13 @@ def layer_gradients(
     base, g = x.new_empty(x.shape[:2]), torch.empty_like(x)
     if against is not None:
         for rows, layers in readout.contrast_pieces(len(x), x.shape[1], against.shape[1]):
-            part, its = readout.rows(rows), (targets[rows], against[rows])
+            part, its = readout.select_prompts(rows), (targets[rows], against[rows])
             relative = part.relative_logits(x[rows, layers], *its)
             base[rows, layers] = -torch.logsumexp(relative, dim=-1)
             g[rows, layers] = part.direction(-relative.softmax(-1) @ part.relative_columns(*its))
         return LayerGradients(base, g)
     for rows, layers in readout.pieces(*x.shape[:2]):
-        part = readout.rows(rows)
+        part = readout.select_prompts(rows)
         log_probs = part.log_probs(x[rows, layers])
         index = targets[rows, None, None].expand(-1, log_probs.shape[1], 1)
         base[rows, layers] = log_probs.gather(-1, index)[..., 0]
@@ -215,12 +215,12 @@ def layer_gradients(
 
 def head_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head"]:
     """Upper bound of every head's increase, nats."""
-    return heads_along(acts.view, acts.head_inputs, gradients.g)
+    return project_heads(acts.view, acts.head_inputs, gradients.g)
 
 
 def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head pos"]:
     """Upper bound of every (layer, head, position)'s increase, nats; -inf at padding."""
-    columns = [subheads_along(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
+    columns = [project_subheads(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
     return _without_padding(acts, torch.stack(columns, dim=1))
 
 
@@ -316,7 +316,7 @@ def _exact_subheads(
     y = acts.resid_pre[rows, layer].to(readout.dtype)
     for one in layer.unique().tolist():
         here = layer == one
-        y[here] += chosen_subhead_values(
+        y[here] += selected_subhead_values(
             acts.head_pattern(one),
             acts.head_values(one),
             acts.view.W_O(one),
@@ -324,7 +324,9 @@ def _exact_subheads(
             head[here],
             key[here],
         )
-    after = readout.rows(rows).token_log_probs(y[:, None], targets[rows], against=rows_of(against, rows))[:, 0]
+    after = readout.select_prompts(rows).token_log_probs(y[:, None], targets[rows], against=select_rows(against, rows))[
+        :, 0
+    ]
     return after - gradients.base[rows, layer]
 
 
@@ -396,18 +398,20 @@ def top_heads(
     m = k
     while True:
         fresh = order[len(value) : m]
-        value += exact_heads(acts, targets, readout, gradients.base, fresh, against=others).mean(0)
+        value += exact_head_increases(acts, targets, readout, gradients.base, fresh, against=others).mean(0)
         left_out = float(bounds[order[m]]) if m < n_parts else -torch.inf
         best = torch.stack(value).topk(k)
         if left_out + slack <= float(best.values[-1]) or m == n_parts:
             break
         m = min(m + max(2, m // 4), n_parts)
     found = order[best.indices]
-    n_pairs = m * len(targets)
-    return TopHeads(best.values, found // n_heads, found % n_heads, m, n_parts, left_out, True, n_pairs, len(targets))
+    n_evaluations = m * len(targets)
+    return TopHeads(
+        best.values, found // n_heads, found % n_heads, m, n_parts, left_out, True, n_evaluations, len(targets)
+    )
 
 
-def exact_heads(
+def exact_head_increases(
     acts: Activations,
     targets: Int[Tensor, " batch"],
     readout: Readout,

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.attribution.qk_metric import metric_of, query_key_metric, unturned
+from icl_lens.attribution.qk_metric import build_metric, identity_rotation, query_key_metric
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -22,7 +22,7 @@ def label_similarity(
 ) -> Float[Tensor, "batch head query demo"]:
     """How alike heads find what is asked and what each label stands for: scores of queries with the labels' keys.
 
-    Queries: where each demonstration's label is predicted (`batch.asked_positions`), and the last. Keys: at the labels'
+    Queries: where each demonstration's label is predicted (`batch.prediction_positions`), and the last. Keys: at the labels'
     last tokens. Position is left out as in `query_key_metric`, whose `scores` these are; so keys behind a query, which
     the model does not see, have one as well. In a head that compares texts by class, queries and keys of one label
     score higher. Zero where a prompt has fewer demonstrations, and where its first label has nothing before it. One
@@ -40,9 +40,9 @@ def label_similarity(
     chosen = [view.check_head(head) for head in heads]
     if not chosen:
         raise InputError("heads is empty; name the heads whose scores you want, as in heads=['L3H1']")
-    batch.check_labels("label position to read", "il.query_key_metric(model, head).scores compares any two inputs")
+    batch.require_labels("label position to read", "il.query_key_metric(model, head).scores compares any two inputs")
     labels, last = batch.label_positions, batch.last[:, None]
-    before = batch.asked_positions
+    before = batch.prediction_positions
     if before is None:
         raise InputError("the batch does not say where its labels are predicted; make it with il.tokenize")
     positions = torch.cat([before, last, labels], dim=1)
@@ -51,7 +51,7 @@ def label_similarity(
     def at_positions(name: str) -> Callable[..., None]:
         def keep(value: Tensor, hook: Any) -> None:
             rows = torch.arange(len(value), device=value.device)[:, None]
-            seen[name] = value.detach()[rows, positions.clamp(min=0).to(value.device)].to(view.home)
+            seen[name] = value.detach()[rows, positions.clamp(min=0).to(value.device)].to(view.unembed_device)
 
         return keep
 
@@ -62,7 +62,7 @@ def label_similarity(
         return keep
 
     layers = {head.layer: view.hook(head.layer, "hook_resid_pre") for head in chosen}
-    rotating = [layer for layer in layers if attention_scores.score_view(view, layer).position == "rotary"]
+    rotating = [layer for layer in layers if attention_scores.attention_scoring(view, layer).position == "rotary"]
     angles = {layer: attention_scores.rotation_hooks(view, layer) for layer in rotating}
     for layer in (layer for layer, names in angles.items() if names is None):
         attention_scores.rotation_table(view, layer, torch.zeros(1, 1, dtype=torch.long))  # raises before the pass
@@ -77,10 +77,10 @@ def label_similarity(
         metric = (
             query_key_metric(view, head)
             if names is None
-            else metric_of(view, head, None, unturned(*(seen[name] for name in names)))
+            else build_metric(view, head, None, identity_rotation(*(seen[name] for name in names)))
         )
         queries, keys = seen[layers[head.layer]].split([labels.shape[1] + 1, labels.shape[1]], 1)
         found.append(metric.scores(queries, keys))
-    known = (positions >= 0).to(view.home)
+    known = (positions >= 0).to(view.unembed_device)
     there = known[:, : labels.shape[1] + 1, None] & known[:, None, labels.shape[1] + 1 :]
     return torch.stack(found, dim=1).masked_fill(~there[:, None], 0)

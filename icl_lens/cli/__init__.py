@@ -13,11 +13,11 @@ import typer
 
 from icl_lens.cli.ablate import ablate
 from icl_lens.cli.compare import compare
-from icl_lens.cli.console import report_error, tolerant_output
+from icl_lens.cli.console import escape_unencodable, report_error
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
 from icl_lens.cli.models import models
-from icl_lens.cli.option_messages import spoken
+from icl_lens.cli.option_messages import to_cli_terms
 
 app = typer.Typer(
     invoke_without_command=True,  # for --version
@@ -45,7 +45,7 @@ for command in (explain, ablate, compare, locate, models):
     app.command()(command)
 
 
-def hush() -> None:
+def quiet_libraries() -> None:
     """Keeps the loaders' remarks and bars out of the output; not errors, nor, in a terminal, bars of downloads."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.simplefilter("ignore")
@@ -62,7 +62,7 @@ def hush() -> None:
 
 
 @contextmanager
-def in_one_sentence(program: str) -> Iterator[None]:
+def one_line_errors(program: str) -> Iterator[None]:
     """What ends a program through no fault of its own becomes one line on standard error, and exit code 2.
 
     That is bad input, too little memory, and an output that cannot be written. Where whoever read the output has gone,
@@ -76,7 +76,7 @@ def in_one_sentence(program: str) -> Iterator[None]:
         finally:
             sys.stdout.flush()  # what cannot be printed says so here
     except InputError as error:
-        report_error(program, spoken(str(error)))
+        report_error(program, to_cli_terms(str(error)))
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
@@ -96,10 +96,10 @@ def in_one_sentence(program: str) -> Iterator[None]:
 
 def main() -> None:
     """Entry point of `icl-lens`; no argument means `explain`. InputError becomes one line on stderr, exit code 2."""
-    with in_one_sentence("icl-lens"):
-        tolerant_output()
+    with one_line_errors("icl-lens"):
+        escape_unencodable()
         if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
-            hush()
+            quiet_libraries()
         app(args=sys.argv[1:] or ["explain"])
 
 

@@ -18,19 +18,19 @@ from icl_lens.cli.options import (
     TaskOption,
     TaskOptions,
     TokenOptions,
-    first_prompt,
+    preview,
 )
 from icl_lens.report.number_format import percent
 
 if TYPE_CHECKING:
-    from icl_lens.interventions.controlled_ablation import Answers, Removal
+    from icl_lens.interventions.controlled_ablation import AnswerScores, ControlledAblation
     from icl_lens.models.head import Head
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt
 
 
-MOST_DRAWS = 1000
+MAX_RANDOM_SETS = 1000
 """Sets of random heads, each of which costs as much as the answer that is asked for."""
 
 
@@ -41,7 +41,7 @@ class AblateTask(TaskOptions):
     task: TaskOption = None
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts of the task; heads are located on as many others.")] = 200
 
-    def halves(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
+    def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Prompts to locate heads on, and `n` others to remove them on."""
         half = self.n + self.n % 2  # in pairs, so that both halves have both labels as often
         balanced = self.classes is ClassesChoice.binary  # with all classes, labels stay with them and answers vary
@@ -63,7 +63,7 @@ class HeadsOptions:
         ByChoice | None,
         typer.Option(help="Locate by increase, or by contrast with the other labels.", show_default="increase"),
     ] = None
-    draws: Annotated[int, typer.Option(help="Sets of as many random heads to compare with.")] = 20
+    random_sets: Annotated[int, typer.Option(help="Sets of as many random heads to compare with.")] = 20
 
     @property
     def top(self) -> int:
@@ -86,22 +86,22 @@ def ablate(
     time. Accuracy is given between the labels, and over the whole vocabulary.
     """
     import icl_lens as il
-    from icl_lens.interventions.controlled_ablation import remove_heads
+    from icl_lens.interventions.controlled_ablation import ablate_with_controls
     from icl_lens.models.view import ModelView
 
     _check(prompt, answer, task, heads)
     loaded = model.load()
     if task.name is not None:
-        choosing, testing = task.halves(seed)
+        choosing, testing = task.split_prompts(seed)
     else:
         assert prompt is not None
         choosing = testing = [il.Prompt.parse(prompt, answer=answer)]
     batch = tokens.tokenize(loaded, testing)
     view, console = ModelView.of(loaded), PlainConsole()
     if task.name is not None:
-        console.print(first_prompt(batch))
+        console.print(preview(batch))
     removed = _chosen(view, heads, lambda: tokens.tokenize(loaded, choosing))
-    removal = remove_heads(loaded, batch, removed, draws=heads.draws, seed=seed)
+    removal = ablate_with_controls(loaded, batch, removed, n_random_sets=heads.random_sets, seed=seed)
     console.print(f"{view.name}: {'located' if heads.heads is None else 'chosen'} {', '.join(map(str, removed))}")
     console.print(_of_prompt(removal, batch.labels) if task.name is None else _of_task(removal))
 
@@ -122,16 +122,16 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
         task.check_no_task()
         if task.task is not None or task.path is not None or task.labels is not None:
             raise InputError("--path and --labels are a task's; a prompt says all of it itself: leave them out")
-    if task.n < 1 or heads.draws < 1 or heads.top < 1:
-        raise InputError(f"--n {task.n}, --draws {heads.draws} and --top {heads.top} must be at least 1")
-    if heads.draws > MOST_DRAWS:
-        raise InputError(f"--draws {heads.draws} would take too long; at most {MOST_DRAWS} are drawn")
+    if task.n < 1 or heads.random_sets < 1 or heads.top < 1:
+        raise InputError(f"--n {task.n}, --random-sets {heads.random_sets} and --top {heads.top} must be at least 1")
+    if heads.random_sets > MAX_RANDOM_SETS:
+        raise InputError(f"--random-sets {heads.random_sets} would take too long; at most {MAX_RANDOM_SETS} are drawn")
 
 
 def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":
     """The heads that the options name, or those of largest mean increase over the prompts."""
     from icl_lens.errors import InputError
-    from icl_lens.interventions.controlled_ablation import most_increasing
+    from icl_lens.interventions.controlled_ablation import top_heads_by_increase
 
     if options.heads is not None:
         names = dict.fromkeys(options.heads.replace(",", " ").split())
@@ -140,13 +140,13 @@ def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "Pro
         return [view.check_head(name) for name in names]
     if options.top > len(view.heads()):
         raise InputError(f"--top {options.top} is more than the {len(view.heads())} heads of {view.name}")
-    return most_increasing(view.model, prompts(), options.top, by=options.by.value if options.by else "increase")
+    return top_heads_by_increase(view.model, prompts(), options.top, by=options.by.value if options.by else "increase")
 
 
-def _of_task(removal: "Removal") -> Table:
+def _of_task(removal: "ControlledAblation") -> Table:
     """Accuracies with nothing removed, without the heads, and without random sets of as many, in a row each."""
 
-    def shares(answers: "Answers") -> tuple[float, float]:
+    def shares(answers: "AnswerScores") -> tuple[float, float]:
         return answers.accuracy_between_labels, answers.accuracy_over_vocabulary
 
     table = _table("", "accuracy between labels", "over the vocabulary")
@@ -155,10 +155,10 @@ def _of_task(removal: "Removal") -> Table:
     return table
 
 
-def _of_prompt(removal: "Removal", labels: Sequence[str]) -> Table:
+def _of_prompt(removal: "ControlledAblation", labels: Sequence[str]) -> Table:
     """The labels' probabilities, a row a label: there may be many."""
 
-    def shares(answers: "Answers") -> list[float]:
+    def shares(answers: "AnswerScores") -> list[float]:
         return answers.label_log_probs[0].exp().tolist()
 
     table = _table("probability of", *_removed(removal))
@@ -175,18 +175,20 @@ def _table(first: str, *columns: str) -> Table:
     return table
 
 
-def _removed(removal: "Removal") -> tuple[str, str, str]:
+def _removed(removal: "ControlledAblation") -> tuple[str, str, str]:
     """What is compared."""
     count = len(removal.heads)
-    return "nothing removed", f"{count} heads removed", f"{count} random heads, {len(removal.random)} draws"
+    return "nothing removed", f"{count} heads removed", f"{count} random heads, {len(removal.random)} sets"
 
 
-def _cells(removal: "Removal", shares: Callable[["Answers"], Sequence[float]]) -> list[tuple[str, str, str]]:
+def _cells(
+    removal: "ControlledAblation", shares: Callable[["AnswerScores"], Sequence[float]]
+) -> list[tuple[str, str, str]]:
     """Of every share: with nothing removed, without the heads, and of the random sets mean, least and most."""
     random = zip(*map(shares, removal.random), strict=True)
     return [
-        (percent(before), percent(after), _spread(draws))
-        for before, after, draws in zip(shares(removal.nothing), shares(removal.removed), random, strict=True)
+        (percent(before), percent(after), _spread(random_sets))
+        for before, after, random_sets in zip(shares(removal.baseline), shares(removal.ablated), random, strict=True)
     ]
 
 

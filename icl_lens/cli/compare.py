@@ -13,8 +13,8 @@ from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, PageOptions, ReadingOptions, TaskOptions, load
-from icl_lens.cli.page import present, written
+from icl_lens.cli.options import ModelOptions, PageOptions, ReadoutOptions, TaskOptions, load
+from icl_lens.cli.page import save_page, show_page
 from icl_lens.report.number_format import percent
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ComparePage(PageOptions):
 def compare(
     output: ComparePage,
     task: TaskOptions,
-    reading: ReadingOptions,
+    reading: ReadoutOptions,
     models: TwoModels,
     a: Annotated[str | None, typer.Argument(help="The first prompt.", show_default=False)] = None,
     b: Annotated[str | None, typer.Argument(help="The second prompt; default: the first.", show_default=False)] = None,
@@ -69,7 +69,7 @@ def compare(
     from icl_lens.files import check_writable
     from icl_lens.report.comparison import compare as compared
 
-    asked: list[Any] = task.drawn(2 if models.one else 1, seed=seed, beside=(a, b, answer, answer_b))
+    asked: list[Any] = task.sample_prompts(2 if models.one else 1, seed=seed, conflicting=(a, b, answer, answer_b))
     if not asked and a is None:
         raise InputError("there is nothing to compare: give two prompts, or a task with --task or --path")
     if not asked and b is None and models.one:
@@ -80,19 +80,19 @@ def compare(
     if b is None:
         answer_b = answer_b or answer
     settings: dict[str, Any] = {
-        **reading.of_prompt(),
+        **reading.template_kwargs(),
         "prepend_bos": reading.bos,
         "final_norm": reading.final_norm.value,
         "bias": reading.bias,
     }
     before = explain(first, asked[0], answer=answer, **settings)
     after = explain(second, asked[-1], answer=answer_b, **settings)
-    page = written(compared(before, after).to_html(), output) if output.wanted else None
+    page = save_page(compared(before, after).to_html(), output) if output.wanted else None
     console = PlainConsole()
     console.print(_answers(before, after))
     console.print(_heads(before, after))
     if page is not None:
-        present(page, output, console)
+        show_page(page, output, console)
 
 
 def _answers(before: "Explanation", after: "Explanation") -> Group:

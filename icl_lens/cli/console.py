@@ -41,7 +41,7 @@ def report_error(program: str, message: object) -> None:
     PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(f"{program}: {line}")
 
 
-def tolerant_output() -> None:
+def escape_unencodable() -> None:
     """Characters that the terminal's encoding lacks are written as escapes, instead of ending the program."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -8,8 +8,8 @@ import typer
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadingOptions, TaskOptions
-from icl_lens.cli.page import present, written
+from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadoutOptions, TaskOptions
+from icl_lens.cli.page import save_page, show_page
 
 PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
@@ -22,7 +22,7 @@ class ExplainOutput(PageOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreeOptions:
+class TextOptions:
     """A text without demonstrations, and what is compared: of a prompt, labels."""
 
     panel: ClassVar[str] = "Text"
@@ -39,7 +39,7 @@ class FreeOptions:
         typer.Option(help='What to compare with: a token like " John", or a label (default: all others); repeatable.'),
     ] = None
 
-    def check(self, prompt: str | None, answer: str | None, reading: ReadingOptions) -> None:
+    def check(self, prompt: str | None, answer: str | None, reading: ReadoutOptions) -> None:
         """Raises InputError for options that contradict each other, or would be ignored."""
         from icl_lens.errors import InputError
 
@@ -50,7 +50,7 @@ class FreeOptions:
             raise InputError("give either a prompt with demonstrations or --text")
         elif answer is not None:
             raise InputError("--answer is one of a prompt's labels; the token explained of --text is --target")
-        elif not reading.is_plain:
+        elif not reading.is_default:
             raise InputError(
                 "--template, --separator, --prefix and --shared-prefix write demonstrations, which --text has none of: "
                 "leave them out"
@@ -60,9 +60,9 @@ class FreeOptions:
 @grouped
 def explain(
     output: ExplainOutput,
-    free: FreeOptions,
+    free: TextOptions,
     task: TaskOptions,
-    reading: ReadingOptions,
+    reading: ReadoutOptions,
     model: ModelOptions,
     prompt: Annotated[
         str | None,
@@ -85,7 +85,7 @@ def explain(
     from icl_lens.report.terminal import render
 
     free.check(prompt, answer, reading)
-    drawn = task.drawn(1, seed=seed, beside=(prompt, answer, free.text, free.target))
+    drawn = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
     check_writable(output.json_file, output.html)
     convention: dict[str, Any] = {
         "prepend_bos": reading.bos,
@@ -105,16 +105,16 @@ def explain(
             drawn[0] if drawn else PAPER_PROMPT if prompt is None else prompt,
             answer=answer,
             against=free.against or None,
-            **reading.of_prompt(),
+            **reading.template_kwargs(),
             **convention,
         )
     # Written before they are printed: a pipe that closes loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)
-    page = written(explanation.to_html(), output) if output.wanted else None
+    page = save_page(explanation.to_html(), output) if output.wanted else None
     console = PlainConsole()
     console.print(render(explanation))
     if output.json_file is not None:
         console.print(f"Numbers: {output.json_file}", soft_wrap=True)
     if page is not None:
-        present(page, output, console)
+        show_page(page, output, console)

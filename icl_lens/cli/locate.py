@@ -15,23 +15,23 @@ from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
     ModelOptions,
-    ReadingOptions,
+    ReadoutOptions,
     TaskOption,
     TaskOptions,
-    check_unused,
-    decoded,
-    first_prompt,
+    preview,
+    reject_options,
+    unescape,
 )
-from icl_lens.cli.run_context import interruptible, together
+from icl_lens.cli.run_context import interruptible, report_once
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from icl_lens.locate.configuration import Asked
+    from icl_lens.locate.configuration import RunRequest
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt
 
-MOST_SHOWN = 20
+DEFAULT_TOP = 20
 """Heads that are found unless the user says how many."""
 
 
@@ -63,11 +63,11 @@ class LocateTask(TaskOptions):
         """The task's prompts."""
         return self.prompts(n=self.n, seed=self.seed)
 
-    def asked(self, model: ModelOptions, reading: ReadingOptions, by: RankChoice) -> "Asked":
+    def asked(self, model: ModelOptions, reading: ReadoutOptions, by: RankChoice) -> "RunRequest":
         """What the run's folder remembers of these options."""
-        from icl_lens.locate.configuration import Asked
+        from icl_lens.locate.configuration import RunRequest
 
-        return Asked(
+        return RunRequest(
             model=model.model,
             revision=model.revision,
             dtype=model.dtype.value,
@@ -82,8 +82,8 @@ class LocateTask(TaskOptions):
             max_words=self.max_words,
             classes=self.classes.value,
             template=reading.demonstration,
-            separator=reading.between,
-            prefix=decoded(reading.prefix),
+            separator=reading.separator_text,
+            prefix=unescape(reading.prefix),
             bos=reading.bos,
             shared_prefix=reading.shared_prefix.value,
             by=by.value,
@@ -105,7 +105,7 @@ class LocateOutput:
 def locate(
     task: LocateTask,
     output: LocateOutput,
-    reading: ReadingOptions,
+    reading: ReadoutOptions,
     model: ModelOptions,
     k: Annotated[
         int | None, typer.Option("--top", "-k", help="How many heads to find.", show_default="20, or all if fewer")
@@ -134,43 +134,43 @@ def locate(
     it was and ends with the same files. A damaged chunk is named and computed again. Other settings need another
     folder. `torchrun --nproc_per_node 2 -m icl_lens locate …` shares the prompts out among processes.
     """
-    from icl_lens.locate.configuration import EffectOptions, LocateOptions, run_folder
+    from icl_lens.locate.configuration import EffectOptions, LocateOptions, prepare_run_folder
     from icl_lens.locate.distributed import Processes
-    from icl_lens.locate.progress import bar
-    from icl_lens.locate.run_folder import opened
+    from icl_lens.locate.progress import progress_bar
+    from icl_lens.locate.run_folder import locked_folder
     from icl_lens.models.view import ModelView
 
     if by is RankChoice.effect:
-        check_unused("final_norm", "bias", because="effects are measured on the model's own output")
+        reject_options("final_norm", "bias", reason="effects are measured on the model's own output")
     else:
-        check_unused("positions", "method", because="only --by effect removes heads")
+        reject_options("positions", "method", reason="only --by effect removes heads")
     if batch_size is not None:
-        check_unused("budget", because="--batch-size says how many prompts a batch has")
-    processes, out = Processes.launched(), output.out
-    console = PlainConsole(quiet=not processes.first)
-    warnings = PlainConsole(stderr=True, quiet=not processes.first, soft_wrap=True, highlight=False)
+        reject_options("budget", reason="--batch-size says how many prompts a batch has")
+    processes, out = Processes.from_environment(), output.out
+    console = PlainConsole(quiet=not processes.is_main)
+    warnings = PlainConsole(stderr=True, quiet=not processes.is_main, soft_wrap=True, highlight=False)
     batches = {"batch_size": batch_size, "byte_budget": budget * 2**20}
     norm, bias = reading.final_norm.value, reading.bias
-    keeping = out if processes.first else None
+    keeping = out if processes.is_main else None
     with (
         interruptible(out, warnings),
-        together(processes),
-        opened(keeping) if keeping is not None else nullcontext(),
+        report_once(processes),
+        locked_folder(keeping) if keeping is not None else nullcontext(),
     ):
         prompts = task.draw()
         loaded = model.load(default_device=None if processes.device is None else str(processes.device))
         batch = reading.tokenize(loaded, prompts)
-        console.print(first_prompt(batch))
-        found = min(MOST_SHOWN, len(ModelView.of(loaded).heads())) if k is None else k
+        console.print(preview(batch))
+        found = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if k is None else k
         if by is RankChoice.effect:
             options = EffectOptions(positions=positions.value, method=method.value, **batches)
         else:
             options = LocateOptions(k=found, final_norm=norm, bias=bias, **batches)
         folder = None
         if keeping is not None:
-            folder = run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))
+            folder = prepare_run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))
         ranked = _by_effect if by is RankChoice.effect else _by_increase
-        with bar(console, hidden=not processes.first) as progress:
+        with progress_bar(console, hidden=not processes.is_main) as progress:
             table, said = ranked(
                 loaded,
                 batch,

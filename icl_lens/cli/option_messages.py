@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-_SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+_CLI_TERMS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\bcolumns=\(text, label\)", "--columns TEXT,LABEL"),
     (r"\bcolumns=\('([^']*)', '([^']*)'\)", r"--columns \1,\2"),
     (r"\(revision= in Python\) ", ""),
@@ -21,7 +21,8 @@ _SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\bbatch_size=None and ", ""),
     (r"\bbatch_size=(\S+?)(?=[ ;,:)]|$)", r"--batch-size \1"),
     (r"(?<![\w-])k=(\S+?)(?=[ ;,:)]|$)", r"--top \1"),
-    (r"(?<![\w-])(n|seed|layout|classes|demonstrations|split|draws)=(\S+?)(?=[ ;,:)]|$)", r"--\1 \2"),
+    (r"(?<![\w-])(n|seed|layout|classes|demonstrations|split)=(\S+?)(?=[ ;,:)]|$)", r"--\1 \2"),
+    (r"\brandom_sets=(\S+?)(?=[ ;,:)]|$)", r"--random-sets \1"),
     (r"\bpath=(?=[ ;,.:)]|$)", "--path"),
     (r"\blabels=(\(.*?\)|\[.*?\]|'[^']*')", r"--labels \1"),
     (r"\blabels=(?=[ ;,.:)]|$)", "--labels"),
@@ -29,14 +30,14 @@ _SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 )
 
 
-def spoken(message: str) -> str:
+def to_cli_terms(message: str) -> str:
     """A message with every argument that an option sets called by that option.
 
     Example:
-        >>> from icl_lens.cli.option_messages import spoken
-        >>> spoken("k=0 must be at least 1")
+        >>> from icl_lens.cli.option_messages import to_cli_terms
+        >>> to_cli_terms("k=0 must be at least 1")
         '--top 0 must be at least 1'
     """
-    for pattern, option in _SPOKEN:
+    for pattern, option in _CLI_TERMS:
         message = re.sub(pattern, option, message)
     return message

@@ -98,7 +98,7 @@ DEFAULT_TEMPLATE = "{text} : {label}"
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
-def decoded(written: str) -> str:
+def unescape(written: str) -> str:
     r"""What the user wrote with `\n` and `\t` as a line break and a tab; `\\` is a backslash."""
     return re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], written)
 
@@ -131,14 +131,14 @@ class TokenOptions:
 
     @property
     def demonstration(self) -> str:
-        return decoded(self.template)
+        return unescape(self.template)
 
     @property
-    def between(self) -> str:
-        return " " if self.separator is None else decoded(self.separator)
+    def separator_text(self) -> str:
+        return " " if self.separator is None else unescape(self.separator)
 
     @property
-    def is_plain(self) -> bool:
+    def is_default(self) -> bool:
         """Whether these are the defaults, which mean nothing for a text without demonstrations."""
         asked = (self.template, self.separator, self.prefix, self.shared_prefix)
         return asked == (DEFAULT_TEMPLATE, None, "", SharedPrefixChoice.error)
@@ -162,11 +162,11 @@ class TokenOptions:
                 f"--separator {_shell(gap)}"
             )
         query = demonstration.partition("{label}")[0].rstrip(" ")
-        return Template(demonstration, query, self.between, decoded(self.prefix))
+        return Template(demonstration, query, self.separator_text, unescape(self.prefix))
 
-    def of_prompt(self) -> dict[str, Any]:
+    def template_kwargs(self) -> dict[str, Any]:
         """What `explain` is told of how a prompt is written; nothing where that is the default."""
-        return {} if self.is_plain else {"template": self.written(), "shared_prefix": self.shared_prefix.value}
+        return {} if self.is_default else {"template": self.written(), "shared_prefix": self.shared_prefix.value}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
         """The prompts as these options write them."""
@@ -187,7 +187,7 @@ def _shell(text: str) -> str:
     return f"'{text}'"
 
 
-def first_prompt(batch: "PromptBatch") -> "Text":
+def preview(batch: "PromptBatch") -> "Text":
     """The first prompt as the model reads it, to be shown before a run."""
     from rich.text import Text
 
@@ -195,7 +195,7 @@ def first_prompt(batch: "PromptBatch") -> "Text":
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingOptions(TokenOptions):
+class ReadoutOptions(TokenOptions):
     """The conventions of the readout, and how prompts become tokens."""
 
     final_norm: Annotated[
@@ -253,9 +253,9 @@ class TaskOptions:
     def check_no_task(self) -> None:
         """Raises InputError for a task's options where there is no task that they could be about."""
         own = [field.name for field in fields(self)]
-        check_unused(*own, because="it is a task's, and a prompt says all of it itself")
+        reject_options(*own, reason="it is a task's, and a prompt says all of it itself")
 
-    def drawn(self, n: int, *, seed: int, beside: "Sequence[str | None]") -> "list[Prompt]":
+    def sample_prompts(self, n: int, *, seed: int, conflicting: "Sequence[str | None]") -> "list[Prompt]":
         """The task's first prompts; none where no task is asked for.
 
         Raises InputError where a prompt or an answer (`beside`) is given as well, or a task's options without a task.
@@ -265,7 +265,7 @@ class TaskOptions:
         if self.name is None:
             self.check_no_task()
             return []
-        if any(given is not None for given in beside):
+        if any(given is not None for given in conflicting):
             raise InputError(
                 "a task has its own prompts and answers: give either a prompt, or --task or --path, and --answer, "
                 "--text and --target only without a task"
@@ -308,14 +308,14 @@ class TaskOptions:
         from icl_lens.prompts.tasks import SENTENCE_TASKS
 
         if (self.path is None and name not in SENTENCE_TASKS) or (self.path and self.path.suffix == ".json"):
-            check_unused("columns", "split", "max_words", "classes", because="a word task has no such thing")
+            reject_options("columns", "split", "max_words", "classes", reason="a word task has no such thing")
         elif self.path is None:
-            check_unused("columns", because="the columns of a dataset of the Hub are known")
+            reject_options("columns", reason="the columns of a dataset of the Hub are known")
         elif self.path.is_file():
-            check_unused("split", because="a single file has one split")
+            reject_options("split", reason="a single file has one split")
 
 
-def check_unused(*names: str, because: str) -> None:
+def reject_options(*names: str, reason: str) -> None:
     """Raises InputError if the user gave one of these parameters, which would be ignored."""
     from icl_lens.errors import InputError
 
@@ -328,7 +328,7 @@ def check_unused(*names: str, because: str) -> None:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
             option = max(parameter.opts, key=len)
-            raise InputError(f"{option} has nothing to do here: {because}; leave it out")
+            raise InputError(f"{option} has nothing to do here: {reason}; leave it out")
 
 
 def load(name: str, *, device: str | None, dtype: DtypeChoice, revision: str | None) -> Any:

@@ -9,7 +9,7 @@ from rich.console import Console
 from icl_lens.cli.options import PageOptions
 
 
-def written(page: str, options: PageOptions) -> Path:
+def save_page(page: str, options: PageOptions) -> Path:
     """Writes a page where the options say, or to a temporary file that stays.
 
     Raises InputError where the folder does not allow it.
@@ -23,7 +23,7 @@ def written(page: str, options: PageOptions) -> Path:
     return path
 
 
-def present(path: Path, options: PageOptions, console: Console) -> None:
+def show_page(path: Path, options: PageOptions, console: Console) -> None:
     """Says where the page is, and opens it if asked."""
     console.print(f"Page: {path}", soft_wrap=True)
     if options.open_page and not webbrowser.open(path.resolve().as_uri()):

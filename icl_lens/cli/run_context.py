@@ -23,19 +23,19 @@ def interruptible(out: Path | None, console: Console, *, program: str = "icl-len
 
 
 @contextmanager
-def together(processes: "Processes") -> Iterator[None]:
+def report_once(processes: "Processes") -> Iterator[None]:
     """What is wrong is said once: by the first process, or by the one that alone meets the error."""
     from icl_lens.errors import InputError
 
     try:
         yield
     except InputError as error:
-        if processes.first_also_fails():
+        if processes.main_also_failed():
             raise SystemExit(2) from None
-        processes.explained()
-        if processes.first:
+        processes.mark_reported()
+        if processes.is_main:
             raise
         raise InputError(f"process {processes.rank} of {processes.size}: {error}") from None
     except Exception:
-        processes.explained()
+        processes.mark_reported()
         raise

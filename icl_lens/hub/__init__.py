@@ -1,19 +1,19 @@
 """The Hugging Face Hub: what is fetched from it, what of it is kept, and why something cannot be fetched."""
 
-from icl_lens.hub.errors import Kind, reason_of, size, text_of
+from icl_lens.hub.errors import Kind, explain_hub_error, first_line, size
 from icl_lens.hub.progress import download_bars
-from icl_lens.hub.remote_file import RangesNotServed, RemoteFile
+from icl_lens.hub.remote_file import RangeRequestsUnsupported, RemoteFile
 from icl_lens.hub.repository import Repository, offline, open_repository
 
 __all__ = [
     "Kind",
-    "RangesNotServed",
+    "RangeRequestsUnsupported",
     "RemoteFile",
     "Repository",
     "download_bars",
+    "explain_hub_error",
+    "first_line",
     "offline",
     "open_repository",
-    "reason_of",
     "size",
-    "text_of",
 ]

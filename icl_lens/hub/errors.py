@@ -32,7 +32,7 @@ KNOWN_MODELS = (
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _HubRequest:
     """What was asked of the Hub: a repository, its revision, and those it has; whether a token was sent."""
 
     name: str
@@ -43,7 +43,7 @@ class _Asked:
     token: bool
 
 
-def text_of(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error that says something, else its type; without request identifiers."""
     for line in str(error).splitlines():
         line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
@@ -61,7 +61,7 @@ def size(count: float | int) -> str:
     return f"{count:.1f} GB"
 
 
-def close_to(name: str, names: Sequence[str]) -> list[str]:
+def close_matches(name: str, names: Sequence[str]) -> list[str]:
     """At most two of `names` that look like `name`, also where its owner is left out."""
     by_key: dict[str, str] = {}
     for known in names:
@@ -82,7 +82,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def reason_of(
+def explain_hub_error(
     error: BaseException,
     name: str,
     kind: Kind,
@@ -100,21 +100,23 @@ def reason_of(
     for one in chain(error):
         response = getattr(one, "response", None)
         if response is not None and isinstance(getattr(response, "status_code", None), int):
-            return _answered(one, response, _Asked(name, kind, revision, tuple(revisions), tuple(known), token))
+            return _response_error(
+                one, response, _HubRequest(name, kind, revision, tuple(revisions), tuple(known), token)
+            )
     for one in reversed(list(chain(error))):
-        if sentence := _unanswered(one, limit):
+        if sentence := _connection_error(one, limit):
             return sentence
     if any(type(one).__name__ == "HFValidationError" for one in chain(error)):
         return (
             f"{name!r} is no name of a {kind}: names on the Hugging Face Hub look like 'gpt2-large' or "
-            f"'EleutherAI/gpt-j-6b'{meant(name, known)}"
+            f"'EleutherAI/gpt-j-6b'{did_you_mean(name, known)}"
         )
-    return f"the Hugging Face Hub could not be asked about {kind} {name!r}: {text_of(error)}; try again"
+    return f"the Hugging Face Hub could not be asked about {kind} {name!r}: {first_line(error)}; try again"
 
 
-def meant(name: str, known: Sequence[str]) -> str:
+def did_you_mean(name: str, known: Sequence[str]) -> str:
     """A remark about names close to `name`; empty where there are none."""
-    found = close_to(name, known)
+    found = close_matches(name, known)
     return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
 
 
@@ -122,13 +124,13 @@ def _page(name: str, kind: Kind) -> str:
     return f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
 
 
-def _answered(error: BaseException, response: Any, asked: _Asked) -> str:
+def _response_error(error: BaseException, response: Any, asked: _HubRequest) -> str:
     """The Hub answered, and what."""
-    said = response.headers.get("X-Error-Message") or ""
-    return _denied(error, response, said, asked) or _refused(error, response, said, asked)
+    hub_message = response.headers.get("X-Error-Message") or ""
+    return _denied(error, response, hub_message, asked) or _refused(error, response, hub_message, asked)
 
 
-def _denied(error: BaseException, response: Any, said: str, asked: _Asked) -> str | None:
+def _denied(error: BaseException, response: Any, hub_message: str, asked: _HubRequest) -> str | None:
     """There is no such thing, or not for this reader; None where that is not what the Hub says."""
     name, kind = asked.name, asked.kind
     code = response.headers.get("X-Error-Code") or ""
@@ -149,37 +151,37 @@ def _denied(error: BaseException, response: Any, said: str, asked: _Asked) -> st
             f"{kind} {name!r} has no revision {asked.revision or 'main'!r}{there}: give a branch, tag or commit of its "
             "page with --revision (revision= in Python)"
         )
-    if response.status_code == 401 and "invalid credentials" in said.lower():
+    if response.status_code == 401 and "invalid credentials" in hub_message.lower():
         return (
-            f"the Hugging Face Hub refuses your token ({said}): it has expired or is mistyped; make a new one at "
+            f"the Hugging Face Hub refuses your token ({hub_message}): it has expired or is mistyped; make a new one at "
             "https://huggingface.co/settings/tokens for HF_TOKEN or `hf auth login`, or go without one (unset "
             "HF_TOKEN, `hf auth logout`)"
         )
     if code == "RepoNotFound" or "RepositoryNotFoundError" in types or response.status_code == 401:
         if asked.token:
             return (
-                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{meant(name, asked.known)}; "
+                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{did_you_mean(name, asked.known)}; "
                 "check the spelling, or, if it is private, use a token of an account that may read it"
             )
         return (
-            f"the Hugging Face Hub has no public {kind} {name!r}{meant(name, asked.known)}; check the spelling, or, if "
+            f"the Hugging Face Hub has no public {kind} {name!r}{did_you_mean(name, asked.known)}; check the spelling, or, if "
             "it is private, log in with `hf auth login` or set HF_TOKEN"
         )
     return None
 
 
-def _refused(error: BaseException, response: Any, said: str, asked: _Asked) -> str:
+def _refused(error: BaseException, response: Any, hub_message: str, asked: _HubRequest) -> str:
     """It may be there, but the Hub, or what stands between, does not give it."""
     name, kind, status = asked.name, asked.kind, response.status_code
-    if "disabled" in said.lower():
-        return f"the Hugging Face Hub has disabled {kind} {name!r} ({said.rstrip('.')}); choose another"
+    if "disabled" in hub_message.lower():
+        return f"the Hugging Face Hub has disabled {kind} {name!r} ({hub_message.rstrip('.')}); choose another"
     if status == 403:
         return (
-            f"the Hugging Face Hub forbids {kind} {name!r} (403 Forbidden{f': {said}' if said else ''}); use a token "
+            f"the Hugging Face Hub forbids {kind} {name!r} (403 Forbidden{f': {hub_message}' if hub_message else ''}); use a token "
             "that may read it, and ask whether a proxy or firewall of your network stands between"
         )
     if status == 404:
-        return f"{kind} {name!r} lacks a file it should have ({text_of(error)}); choose another revision"
+        return f"{kind} {name!r} lacks a file it should have ({first_line(error)}); choose another revision"
     if status == 429:
         wait = response.headers.get("Retry-After")
         return (
@@ -192,13 +194,13 @@ def _refused(error: BaseException, response: Any, said: str, asked: _Asked) -> s
             f"the Hugging Face Hub is out of order ({status} {getattr(response, 'reason_phrase', '')}".rstrip()
             + f") and did not give {kind} {name!r}; try again in some minutes"
         )
-    return f"the Hugging Face Hub answers {status} for {kind} {name!r} ({said or text_of(error)}); try again"
+    return f"the Hugging Face Hub answers {status} for {kind} {name!r} ({hub_message or first_line(error)}); try again"
 
 
-def _unanswered(error: BaseException, limit: float) -> str | None:
+def _connection_error(error: BaseException, limit: float) -> str | None:
     """Nothing came back, or nothing the Hub would say; None where this error does not tell why."""
     types = {kind.__name__ for kind in type(error).__mro__}
-    text = text_of(error)
+    text = first_line(error)
     lower = f"{text} {error}".lower()
     host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
     if "JSONDecodeError" in types or "FileMetadataError" in types:  # whose own text speaks of certificates, too

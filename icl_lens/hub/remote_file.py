@@ -4,10 +4,10 @@ import io
 from typing import Any
 
 from icl_lens.hub.repository import Repository
-from icl_lens.hub.timeouts import limit, patience
+from icl_lens.hub.timeouts import request_timeout, timeout_seconds
 
 
-class RangesNotServed(Exception):
+class RangeRequestsUnsupported(Exception):
     """The server sends whole files only."""
 
 
@@ -20,10 +20,10 @@ class RemoteFile(io.RawIOBase):
 
         self._url = hf_hub_url(repository.name, file, repo_type=repository.kind, revision=repository.commit)
         self._headers: dict[str, str] = build_hf_headers()
-        with patience(limit()):
-            found = get_hf_file_metadata(self._url, timeout=limit())
+        with request_timeout(timeout_seconds()):
+            found = get_hf_file_metadata(self._url, timeout=timeout_seconds())
         if found.size is None:
-            raise RangesNotServed(file)
+            raise RangeRequestsUnsupported(file)
         self._size, self._at, self.fetched = int(found.size), 0, 0
         self._ahead, self._ahead_at = b"", 0
 
@@ -61,10 +61,13 @@ class RemoteFile(io.RawIOBase):
 
         headers = {**self._headers, "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         client: Any = get_session()
-        with patience(limit()), client.stream("GET", self._url, headers=headers, follow_redirects=True) as response:
+        with (
+            request_timeout(timeout_seconds()),
+            client.stream("GET", self._url, headers=headers, follow_redirects=True) as response,
+        ):
             hf_raise_for_status(response)
             if response.status_code != 206:
-                raise RangesNotServed(self._url)
+                raise RangeRequestsUnsupported(self._url)
             data = response.read()
         self.fetched += len(data)
         return data

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from icl_lens.errors import InputError
-from icl_lens.hub.errors import KNOWN_MODELS, Kind, chain, meant, reason_of, size, text_of
-from icl_lens.hub.timeouts import limit, patience, within
+from icl_lens.hub.errors import KNOWN_MODELS, Kind, chain, did_you_mean, explain_hub_error, first_line, size
+from icl_lens.hub.timeouts import request_timeout, run_with_timeout, timeout_seconds
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -55,13 +55,13 @@ class Repository:
             if self.from_cache:
                 raise InputError(_not_whole(self, [one for one in files if not (self.folder / one).exists()]))
             try:
-                with patience(limit()):
+                with request_timeout(timeout_seconds()):
                     hf_hub_download(self.name, file, repo_type=self.kind, revision=self.commit)
             except Exception as error:  # from the network, its libraries or the disk: there is no closed list
-                raise InputError(f"{self.why(error)}{self._kept(files, file)}") from error
+                raise InputError(f"{self.explain_error(error)}{self._kept(files, file)}") from error
         return self.folder
 
-    def finished(self) -> None:
+    def record_revision(self) -> None:
         """Notes in the cache which commit the revision was, so that it is found without a network."""
         if self.from_cache or self.commit == self.revision:
             return
@@ -75,7 +75,7 @@ class Repository:
         except OSError as error:  # a cache one may read and not write: the files are there all the same
             logging.getLogger("icl_lens").info("the cache could not note the revision: %s", error)
 
-    def why(self, error: BaseException) -> str:
+    def explain_error(self, error: BaseException) -> str:
         """What `error` means for this repository, and what to do about it."""
         return _why(error, self.name, self.kind, self.revision)
 
@@ -103,7 +103,7 @@ def open_repository(
     Raises InputError, one sentence with cause and remedy, if it cannot be had.
     """
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise InputError(reason_of(_no_name(), name, kind, known=known))
+        raise InputError(explain_hub_error(_no_name(), name, kind, known=known))
     if revision is not None and not revision.strip():
         raise InputError(
             f"the revision asked of {name!r} is empty: give a branch, tag or commit of its page, or leave it out"
@@ -115,12 +115,12 @@ def open_repository(
     if offline():
         switch = next((s for s in _SWITCHES if os.environ.get(s)), _SWITCHES[0])
         at = f" at revision {revision!r}" if revision else ""
-        what = "is not whole in the cache" if here is not None else f"is not in the cache{meant(name, known)}"
+        what = "is not whole in the cache" if here is not None else f"is not in the cache{did_you_mean(name, known)}"
         raise InputError(
             f"{kind} {name!r}{at} {what}, and {switch} forbids the network: unset {switch} once to fetch it"
         )
     try:
-        return _asked(name, kind, revision, patient=not kept)
+        return _query_hub(name, kind, revision, patient=not kept)
     except Exception as error:
         why = _why(error, name, kind, revision, known)
         if here is not None and kept:
@@ -131,11 +131,11 @@ def open_repository(
         raise InputError(why) from error
 
 
-def _asked(name: str, kind: Kind, revision: str | None, *, patient: bool) -> Repository:
+def _query_hub(name: str, kind: Kind, revision: str | None, *, patient: bool) -> Repository:
     """What the Hub says now; a Hub that is busy or out of order is asked three times where we are `patient`."""
     from huggingface_hub import HfApi
 
-    seconds = limit()
+    seconds = timeout_seconds()
 
     def ask() -> Repository:
         hub = HfApi()
@@ -146,7 +146,7 @@ def _asked(name: str, kind: Kind, revision: str | None, *, patient: bool) -> Rep
 
     for wait in (1, 2, None):
         try:
-            return within(seconds + 1, ask)
+            return run_with_timeout(seconds + 1, ask)
         except Exception as error:
             response = getattr(error, "response", None)
             status = getattr(response, "status_code", 0)
@@ -165,7 +165,7 @@ def _why(error: BaseException, name: str, kind: Kind, revision: str | None, know
     revisions: list[str] = []
     if any(type(one).__name__ == "RevisionNotFoundError" for one in chain(error)):
         revisions = _revisions(name, kind)
-    return reason_of(
+    return explain_hub_error(
         error,
         name,
         kind,
@@ -173,7 +173,7 @@ def _why(error: BaseException, name: str, kind: Kind, revision: str | None, know
         revisions=revisions,
         known=known,
         token=get_token() is not None,
-        limit=limit(),
+        limit=timeout_seconds(),
     )
 
 
@@ -182,9 +182,9 @@ def _revisions(name: str, kind: Kind) -> list[str]:
     from huggingface_hub import HfApi
 
     try:
-        refs = within(limit(), lambda: HfApi().list_repo_refs(name, repo_type=kind))
+        refs = run_with_timeout(timeout_seconds(), lambda: HfApi().list_repo_refs(name, repo_type=kind))
     except Exception as error:
-        logging.getLogger("icl_lens").debug("no list of revisions: %s", text_of(error))
+        logging.getLogger("icl_lens").debug("no list of revisions: %s", first_line(error))
         return []
     return [ref.name for ref in (*refs.branches, *refs.tags)][:6]
 

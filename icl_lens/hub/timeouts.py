@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Silent(Exception):
+class HubTimeout(Exception):
     """Nothing has come back for longer than the limit."""
 
 
-def limit() -> float:
+def timeout_seconds() -> float:
     """Seconds to wait for a sign of life: HF_HUB_ETAG_TIMEOUT, else 10."""
     try:
         return max(1.0, float(os.environ.get("HF_HUB_ETAG_TIMEOUT", "")))
@@ -22,7 +22,7 @@ def limit() -> float:
         return 10.0
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def run_with_timeout(seconds: float, call: Callable[[], T]) -> T:
     """What `call` returns or raises, or Silent after `seconds`: looking up a name knows no time limit of its own."""
     outcome: dict[str, Any] = {}
 
@@ -38,12 +38,12 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     if "error" in outcome:
         raise outcome["error"]
     if "value" not in outcome:
-        raise Silent(f"no answer within {seconds:g} seconds")
+        raise HubTimeout(f"no answer within {seconds:g} seconds")
     return outcome["value"]
 
 
 @contextmanager
-def patience(seconds: float) -> Iterator[None]:
+def request_timeout(seconds: float) -> Iterator[None]:
     """Inside, no request of huggingface_hub waits longer than `seconds`, nor is one tried again after such silence.
 
     Left alone, its client waits 10 seconds, then six times a minute, for each file.
@@ -57,7 +57,7 @@ def patience(seconds: float) -> Iterator[None]:
     def asked(request: Any) -> None:
         thread = threading.get_ident()
         if time.monotonic() - waiting_since.get(thread, float("inf")) >= seconds:
-            raise Silent(f"no answer within {seconds:g} seconds")
+            raise HubTimeout(f"no answer within {seconds:g} seconds")
         waiting_since.setdefault(thread, time.monotonic())
         own = request.extensions.get("timeout") or {}
         request.extensions["timeout"] = {

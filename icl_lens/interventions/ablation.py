@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit_checks import check_moves
-from icl_lens.interventions.editor import Edit, Stage, asleep, editing
-from icl_lens.interventions.selection import Positions, group, heads_of
+from icl_lens.interventions.edit_checks import warn_if_inert
+from icl_lens.interventions.editor import Edit, Stage, editing, edits_disabled
+from icl_lens.interventions.selection import Positions, flatten_heads, group_by_layer
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
@@ -41,7 +41,7 @@ def ablate_heads(
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    by_layer = group(view, heads)
+    by_layer = group_by_layer(view, heads)
     check_choice("positions", positions, ("all", "last"))
     check_choice("mode", mode, ("zero", "mean"))
     if (mode == "mean") != (reference is not None):
@@ -62,20 +62,20 @@ def ablate_heads(
         else:
             z[torch.arange(len(z), device=z.device)[:, None], last[:, None], torch.tensor(indices)[None]] = value
 
-    check_moves(view, heads_of(by_layer))
+    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.removal, by_layer, remove)):
         yield
 
 
 @contextmanager
-def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -> Iterator[None]:
+def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -> Iterator[None]:
     """Zero-ablates different heads in each row of the batch: row i of a forward pass loses `heads[i]`.
 
     One pass over copies of a prompt then tries many ablations. Raises InputError for a head the model lacks, and for
     a pass with another number of rows.
 
     Example:
-        >>> with il.ablate_rows(model, [[il.Head(2, 0)], [il.Head(3, 1)]]):
+        >>> with il.ablate_heads_per_row(model, [[il.Head(2, 0)], [il.Head(3, 1)]]):
         ...     one_by_one = il.label_log_probs(model, batch[[0, 0]])
         >>> one_by_one.shape
         torch.Size([2, 2])
@@ -83,7 +83,7 @@ def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -
     view = ModelView.of(model)
     rows: dict[int, list[tuple[int, int]]] = {}
     for row, some in enumerate(heads):
-        for layer, indices in group(view, some).items():
+        for layer, indices in group_by_layer(view, some).items():
             rows.setdefault(layer, []).extend((row, index) for index in indices)
     by_layer = {layer: sorted({index for _, index in where}) for layer, where in rows.items()}
     n = len(heads)
@@ -94,7 +94,7 @@ def ablate_rows(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -
         row, index = (torch.tensor(part, device=z.device) for part in zip(*rows[layer], strict=True))
         z[row, :, index] = 0
 
-    check_moves(view, heads_of(by_layer))
+    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.removal, by_layer, remove)):
         yield
 
@@ -129,6 +129,6 @@ def mean_z(
         count += len(batch) if positions == "last" else int(batch.attention_mask.sum())
         hooks: list[tuple[str, Any]] = [(view.last_logits_hook, lambda x, hook: x[:, :1])]  # of no use
         hooks += [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
-        with torch.no_grad(), view.lean_pass() as lean, asleep(view), view.model.hooks(fwd_hooks=hooks):
+        with torch.no_grad(), view.inference_pass() as lean, edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
             view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)
     return {layer: total / count for layer, total in sums.items()}

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit_checks import check_moves, check_understood
-from icl_lens.interventions.editor import Attention, Edit, Stage, editing
-from icl_lens.interventions.selection import Positions, group, heads_of
+from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.editor import AttentionState, Edit, Stage, editing
+from icl_lens.interventions.selection import Positions, flatten_heads, group_by_layer
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -43,8 +43,8 @@ def scale_label_attention(
         tensor(0.)
     """
     view = ModelView.of(model)
-    by_layer = group(view, heads)
-    batch.check_labels("label attention to scale", "block_attention edits attention to any position")
+    by_layer = group_by_layer(view, heads)
+    batch.require_labels("label attention to scale", "block_attention edits attention to any position")
     try:
         weights = torch.as_tensor(weights, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError):
@@ -54,9 +54,9 @@ def scale_label_attention(
         raise InputError(f"weights have shape {tuple(weights.shape)}; give one per prompt and demonstration, {shape}")
     if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
         raise InputError("weights must be finite and not negative; 1 leaves a label alone, 0 hides it")
-    check_understood(view, by_layer)
+    check_pattern_recomputable(view, by_layer)
 
-    def scale(work: Attention, indices: list[int], layer: int) -> None:
+    def scale(work: AttentionState, indices: list[int], layer: int) -> None:
         assert work.pattern is not None
         rows, device = len(work.pattern), work.pattern.device
         if len(batch) not in (1, rows):
@@ -68,13 +68,13 @@ def scale_label_attention(
             raise InputError("the forward pass is shorter than the batch that the weights are for; run the same batch")
         whole = at_positions(weights.expand(rows, -1), positions, width=work.pattern.shape[-1])
         every = torch.arange(rows, device=device)[:, None]
-        places = torch.tensor(work.places(indices), device=device)[None]
+        places = torch.tensor(work.indices_of(indices), device=device)[None]
         row = work.pattern[every, places, work.last[:, None]] * whole[:, None].to(work.pattern.dtype)
         if renormalize:
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
         work.pattern[every, places, work.last[:, None]] = row
 
-    check_moves(view, heads_of(by_layer))
+    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.pattern, by_layer, scale, only=batch)):
         yield
 
@@ -113,14 +113,14 @@ def remove_position(
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    by_layer = group(view, heads)
+    by_layer = group_by_layer(view, heads)
     check_choice("positions", positions, ("all", "last"))
     if not 0 <= strength <= 1:
         raise InputError(f"strength={strength} must lie between 0, which changes nothing, and 1")
-    check_understood(view, by_layer)
+    check_pattern_recomputable(view, by_layer)
 
-    def weaken(work: Attention, indices: list[int], layer: int) -> None:
-        places = work.places(indices)
+    def weaken(work: AttentionState, indices: list[int], layer: int) -> None:
+        places = work.indices_of(indices)
         work.rescored.update(places)
         if positions == "all":
             work.weight[:, places] *= 1 - strength
@@ -128,7 +128,7 @@ def remove_position(
             rows = torch.arange(len(work.weight), device=work.weight.device)[:, None]
             work.weight[rows, torch.tensor(places)[None], work.last[:, None]] *= 1 - strength
 
-    check_moves(view, heads_of(by_layer))
+    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.scores, by_layer, weaken)):
         yield
 
@@ -152,13 +152,13 @@ def block_attention(
         tensor([0., 0.])
     """
     view = ModelView.of(model)
-    by_layer = group(view, heads)
+    by_layer = group_by_layer(view, heads)
     if not isinstance(edges, Tensor) or edges.dtype != torch.bool or edges.ndim != 3:
         what = f"{tuple(edges.shape)} {edges.dtype}" if isinstance(edges, Tensor) else type(edges).__name__
         raise InputError(f"edges must be a tensor of booleans, [batch query key], true where none may go; got {what}")
-    check_understood(view, by_layer)
+    check_pattern_recomputable(view, by_layer)
 
-    def block(work: Attention, indices: list[int], layer: int) -> None:
+    def block(work: AttentionState, indices: list[int], layer: int) -> None:
         assert work.pattern is not None
         rows, _, n_queries, n_keys = work.pattern.shape
         if edges.shape[0] not in (1, rows) or tuple(edges.shape[1:]) != (n_queries, n_keys):
@@ -166,10 +166,10 @@ def block_attention(
                 f"edges have shape {tuple(edges.shape)}, and the forward pass attends {(rows, n_queries, n_keys)}; "
                 "run the same batch"
             )
-        places = work.places(indices)
+        places = work.indices_of(indices)
         left = work.pattern[:, places].masked_fill(edges[:, None].to(work.pattern.device), 0.0)
         work.pattern[:, places] = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
 
-    check_moves(view, heads_of(by_layer))
+    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.pattern, by_layer, block)):
         yield

@@ -16,9 +16,9 @@ from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.search import check_k
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.head_sets import Answers, answers_without
+from icl_lens.interventions.head_sets import AnswerScores, score_ablated_sets
 from icl_lens.models.head import Head
-from icl_lens.models.locking import in_turn
+from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -27,16 +27,16 @@ ROWS = 64
 
 
 @dataclass(frozen=True)
-class Removal:
+class ControlledAblation:
     """Answers with nothing removed, with chosen heads zeroed together, and with as many random ones, set by set."""
 
     heads: tuple[Head, ...]
-    nothing: Answers
-    removed: Answers
-    random: tuple[Answers, ...]
+    baseline: AnswerScores
+    ablated: AnswerScores
+    random: tuple[AnswerScores, ...]
 
 
-def most_increasing(
+def top_heads_by_increase(
     model: Any, batch: PromptBatch, k: int, *, by: Literal["increase", "contrast"] = "increase"
 ) -> list[Head]:
     """The k heads of largest mean log-probability increase of the answer, largest first.
@@ -53,13 +53,13 @@ def most_increasing(
     for rows in batch.split(ROWS):
         acts = capture(model, rows)
         answer = torch.where(rows.answer < 0, acts.predicted.to(rows.answer.device), rows.answer)
-        others = rows.label_tokens_but(answer) if by == "contrast" else None
+        others = rows.label_tokens_except(answer) if by == "contrast" else None
         increases.append(head_log_prob_increase(acts, rows.label_tokens[answer], against=others))
     order = torch.cat(increases).mean(0).flatten().argsort(descending=True)[:k]
-    return [Head.at(index, view.n_heads) for index in order.tolist()]
+    return [Head.from_index(index, view.n_heads) for index in order.tolist()]
 
 
-def random_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed: int) -> list[list[Head]]:
+def random_head_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed: int) -> list[list[Head]]:
     """`draws` sets of as many heads, none of them among `heads`, each set without repetition.
 
     Raises InputError if fewer heads are left than there are in `heads`.
@@ -72,22 +72,24 @@ def random_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed: int
     return [rng.sample(rest, len(heads)) for _ in range(draws)]
 
 
-@in_turn
-def remove_heads(
-    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], *, draws: int = 20, seed: int = 0
-) -> Removal:
+@locks_model
+def ablate_with_controls(
+    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], *, n_random_sets: int = 20, seed: int = 0
+) -> ControlledAblation:
     """Answers a batch with nothing, with `heads`, and with `draws` sets of as many random other heads zeroed.
 
     Raises InputError for a head that the model lacks, and if too few other heads are left to draw from.
     """
     view = ModelView.of(model)
     chosen = [view.check_head(head) for head in heads]
-    sets = random_sets(view, chosen, draws=draws, seed=seed)
-    found: list[list[Answers]] = [answers_without(model, rows, [[], chosen, *sets]) for rows in batch.split(ROWS)]
+    sets = random_head_sets(view, chosen, draws=n_random_sets, seed=seed)
+    found: list[list[AnswerScores]] = [
+        score_ablated_sets(model, rows, [[], chosen, *sets]) for rows in batch.split(ROWS)
+    ]
     nothing, removed, *random = (_joined(pieces) for pieces in zip(*found, strict=True))
-    return Removal(heads=tuple(chosen), nothing=nothing, removed=removed, random=tuple(random))
+    return ControlledAblation(heads=tuple(chosen), baseline=nothing, ablated=removed, random=tuple(random))
 
 
-def _joined(pieces: Sequence[Answers]) -> Answers:
+def _joined(pieces: Sequence[AnswerScores]) -> AnswerScores:
     """The answers to pieces of a batch, one after the other."""
-    return Answers(*(torch.cat([getattr(one, field.name) for one in pieces]) for field in fields(Answers)))
+    return AnswerScores(*(torch.cat([getattr(one, field.name) for one in pieces]) for field in fields(AnswerScores)))

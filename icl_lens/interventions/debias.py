@@ -19,13 +19,13 @@ from torch import Tensor
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.attention import at_positions, remove_position, scale_label_attention
-from icl_lens.interventions.edit_checks import check_moves, check_understood
-from icl_lens.interventions.head_sets import labels_by_rows, marked
-from icl_lens.interventions.prefix_cache import CachedRows, NotShared
-from icl_lens.interventions.selection import group, heads_of
+from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.head_sets import head_mask, labels_by_rows
+from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.interventions.selection import flatten_heads, group_by_layer
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.head import Head
-from icl_lens.models.locking import in_turn
+from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -79,7 +79,7 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     """
     if not strength >= 0:
         raise InputError(f"strength={strength} must not be negative; 0 changes nothing")
-    batch.check_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
+    batch.require_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
     index = batch.label_index
     real = index >= 0
     same = (index[:, :, None] == index[:, None, :]) & real[:, None, :]
@@ -91,11 +91,11 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
 
 
 @dataclass(frozen=True)
-class LabelFix:
+class DebiasSettings:
     """Heads in which a fix is at work, and its strengths, as `debias` takes them; no heads: the model as it is.
 
     Example:
-        >>> il.LabelFix([(2, 0)], majority=1.0).recency
+        >>> il.DebiasSettings([(2, 0)], majority=1.0).recency
         0.0
     """
 
@@ -110,9 +110,9 @@ class LabelFix:
         return debias(model, batch, self.heads, majority=self.majority, recency=self.recency)
 
 
-@in_turn
+@locks_model
 def label_log_probs_debiased(
-    model: Any, batch: PromptBatch, fixes: Sequence[LabelFix]
+    model: Any, batch: PromptBatch, settings: Sequence[DebiasSettings]
 ) -> Float[Tensor, "batch fix label"]:
     """Log-probability of each label after each prompt under each of several fixes, nats.
 
@@ -121,35 +121,37 @@ def label_log_probs_debiased(
     for each fix. Raises InputError for no fixes, prompts without demonstrations, and as `debias` does.
 
     Example:
-        >>> fixes = [il.LabelFix([(2, 0)], majority=strength) for strength in (0.0, 0.5, 1.0)]
+        >>> fixes = [il.DebiasSettings([(2, 0)], majority=strength) for strength in (0.0, 0.5, 1.0)]
         >>> found = il.label_log_probs_debiased(model, batch, fixes)
         >>> found.shape, (found[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
     """
     view = ModelView.of(model)
-    if not fixes:
+    if not settings:
         raise InputError("there is no fix to try; give at least one, which may be in no heads")
-    batch.check_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
-    chosen = marked(view, [fix.heads for fix in fixes])
-    for fix in fixes:
+    batch.require_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
+    chosen = head_mask(view, [fix.heads for fix in settings])
+    for fix in settings:
         check_strengths(fix.majority, fix.recency)
-    by_layer = group(view, [Head(*place) for place in chosen.any(0).nonzero().tolist()]) if chosen.any() else {}
-    check_understood(view, by_layer)
-    check_moves(view, heads_of(by_layer))
-    recency = torch.tensor([fix.recency for fix in fixes], dtype=torch.float64)
+    by_layer = (
+        group_by_layer(view, [Head(*place) for place in chosen.any(0).nonzero().tolist()]) if chosen.any() else {}
+    )
+    check_pattern_recomputable(view, by_layer)
+    warn_if_inert(view, flatten_heads(by_layer))
+    recency = torch.tensor([fix.recency for fix in settings], dtype=torch.float64)
 
-    def rows_of(kept: CachedRows, sets: slice, prompts: list[int]) -> Tensor:
-        factor, some = None, [fix.majority for fix in fixes[sets]]
+    def rows_of(kept: PrefixCache, sets: slice, prompts: list[int]) -> Tensor:
+        factor, some = None, [fix.majority for fix in settings[sets]]
         if any(some):
             of_strength = {strength: _factors(kept.batch, strength) for strength in set(some)}
             factor = torch.stack([of_strength[strength] for strength in some], dim=1)
         return kept.with_attention_edited(chosen[sets], 1 - recency[sets], factor)
 
     try:
-        return labels_by_rows(view, batch, len(fixes), rows_of, plain=bool(recency.any()))
-    except NotShared:
+        return labels_by_rows(view, batch, len(settings), rows_of, position_free=bool(recency.any()))
+    except PrefixCacheUnsupported:
         found = []
-        for fix in fixes:
+        for fix in settings:
             with fix.block(model, batch):
                 found.append(label_log_probs(model, batch))
         return torch.stack(found, dim=1)
@@ -169,77 +171,84 @@ def _factors(batch: PromptBatch, strength: float) -> Float[Tensor, "batch key"]:
 
 
 @dataclass(frozen=True)
-class Strength:
+class StrengthSearch:
     """A strength and what it does on the prompts it was chosen on, beside all those tried.
 
     Example:
         >>> even = il.tokenize(model, il.load_task("sentiment-number", n=10))
         >>> uneven = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="imbalanced"))
-        >>> il.choose_strength(model, [il.Head(2, 0)], even, uneven, fix="majority", tried=[0.5]).tried
+        >>> il.choose_strength(model, [il.Head(2, 0)], even, uneven, fix="majority", strengths=[0.5]).strengths
         (0.0, 0.5)
     """
 
     fix: Fix
     strength: float
-    tried: tuple[float, ...]
+    strengths: tuple[float, ...]
     bias: tuple[float, ...]
     """For each strength tried: mean log-odds of the answer where it is favored minus where it is not, nats."""
     accuracy: tuple[float, ...]
     """For each strength tried: over all prompts, those that count for accuracy only included."""
-    loss: tuple[float, ...]
+    accuracy_drop: tuple[float, ...]
     """For each strength tried: what the batch that loses most loses of accuracy, 0 to 1."""
 
     def to_frame(self) -> pd.DataFrame:
         """strength, bias (nats), accuracy, loss, chosen: one row a strength tried."""
-        chosen = [one == self.strength for one in self.tried]
-        columns = {"strength": self.tried, "bias": self.bias, "accuracy": self.accuracy, "loss": self.loss}
+        chosen = [one == self.strength for one in self.strengths]
+        columns = {
+            "strength": self.strengths,
+            "bias": self.bias,
+            "accuracy": self.accuracy,
+            "accuracy_drop": self.accuracy_drop,
+        }
         return pd.DataFrame({**columns, "chosen": chosen})
 
 
-@in_turn
+@locks_model
 def choose_strength(
     model: Any,
     heads: Sequence[Head | tuple[int, int]],
     favored: PromptBatch,
-    against: PromptBatch,
+    unfavored: PromptBatch,
     *,
     fix: Fix,
-    others: Sequence[PromptBatch] = (),
-    tried: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
-    max_loss: float = 0.01,
-) -> Strength:
-    """The strength with the smallest bias among those that cost at most `max_loss` of accuracy in any batch.
+    accuracy_batches: Sequence[PromptBatch] = (),
+    strengths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
+    max_accuracy_drop: float = 0.01,
+) -> StrengthSearch:
+    """Return the strength with the smallest bias that costs at most `max_accuracy_drop` of accuracy in any batch.
 
-    `favored` and `against` are the same held-out prompts, in a layout that helps the answer (balanced; true
-    demonstrations last) and in one that does not (answer's label rarer; true demonstrations first). `others` count
-    for accuracy only: give prompts that ask about the other class, since a fix that goes too far is seen there and
-    nowhere else. All are run with the fix. 0 is always tried, so that no batch's accuracy falls by more. Raises
-    InputError for prompts without answers or batches of different length.
+    `favored` and `unfavored` are the same held-out prompts, in a layout that helps the answer (balanced; true
+    demonstrations last) and in one that does not (answer's label rarer; true demonstrations first).
+    `accuracy_batches` count for accuracy only: give prompts with a query of the other class, because a fix that goes
+    too far shows only there. All are run with the fix. 0 is always among the strengths. Raise InputError for prompts
+    without answers or batches of different length.
 
     Example:
         >>> favored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
-        >>> against = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
-        >>> other_class = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order", asked="false"))
+        >>> unfavored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
+        >>> other = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order", query_class="false"))
         >>> heads = [il.Head(2, 0)]
-        >>> chosen = il.choose_strength(model, heads, favored, against, fix="recency", others=[other_class])
-        >>> chosen.strength in chosen.tried
+        >>> chosen = il.choose_strength(model, heads, favored, unfavored, fix="recency", accuracy_batches=[other])
+        >>> chosen.strength in chosen.strengths
         True
     """
     check_choice("fix", fix, ("majority", "recency"))
-    if not all(math.isfinite(one) and one >= 0 for one in tried):
-        raise InputError(f"tried={tuple(tried)} must be finite and not negative; 0 changes nothing")
-    if not max_loss >= 0:
-        raise InputError(f"max_loss={max_loss} must not be negative; 0 keeps the accuracy, 0.01 gives up 1 %")
-    if len(favored) != len(against):
-        raise InputError(f"{len(favored)} and {len(against)} prompts are not the same ones in two layouts")
-    for row, (one, other) in enumerate(zip(favored.prompts, against.prompts, strict=True)):
+    if not all(math.isfinite(one) and one >= 0 for one in strengths):
+        raise InputError(f"strengths={tuple(strengths)} must be finite and not negative; 0 changes nothing")
+    if not max_accuracy_drop >= 0:
+        raise InputError(
+            f"max_accuracy_drop={max_accuracy_drop} must not be negative; 0 keeps the accuracy, 0.01 gives up 1 %"
+        )
+    if len(favored) != len(unfavored):
+        raise InputError(f"{len(favored)} and {len(unfavored)} prompts are not the same ones in two layouts")
+    for row, (one, other) in enumerate(zip(favored.prompts, unfavored.prompts, strict=True)):
         if (one.query, one.answer) != (other.query, other.answer):
             raise InputError(
                 f"prompt {row} asks about {one.query!r} (answer {one.answer!r}) in one layout and {other.query!r} "
                 f"(answer {other.answer!r}) in the other; give the same prompts in two layouts"
             )
-    strengths = tuple(dict.fromkeys([0.0, *tried]))
-    batches = [favored, against, *others]
+    strengths = tuple(dict.fromkeys([0.0, *strengths]))
+    batches = [favored, unfavored, *accuracy_batches]
     sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
     bias, right = [], []
     for of_strength in zip(*(_scored(model, batch, heads, fix, strengths) for batch in batches), strict=True):
@@ -247,16 +256,16 @@ def choose_strength(
         bias.append(float((odds[0] - odds[1]).mean()))
         right.append(torch.stack([one.double().mean().cpu() for one in correct]))
     loss = [float((right[0] - one).max()) for one in right]
-    best = min((i for i, lost in enumerate(loss) if lost <= max_loss), key=lambda i: abs(bias[i]))
+    best = min((i for i, lost in enumerate(loss) if lost <= max_accuracy_drop), key=lambda i: abs(bias[i]))
     accuracy = tuple(float(one @ sizes / sizes.sum()) for one in right)
-    return Strength(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(loss))
+    return StrengthSearch(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(loss))
 
 
 def _scored(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], fix: Fix, strengths: Sequence[float]
 ) -> list[tuple[Tensor, Tensor]]:
     """Under each strength: the answer's log-odds, nats, and whether it scores highest."""
-    fixes = [LabelFix(heads, **{fix: strength}) for strength in strengths]
+    fixes = [DebiasSettings(heads, **{fix: strength}) for strength in strengths]
     return [
         (
             label_log_odds(scores, batch.answer, choices=batch.label_mask),

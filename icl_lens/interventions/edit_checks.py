@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.editor import asleep
+from icl_lens.interventions.editor import edits_disabled
 from icl_lens.interventions.pattern import LayerValues, layer_hooks, recompute_pattern, score_inputs
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -24,7 +24,7 @@ ROWS = 256
 PATTERN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def check_moves(view: ModelView, heads: Iterable[Head]) -> None:
+def warn_if_inert(view: ModelView, heads: Iterable[Head]) -> None:
     """Warns, the first time a head is edited, if what its hook_z is set to does not change the logits.
 
     Rows of one token, each with another head's z replaced by noise.
@@ -65,7 +65,7 @@ def _moved(view: ModelView, heads: list[Head]) -> list[bool]:
     return [not torch.equal(row, logits[-1]) for row in logits[:-1]]
 
 
-def check_understood(view: ModelView, layers: Iterable[int]) -> None:
+def check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
     """Refuses, by name, a model whose attention patterns do not follow from its queries and keys as we think.
 
     A model is asked once, in one pass, of all its layers; of those in `layers` it must hold.
@@ -109,7 +109,7 @@ def _only_if(asked: bool) -> Iterator[None]:
 
 def _keeper(values: LayerValues, name: str) -> Any:
     def hook_fn(value: Tensor, hook: Any) -> None:
-        values.see(name, value)
+        values.record(name, value)
 
     return hook_fn
 
@@ -118,13 +118,13 @@ def _tokens(view: ModelView, n: int) -> Tensor:
     n = min(n, int(view.cfg.n_ctx))
     d_vocab = view.model.W_U.shape[1]
     tokens = torch.randint(d_vocab, (1, n), generator=torch.Generator().manual_seed(0))
-    return tokens.to(getattr(view.cfg, "device", None) or view.home)
+    return tokens.to(getattr(view.cfg, "device", None) or view.unembed_device)
 
 
 def _run(view: ModelView, tokens: Tensor, hooks: list[tuple[str, Any]]) -> Tensor:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(view.own_pass())
-        stack.enter_context(asleep(view))
+        stack.enter_context(view.exclusive_pass())
+        stack.enter_context(edits_disabled(view))
         stack.enter_context(view.model.hooks(fwd_hooks=hooks))
         return view.model(tokens, return_type="logits")[:, -1]

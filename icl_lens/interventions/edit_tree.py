@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Forks:
+class EditTree:
     """Rows for sets of heads that are edited together: row 0 is edited nowhere, others leave a row at some layer."""
 
     entering: dict[int, list[int]]
@@ -18,7 +18,7 @@ class Forks:
     """For each set its row."""
 
     @classmethod
-    def of(cls, chosen: Bool[Tensor, "set layer head"], *, alike: bool) -> "Forks":
+    def of(cls, chosen: Bool[Tensor, "set layer head"], *, mergeable: bool) -> "EditTree":
         """`alike`: sets that hold the same heads of a layer are edited alike there; else no two sets ever are."""
         nothing = bytes(chosen.shape[2])
         entering: dict[int, list[int]] = {}
@@ -26,7 +26,7 @@ class Forks:
         row_of = [0] * len(chosen)
         for layer in range(chosen.shape[1]):
             edits = [heads.tobytes() for heads in chosen[:, layer].cpu().numpy()]
-            if not alike:
+            if not mergeable:
                 edits = [edit + f" {place}".encode() * (edit != nothing) for place, edit in enumerate(edits)]
             known = {(0, nothing): 0, **{(1 + i, edits[place]): 1 + i for i, place in enumerate(set_of)}}
             for place, edit in enumerate(edits):
@@ -38,6 +38,6 @@ class Forks:
                 row_of[place] = row
         return cls(entering, set_of, row_of)
 
-    def sets_at(self, layer: int) -> list[int]:
+    def sets_at_layer(self, layer: int) -> list[int]:
         """The sets of the rows that are there when a layer's heads are edited, row 0 aside."""
         return self.set_of[: sum(len(copied) for begun, copied in self.entering.items() if begun <= layer)]

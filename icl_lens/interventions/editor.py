@@ -13,14 +13,14 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.interventions.pattern import (
-    Inputs,
     LayerValues,
+    ScoreInputs,
     check_no_cache,
     layer_hooks,
     recompute_pattern,
     score_inputs,
 )
-from icl_lens.models.locking import check_thread, taking_turn
+from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -36,11 +36,11 @@ class Stage(IntEnum):
 
 
 @dataclass
-class Attention:
+class AttentionState:
     """One layer's attention in one pass, for the heads that some edit touches, on its way to z."""
 
     chosen: list[int]
-    inputs: Inputs | None
+    inputs: ScoreInputs | None
     """What scores are made of; None where only patterns are edited, which the model shows."""
     v: Tensor
     weight: Tensor
@@ -51,7 +51,7 @@ class Attention:
     """Heads, by their place in `chosen`, whose pattern is to be recomputed."""
     pattern: Tensor | None = None
 
-    def places(self, heads: Sequence[int]) -> list[int]:
+    def indices_of(self, heads: Sequence[int]) -> list[int]:
         return [self.chosen.index(head) for head in heads]
 
 
@@ -74,7 +74,7 @@ class Editor:
     edits: list[Edit] = field(default_factory=list)
     hooked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Hook name -> hook point and handle: there as long as some edit needs it, whoever came first."""
-    asleep: bool = False
+    edits_disabled: bool = False
     key_mask: Tensor | None = None
     values: dict[int, LayerValues] = field(default_factory=dict)
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Editor:
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass begins."""
-        if not self.asleep:
+        if not self.edits_disabled:
             check_thread(self.view.model)
             tokens = next((x for x in (*args, *kwargs.values()) if _is_tokens(x)), None)
             for edit in self.edits:
@@ -121,23 +121,23 @@ class Editor:
         mask = self.key_mask[:, -n_queries:].to(device)
         return torch.where(mask, places, 0).max(-1).values
 
-    def at(self, layer: int, stages: Sequence[Stage]) -> list[tuple[Edit, list[int]]]:
+    def edits_at(self, layer: int, stages: Sequence[Stage]) -> list[tuple[Edit, list[int]]]:
         """Edits of a layer in the order in which they apply."""
         found = [(edit, edit.heads[layer]) for edit in self.edits if edit.stage in stages and layer in edit.heads]
         return sorted(found, key=lambda pair: pair[0].stage)
 
-    def see(self, layer: int, name: str, value: Tensor) -> None:
+    def record(self, layer: int, name: str, value: Tensor) -> None:
         if layer not in self.values:
             self.values[layer] = LayerValues(self.view, layer, self.key_mask)
-        self.values[layer].see(name, value)
+        self.values[layer].record(name, value)
 
     def on_pattern(self, layer: int, value: Tensor) -> Tensor:
         """The pattern: edited here as well, so that whoever reads it sees what the model used."""
-        if not self.at(layer, ATTENTION):
+        if not self.edits_at(layer, ATTENTION):
             return value
         after_z = layer in self.patterns
         if not after_z:
-            self.see(layer, "pattern", value)
+            self.record(layer, "pattern", value)
             self._attend(layer)
         chosen, pattern, _ = self.patterns[layer]
         if not after_z:
@@ -150,28 +150,28 @@ class Editor:
 
     def on_z(self, layer: int, z: Tensor) -> Tensor:
         z = z.clone()
-        if self.at(layer, ATTENTION):
+        if self.edits_at(layer, ATTENTION):
             if layer not in self.patterns:
                 self._attend(layer)
             chosen, pattern, v = self.patterns[layer]
             mixed = "batch chosen query key, batch key chosen d_head -> batch query chosen d_head"
             z[:, :, chosen] = einsum(pattern.to(z.dtype), v.to(z.dtype), mixed)
         last = self.last(len(z), z.shape[1], z.device)
-        for edit, heads in self.at(layer, (Stage.z, Stage.removal)):
+        for edit, heads in self.edits_at(layer, (Stage.z, Stage.removal)):
             edit.apply(z, heads, layer, last)
         return z
 
     def _attend(self, layer: int) -> None:
         values = self.values[layer]
         check_no_cache(values)
-        edits = self.at(layer, ATTENTION)
+        edits = self.edits_at(layer, ATTENTION)
         chosen = sorted({head for _, heads in edits for head in heads})
         v = values.heads("v", chosen)
         early = [pair for pair in edits if pair[0].stage < Stage.pattern]
         own = values.seen.get("pattern")
         inputs = score_inputs(values, chosen) if early or own is None else None
         batch, n_queries = v.shape[:2]
-        work = Attention(
+        work = AttentionState(
             chosen=chosen,
             inputs=inputs,
             v=v,
@@ -206,7 +206,7 @@ def editing(view: ModelView, edit: Edit) -> Iterator[None]:
 
     Raises InputError while another thread edits the model, and for passes from another thread.
     """
-    with taking_turn(view.model, block=True):
+    with model_lock(view.model, block=True):
         editor = _EDITORS.get(view.model)
         if editor is None:
             editor = _EDITORS[view.model] = Editor(view)
@@ -244,17 +244,17 @@ def _check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
 
 
 @contextmanager
-def asleep(view: ModelView) -> Iterator[None]:
+def edits_disabled(view: ModelView) -> Iterator[None]:
     """The model as if no edit were at work on it."""
     editor = _EDITORS.get(view.model)
-    before = editor.asleep if editor is not None else False
+    before = editor.edits_disabled if editor is not None else False
     try:
         if editor is not None:
-            editor.asleep = True
+            editor.edits_disabled = True
         yield
     finally:
         if editor is not None:
-            editor.asleep = before
+            editor.edits_disabled = before
 
 
 def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]]:
@@ -270,17 +270,17 @@ def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]
 
 def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tensor | None]:
     def hook_fn(value: Tensor, hook: Any) -> Tensor | None:
-        if editor.asleep:
+        if editor.edits_disabled:
             return None
         if layer is None:
             for each in {layer for edit in editor.edits if edit.stage in ATTENTION for layer in edit.heads}:
-                editor.see(each, name, value)
+                editor.record(each, name, value)
             return None
         if name == "pattern":
             return editor.on_pattern(layer, value)
         if name == "z":
             return editor.on_z(layer, value)
-        editor.see(layer, name, value)
+        editor.record(layer, name, value)
         return None
 
     return hook_fn

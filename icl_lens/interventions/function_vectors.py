@@ -19,11 +19,11 @@ from torch import Tensor
 from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.interventions.effects import head_effects
-from icl_lens.interventions.head_sets import Read, read_by_rows
-from icl_lens.interventions.prefix_cache import NotShared
-from icl_lens.interventions.selection import group
+from icl_lens.interventions.head_sets import Reducer, map_cached_rows
+from icl_lens.interventions.prefix_cache import PrefixCacheUnsupported
+from icl_lens.interventions.selection import group_by_layer
 from icl_lens.models.head import Head
-from icl_lens.models.locking import in_turn, taking_turn
+from icl_lens.models.locking import locks_model, model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -42,7 +42,7 @@ def function_vector(
         True
     """
     view = ModelView.of(model)
-    by_layer = group(view, heads)
+    by_layer = group_by_layer(view, heads)
     batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
     if not batches:
         raise InputError("there is no reference prompt to average over; give at least one")
@@ -51,10 +51,10 @@ def function_vector(
         acts = capture(model, batch)
         for layer, indices in by_layer.items():
             total += acts.head_outputs(layer)[:, indices].double().sum((0, 1)).cpu()
-    return (total / sum(map(len, batches))).to(view.home, view.compute_dtype)
+    return (total / sum(map(len, batches))).to(view.unembed_device, view.compute_dtype)
 
 
-@in_turn
+@locks_model
 def indirect_effects(
     model: Any, corrupted: PromptBatch, reference: PromptBatch | Iterable[PromptBatch]
 ) -> Float[Tensor, "batch layer head"]:
@@ -74,13 +74,13 @@ def indirect_effects(
     return (own - lost).exp() - own.exp()
 
 
-@in_turn
+@locks_model
 def read_with_vectors(
     model: Any,
     batch: PromptBatch,
     vectors: Float[Tensor, "case d_model"],
     layers: Sequence[int],
-    read: Read,
+    read: Reducer,
 ) -> Float[Tensor, "batch case n"]:
     """What `read` keeps after each prompt with each vector added behind its layer, as `add_vector` adds it.
 
@@ -93,10 +93,10 @@ def read_with_vectors(
     order = sorted(range(len(layers)), key=lambda case: layers[case])
     places, ordered = [layers[case] for case in order], vectors[order]
     try:
-        found = read_by_rows(
-            view, batch, len(order), lambda kept, some, _: kept.with_vectors(ordered[some], places[some]), read
+        found = map_cached_rows(
+            view, batch, len(order), lambda kept, some, _: kept.add_vectors(ordered[some], places[some]), read
         )
-    except NotShared:
+    except PrefixCacheUnsupported:
         each = []
         for vector, layer in zip(ordered, places, strict=True):
             with add_vector(model, vector, layer, batch):
@@ -134,7 +134,7 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
         stream[rows, batch.last.to(stream.device)] += vector.to(stream)
         return stream
 
-    with taking_turn(model, block=True), model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_post"), add)]):
+    with model_lock(model, block=True), model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_post"), add)]):
         yield
 
 

@@ -20,7 +20,7 @@ from icl_lens.prompts.batch import PromptBatch
 GRAPH_BYTES = 2**30
 
 
-def first_order_falls(
+def first_order_drops(
     view: ModelView,
     batch: PromptBatch,
     scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
@@ -66,7 +66,7 @@ def differentiable_pass(
 
     own = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
     own.append((view.last_logits_hook, only_last))
-    with _only_activations(view), view.lean_pass() as lean, view.model.hooks(fwd_hooks=[*own, *hooks]):
+    with _only_activations(view), view.inference_pass() as lean, view.model.hooks(fwd_hooks=[*own, *hooks]):
         # Copies: what was made in inference mode cannot be part of a graph.
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]

@@ -18,21 +18,21 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads, every_head, mean_z
-from icl_lens.interventions.edit_checks import check_moves
+from icl_lens.interventions.edit_checks import warn_if_inert
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
-from icl_lens.interventions.memory_budget import prompts_at_once, rows_at_once
-from icl_lens.interventions.partial_forward import Instead, read_without_sets
-from icl_lens.interventions.prefix_cache import CachedRows, NotShared, check_untouched
-from icl_lens.interventions.selection import Positions, group
+from icl_lens.interventions.memory_budget import max_prompts, max_rows
+from icl_lens.interventions.partial_forward import Replacement, map_ablated_sets
+from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, check_no_hooks
+from icl_lens.interventions.selection import Positions, group_by_layer
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
-from icl_lens.models.locking import in_turn
+from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-RowsOf = Callable[[CachedRows, slice, list[int]], Float[Tensor, "prompt row d_vocab"]]
+RowsOf = Callable[[PrefixCache, slice, list[int]], Float[Tensor, "prompt row d_vocab"]]
 """Logits under some edits, of the prompts at these places in a batch; row 0 of each is not edited."""
-Read = Callable[[Float[Tensor, "batch row d_vocab"], PromptBatch], Float[Tensor, "batch row n"]]
+Reducer = Callable[[Float[Tensor, "batch row d_vocab"], PromptBatch], Float[Tensor, "batch row n"]]
 """What is kept of the log-probabilities after some prompts, of several rows each."""
 Mode = Literal["zero", "mean"]
 Sets = Sequence[Iterable[Head | tuple[int, int]]]
@@ -40,11 +40,11 @@ Reference = PromptBatch | Iterable[PromptBatch] | None
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerScores:
     """What a model answers: label log-probabilities (nats), and whether the right label leads the whole vocabulary."""
 
     label_log_probs: Float[Tensor, "prompt label"]
-    right: Bool[Tensor, " prompt"]
+    top1_correct: Bool[Tensor, " prompt"]
     answer: Int[Tensor, " prompt"]
     """The right label's index; -1 where a prompt has no answer."""
     label_mask: Bool[Tensor, "prompt label"]
@@ -58,14 +58,14 @@ class Answers:
     @property
     def accuracy_over_vocabulary(self) -> float:
         """Share of prompts whose right label's token is the most probable of all tokens, 0 to 1."""
-        return float(self.right.float().mean())
+        return float(self.top1_correct.float().mean())
 
 
-@in_turn
-def label_log_probs_without(
+@locks_model
+def label_log_probs_ablated(
     model: Any,
     batch: PromptBatch,
-    sets: Sets,
+    head_sets: Sets,
     *,
     positions: Positions = "last",
     mode: Mode = "zero",
@@ -84,16 +84,16 @@ def label_log_probs_without(
     labels, and a mean without reference.
 
     Example:
-        >>> curve = il.label_log_probs_without(model, batch, [[], [(5, 0)], [(5, 0), (4, 1)]])
+        >>> curve = il.label_log_probs_ablated(model, batch, [[], [(5, 0)], [(5, 0), (4, 1)]])
         >>> curve.shape, (curve[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
     """
-    batch.check_labels("label to score", "head_effects scores any target")
-    return _without(model, batch, sets, _labels, positions, mode, reference)
+    batch.require_labels("label to score", "head_effects scores any target")
+    return _without(model, batch, head_sets, _labels, positions, mode, reference)
 
 
-@in_turn
-def answers_without(
+@locks_model
+def score_ablated_sets(
     model: Any,
     batch: PromptBatch,
     sets: Sets,
@@ -101,13 +101,13 @@ def answers_without(
     positions: Positions = "all",
     mode: Mode = "zero",
     reference: Reference = None,
-    means: Instead = None,
-) -> list[Answers]:
-    """What the model answers without each set of heads, on the CPU; see `label_log_probs_without`.
+    means: Replacement = None,
+) -> list[AnswerScores]:
+    """What the model answers without each set of heads, on the CPU; see `label_log_probs_ablated`.
 
     `means`: those over `reference`, from `mean_z` of all heads, where they are known already.
     """
-    batch.check_labels("label to score", "head_effects scores any target")
+    batch.require_labels("label to score", "head_effects scores any target")
 
     def read(log_probs: Tensor, some: PromptBatch) -> Tensor:
         right = log_probs.argmax(-1) == some.answer_tokens.to(log_probs.device)[:, None]
@@ -115,7 +115,7 @@ def answers_without(
 
     found = _without(model, batch, sets, read, positions, mode, reference, means).cpu()
     return [
-        Answers(one[:, :-1].float(), one[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
+        AnswerScores(one[:, :-1].float(), one[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
         for one in found.unbind(1)
     ]
 
@@ -128,11 +128,11 @@ def _without(
     model: Any,
     batch: PromptBatch,
     sets: Sets,
-    read: Read,
+    read: Reducer,
     positions: Positions,
     mode: Mode,
     reference: Reference,
-    means: Instead = None,
+    means: Replacement = None,
 ) -> Float[Tensor, "batch set n"]:
     """What `read` keeps after each prompt without each set of heads."""
     view = ModelView.of(model)
@@ -144,39 +144,39 @@ def _without(
         )
     if not len(sets):
         raise InputError("there is no set of heads to remove; give at least one, which may be empty")
-    removed = marked(view, sets)
+    removed = head_mask(view, sets)
     averaged = None
     if reference is not None:
         averaged = [reference] if isinstance(reference, PromptBatch) else list(reference)
     if positions == "all":  # as within `ablate_heads`; at the last position sets may hold every head
-        check_moves(view, [Head(*place) for place in removed.any(0).nonzero().tolist()])
+        warn_if_inert(view, [Head(*place) for place in removed.any(0).nonzero().tolist()])
     try:
-        instead = None
+        replacement = None
         if averaged is not None:
-            instead = means or mean_z(view, every_head(view), averaged, positions)
+            replacement = means or mean_z(view, every_head(view), averaged, positions)
         if positions == "last":
-            return read_by_rows(
-                view, batch, len(removed), lambda kept, some, _: kept.without_sets(removed[some], instead), read
+            return map_cached_rows(
+                view, batch, len(removed), lambda kept, some, _: kept.ablate_sets(removed[some], replacement), read
             )
-        check_untouched(view)
-        return read_without_sets(
+        check_no_hooks(view)
+        return map_ablated_sets(
             view,
             batch,
             removed,
             lambda log_probs, rows: read(log_probs[:, None], batch[rows])[:, 0],
-            instead,
+            replacement,
             pass_tokens=PASS_TOKENS,
         )
-    except NotShared:
-        return _whole(model, batch, removed, read, positions, mode, averaged)
+    except PrefixCacheUnsupported:
+        return _full_passes(model, batch, removed, read, positions, mode, averaged)
 
 
-def marked(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
+def head_mask(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
     """Which heads each set removes; raises InputError for heads that are not there."""
     removed = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
     for row, heads in enumerate(sets):
         some = list(heads)
-        for layer, indices in group(view, some).items() if some else ():
+        for layer, indices in group_by_layer(view, some).items() if some else ():
             removed[row, layer, indices] = True
     return removed
 
@@ -187,43 +187,45 @@ def labels_by_rows(
     n_sets: int,
     rows_of: RowsOf,
     *,
-    plain: bool = False,
+    position_free: bool = False,
 ) -> Float[Tensor, "batch set label"]:
     """Log-probability of each label under each of several edits at the last position; see `read_by_rows`."""
-    return read_by_rows(view, batch, n_sets, rows_of, _labels, plain=plain)
+    return map_cached_rows(view, batch, n_sets, rows_of, _labels, position_free=position_free)
 
 
-def read_by_rows(
+def map_cached_rows(
     view: ModelView,
     batch: PromptBatch,
     n_sets: int,
     rows_of: RowsOf,
-    read: Read,
+    read: Reducer,
     *,
-    plain: bool = False,
+    position_free: bool = False,
 ) -> Float[Tensor, "batch set n"]:
     """What `read` keeps under each of several edits at the last position, from rows that share keys.
 
     `rows_of` gets some prompts' keys (`plain`: also without position), which edits are wanted, and which prompts these
     are. Raises NotShared.
     """
-    size = prompts_at_once(view, batch, pass_tokens=PASS_TOKENS, n_rows=n_sets, plain=plain)
+    size = max_prompts(view, batch, pass_tokens=PASS_TOKENS, n_rows=n_sets, position_free=position_free)
     # Prompts of about one length share a pass, so that none is padded for nothing.
     order = batch.last.argsort(stable=True).tolist()
     found: Tensor | None = None
     for start in range(0, len(order), size):
         prompts = order[start : start + size]
         some = batch[prompts]
-        step = max(1, rows_at_once(view) // len(prompts) - 1)
-        kept = _or_not_shared(view, lambda some=some: CachedRows.of(view, some, plain=plain))
+        step = max(1, max_rows(view) // len(prompts) - 1)
+        kept = _reraise_unsupported(view, lambda some=some: PrefixCache.of(view, some, position_free=position_free))
         clean = kept.log_probs[:, None]
         for first in range(0, n_sets, step):
             sets = slice(first, min(first + step, n_sets))
-            rows = _or_not_shared(view, lambda kept=kept, sets=sets, prompts=prompts: rows_of(kept, sets, prompts))
+            rows = _reraise_unsupported(
+                view, lambda kept=kept, sets=sets, prompts=prompts: rows_of(kept, sets, prompts)
+            )
             own = torch.log_softmax(rows.to(clean.dtype), dim=-1)
             off = float((_checked(own[:, :1], clean, some) - _checked(clean, clean, some)).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
-                raise NotShared(f"a row of {view.architecture} without any edit is off by {off:.1e} nats")
+                raise PrefixCacheUnsupported(f"a row of {view.architecture} without any edit is off by {off:.1e} nats")
             kept_of = read(own[:, 1:], some)
             if found is None:
                 found = kept_of.new_empty(len(order), n_sets, kept_of.shape[-1])
@@ -239,24 +241,24 @@ def _checked(log_probs: Tensor, clean: Tensor, batch: PromptBatch) -> Float[Tens
     return log_probs.gather(-1, clean.argmax(-1, keepdim=True))
 
 
-def _or_not_shared(view: ModelView, compute: Callable[[], Any]) -> Any:
+def _reraise_unsupported(view: ModelView, compute: Callable[[], Any]) -> Any:
     """What `compute` gives; NotShared where the family does not run on rows, or shows no hook for them."""
     try:
         return compute()
     except InputError as error:
-        raise NotShared(str(error)) from error
+        raise PrefixCacheUnsupported(str(error)) from error
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         text = str(error).splitlines()[0]
-        raise NotShared(f"{view.architecture} does not run on rows of one token ({text})") from error
+        raise PrefixCacheUnsupported(f"{view.architecture} does not run on rows of one token ({text})") from error
 
 
-def _whole(
+def _full_passes(
     model: Any,
     batch: PromptBatch,
     removed: Bool[Tensor, "set layer head"],
-    read: Read,
+    read: Reducer,
     positions: Positions,
     mode: Mode,
     averaged: list[PromptBatch] | None,

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.interventions.pattern import LayerValues, position_direction, rotation, score_inputs, unrotated
+from icl_lens.interventions.pattern import LayerValues, position_direction, rotation, score_inputs, without_rotation
 from icl_lens.models import attention_scores
-from icl_lens.models.attention_scores import ScoreView, rotate
+from icl_lens.models.attention_scores import AttentionScoring, rotate
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -80,7 +80,7 @@ class AttentionEdits:
 
 
 @dataclass(frozen=True)
-class PlainKeys:
+class PositionFreeKeys:
     """Keys of one layer without the position term, and what learned positions put into the last query and key."""
 
     k: Float[Tensor, "batch kv_head key d_head"] | None
@@ -94,21 +94,21 @@ class PlainKeys:
         cls,
         values: LayerValues,
         k: Float[Tensor, "batch key kv_head d_head"],
-        turns: tuple[Tensor, Tensor] | None,
+        cos_sin: tuple[Tensor, Tensor] | None,
         last: Int[Tensor, " batch"],
-        how: ScoreView,
-    ) -> "PlainKeys":
+        how: AttentionScoring,
+    ) -> "PositionFreeKeys":
         """From what the hooks of a layer saw, and its keys before rotation."""
         if how.position == "alibi":
             return cls(None, None, None)
         view, layer = values.view, values.layer
         q_share, k_share = None, None
-        if turns is not None:
-            k = unrotated(k, *turns, how.interleaved)
+        if cos_sin is not None:
+            k = without_rotation(k, *cos_sin, how.interleaved)
         else:
             share = score_inputs(values, range(view.n_heads)).k_share
             assert share is not None
-            k = k - grouped(share, view.n_kv_heads).to(k)
+            k = k - per_kv_head(share, view.n_kv_heads).to(k)
             direction = position_direction(values, k.dtype).to(k.device).expand(len(k), -1, -1)
             there = direction[torch.arange(len(k), device=k.device), last]
             W_Q, W_K = (weights.to(there) for weights in (view.W_Q(layer), view.W_K(layer)))
@@ -117,34 +117,34 @@ class PlainKeys:
 
 
 @dataclass(frozen=True)
-class SharedKeys:
+class LayerKVCache:
     """What the last queries of one layer attend to: keys (rotated) and values, once a prompt, for all of its rows."""
 
     k: Float[Tensor, "batch kv_head key d_head"]
     v: Float[Tensor, "batch kv_head key d_head"]
-    seen: Bool[Tensor, "batch key"]
+    visible_keys: Bool[Tensor, "batch key"]
     """The keys a prompt's last query sees, itself included."""
     alibi: Float[Tensor, "batch head key"] | None
-    turns: tuple[Tensor, Tensor] | None
+    cos_sin: tuple[Tensor, Tensor] | None
     """Cosines and sines of every position, [batch key d_rotary]."""
     last: Int[Tensor, " batch"]
-    how: ScoreView
-    plain: PlainKeys | None = None
+    how: AttentionScoring
+    position_free: PositionFreeKeys | None = None
     """What edits of the position term need."""
 
     @classmethod
-    def of(cls, values: LayerValues, batch: PromptBatch, *, plain: bool = False) -> "SharedKeys":
+    def of(cls, values: LayerValues, batch: PromptBatch, *, position_free: bool = False) -> "LayerKVCache":
         """From what the hooks of a layer saw in a pass over the batch; with `plain`, without position as well."""
         view, layer = values.view, values.layer
-        how = attention_scores.score_view(view, layer)
-        k, v = (grouped(values.seen[name], view.n_kv_heads) for name in "kv")
+        how = attention_scores.attention_scoring(view, layer)
+        k, v = (per_kv_head(values.seen[name], view.n_kv_heads) for name in "kv")
         device, dtype = k.device, torch.promote_types(k.dtype, torch.float32)
         mask, last = batch.attention_mask.bool().to(device), batch.last.to(device)
-        turns, alibi = None, None
+        cos_sin, alibi = None, None
         k = before = k.to(dtype)
         if how.position == "rotary":
             cos, sin = (x.to(device, dtype).expand(len(k), -1, -1) for x in rotation(values, mask))
-            turns = cos, sin
+            cos_sin = cos, sin
             k = rotate(k, cos, sin, how.interleaved)
         elif how.position == "alibi":
             alibi = attention_scores.alibi(view, layer, mask).to(device, dtype)
@@ -153,8 +153,8 @@ class SharedKeys:
         if how.window is not None:
             seen = seen & (back < how.window)
         k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
-        without = PlainKeys.of(values, before, turns, last, how) if plain else None
-        return cls(k, v, seen, alibi, turns, last, how, without)
+        without = PositionFreeKeys.of(values, before, cos_sin, last, how) if position_free else None
+        return cls(k, v, seen, alibi, cos_sin, last, how, without)
 
     def attend(
         self,
@@ -194,17 +194,19 @@ class SharedKeys:
         if edits is not None:
             products = self._with_keys(products, turned, edits)
         weight = None
-        if edits is not None and self.plain is not None:
+        if edits is not None and self.position_free is not None:
             weight = edits.weight.to(products).unflatten(1, (n_groups, -1)).transpose(0, 1)[None, ..., None]
-            if self.plain.k is not None:
-                products = weight * products + (1 - weight) * self._products(*self._plain(q, k, norm), self.plain.k)
+            if self.position_free.k is not None:
+                products = weight * products + (1 - weight) * self._products(
+                    *self._plain(q, k, norm), self.position_free.k
+                )
         products = products * self.how.scale
         if self.alibi is not None:
             bias = self.alibi.unflatten(1, (n_groups, 1, -1))
             products = products + (bias if weight is None else weight * bias)
         if self.how.soft_cap is not None:
             products = self.how.soft_cap * torch.tanh(products / self.how.soft_cap)
-        pattern = products.masked_fill(~self.seen[:, None, None, None], -torch.inf).softmax(dim=-1)
+        pattern = products.masked_fill(~self.visible_keys[:, None, None, None], -torch.inf).softmax(dim=-1)
         if edits is not None:
             pattern = edits.scaled(pattern)
         place = self.last[:, None, None, None, None].expand(*pattern.shape[:-1], 1)
@@ -226,10 +228,10 @@ class SharedKeys:
         self, x: Float[Tensor, "batch pos head d_head"], places: Int[Tensor, "batch #pos"]
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Queries or keys rotated as those of some positions, where a family rotates them."""
-        if self.turns is None:
+        if self.cos_sin is None:
             return x
         rows = torch.arange(len(places), device=places.device)[:, None]
-        cos, sin = (turn[rows, places] for turn in self.turns)
+        cos, sin = (turn[rows, places] for turn in self.cos_sin)
         return rotate(x, cos, sin, self.how.interleaved)
 
     def _with_keys(
@@ -276,18 +278,20 @@ class SharedKeys:
 
     def _plain(self, q: Tensor, k: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The rows' own queries and keys without the position term."""
-        assert self.plain is not None
-        if self.turns is not None:
+        assert self.position_free is not None
+        if self.cos_sin is not None:
             rows = torch.arange(len(q), device=q.device)
-            cos, sin = (turn[rows, self.last, None] for turn in self.turns)
-            return unrotated(q, cos, sin, self.how.interleaved), unrotated(k, cos, sin, self.how.interleaved)
-        if self.plain.q_share is None or self.plain.k_share is None:
+            cos, sin = (turn[rows, self.last, None] for turn in self.cos_sin)
+            return without_rotation(q, cos, sin, self.how.interleaved), without_rotation(
+                k, cos, sin, self.how.interleaved
+            )
+        if self.position_free.q_share is None or self.position_free.k_share is None:
             return q, k
         size = 1.0 if norm is None else norm.to(q)[:, :, None, None]
-        return q - size * self.plain.q_share[:, None], k - size * self.plain.k_share[:, None]
+        return q - size * self.position_free.q_share[:, None], k - size * self.position_free.k_share[:, None]
 
 
-def grouped(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[Tensor, "batch pos kv_head d_head"]:
+def per_kv_head(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[Tensor, "batch pos kv_head d_head"]:
     """Keys or values once a group, also where TransformerLens repeats them for every query head."""
     return x if x.shape[2] == n_groups else x[:, :, :: x.shape[2] // n_groups]
 
@@ -298,15 +302,15 @@ TURNS = ("cos", "sin")
 def key_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """Short name -> hook name of what attention to shared keys reads."""
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in "qkv"} | attention_scores.normed_hooks(view, layer)
-    if attention_scores.score_view(view, layer).position == "rotary" and (
-        turns := attention_scores.rotation_hooks(view, layer)
+    if attention_scores.attention_scoring(view, layer).position == "rotary" and (
+        cos_sin := attention_scores.rotation_hooks(view, layer)
     ):
-        hooks |= dict(zip(TURNS, turns, strict=True))
+        hooks |= dict(zip(TURNS, cos_sin, strict=True))
     return hooks
 
 
 def position_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """The same of what learned positions put into keys."""
-    if attention_scores.score_view(view, layer).position != "standard":
+    if attention_scores.attention_scoring(view, layer).position != "standard":
         return {}
     return {"position": "hook_pos_embed", "resid": view.hook(layer, "hook_resid_pre")}

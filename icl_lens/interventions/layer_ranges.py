@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from icl_lens.models.inference import swapped
+from icl_lens.models.inference import replaced_forwards
 from icl_lens.models.view import ModelView
 
 Returns = list[int | None]
@@ -14,7 +14,7 @@ Returns = list[int | None]
 
 
 @contextmanager
-def counting(view: ModelView, layers: Sequence[int], returns: Returns) -> Iterator[None]:
+def record_arity(view: ModelView, layers: Sequence[int], returns: Returns) -> Iterator[None]:
     """What the blocks of these layers return is written behind what is there, as they run."""
 
     def count(module: Any, args: Any, output: Any) -> None:
@@ -29,8 +29,8 @@ def counting(view: ModelView, layers: Sequence[int], returns: Returns) -> Iterat
 
 
 @contextmanager
-def only(
-    view: ModelView, layers: range, returns: Returns, *, begin: Tensor | None = None, goes_on: slice = slice(None)
+def run_layers(
+    view: ModelView, layers: range, returns: Returns, *, resid_in: Tensor | None = None, goes_on: slice = slice(None)
 ) -> Iterator[list[Tensor]]:
     """Only the blocks of consecutive layers are run in the block; gives a list that what leaves the last is added to.
 
@@ -39,7 +39,7 @@ def only(
     last one does that is.
     """
     blocks = view.model.blocks
-    left: list[Tensor] = []
+    resid_out: list[Tensor] = []
 
     def hand_on(layer: int) -> Any:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -50,24 +50,28 @@ def only(
         return forward
 
     def enter(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return with_stream(args, kwargs, lambda x: x if begin is None else begin.to(x.device))
+        return replace_residual(args, kwargs, lambda x: x if resid_in is None else resid_in.to(x.device))
 
     def leave(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        left.append(_stream(args, kwargs))
-        return with_stream(args, kwargs, lambda x: x[goes_on])
+        resid_out.append(_stream(args, kwargs))
+        return replace_residual(args, kwargs, lambda x: x[goes_on])
 
     handles = [blocks[layers.start].register_forward_pre_hook(enter, with_kwargs=True)]
     if layers.stop < view.n_layers:
         handles.append(blocks[layers.stop].register_forward_pre_hook(leave, with_kwargs=True))
     try:
-        with swapped([(blocks[layer], hand_on(layer)) for layer in range(view.n_layers) if layer not in layers]):
-            yield left
+        with replaced_forwards(
+            [(blocks[layer], hand_on(layer)) for layer in range(view.n_layers) if layer not in layers]
+        ):
+            yield resid_out
     finally:
         for handle in handles:
             handle.remove()
 
 
-def with_stream(args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]) -> tuple[Any, dict[str, Any]]:
+def replace_residual(
+    args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> tuple[Any, dict[str, Any]]:
     """The arguments of a block with the residual stream changed."""
     x = change(_stream(args, kwargs))
     if "hidden_states" in kwargs:

@@ -15,26 +15,26 @@ ROW_BYTES = 256 * 2**20
 STAGE_BYTES = 32 * 2**20
 
 
-def prompts_at_once(
-    view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int | None = None, plain: bool = False
+def max_prompts(
+    view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int | None = None, position_free: bool = False
 ) -> int:
     """Prompts whose keys and rows fit in the memory meant for them: `n_rows` each, or one without each head."""
     width = batch.tokens.shape[1]
-    keys = _key_bytes(view, width, plain=plain)
+    keys = _key_bytes(view, width, position_free=position_free)
     rows = 1 + (view.n_layers * view.n_heads if n_rows is None else n_rows)
-    return max(1, min(KEY_BYTES // keys, rows_at_once(view) // rows, pass_tokens // width))
+    return max(1, min(KEY_BYTES // keys, max_rows(view) // rows, pass_tokens // width))
 
 
-def rows_at_once(view: ModelView) -> int:
+def max_rows(view: ModelView) -> int:
     """Rows of one pass."""
     size = 4 if view.compute_dtype == torch.float32 else 8
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
     return max(1 + view.n_heads, ROW_BYTES // (size * max(view.model.W_U.shape[1], 3 * d_mlp)))
 
 
-def layers_at_once(view: ModelView, n: int) -> Iterator[range]:
+def layer_chunks(view: ModelView, n: int) -> Iterator[range]:
     """Consecutive layers whose heads are removed in one pass over the rows of `n` prompts."""
-    step = max(1, (rows_at_once(view) // n - 1) // view.n_heads)
+    step = max(1, (max_rows(view) // n - 1) // view.n_heads)
     for first in range(0, view.n_layers, step):
         yield range(first, min(first + step, view.n_layers))
 
@@ -46,7 +46,7 @@ def stages(view: ModelView, batch: PromptBatch) -> Iterator[range]:
     yield from (range(first, stop) for first, stop in pairwise(bounds))
 
 
-def _key_bytes(view: ModelView, width: int, *, plain: bool = False) -> int:
+def _key_bytes(view: ModelView, width: int, *, position_free: bool = False) -> int:
     """Of one prompt, all layers."""
     size = 4 if view.compute_dtype == torch.float32 else 8
-    return (3 if plain else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size
+    return (3 if position_free else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size

@@ -16,73 +16,75 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.layer_ranges import Returns, counting, only
+from icl_lens.interventions.layer_ranges import Returns, record_arity, run_layers
 from icl_lens.interventions.selection import Positions
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Read = Callable[[Float[Tensor, "row d_vocab"], list[int]], Float[Tensor, "row n"]]
 """What is kept of log-probabilities, from them and the prompt that each row is of."""
-Instead = Mapping[int, Float[Tensor, "head d_head"]] | None
+Replacement = Mapping[int, Float[Tensor, "head d_head"]] | None
 """Layer -> what stands in place of each head's z; None for zero."""
 Pair = tuple[int, int]
 """A set and a prompt."""
 
 # Tokens of a pass from which on a larger one is hardly faster: sets that begin elsewhere then get one of their own.
-ENOUGH_TOKENS = 512
+MIN_PASS_TOKENS = 512
 # What streams that are kept may take.
 STREAM_BYTES = 256 * 2**20
 
 
-def read_without_sets(
+def map_ablated_sets(
     view: ModelView,
     batch: PromptBatch,
     removed: Bool[Tensor, "set layer head"],
     read: Read,
-    instead: Instead = None,
+    replacement: Replacement = None,
     *,
     positions: Positions = "all",
     pass_tokens: int,
 ) -> Float[Tensor, "batch set n"]:
     """What `read` keeps after each prompt without each set of heads, at all its positions or at the last one."""
-    begins = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
-    each = len(set(begins)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    start_layers = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
+    each = len(set(start_layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
     size = max(1, STREAM_BYTES // each)
     found = []
     for start in range(0, len(batch), size):
         rows = list(range(start, min(start + size, len(batch))))
-        streams = Streams.of(view, batch[rows], {layer for layer in begins if layer < view.n_layers})
-        found.append(_read(streams, rows, removed, begins, read, instead, positions, pass_tokens))
+        streams = ResidualCache.of(view, batch[rows], {layer for layer in start_layers if layer < view.n_layers})
+        found.append(_read(streams, rows, removed, start_layers, read, replacement, positions, pass_tokens))
     return torch.cat(found)
 
 
 def _read(
-    streams: "Streams",
+    streams: "ResidualCache",
     rows: list[int],
     removed: Bool[Tensor, "set layer head"],
-    begins: list[int],
+    start_layers: list[int],
     read: Read,
-    instead: Instead,
+    replacement: Replacement,
     positions: Positions,
     pass_tokens: int,
 ) -> Float[Tensor, "row set n"]:
     """The same of the prompts that streams are kept of, which are these rows of all."""
     view, batch = streams.view, streams.batch
-    plain = read(streams.log_probs, rows)
-    found = plain[:, None].repeat(1, len(removed), 1)
-    for pairs in _passes(begins, len(batch), batch.tokens.shape[1], view.n_layers, pass_tokens):
+    position_free = read(streams.log_probs, rows)
+    found = position_free[:, None].repeat(1, len(removed), 1)
+    for pairs in _passes(start_layers, len(batch), batch.tokens.shape[1], view.n_layers, pass_tokens):
         sets, prompts = [one for one, _ in pairs], [row for _, row in pairs]
-        first = min(begins[one] for one in sets)
+        first = min(start_layers[one] for one in sets)
         some = batch[prompts]
-        hooks = list(_removals(view, removed[sets], first, instead, some.last if positions == "last" else None))
-        with streams.beginning(first, prompts), view.model.hooks(fwd_hooks=hooks):
+        hooks = list(
+            _ablation_hooks(view, removed[sets], first, replacement, some.last if positions == "last" else None)
+        )
+        with streams.resume_at(first, prompts), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, some)
         found[prompts, sets] = read(log_probs, [rows[row] for row in prompts])
     return found
 
 
 @dataclass(frozen=True)
-class Streams:
+class ResidualCache:
     """What entered some layers in a pass over some prompts: passes can begin there."""
 
     view: ModelView
@@ -93,7 +95,7 @@ class Streams:
     block_returns: Returns
 
     @classmethod
-    def of(cls, view: ModelView, batch: PromptBatch, layers: Iterable[int]) -> "Streams":
+    def of(cls, view: ModelView, batch: PromptBatch, layers: Iterable[int]) -> "ResidualCache":
         """One pass over the batch."""
         stream: dict[int, Tensor] = {}
         returns: Returns = []
@@ -102,45 +104,45 @@ class Streams:
             return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
 
         hooks = [(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]
-        with counting(view, range(view.n_layers), returns), view.model.hooks(fwd_hooks=hooks):
+        with record_arity(view, range(view.n_layers), returns), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, batch)
         return cls(view, batch, stream, log_probs, returns)
 
     @contextmanager
-    def beginning(self, layer: int, rows: Sequence[int] | None = None) -> Iterator[None]:
+    def resume_at(self, layer: int, rows: Sequence[int] | None = None) -> Iterator[None]:
         """Passes in the block begin at this layer, whose stream was kept; they must be over `batch`, or these rows."""
         x = self.stream[layer]
         # A copy either way: blocks of some families add to it in place.
         x = x.clone() if rows is None else x[rows, : self.batch[rows].tokens.shape[1]]
-        with only(self.view, range(layer, self.view.n_layers), self.block_returns, begin=x):
+        with run_layers(self.view, range(layer, self.view.n_layers), self.block_returns, resid_in=x):
             yield
 
 
-def _passes(begins: list[int], n: int, width: int, n_layers: int, pass_tokens: int) -> Iterator[list[Pair]]:
+def _passes(start_layers: list[int], n: int, width: int, n_layers: int, pass_tokens: int) -> Iterator[list[Pair]]:
     """Rows that share a pass: sets in order of the layer they begin in, those that remove nothing left out."""
     group: list[Pair] = []
     layer = 0
     for one in sorted(
-        (place for place, begin in enumerate(begins) if begin < n_layers), key=lambda place: begins[place]
+        (place for place, begin in enumerate(start_layers) if begin < n_layers), key=lambda place: start_layers[place]
     ):
-        if group and begins[one] != layer and len(group) * width >= ENOUGH_TOKENS:
+        if group and start_layers[one] != layer and len(group) * width >= MIN_PASS_TOKENS:
             yield group
             group = []
-        layer = begins[one] if not group else layer
+        layer = start_layers[one] if not group else layer
         for row in range(n):
             if group and (len(group) + 1) * width > pass_tokens:
                 yield group
-                group, layer = [], begins[one]
+                group, layer = [], start_layers[one]
             group.append((one, row))
     if group:
         yield group
 
 
-def _removals(
+def _ablation_hooks(
     view: ModelView,
     removed: Bool[Tensor, "row layer head"],
     first: int,
-    instead: Instead,
+    replacement: Replacement,
     last: Int[Tensor, " row"] | None,
 ) -> Iterator[tuple[str, Any]]:
     """Hooks that take from each row of a pass the heads of its set: at all positions, or at `last`."""
@@ -149,9 +151,9 @@ def _removals(
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
             rows, heads = (place.to(z.device) for place in removed[:, layer].nonzero(as_tuple=True))
             z = z.clone()
-            new = z.new_zeros(()) if instead is None else instead[layer].to(z)[heads]
+            new = z.new_zeros(()) if replacement is None else replacement[layer].to(z)[heads]
             if last is None:
-                z[rows, :, heads] = new if instead is None else new[:, None]
+                z[rows, :, heads] = new if replacement is None else new[:, None]
             else:
                 z[rows, last.to(z.device)[rows], heads] = new
             return z

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit_checks import check_moves, check_understood
-from icl_lens.interventions.editor import Attention, Edit, Stage, asleep, editing
-from icl_lens.interventions.head_sets import labels_by_rows, marked
+from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.editor import AttentionState, Edit, Stage, editing, edits_disabled
+from icl_lens.interventions.head_sets import head_mask, labels_by_rows
 from icl_lens.interventions.kv_cache import Patches
-from icl_lens.interventions.pattern import Inputs, LayerValues, layer_hooks, score_inputs
-from icl_lens.interventions.prefix_cache import CachedRows, NotShared, check_untouched
-from icl_lens.interventions.selection import Positions, group, heads_of
+from icl_lens.interventions.pattern import LayerValues, ScoreInputs, layer_hooks, score_inputs
+from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, check_no_hooks
+from icl_lens.interventions.selection import Positions, flatten_heads, group_by_layer
 from icl_lens.models.head import Head
-from icl_lens.models.locking import in_turn
+from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
-What = Literal["q", "k", "v", "pattern", "z"]
+HeadActivation = Literal["q", "k", "v", "pattern", "z"]
 Align = Literal["positions", "labels"]
 
 
@@ -32,11 +32,11 @@ def patch_heads(
     heads: Iterable[Head | tuple[int, int]],
     source: PromptBatch,
     *,
-    what: What,
+    activation: HeadActivation,
     positions: Positions = "all",
     align: Align = "positions",
-    into: PromptBatch | None = None,
-    seen_by: Positions = "all",
+    batch: PromptBatch | None = None,
+    query_positions: Positions = "all",
 ) -> Iterator[None]:
     """Gives chosen heads what they have on other prompts, position by position or label by label.
 
@@ -52,7 +52,7 @@ def patch_heads(
     keys and queries bring their position's share along. `positions="last"` patches the last position only (queries,
     pattern rows, z); queries and z may then come from prompts of another length.
 
-    `seen_by="last"`, for keys and values aligned by labels: only the last query sees them, at label positions, as if
+    `query_positions="last"`, for keys and values aligned by labels: only the last query sees them, at label positions, as if
     the heads of all other positions had what they have without a patch (in a pass of `into` with no other block). So
     what moves is what the last position reads from labels, and not what else is made of the patched ones on the way.
 
@@ -61,95 +61,97 @@ def patch_heads(
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
-        >>> with il.patch_heads(model, [il.Head(2, 0)], other, what="q", positions="last"):
+        >>> with il.patch_heads(model, [il.Head(2, 0)], other, activation="q", positions="last"):
         ...     patched = il.label_log_probs(model, batch)
         >>> patched.shape
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    by_layer = group(view, heads)
-    _check(what, positions, align, into, seen_by)
-    recorded, own = _recorded(view, by_layer, source, what, into if seen_by == "last" else None)
-    with _patching(view, by_layer, _Patch(source, what, positions, into, recorded, own)):
+    by_layer = group_by_layer(view, heads)
+    _check(activation, positions, align, batch, query_positions)
+    recorded, own = _recorded(view, by_layer, source, activation, batch if query_positions == "last" else None)
+    with _patching(view, by_layer, _Patch(source, activation, positions, batch, recorded, own)):
         yield
 
 
-@in_turn
+@locks_model
 def label_log_probs_patched(
     model: Any,
     batch: PromptBatch,
-    sets: Sequence[Iterable[Head | tuple[int, int]]],
+    head_sets: Sequence[Iterable[Head | tuple[int, int]]],
     source: PromptBatch,
     *,
-    what: What,
+    activation: HeadActivation,
     positions: Positions = "all",
     align: Align = "positions",
-    seen_by: Positions = "all",
+    query_positions: Positions = "all",
 ) -> Float[Tensor, "batch set label"]:
     """Log-probability of each label after each prompt when the heads of each set are patched, nats.
 
     The same numbers as `label_log_probs` within `patch_heads(model, heads, source, …)`, a set at a time, within
     rounding, but `source` is run once for all of them. Where only the last position is touched (its queries or z, or
-    keys and values of labels with `seen_by="last"`), the batch is run once as well, and each set is a row of one token;
+    keys and values of labels with `query_positions="last"`), the batch is run once as well, and each set is a row of one token;
     a pass for each set otherwise, and where keys cannot be shared (see `head_effects`). Raises InputError as
     `patch_heads` does, and for no sets.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
         >>> sets = [[il.Head(2, 0)], [il.Head(2, 0), il.Head(3, 1)]]
-        >>> il.label_log_probs_patched(model, batch, sets, other, what="q", positions="last").shape
+        >>> il.label_log_probs_patched(model, batch, sets, other, activation="q", positions="last").shape
         torch.Size([1, 2, 2])
     """
     view = ModelView.of(model)
-    if not len(sets):
+    if not len(head_sets):
         raise InputError("there is no set of heads to patch; give at least one")
-    each = [group(view, heads) for heads in sets]
-    every = group(view, {head for by_layer in each for head in heads_of(by_layer)})
+    each = [group_by_layer(view, heads) for heads in head_sets]
+    every = group_by_layer(view, {head for by_layer in each for head in flatten_heads(by_layer)})
     into = batch if align == "labels" else None
-    _check(what, positions, align, into, seen_by)
-    if seen_by == "last" or (what in ("q", "z") and positions == "last" and align == "positions"):
-        with suppress(NotShared):
-            return _by_rows(view, batch, each, every, source, what)
-    recorded, own = _recorded(view, every, source, what, into if seen_by == "last" else None)
+    _check(activation, positions, align, into, query_positions)
+    if query_positions == "last" or (activation in ("q", "z") and positions == "last" and align == "positions"):
+        with suppress(PrefixCacheUnsupported):
+            return _patch_cached(view, batch, each, every, source, activation)
+    recorded, own = _recorded(view, every, source, activation, into if query_positions == "last" else None)
     found = []
     for by_layer in each:
         some, theirs = (_of_heads(kept, every, by_layer) for kept in (recorded, own))
-        with _patching(view, by_layer, _Patch(source, what, positions, into, some, theirs)):
+        with _patching(view, by_layer, _Patch(source, activation, positions, into, some, theirs)):
             found.append(label_log_probs(model, batch))
     return torch.stack(found, dim=1)
 
 
-def _by_rows(
+def _patch_cached(
     view: ModelView,
     batch: PromptBatch,
     each: Sequence[dict[int, list[int]]],
     every: dict[int, list[int]],
     source: PromptBatch,
-    what: What,
+    activation: HeadActivation,
 ) -> Float[Tensor, "batch set label"]:
     """Patches that only the last position sees: a row of one token for each set and prompt. Raises NotShared."""
-    check_untouched(view)
+    check_no_hooks(view)
     if len(source) not in (1, len(batch)):
-        raise NotShared("the source has other rows")
-    aligned = None if what in ("q", "z") else _aligned(source, batch, ends=False)
-    recorded, _ = _recorded(view, every, source, what, None)
-    chosen = marked(view, [heads_of(by_layer) for by_layer in each])
-    if what == "z":
-        instead = {layer: _at_last(view, batch, source, kept["z"], every[layer]) for layer, kept in recorded.items()}
+        raise PrefixCacheUnsupported("the source has other rows")
+    aligned = None if activation in ("q", "z") else _aligned(source, batch, ends=False)
+    recorded, _ = _recorded(view, every, source, activation, None)
+    chosen = head_mask(view, [flatten_heads(by_layer) for by_layer in each])
+    if activation == "z":
+        replacement = {
+            layer: _at_last(view, batch, source, kept["z"], every[layer]) for layer, kept in recorded.items()
+        }
         return labels_by_rows(
             view,
             batch,
             len(each),
-            lambda kept, sets, prompts: kept.without_sets(
-                chosen[sets], {layer: z[prompts] for layer, z in instead.items()}
+            lambda kept, sets, prompts: kept.ablate_sets(
+                chosen[sets], {layer: z[prompts] for layer, z in replacement.items()}
             ),
         )
     patches = {
-        layer: _patches(view, batch, source, what, kept[what], every[layer], aligned)
+        layer: _patches(view, batch, source, activation, kept[activation], every[layer], aligned)
         for layer, kept in recorded.items()
     }
 
-    def rows_of(kept: CachedRows, sets: slice, prompts: list[int]) -> Tensor:
+    def rows_of(kept: PrefixCache, sets: slice, prompts: list[int]) -> Tensor:
         return kept.with_patches(chosen[sets], {layer: one.of(prompts) for layer, one in patches.items()})
 
     return labels_by_rows(view, batch, len(each), rows_of)
@@ -159,7 +161,7 @@ def _patches(
     view: ModelView,
     batch: PromptBatch,
     source: PromptBatch,
-    what: What,
+    activation: HeadActivation,
     value: Float[Tensor, "source pos chosen d_head"],
     heads: list[int],
     aligned: tuple[Tensor, Tensor, Tensor] | None,
@@ -175,7 +177,7 @@ def _patches(
     places[rows, slots] = ours
     full = value.new_zeros(*places.shape, view.n_heads, value.shape[-1])
     full[rows[:, None], slots[:, None], torch.tensor(heads, device=device)] = value[rows, theirs]
-    return Patches(places=places, k=full if what == "k" else None, v=full if what == "v" else None)
+    return Patches(places=places, k=full if activation == "k" else None, v=full if activation == "v" else None)
 
 
 def _at_last(
@@ -193,21 +195,23 @@ def _at_last(
     return full
 
 
-def _check(what: What, positions: Positions, align: Align, into: PromptBatch | None, seen_by: Positions) -> None:
+def _check(
+    activation: HeadActivation, positions: Positions, align: Align, into: PromptBatch | None, query_positions: Positions
+) -> None:
     """Raises InputError for what cannot be patched so."""
-    check_choice("what", what, ("q", "k", "v", "pattern", "z"))
+    check_choice("what", activation, ("q", "k", "v", "pattern", "z"))
     check_choice("positions", positions, ("all", "last"))
-    if positions == "last" and what in ("k", "v"):
-        raise InputError(f"what={what!r} is read at every position; patch it with positions='all'")
+    if positions == "last" and activation in ("k", "v"):
+        raise InputError(f"activation={activation!r} is read at every position; patch it with positions='all'")
     check_choice("align", align, ("positions", "labels"))
     if (align == "labels") != (into is not None):
-        needs = "needs into=, the batch that is run in the block" if into is None else "takes no into="
+        needs = "needs batch=, the batch that is run in the block" if into is None else "takes no batch="
         raise InputError(f"align={align!r} {needs}")
-    check_choice("seen_by", seen_by, ("all", "last"))
-    if seen_by == "last" and (into is None or what not in ("k", "v")):
+    check_choice("query_positions", query_positions, ("all", "last"))
+    if query_positions == "last" and (into is None or activation not in ("k", "v")):
         raise InputError(
-            "seen_by='last' is for keys and values that are aligned by labels: give what='k' or 'v', align='labels' "
-            "and into="
+            "query_positions='last' is for keys and values that are aligned by labels: give activation='k' or 'v', align='labels' "
+            "and batch="
         )
 
 
@@ -216,13 +220,17 @@ Kept = dict[int, dict[str, Tensor]]
 
 
 def _recorded(
-    view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, what: What, own: PromptBatch | None
+    view: ModelView,
+    by_layer: dict[int, list[int]],
+    source: PromptBatch,
+    activation: HeadActivation,
+    own: PromptBatch | None,
 ) -> tuple[Kept, Kept]:
     """What the heads have on the source, and their z on prompts of which earlier positions are to stay as they are."""
-    if what != "z":
-        check_understood(view, by_layer)
-    kept = _record(view, by_layer, source, what), {} if own is None else _record(view, by_layer, own, "z")
-    check_moves(view, heads_of(by_layer))
+    if activation != "z":
+        check_pattern_recomputable(view, by_layer)
+    kept = _record(view, by_layer, source, activation), {} if own is None else _record(view, by_layer, own, "z")
+    warn_if_inert(view, flatten_heads(by_layer))
     return kept
 
 
@@ -240,11 +248,11 @@ def _of_heads(kept: Kept, every: dict[int, list[int]], some: dict[int, list[int]
 @contextmanager
 def _patching(view: ModelView, by_layer: dict[int, list[int]], patch: "_Patch") -> Iterator[None]:
     """A patch at work."""
-    stage = {"pattern": Stage.pattern, "z": Stage.z}.get(patch.what, Stage.inputs)
+    stage = {"pattern": Stage.pattern, "z": Stage.z}.get(patch.activation, Stage.inputs)
     with ExitStack() as stack:
-        edit = patch.in_z if patch.what == "z" else patch.in_attention
+        edit = patch.in_z if patch.activation == "z" else patch.in_attention
         stack.enter_context(editing(view, Edit(stage, by_layer, edit, only=patch.into)))
-        if patch.own:
+        if patch.clean_z:
             stack.enter_context(editing(view, Edit(Stage.z, by_layer, patch.restore, only=patch.into)))
         yield
 
@@ -255,31 +263,31 @@ class _Patch:
     def __init__(
         self,
         source: PromptBatch,
-        what: What,
+        activation: HeadActivation,
         positions: Positions,
         into: PromptBatch | None,
         recorded: "Kept",
         own: "Kept",
     ):
-        self.source, self.what, self.positions, self.into = source, what, positions, into
+        self.source, self.activation, self.positions, self.into = source, activation, positions, into
         # Layer -> what the heads have on the source, and, where only the last query is to see it, their own z.
-        self.recorded, self.own = recorded, own
+        self.recorded, self.clean_z = recorded, own
         self.places = None if into is None else _aligned(source, into, ends=not own)
         # One position stands for one: prompts may then differ in length.
-        self.any_length = into is not None or (positions == "last" and what in ("q", "z"))
+        self.any_length = into is not None or (positions == "last" and activation in ("q", "z"))
 
-    def in_attention(self, work: Attention, indices: list[int], layer: int) -> None:
+    def in_attention(self, work: AttentionState, indices: list[int], layer: int) -> None:
         """Patches queries, keys, values or the pattern of a layer's heads."""
-        heads, recorded = work.places(indices), self.recorded[layer]
-        if self.what == "v":
+        heads, recorded = work.indices_of(indices), self.recorded[layer]
+        if self.activation == "v":
             work.v = work.v.clone()
             self._write(work.v, recorded["v"], heads, work.last)
-        elif self.what == "pattern":
+        elif self.activation == "pattern":
             assert work.pattern is not None
             self._write_pattern(work.pattern, recorded["pattern"], heads, work.last)
         else:
             work.rescored.update(heads)
-            for name in (self.what, f"{self.what}_share"):
+            for name in (self.activation, f"{self.activation}_share"):
                 old = getattr(work.inputs, name)
                 if old is not None:
                     new = old.clone()
@@ -294,7 +302,7 @@ class _Patch:
         """z [batch pos head d_head] as it was without the patch, at all positions but each row's last."""
         self._check_rows(len(z), last)
         earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
-        z[:, :, indices] = torch.where(earlier[..., None, None], self.own[layer]["z"].to(z), z[:, :, indices])
+        z[:, :, indices] = torch.where(earlier[..., None, None], self.clean_z[layer]["z"].to(z), z[:, :, indices])
 
     def _write(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
         """target [batch pos head …] gets value [source pos chosen …] for the heads at the places `heads`."""
@@ -339,7 +347,7 @@ class _Patch:
         if len(source) not in (1, rows):
             raise InputError(f"the source has {len(source)} prompts, and the forward pass {rows} rows; give as many")
         if into is not None and not (len(into) == rows and torch.equal(into.last.to(last.device), last)):
-            raise InputError("the forward pass is not over the batch given as into=; run the same batch")
+            raise InputError("the forward pass is not over the batch given as batch=; run the same batch")
         end = source.last.to(last.device).expand(rows)
         if self.any_length or torch.equal(end, last):
             return
@@ -347,7 +355,7 @@ class _Patch:
         raise InputError(
             f"source and prompt differ in their number of tokens, first in row {row} ({int(end[row]) + 1} and "
             f"{int(last[row]) + 1}), so that positions do not correspond; use prompts of the same length, or "
-            "align='labels'" + (", or positions='last'" if self.what in ("q", "z") else "")
+            "align='labels'" + (", or positions='last'" if self.activation in ("q", "z") else "")
         )
 
 
@@ -358,7 +366,7 @@ def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Ten
     """
     if len(source) not in (1, len(into)):
         raise InputError(f"the source has {len(source)} prompts, and into {len(into)}; give as many, or one")
-    into.check_labels("label to align at", "use positions='last', or prompts of the same length")
+    into.require_labels("label to align at", "use positions='last', or prompts of the same length")
     found = []
     for row in range(len(into)):
         of = row if len(source) > 1 else 0
@@ -375,34 +383,34 @@ def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Ten
     return rows, ours, theirs
 
 
-def _record(view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, what: What) -> Kept:
+def _record(view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation) -> Kept:
     """Layer -> what its chosen heads have on the source prompts, by name."""
     values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
 
     def keeper(layer: int, name: str) -> Callable[..., None]:
         def hook_fn(value: Tensor, hook: Any) -> None:
-            values[layer].see(name, value.detach())
+            values[layer].record(name, value.detach())
 
         return hook_fn
 
     hooks = []
     for layer in by_layer:
-        names = {"z": view.hook(layer, "attn.hook_z")} if what == "z" else layer_hooks(view, layer)
+        names = {"z": view.hook(layer, "attn.hook_z")} if activation == "z" else layer_hooks(view, layer)
         hooks += [(hook, keeper(layer, name)) for name, hook in names.items()]
     check_vocabulary(view.model, source, "source")
-    with torch.no_grad(), view.own_pass(), asleep(view), view.model.hooks(fwd_hooks=hooks):
+    with torch.no_grad(), view.exclusive_pass(), edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
         view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
     found = {}
     for layer, chosen in by_layer.items():
         seen = values[layer].seen
-        if what == "z":
+        if activation == "z":
             found[layer] = {"z": seen["z"][:, :, chosen]}
-        elif what == "v":
+        elif activation == "v":
             found[layer] = {"v": values[layer].heads("v", chosen)}
-        elif what == "pattern":
+        elif activation == "pattern":
             found[layer] = {"pattern": seen["pattern"][:, chosen]}
         else:
-            inputs: Inputs = score_inputs(values[layer], chosen)
-            names = (what, f"{what}_share")
+            inputs: ScoreInputs = score_inputs(values[layer], chosen)
+            names = (activation, f"{activation}_share")
             found[layer] = {name: getattr(inputs, name) for name in names if getattr(inputs, name) is not None}
     return found

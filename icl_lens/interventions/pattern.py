@@ -12,7 +12,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.decompose import grouped_to_heads
+from icl_lens.activations.decompose import repeat_kv
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import rotate
@@ -29,26 +29,28 @@ class LayerValues:
     key_mask: Bool[Tensor, "batch key"] | None = None
     seen: dict[str, Tensor] = field(default_factory=dict)
 
-    def see(self, name: str, value: Tensor) -> None:
+    def record(self, name: str, value: Tensor) -> None:
         """Keeps what a hook saw; normed queries and keys, which come after the plain ones, in their place."""
         if name.endswith("_normed"):
             # Norms of single heads come with heads first; OLMo-2's is over all heads together.
             value = value.transpose(1, 2) if value.ndim == 4 else value.unflatten(-1, (-1, self.view.d_head))
-        elif name in ("q", "k") and (norm := attention_scores.unseen_norm(self.view, self.layer, name)) is not None:
+        elif (
+            name in ("q", "k") and (norm := attention_scores.unhooked_qk_norm(self.view, self.layer, name)) is not None
+        ):
             flat = norm.width != self.view.d_head  # one norm over all heads
             value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
         self.seen[name.removesuffix("_normed")] = value
 
     def heads(self, name: Literal["q", "k", "v"], chosen: Sequence[int]) -> Float[Tensor, "batch pos chosen d_head"]:
         """Queries, keys or values of chosen heads, key-value groups repeated."""
-        return grouped_to_heads(self.seen[name], self.view.n_heads)[:, :, list(chosen)]
+        return repeat_kv(self.seen[name], self.view.n_heads)[:, :, list(chosen)]
 
 
 def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """Short name -> hook name of everything that recomputing a layer's attention reads."""
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
     hooks |= attention_scores.normed_hooks(view, layer)
-    kind = attention_scores.score_view(view, layer).position
+    kind = attention_scores.attention_scoring(view, layer).position
     if kind == "rotary" and (rotation := attention_scores.rotation_hooks(view, layer)) is not None:
         hooks["cos"], hooks["sin"] = rotation
     if kind == "standard":
@@ -58,7 +60,7 @@ def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
 
 
 @dataclass
-class Inputs:
+class ScoreInputs:
     """Queries and keys of chosen heads before position enters, and what position adds to them.
 
     Kept apart so that both can be patched from another prompt.
@@ -70,33 +72,33 @@ class Inputs:
     k_share: Float[Tensor, "batch key chosen d_head"] | None
 
 
-def score_inputs(values: LayerValues, chosen: Sequence[int]) -> Inputs:
+def score_inputs(values: LayerValues, chosen: Sequence[int]) -> ScoreInputs:
     """Queries and keys of chosen heads; with learned positions also the share the position embedding has in them."""
     view, layer = values.view, values.layer
     q, k = values.heads("q", chosen), values.heads("k", chosen)
-    if attention_scores.score_view(view, layer).position != "standard":
-        return Inputs(q, k, None, None)
+    if attention_scores.attention_scoring(view, layer).position != "standard":
+        return ScoreInputs(q, k, None, None)
     position = position_direction(values, torch.promote_types(q.dtype, torch.float32)).to(q.device)
-    norm = view.first_norm(layer)
+    norm = view.attn_input_norm(layer)
     if norm.normalize:
         x = values.seen["resid"].to(position)
         position = position * norm_scale(x, eps=norm.eps, center=norm.center)[..., None]
     groups = [view.kv_head(head) for head in chosen]
     share = "batch pos d_model, head d_model d_head -> batch pos head d_head"
     W_Q, W_K = view.W_Q(layer)[list(chosen)].to(position), view.W_K(layer)[groups].to(position)
-    return Inputs(q, k, einsum(position, W_Q, share).expand_as(q), einsum(position, W_K, share).expand_as(k))
+    return ScoreInputs(q, k, einsum(position, W_Q, share).expand_as(q), einsum(position, W_K, share).expand_as(k))
 
 
 def position_direction(values: LayerValues, dtype: torch.dtype) -> Float[Tensor, "#batch pos d_model"]:
     """What learned positions put into a layer's attention, before the norm's scale: its centring and gain at work."""
-    norm = values.view.first_norm(values.layer)
+    norm = values.view.attn_input_norm(values.layer)
     position = values.seen["position"].to(dtype)
     if norm.center:
         position = position - position.mean(-1, keepdim=True)
     return position * norm.gain_as(dtype).to(position.device)
 
 
-def unrotated(
+def without_rotation(
     x: Float[Tensor, "batch pos head d_head"], cos: Tensor, sin: Tensor, interleaved: bool
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Queries or keys as if at position 0, under the length that some families give their rotations."""
@@ -105,7 +107,7 @@ def unrotated(
 
 def recompute_pattern(
     values: LayerValues,
-    inputs: Inputs,
+    inputs: ScoreInputs,
     chosen: Sequence[int],
     weight: Float[Tensor, "batch chosen query"],
 ) -> Float[Tensor, "batch chosen query key"]:
@@ -113,7 +115,7 @@ def recompute_pattern(
 
     Same mask, soft-cap and softmax as the model's own.
     """
-    how = attention_scores.score_view(values.view, values.layer)
+    how = attention_scores.attention_scoring(values.view, values.layer)
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     q, k = inputs.q.to(dtype), inputs.k.to(dtype)
     product = "batch query head d_head, batch key head d_head -> batch head query key"
@@ -124,17 +126,17 @@ def recompute_pattern(
         cos, sin = rotation(values, mask)
         cos, sin = cos.to(q.device, dtype), sin.to(q.device, dtype)
         turned = einsum(rotate(q, cos, sin, how.interleaved), rotate(k, cos, sin, how.interleaved), product)
-        plain_q, plain_k = (unrotated(x, cos, sin, how.interleaved) for x in (q, k))
-        plain = einsum(plain_q, plain_k, product)
-        logits = how.scale * (weight * turned + (1 - weight) * plain)
+        plain_q, plain_k = (without_rotation(x, cos, sin, how.interleaved) for x in (q, k))
+        position_free = einsum(plain_q, plain_k, product)
+        logits = how.scale * (weight * turned + (1 - weight) * position_free)
     elif how.position == "alibi":
         bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
         logits = how.scale * einsum(q, k, product) + weight * bias
     else:
         assert inputs.q_share is not None
         assert inputs.k_share is not None
-        plain = einsum(q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype), product)
-        logits = how.scale * (weight * einsum(q, k, product) + (1 - weight) * plain)
+        position_free = einsum(q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype), product)
+        logits = how.scale * (weight * einsum(q, k, product) + (1 - weight) * position_free)
     if how.soft_cap is not None:
         logits = how.soft_cap * torch.tanh(logits / how.soft_cap)
     n_queries = q.shape[1]

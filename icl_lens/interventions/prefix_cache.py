@@ -19,17 +19,17 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
-from icl_lens.interventions.edit_tree import Forks
+from icl_lens.interventions.edit_tree import EditTree
 from icl_lens.interventions.kv_cache import (
     TURNS,
     AttentionEdits,
+    LayerKVCache,
     Patches,
-    SharedKeys,
-    grouped,
     key_hooks,
+    per_kv_head,
     position_hooks,
 )
-from icl_lens.interventions.layer_ranges import Returns, counting, only, with_stream
+from icl_lens.interventions.layer_ranges import Returns, record_arity, replace_residual, run_layers
 from icl_lens.interventions.memory_budget import stages
 from icl_lens.interventions.pattern import LayerValues
 from icl_lens.models.readout import norm_scale
@@ -37,12 +37,12 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 
-class NotShared(Exception):
+class PrefixCacheUnsupported(Exception):
     """Why rows of one token cannot stand for whole passes over a model; the text ends "…, because"."""
 
 
 @dataclass(frozen=True)
-class CachedRows:
+class PrefixCache:
     """Prompts whose keys and values are kept, ready for rows that each are edited at the last position.
 
     Raises NotShared where that cannot be done, or comes out otherwise than the model's own pass.
@@ -54,25 +54,25 @@ class CachedRows:
     """Consecutive ones that keys and values are kept of; passes over rows run these."""
     log_probs: Float[Tensor, "batch d_vocab"]
     """The model's own, nothing removed; means nothing before the last layer has run."""
-    keys: dict[int, SharedKeys]
+    keys: dict[int, LayerKVCache]
     resid_pre: dict[int, Float[Tensor, "batch d_model"]]
     z: dict[int, Float[Tensor, "batch head d_head"]]
     block_returns: Returns
-    behind: Float[Tensor, "batch pos d_model"] | None
+    resid_after: Float[Tensor, "batch pos d_model"] | None
     """The residual stream behind the layers, where the model has more of them."""
 
     @classmethod
-    def of(cls, view: ModelView, batch: PromptBatch, *, plain: bool = False) -> "CachedRows":
+    def of(cls, view: ModelView, batch: PromptBatch, *, position_free: bool = False) -> "PrefixCache":
         """One pass over the batch, keeping keys and values at all positions, the rest at the last one.
 
         With `plain`, keys without the position term as well.
         """
-        return cls._of(view, batch, range(view.n_layers), None, plain=plain)
+        return cls._of(view, batch, range(view.n_layers), None, position_free=position_free)
 
     @classmethod
-    def in_stages(cls, view: ModelView, batch: PromptBatch) -> Iterator["CachedRows"]:
+    def by_layer_stage(cls, view: ModelView, batch: PromptBatch) -> Iterator["PrefixCache"]:
         """The same with the keys and values of some layers at a time: they are let go when the next are asked for."""
-        stage: CachedRows | None = None
+        stage: PrefixCache | None = None
         for layers in stages(view, batch):
             stage = cls._of(view, batch, layers, stage)
             yield stage
@@ -80,10 +80,16 @@ class CachedRows:
 
     @classmethod
     def _of(
-        cls, view: ModelView, batch: PromptBatch, layers: range, before: "CachedRows | None", *, plain: bool = False
-    ) -> "CachedRows":
+        cls,
+        view: ModelView,
+        batch: PromptBatch,
+        layers: range,
+        before: "PrefixCache | None",
+        *,
+        position_free: bool = False,
+    ) -> "PrefixCache":
         """A pass through some layers, behind those `before`."""
-        check_untouched(view)
+        check_no_hooks(view)
         values = {layer: LayerValues(view, layer) for layer in layers}
         keys, resid, z = {}, {}, {}
         returns: Returns = [] if before is None else before.block_returns
@@ -91,12 +97,12 @@ class CachedRows:
         def at_last(x: Tensor) -> Tensor:
             return x.detach()[torch.arange(len(x), device=x.device), batch.last.to(x.device)].clone()
 
-        def see(layer: int, name: str) -> Any:
-            return lambda value, hook: values[layer].see(name, value.detach())
+        def record(layer: int, name: str) -> Any:
+            return lambda value, hook: values[layer].record(name, value.detach())
 
         def keep(layer: int) -> Any:
             def hook_fn(value: Tensor, hook: Any) -> None:
-                keys[layer] = SharedKeys.of(values[layer], batch, plain=plain)
+                keys[layer] = LayerKVCache.of(values[layer], batch, position_free=position_free)
                 values[layer].seen.clear()
                 z[layer] = at_last(value)
 
@@ -108,23 +114,23 @@ class CachedRows:
         hooks: list[tuple[str, Any]] = []
         for layer in layers:
             hooks.append((view.hook(layer, "hook_resid_pre"), keep_resid(layer)))
-            needed = key_hooks(view, layer) | (position_hooks(view, layer) if plain else {})
-            hooks += [(hook, see(layer, name)) for name, hook in needed.items()]
+            needed = key_hooks(view, layer) | (position_hooks(view, layer) if position_free else {})
+            hooks += [(hook, record(layer, name)) for name, hook in needed.items()]
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
-        begin = None if before is None else before.behind
+        begin = None if before is None else before.resid_after
         with (
-            counting(view, layers, returns),
-            only(view, layers, returns, begin=begin) as left,
+            record_arity(view, layers, returns),
+            run_layers(view, layers, returns, resid_in=begin) as left,
             view.model.hooks(fwd_hooks=hooks),
         ):
             log_probs = last_log_probs(view.model, batch)
         return cls(view, batch, layers, log_probs, keys, resid, z, returns, left[0] if left else None)
 
-    def without_each_head(
+    def ablate_each_head(
         self,
         layers: Sequence[int],
-        instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
-        begun: Float[Tensor, "batch begun d_model"] | None = None,
+        replacement: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
+        resume_from: Float[Tensor, "batch begun d_model"] | None = None,
     ) -> Float[Tensor, "batch row d"]:
         """Logits after each prompt without each head of some consecutive layers, layer by layer, in one pass.
 
@@ -136,27 +142,27 @@ class CachedRows:
         def remove(layer: int, z: Float[Tensor, "batch row head d_head"]) -> None:
             if layer in layers:
                 every = torch.arange(n_heads, device=z.device)
-                z[:, z.shape[1] - n_heads + every, every] = 0.0 if instead is None else instead[layer].to(z)
+                z[:, z.shape[1] - n_heads + every, every] = 0.0 if replacement is None else replacement[layer].to(z)
 
         here = [layer for layer in layers if layer in self.layers]
-        return self._pass(dict.fromkeys(here, [0] * n_heads), remove, begun=begun)
+        return self._pass(dict.fromkeys(here, [0] * n_heads), remove, resume_from=resume_from)
 
-    def without_sets(
+    def ablate_sets(
         self,
         removed: Bool[Tensor, "set layer head"],
-        instead: Mapping[int, Float[Tensor, "*batch head d_head"]] | None = None,
+        replacement: Mapping[int, Float[Tensor, "*batch head d_head"]] | None = None,
     ) -> Float[Tensor, "batch row d_vocab"]:
         """Logits after each prompt without each set of heads, in one pass; row 0 has lost nothing.
 
         A head's z is 0, or what `instead` has for its layer, for all prompts alike or for each. Sets that remove the
         same heads up to some layer share a row up to there.
         """
-        forks = Forks.of(removed, alike=True)
+        forks = EditTree.of(removed, mergeable=True)
 
         def remove(layer: int, z: Float[Tensor, "batch row head d_head"]) -> None:
-            here = removed[forks.sets_at(layer), layer]
+            here = removed[forks.sets_at_layer(layer), layer]
             rows, heads = (place.to(z.device) for place in here.nonzero(as_tuple=True))
-            z[:, 1 + rows, heads] = 0.0 if instead is None else instead[layer].to(z)[..., heads, :]
+            z[:, 1 + rows, heads] = 0.0 if replacement is None else replacement[layer].to(z)[..., heads, :]
 
         return self._pass(forks.entering, remove, order=[0, *forks.row_of])
 
@@ -198,39 +204,39 @@ class CachedRows:
         `edits_of` gets the heads that are edited in each row of a layer, the layer, and the sets of the rows behind
         row 0.
         """
-        forks = Forks.of(chosen, alike=False)
+        forks = EditTree.of(chosen, mergeable=False)
 
         def edits(layer: int) -> AttentionEdits | None:
-            sets = forks.sets_at(layer)
+            sets = forks.sets_at_layer(layer)
             here = chosen[sets, layer]
             return edits_of(torch.cat([torch.zeros_like(chosen[:1, layer]), here]), layer, sets) if here.any() else None
 
         return self._pass(forks.entering, lambda layer, z: None, edits, order=[0, *forks.row_of])
 
-    def with_vectors(
+    def add_vectors(
         self, vectors: Float[Tensor, "case d_model"], layers: Sequence[int]
     ) -> Float[Tensor, "batch row d_vocab"]:
         """Logits after each prompt with each vector added to the residual stream behind its layer, in one pass.
 
         `layers` do not fall. Row 0 has nothing added. Blocks before the first of the layers are not run.
         """
-        entering = {layer: [0] * layers.count(layer) for layer in dict.fromkeys(layers)}
+        new_rows = {layer: [0] * layers.count(layer) for layer in dict.fromkeys(layers)}
 
         def add(layer: int, x: Float[Tensor, "batch row d_model"]) -> None:
             first = layers.index(layer)
-            own = vectors[first : first + len(entering[layer])]
+            own = vectors[first : first + len(new_rows[layer])]
             x[:, x.shape[1] - len(own) :] += own.to(x)
 
-        return self._pass(entering, lambda layer, z: None, add=add)
+        return self._pass(new_rows, lambda layer, z: None, add=add)
 
     def _pass(
         self,
-        entering: Mapping[int, Sequence[int]],
+        new_rows: Mapping[int, Sequence[int]],
         remove: Callable[[int, Tensor], None],
         edits: Callable[[int], AttentionEdits | None] = lambda layer: None,
         add: Callable[[int, Tensor], None] | None = None,
         order: Sequence[int] | None = None,
-        begun: Float[Tensor, "batch begun d_model"] | None = None,
+        resume_from: Float[Tensor, "batch begun d_model"] | None = None,
     ) -> Float[Tensor, "batch row d"]:
         """Logits of rows that enter at some layers as copies of others, behind row 0, the prompt's own, edited nowhere.
 
@@ -240,9 +246,9 @@ class CachedRows:
         In a stage before the last, the residual stream instead of logits.
         """
         view, n, stop = self.view, len(self.batch), self.layers.stop
-        first = min(entering, default=stop - 1) if begun is None else self.layers.start
+        first = min(new_rows, default=stop - 1) if resume_from is None else self.layers.start
         # A copy: some families add to it in place.
-        begin = (self.resid_pre[first].clone() if begun is None else begun.flatten(0, 1))[:, None]
+        begin = (self.resid_pre[first].clone() if resume_from is None else resume_from.flatten(0, 1))[:, None]
         state: dict[str, Any] = {"rows": 0}
 
         def arranged(x: Float[Tensor, "row 1 d_model"], rows: Sequence[int]) -> Float[Tensor, "wanted 1 d_model"]:
@@ -252,7 +258,7 @@ class CachedRows:
             """New rows enter the layer's block behind those of each prompt."""
 
             def joined(x: Float[Tensor, "row 1 d_model"]) -> Tensor:
-                there, copied = len(x) // n, entering.get(layer, ())
+                there, copied = len(x) // n, new_rows.get(layer, ())
                 clean = self.resid_pre[layer].to(x.device)[:, None]
                 if copied:  # of row 0, as the model itself had it
                     x = torch.cat([x.unflatten(0, (n, -1)), clean[:, None]], dim=1).flatten(0, 1)
@@ -262,7 +268,7 @@ class CachedRows:
                 return x
 
             def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-                args, kwargs = with_stream(args, kwargs, joined)
+                args, kwargs = replace_residual(args, kwargs, joined)
                 if isinstance(alibi := kwargs.get("alibi"), Tensor):
                     # Bloom, Falcon: made for the one row that the model was given; what they make of it is not used.
                     many = alibi[: view.n_heads].repeat(n * state["rows"], *[1] * (alibi.ndim - 1))
@@ -273,15 +279,15 @@ class CachedRows:
 
         values = {layer: LayerValues(view, layer) for layer in range(first, stop)}
 
-        def see(layer: int, name: str) -> Any:
-            return lambda value, hook: values[layer].see(name, value)
+        def record(layer: int, name: str) -> Any:
+            return lambda value, hook: values[layer].record(name, value)
 
         def attend(layer: int) -> Any:
             def hook_fn(z: Tensor, hook: Any) -> Tensor:
                 seen = values[layer].seen
                 q, k, v = (seen[name][:, 0].unflatten(0, (n, -1)) for name in "qkv")
                 seen.clear()
-                k, v = (grouped(x, view.n_kv_heads) for x in (k, v))
+                k, v = (per_kv_head(x, view.n_kv_heads) for x in (k, v))
                 edited = edits(layer)
                 norm = self._norm_scale(layer, state["x"]) if edited is not None else None
                 ours = self.keys[layer].attend(q, k, v, edited, norm).to(z)
@@ -304,9 +310,9 @@ class CachedRows:
 
         hooks: list[tuple[str, Any]] = []
         for layer in values:
-            hooks += [(hook, see(layer, name)) for name, hook in key_hooks(view, layer).items() if name not in TURNS]
+            hooks += [(hook, record(layer, name)) for name, hook in key_hooks(view, layer).items() if name not in TURNS]
             hooks.append((view.hook(layer, "attn.hook_z"), attend(layer)))
-            if add is not None and layer in entering:
+            if add is not None and layer in new_rows:
                 hooks.append((view.hook(layer, "hook_resid_post"), write(layer)))
         token = self.batch.tokens[:1, int(self.batch.last[0])][:, None]
 
@@ -319,8 +325,8 @@ class CachedRows:
 
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            lean = stack.enter_context(view.lean_pass())
-            here = only(view, range(first, stop), self.block_returns, begin=begin, goes_on=slice(1))
+            lean = stack.enter_context(view.inference_pass())
+            here = run_layers(view, range(first, stop), self.block_returns, resid_in=begin, goes_on=slice(1))
             left = stack.enter_context(here)
             stack.enter_context(view.model.hooks(fwd_hooks=hooks))
             for layer in values:
@@ -331,33 +337,33 @@ class CachedRows:
             logits = view.model(token, return_type="logits", **lean)
         found = left[0] if left else logits
         if found.shape[0] != n * state["rows"] or found.shape[1] != 1:
-            raise NotShared("its passes do not keep one row for each row of the residual stream")
+            raise PrefixCacheUnsupported("its passes do not keep one row for each row of the residual stream")
         return found[:, 0].unflatten(0, (n, -1))
 
     def _norm_scale(self, layer: int, x: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row"] | None:
         """Of each row, where edits of learned positions need it."""
-        plain = self.keys[layer].plain
-        if plain is None or plain.q_share is None:
+        position_free = self.keys[layer].position_free
+        if position_free is None or position_free.q_share is None:
             return None
-        norm = self.view.first_norm(layer)
+        norm = self.view.attn_input_norm(layer)
         if not norm.normalize:
             return None
-        return norm_scale(x.to(plain.q_share.dtype), eps=norm.eps, center=norm.center)
+        return norm_scale(x.to(position_free.q_share.dtype), eps=norm.eps, center=norm.center)
 
     def _check_z(self, layer: int, ours: Tensor) -> None:
         """A row in which nothing is edited yet must attend as the model's last position does."""
         theirs = self.z[layer]
         error = float((ours.float() - theirs.float()).abs().max() / (theirs.float().abs().max() + 1e-30))
         if not error <= PATTERN_TOLERANCE.get(theirs.dtype, 1e-4):
-            raise NotShared(
+            raise PrefixCacheUnsupported(
                 f"in layer {layer} of {self.view.architecture} attention over kept keys is not the model's own "
                 f"(relative error {error:.1e})"
             )
 
 
-def check_untouched(view: ModelView) -> None:
+def check_no_hooks(view: ModelView) -> None:
     """Raises NotShared where hooks are at work on the model: what they edit at earlier positions is not known."""
     # Permanent ones belong to the model: TransformerLens' own, in OPT's FFN.
     at_work = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
     if not all(getattr(hook, "is_permanent", False) for hook in at_work):
-        raise NotShared("other hooks or interventions are at work on the model")
+        raise PrefixCacheUnsupported("other hooks or interventions are at work on the model")

@@ -16,11 +16,11 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.display import html_table, long_frame, prompts, text_table
+from icl_lens.display import html_table, long_frame, plural_prompts, text_table
 from icl_lens.errors import InputError
 from icl_lens.interventions.gradients import differentiable_pass, prompts_at_once
 from icl_lens.interventions.pattern import LayerValues
-from icl_lens.models.locking import in_turn
+from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -55,9 +55,9 @@ class SaliencyFlow:
     other_to_last: Float[Tensor, "batch layer"]
     """i the last position, j any position that is no label."""
 
-    def share(self, kind: str, beside: str) -> Float[Tensor, "batch layer"]:
+    def share(self, kind: str, versus: str) -> Float[Tensor, "batch layer"]:
         """One kind's share (0–1) in the sum of two; one half where both are as salient, NaN where neither is."""
-        one, other = getattr(self, kind), getattr(self, beside)
+        one, other = getattr(self, kind), getattr(self, versus)
         return one / (one + other)
 
     def to_frame(self) -> pd.DataFrame:
@@ -80,13 +80,13 @@ class SaliencyFlow:
         for name in KINDS[:3]:
             columns[name.replace("_", " ")] = [f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()]
         n = len(self.rest)
-        return f"SaliencyFlow, nats an edge: {'mean over ' * (n > 1)}{prompts(n)}", columns
+        return f"SaliencyFlow, nats an edge: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns
 
 
 KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")
 
 
-@in_turn
+@locks_model
 def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch layer query key"]:
     """How much each prompt's loss hangs on each attention edge: the sizes of A ⊙ ∂loss/∂A, summed over heads, nats.
 
@@ -106,7 +106,7 @@ def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch l
     return found[..., 0]
 
 
-@in_turn
+@locks_model
 def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
     """Mean saliency of edges from texts to labels (S_wp), labels to the last position (S_pq) and all others (S_ww).
 
@@ -118,7 +118,7 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
         >>> bool((flow.label_to_last > 0).all()), float(flow.text_to_label[0, -1])
         (True, 0.0)
     """
-    batch.check_labels("flow through labels", "attention_saliency takes prompts without them")
+    batch.require_labels("flow through labels", "attention_saliency takes prompts without them")
     kinds = edge_kinds(batch)
 
     def means(saliency: Tensor, rows: slice) -> Float[Tensor, "batch kind"]:
@@ -174,7 +174,7 @@ def _saliency(view: ModelView, batch: PromptBatch) -> list[Float[Tensor, "batch 
 
     def keep(layer: int, name: str) -> Any:
         def hook_fn(value: Tensor, hook: Any) -> None:
-            values[layer].see(name, value.detach())
+            values[layer].record(name, value.detach())
 
         return hook_fn
 

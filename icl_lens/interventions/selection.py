@@ -10,7 +10,7 @@ from icl_lens.models.view import ModelView
 Positions = Literal["all", "last"]
 
 
-def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
+def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
     """Layer -> its chosen heads, each once; raises InputError for a head the model does not have."""
     if not isinstance(heads, Iterable):
         raise InputError(f"heads={heads!r} are no heads; give several, as in [(1, 6), 'L22H0']")
@@ -20,6 +20,6 @@ def group(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int,
     return by_layer
 
 
-def heads_of(by_layer: dict[int, list[int]]) -> list[Head]:
+def flatten_heads(by_layer: dict[int, list[int]]) -> list[Head]:
     """The heads of a grouping by layer, as made by `group`."""
     return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]

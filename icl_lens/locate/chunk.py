@@ -22,7 +22,7 @@ class HeadChunk:
 
 
 def chunk_name(kind: str, number: int) -> str:
-    """The file of a chunk: kind is "part" for the first pass over a batch, "again" for the second."""
+    """The file of a chunk: kind is "part" for the first pass over a batch, "refined" for the second."""
     return f"{kind}-{number:05d}.parquet"
 
 

@@ -11,7 +11,7 @@ from icl_lens.interventions.effects import Method
 from icl_lens.interventions.selection import Positions
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.models.offload import Weights
+from icl_lens.models.offload import ParameterMap
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
@@ -45,7 +45,7 @@ class EffectOptions(BatchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RunRequest:
     """What a run's model and prompts were asked for by: names, not contents. Kept in the manifest word by word."""
 
     model: str
@@ -69,7 +69,7 @@ class Asked:
     by: str = "increase"
 
 
-def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: Asked) -> dict[str, Any]:
+def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: RunRequest) -> dict[str, Any]:
     """Everything a run's chunks and results depend on, in the order of the manifest.
 
     Beside what was asked for: digests of the weights, of the prompts' tokens and answers, and of the plan of batches;
@@ -81,7 +81,7 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
     return {
         "model": asked.model,
         "revision": asked.revision,
-        "weights": weights_digest(Weights(model)),
+        "weights": weights_digest(ParameterMap(model)),
         "task": asked.task,
         "n": asked.n,
         "seed": asked.seed,
@@ -96,12 +96,12 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
         "template": asked.template,
         "separator": asked.separator,
         "prefix": asked.prefix,
-        "bos": asked.bos,
+        "prepend_bos": asked.bos,
         "prompts": prompts_digest(batch),
         # Batches are told by the plan that they make.
         **{name: value for name, value in asdict(options).items() if name not in asdict(BatchOptions())},
         "dtype": asked.dtype,
-        "device": view.home.type,
+        "device": view.unembed_device.type,
         "batches": len(plan),
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
@@ -113,7 +113,9 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
     }
 
 
-def run_folder(path: Path, model: Any, batch: PromptBatch, options: BatchOptions, asked: Asked) -> RunFolder:
+def prepare_run_folder(
+    path: Path, model: Any, batch: PromptBatch, options: BatchOptions, asked: RunRequest
+) -> RunFolder:
     """The folder of this run, taken: give it to `locate_heads` or `locate_effects` inside `folder.opened(path)`.
 
     Raises InputError if the folder holds another configuration, or files without a manifest, and for a `k` that the
@@ -123,5 +125,5 @@ def run_folder(path: Path, model: Any, batch: PromptBatch, options: BatchOptions
     if isinstance(options, LocateOptions):
         check_k(options.k, view.n_layers * view.n_heads, "heads")  # before the folder is this run's
     folder = RunFolder(path, configuration(model, batch, options, asked))
-    folder.take()
+    folder.initialize()
     return folder

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.locate.heartbeat import Watch
+from icl_lens.locate.heartbeat import Heartbeat
 
 # How many there are, in the environment that torchrun, Open MPI, MPICH (Intel MPI) and MVAPICH make.
 SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -37,11 +37,11 @@ class Processes:
     """The device that belongs to this process; None leaves the choice to the loader."""
     group: Any = None
     """The gloo group that connects them."""
-    watch: Watch | None = None
+    watch: Heartbeat | None = None
     """Knows which of the others are alive; ends this process when one of them dies."""
 
     @classmethod
-    def launched(cls) -> "Processes":
+    def from_environment(cls) -> "Processes":
         """This process among those of torchrun, `accelerate launch` or mpirun, connected to them.
 
         Raises InputError where `accelerate launch --cpu` was asked for several processes and started one, as it does
@@ -60,10 +60,10 @@ class Processes:
             torch.cuda.set_device(device)
         alone = place.local_world_size == place.world_size
         host = "127.0.0.1" if alone else os.environ["MASTER_ADDR"]
-        watch = Watch(place.rank, place.world_size, place.rank - place.local_rank)
+        watch = Heartbeat(place.rank, place.world_size, place.rank - place.local_rank)
         processes = cls(place.rank, place.world_size, device, group, watch)
         try:
-            watch.begin(host, *processes.share(watch.listen("127.0.0.1" if alone else "")))
+            watch.begin(host, *processes.broadcast(watch.listen("127.0.0.1" if alone else "")))
         except (OSError, EOFError) as error:
             raise InputError(
                 f"process {place.rank} of {place.world_size} cannot reach the first one at {host}: {error}; "
@@ -73,19 +73,19 @@ class Processes:
         return processes
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def explained(self) -> None:
+    def mark_reported(self) -> None:
         """This process ends with an error that it tells itself: the others end without a word."""
         if self.watch is not None:
             self.watch.explained()
 
-    def first_also_fails(self) -> bool:
+    def main_also_failed(self) -> bool:
         """Whether the first process, being another, tells of an error now: most errors are met by all of them."""
-        return self.watch is not None and self.rank > 0 and self.watch.first_ends(within=FIRST_SPEAKS)
+        return self.watch is not None and self.rank > 0 and self.watch.main_failed(within=FIRST_SPEAKS)
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The first process's value, in every process."""
         if self.size == 1:
             return value
@@ -95,17 +95,17 @@ class Processes:
         self._exchanged(lambda: broadcast_object_list(values, src=0, group=self.group))
         return values[0]
 
-    def agreed(self, find: Callable[[], _Value]) -> _Value:
+    def run_on_main(self, find: Callable[[], _Value]) -> _Value:
         """What the first process finds, in every process; where it raises InputError, all do."""
         if self.size == 1:
             return find()
         found: Any = None
-        if self.first:
+        if self.is_main:
             try:
                 found = find()
             except InputError as error:
                 found = error
-        found = self.share(found)
+        found = self.broadcast(found)
         if isinstance(found, InputError):
             raise found
         return found
@@ -116,7 +116,7 @@ class Processes:
         if self.size > 1:
             from torch.distributed import gather_object
 
-            self._exchanged(lambda: gather_object(value, values if self.first else None, dst=0, group=self.group))
+            self._exchanged(lambda: gather_object(value, values if self.is_main else None, dst=0, group=self.group))
         return values
 
     def _exchanged(self, exchange: Callable[[], _Value]) -> _Value:
@@ -125,7 +125,7 @@ class Processes:
             return exchange()
         except RuntimeError:
             if self.watch is not None:
-                self.watch.broken_off()
+                self.watch.exit_if_peer_lost()
             raise
 
 

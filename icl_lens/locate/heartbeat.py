@@ -24,7 +24,7 @@ LIMIT = 30.0
 GRACE = 1.5
 
 
-class Watch:
+class Heartbeat:
     """Signs of life between the first process and all others; ends this process when one of them is lost."""
 
     def __init__(self, rank: int, size: int, first_here: int):
@@ -69,21 +69,21 @@ class Watch:
         """This process ends because of an error that it tells itself: the others end without a word."""
         self._said = True
 
-    def first_ends(self, within: float) -> bool:
+    def main_failed(self, within: float) -> bool:
         """Whether the first process ends, too, with an error that it tells itself."""
         until = time.monotonic() + within
         while time.monotonic() < until and 0 not in self._ended:
             time.sleep(0.05)
         return self._ended.get(0) == b"said"
 
-    def broken_off(self) -> None:
+    def exit_if_peer_lost(self) -> None:
         """Ends this process after an exchange broke off; returns only if every process is alive nevertheless."""
         until = time.monotonic() + LIMIT + 2 * BEAT
         while time.monotonic() < until:
             if b"said" in self._ended.values():
                 raise SystemExit(2)
             for rank in list(self._ended):
-                self._lost(rank, "ended early")
+                self._exit_on_lost_peer(rank, "ended early")
             time.sleep(0.05)
 
     def _listening(self) -> None:
@@ -94,13 +94,13 @@ class Watch:
             for rank, connection in list(self._others.items()):
                 if connection not in ready:
                     if time.monotonic() - heard[rank] > LIMIT:
-                        self._lost(rank, f"has given no sign of life for {LIMIT:.0f} s")
+                        self._exit_on_lost_peer(rank, f"has given no sign of life for {LIMIT:.0f} s")
                     continue
                 try:
                     message = connection.recv_bytes()
                 except (EOFError, OSError):
                     if rank not in self._ended:
-                        self._lost(rank, "died")
+                        self._exit_on_lost_peer(rank, "died")
                     del self._others[rank]
                     continue
                 heard[rank] = time.monotonic()
@@ -108,7 +108,7 @@ class Watch:
                     self._ended[rank] = message
                 elif message.startswith(b"lost "):
                     _, lost, about = message.decode().split(" ", 2)
-                    self._lost(int(lost), about)
+                    self._exit_on_lost_peer(int(lost), about)
             if time.monotonic() - said >= BEAT:
                 said = time.monotonic()
                 self._tell(b"alive")
@@ -118,7 +118,7 @@ class Watch:
             with suppress(OSError):  # it is gone: the next look at it says so
                 connection.send_bytes(message)
 
-    def _lost(self, rank: int, what: str) -> NoReturn:
+    def _exit_on_lost_peer(self, rank: int, what: str) -> NoReturn:
         """Says that a process is lost, to the others and once a machine to the user, and ends this one."""
         with self._telling:
             about = f"({self._names[rank]}) {what}" if rank in self._names else what

@@ -23,20 +23,20 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.increases import (
     CheckedAgainst,
-    against_tokens,
+    check_against_ids,
+    check_target_ids,
     every_head_increase,
-    fold_from,
     linear_direction,
-    rows_of,
-    target_tokens,
+    min_prompts_to_fold,
+    select_rows,
 )
-from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_heads, head_bounds, layer_gradients
+from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_head_increases, head_bounds, layer_gradients
 from icl_lens.errors import InputError
 from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
 from icl_lens.locate.distributed import Processes
-from icl_lens.locate.progress import Progress, shows_progress, told
+from icl_lens.locate.progress import Progress, as_callback, shows_progress
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.runner import BatchRunner, Form, Runner
+from icl_lens.locate.runner import BatchRunner, ChunkFormat, Runner
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -140,19 +140,21 @@ def locate_heads(
     view = ModelView.of(model)
     n_parts = view.n_layers * view.n_heads
     check_k(k, n_parts, "heads")
-    targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
-    others = against_tokens(view, targets, against)
+    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
+    others = check_against_ids(view, targets, against)
     _check_folder(folder, others)
     convention = _Convention(final_norm, bias, slack)
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     n_candidates = min(n_parts, k + MARGIN)
-    form = Form[HeadChunk](lambda chunk: columns_of(chunk, view.n_heads), lambda table: chunk_from(table, view.n_heads))
+    form = ChunkFormat[HeadChunk](
+        lambda chunk: columns_of(chunk, view.n_heads), lambda table: chunk_from(table, view.n_heads)
+    )
     chunks = Runner(form, folder, processes, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), told(progress))
+    runner = BatchRunner(chunks, plan, len(batch), as_callback(progress))
 
     def first_pass(number: int, candidates: np.ndarray | None) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
-        return _first_look(acts, *its, convention, plan[number], candidates, n_candidates, k)
+        return _bounds_and_candidates(acts, *its, convention, plan[number], candidates, n_candidates, k)
 
     sums = _Sums(n_parts)
     # The first batch chooses, so all processes need it before they go on.
@@ -161,16 +163,16 @@ def locate_heads(
     for chunk in runner.chunks("part", range(1, len(plan)), lambda number: first_pass(number, candidates), [pilot]):
         sums.add(chunk)
 
-    again = processes.share(sums.again(k, slack) if processes.first else None)
+    again = processes.broadcast(sums.heads_to_refine(k, slack) if processes.is_main else None)
     wanted, numbers = again
 
     def second_pass(number: int) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
-        return _second_look(acts, *its, convention, plan[number], numbers[number])
+        return _refine(acts, *its, convention, plan[number], numbers[number])
 
-    for chunk in runner.chunks("again", sorted(numbers), second_pass):
-        sums.add_again(chunk)
-    return processes.share(sums.top(k, view.n_heads, wanted) if processes.first else None)
+    for chunk in runner.chunks("refined", sorted(numbers), second_pass):
+        sums.add_refined(chunk)
+    return processes.broadcast(sums.top(k, view.n_heads, wanted) if processes.is_main else None)
 
 
 @shows_progress
@@ -189,7 +191,7 @@ def mean_head_increases(
     """Every head's exact mean log-probability increase over any number of prompts, nats, in float64.
 
     Exhaustive. Prompts are collected into groups large enough that a head's z goes through its W_O·W_U, multiplied
-    out once a group, from `attribution.fold_from` prompts on (68 in GPT-2 large); smaller datasets, own norm and
+    out once a group, from `attribution.min_prompts_to_fold` prompts on (68 in GPT-2 large); smaller datasets, own norm and
     soft-caps go the long way. With `against`, mean contributions to log p(target) − log Σ p(against), for which no
     projection on the vocabulary is needed. `progress=True` shows a bar. Raises InputError for bad targets, against or
     batch sizes.
@@ -203,14 +205,14 @@ def mean_head_increases(
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     view = ModelView.of(model)
-    targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
-    others = against_tokens(view, targets, against)
+    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
+    others = check_against_ids(view, targets, against)
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     logits = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
-    group_size = max(4 * fold_from(view.d_head, view.d_model), logits)
+    group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), logits)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
     held: list[_Held] = []
-    done, tell = 0, told(progress)
+    done, tell = 0, as_callback(progress)
     for number, rows in enumerate(plan):
         acts, its = _captured(model, batch, targets, others, rows)
         readout = acts.readout.using(final_norm=final_norm, bias=bias)
@@ -246,7 +248,7 @@ def _sum_of(view: ModelView, held: list[_Held]) -> Float[Tensor, "layer head"]:
 def _captured(
     model: Any, batch: PromptBatch, targets: Tensor, against: CheckedAgainst, rows: list[int]
 ) -> tuple[Activations, tuple[Tensor, Tensor | None]]:
-    return capture(model, batch[rows]), (targets[rows], rows_of(against, rows))
+    return capture(model, batch[rows]), (targets[rows], select_rows(against, rows))
 
 
 def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
@@ -266,7 +268,7 @@ def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
     )
 
 
-def _first_look(
+def _bounds_and_candidates(
     acts: Activations,
     targets: Tensor,
     against: CheckedAgainst,
@@ -293,11 +295,11 @@ def _first_look(
     heads = leading.cpu().numpy() if candidates is None else np.union1d(candidates, leading.cpu().numpy())
     heads = np.sort(heads)
     index = torch.as_tensor(heads, device=bound.device)
-    increase = exact_heads(acts, targets, readout, gradients.base, index, against=against)
+    increase = exact_head_increases(acts, targets, readout, gradients.base, index, against=against)
     return HeadChunk(np.array(rows), bound.cpu().numpy(), heads, increase.cpu().numpy())
 
 
-def _second_look(
+def _refine(
     acts: Activations,
     targets: Tensor,
     against: CheckedAgainst,
@@ -312,7 +314,7 @@ def _second_look(
     base = readout.scale.new_zeros((len(rows), acts.view.n_layers))
     x = acts.resid_pre[:, layers].to(readout.dtype)
     base[:, layers] = readout.token_log_probs(x, targets, against=against)
-    increase = exact_heads(acts, targets, readout, base, index, against=against)
+    increase = exact_head_increases(acts, targets, readout, base, index, against=against)
     return HeadChunk(np.array(rows), None, heads, increase.cpu().numpy())
 
 
@@ -340,11 +342,11 @@ class _Sums:
         self.n_exact[chunk.heads] += len(chunk.rows)
         self.evaluated.append(chunk.heads)
 
-    def add_again(self, chunk: HeadChunk) -> None:
+    def add_refined(self, chunk: HeadChunk) -> None:
         self.exact[chunk.heads] += chunk.increase.astype(np.float64).sum(0)
         self.n_exact[chunk.heads] += len(chunk.rows)
 
-    def again(self, k: int, slack: float) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    def heads_to_refine(self, k: int, slack: float) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """The heads that may still be among the top k, and which of them each batch lacks."""
         complete = self.n_exact == self.n
         # The candidates of the first batch are complete, and they are more than k.
@@ -372,8 +374,8 @@ class _Sums:
             head=torch.from_numpy(found % n_heads),
             n_exact=len(complete),
             n_parts=len(self.exact),
-            left_out=float(open_.max()) if len(open_) else -float("inf"),
+            unevaluated_bound=float(open_.max()) if len(open_) else -float("inf"),
             certified=self.bounded,
-            n_pairs=int(self.n_exact.sum()),
+            n_evaluations=int(self.n_exact.sum()),
             n_prompts=self.n,
         )

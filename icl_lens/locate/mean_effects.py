@@ -19,16 +19,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.increases import target_tokens
-from icl_lens.display import SHOWN_ROWS, head_name, html_table, prompts, signed, text_table
+from icl_lens.attribution.increases import check_target_ids
+from icl_lens.display import SHOWN_ROWS, format_signed, head_name, html_table, plural_prompts, text_table
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.effects import Method, Score, Way, head_effects
+from icl_lens.interventions.effects import Algorithm, Method, Score, head_effects
 from icl_lens.interventions.selection import Positions
 from icl_lens.locate.distributed import Processes
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
-from icl_lens.locate.progress import Progress, shows_progress, told
+from icl_lens.locate.progress import Progress, as_callback, shows_progress
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.runner import BatchRunner, Form, Runner
+from icl_lens.locate.runner import BatchRunner, ChunkFormat, Runner
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -37,7 +37,7 @@ from icl_lens.prompts.tokenize import tokenize
 
 # Bootstrap draws, and the level of the interval.
 DRAWS, LEVEL = 2000, 0.95
-SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "log_diff")
+SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class EffectChunk:
     rows: Int[np.ndarray, " batch"]
     """The prompts, as indices into all of them."""
     scores: Mapping[str, Float[np.ndarray, "batch all_heads"]]
-    """log_prob, log_odds and, if asked for, log_diff."""
-    way: Way
-    because: str
+    """log_prob, log_odds and, if asked for, logit_diff."""
+    algorithm: Algorithm
+    fallback_reason: str
 
 
 def columns_of(chunk: EffectChunk, n_heads: int) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def columns_of(chunk: EffectChunk, n_heads: int) -> dict[str, Any]:
         "layer": np.tile(heads // n_heads, n).astype(np.int16),
         "head": np.tile(heads % n_heads, n).astype(np.int16),
         **{name: values.ravel() for name, values in chunk.scores.items()},
-        "way": pa.DictionaryArray.from_arrays(same, [chunk.way]),
-        "because": pa.DictionaryArray.from_arrays(same, [chunk.because]),
+        "algorithm": pa.DictionaryArray.from_arrays(same, [chunk.algorithm]),
+        "fallback_reason": pa.DictionaryArray.from_arrays(same, [chunk.fallback_reason]),
     }
 
 
@@ -72,8 +72,8 @@ def chunk_from(table: pa.Table) -> EffectChunk:
     rows = table.column("prompt").to_numpy()
     n = int((np.diff(rows, prepend=-1) != 0).sum())
     scores = {name: table.column(name).to_numpy().reshape(n, -1) for name in SCORES if name in table.column_names}
-    way, because = (table.column(name)[0].as_py() for name in ("way", "because"))
-    return EffectChunk(rows.reshape(n, -1)[:, 0].astype(np.int64), scores, way, because)
+    algorithm, reason = (table.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
+    return EffectChunk(rows.reshape(n, -1)[:, 0].astype(np.int64), scores, algorithm, reason)
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,17 @@ class MeanEffects:
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.locate_effects(model, many)
-        >>> found.log_prob.mean.shape, found.ways
-        (torch.Size([8, 6]), {'shared keys': 20})
+        >>> found.log_prob.mean.shape, found.algorithms
+        (torch.Size([8, 6]), {'prefix_cache': 20})
     """
 
     log_prob: MeanScore
     log_odds: MeanScore
-    log_diff: MeanScore | None
+    logit_diff: MeanScore | None
     positions: Positions
-    ways: Mapping[Way, int]
+    algorithms: Mapping[Algorithm, int]
     """How the numbers were made, and of how many prompts."""
-    because: str
+    fallback_reason: str
     """Why effects at the last position were not made with shared keys everywhere; empty where they were."""
     n_prompts: int
     n_queries: int
@@ -116,7 +116,7 @@ class MeanEffects:
     @property
     def exact(self) -> bool:
         """Heads really were removed; False for first-order estimates."""
-        return "gradient" not in self.ways
+        return "gradient" not in self.algorithms
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
         """The k heads whose removal costs the most on average; raises InputError for a missing score."""
@@ -124,13 +124,13 @@ class MeanEffects:
         score: MeanScore | None = getattr(self, by)
         if score is None or bool(score.mean.isnan().all()):
             raise InputError(
-                f"there is no {by} here: log_odds needs prompts with an answer and exact effects, log_diff against="
+                f"there is no {by} here: log_odds needs prompts with an answer and exact effects, logit_diff against="
             )
         order = score.mean.flatten().argsort(descending=True, stable=True)[:k]
-        return [Head.at(index, score.mean.shape[1]) for index in order.tolist()]
+        return [Head.from_index(index, score.mean.shape[1]) for index in order.tolist()]
 
     def to_frame(self) -> pd.DataFrame:
-        """rank, layer, head, name, effect, low, high, and as much for log_odds and log_diff: every head, best first."""
+        """rank, layer, head, name, effect, low, high, and as much for log_odds and logit_diff: every head, best first."""
         heads = self.top(self.log_prob.mean.numel())
         index = tuple(np.array(heads).T)
         columns: dict[str, Any] = {
@@ -153,8 +153,8 @@ class MeanEffects:
         n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
         how = f"Exact: every head zeroed {where} of {n}" if self.exact else f"First-order estimates {where} of {n}"
         text = f"{how}; 95 % intervals over {self.n_queries:,} different queries."
-        if self.because:
-            text += f" By passes over whole prompts, where keys could not be shared: {self.because}."
+        if self.fallback_reason:
+            text += f" By passes over whole prompts, where keys could not be shared: {self.fallback_reason}."
         return text
 
     def __repr__(self) -> str:
@@ -165,14 +165,17 @@ class MeanEffects:
 
     def _shown(self) -> tuple[str, dict[str, list[Any]]]:
         frame = self.to_frame().head(SHOWN_ROWS // 2)
-        intervals = [f"{signed(low)} … {signed(high)}" for low, high in zip(frame["low"], frame["high"], strict=True)]
+        intervals = [
+            f"{format_signed(low)} … {format_signed(high)}"
+            for low, high in zip(frame["low"], frame["high"], strict=True)
+        ]
         columns: dict[str, list[Any]] = {
             "head": frame["name"].tolist(),
-            "log p lost": [signed(value) for value in frame["effect"]],
+            "log p lost": [format_signed(value) for value in frame["effect"]],
             "95 % interval": intervals,
-            "log-odds lost": [signed(value) for value in frame["log_odds"]],
+            "log-odds lost": [format_signed(value) for value in frame["log_odds"]],
         }
-        return f"MeanEffects, nats: mean over {prompts(self.n_prompts)}, heads removed one by one", columns
+        return f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, heads removed one by one", columns
 
 
 @shows_progress
@@ -208,7 +211,7 @@ def locate_effects(
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.locate_effects(model, many, against=many.other_label_tokens)
-        >>> len(found.top(4, by="log_diff")), found.exact
+        >>> len(found.top(4, by="logit_diff")), found.exact
         (4, True)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
@@ -216,7 +219,7 @@ def locate_effects(
     view = ModelView.of(model)
     check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
-    targets = target_tokens(view, batch.answer_tokens if targets is None else targets, len(batch))
+    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
     if against is not None and len(against) != len(batch):
         raise InputError(f"against has {len(against)} rows for {len(batch)} prompts; give token ids for each prompt")
     if folder is not None and folder.configuration.get("by") != "effect":
@@ -225,9 +228,9 @@ def locate_effects(
             'be taken for effects; let its entry "by" be "effect"'
         )
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
-    form = Form[EffectChunk](lambda chunk: columns_of(chunk, view.n_heads), chunk_from)
+    form = ChunkFormat[EffectChunk](lambda chunk: columns_of(chunk, view.n_heads), chunk_from)
     chunks = Runner(form, folder, processes, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), told(progress))
+    runner = BatchRunner(chunks, plan, len(batch), as_callback(progress))
 
     def removed(number: int) -> EffectChunk:
         rows = plan[number]
@@ -235,27 +238,27 @@ def locate_effects(
         found = head_effects(model, batch[rows], targets[rows], positions=positions, against=others, method=method)
         every = {name: getattr(found, name) for name in SCORES}
         scores = {name: values.flatten(1).cpu().numpy() for name, values in every.items() if values is not None}
-        return EffectChunk(np.array(rows), scores, found.way, found.because)
+        return EffectChunk(np.array(rows), scores, found.algorithm, found.fallback_reason)
 
     sums: dict[str, _Sums] = {}
-    ways: dict[Way, int] = {}
+    ways: dict[Algorithm, int] = {}
     because = ""
     for chunk in runner.chunks("part", range(len(plan)), removed):
-        ways[chunk.way] = ways.get(chunk.way, 0) + len(chunk.rows)
-        because = because or chunk.because
+        ways[chunk.algorithm] = ways.get(chunk.algorithm, 0) + len(chunk.rows)
+        because = because or chunk.fallback_reason
         for i, row in enumerate(chunk.rows.tolist()):
             query = _query(batch, row)
             weights = poisson_weights(query)
             for name, values in chunk.scores.items():
                 sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
-    if not processes.first:
-        return processes.share(None)
+    if not processes.is_main:
+        return processes.broadcast(None)
     scores = {name: one.mean(name, view) for name, one in sums.items()}
-    return processes.share(
+    return processes.broadcast(
         MeanEffects(
             scores["log_prob"],
             scores["log_odds"],
-            scores.get("log_diff"),
+            scores.get("logit_diff"),
             positions,
             ways,
             because,
@@ -308,7 +311,7 @@ class _Sums:
         if not np.isfinite(mean).all():
             some = int(np.flatnonzero(~np.isfinite(mean))[0])
             raise InputError(
-                f"the mean effect of {Head.at(some, view.n_heads)} ({name}) is not finite (NaN or infinite), so that "
+                f"the mean effect of {Head.from_index(some, view.n_heads)} ({name}) is not finite (NaN or infinite), so that "
                 "no head is largest; load the model in bfloat16 or float32, or leave out what edits it"
             )
         low = high = nothing

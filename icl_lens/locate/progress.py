@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Called with what is being computed, how many prompts are done, and how many there are."""
 
-NAMES = {"part": "locating", "again": "second pass over open heads", "heads": "heads"}
+NAMES = {"part": "locating", "refined": "second pass over open heads", "heads": "heads"}
 """What is being computed, in words."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @contextmanager
-def bar(console: "Console | None" = None, *, hidden: bool = False) -> Iterator[Progress]:
+def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> Iterator[Progress]:
     """A bar with rate and time left for each thing that is computed; yields the function that moves it.
 
     On standard error unless a console is given.
@@ -39,7 +39,7 @@ def bar(console: "Console | None" = None, *, hidden: bool = False) -> Iterator[P
     tasks: dict[str, Any] = {}
     with Bars(*columns, console=console or Console(stderr=True), disable=hidden) as bars:
 
-        def move(what: str, done: int, total: int) -> None:
+        def advance(what: str, done: int, total: int) -> None:
             if not total:  # nothing is left to do
                 return
             if what not in tasks:
@@ -48,7 +48,7 @@ def bar(console: "Console | None" = None, *, hidden: bool = False) -> Iterator[P
             bars.update(tasks[what], completed=done, rate="" if speed is None else f"{speed:.1f} prompts/s")
 
         try:
-            yield move
+            yield advance
         except KeyboardInterrupt:
             bars.live.transient = True  # no half-drawn bar is left
             raise
@@ -61,12 +61,12 @@ def shows_progress(function: F) -> F:
     def shown(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("progress") is not True:
             return function(*args, **kwargs)
-        with bar() as move:
-            return function(*args, **{**kwargs, "progress": move})
+        with progress_bar() as advance:
+            return function(*args, **{**kwargs, "progress": advance})
 
     return cast(F, shown)
 
 
-def told(progress: Progress | bool | None) -> Progress:
+def as_callback(progress: Progress | bool | None) -> Progress:
     """The function that is told, also where nobody wants to know."""
     return progress if callable(progress) else lambda *_: None

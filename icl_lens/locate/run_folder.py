@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from icl_lens.errors import InputError
-from icl_lens.files import remove_halves, replacing
+from icl_lens.files import atomic_write, remove_partial_files
 
 MANIFEST = "manifest.json"
 
@@ -34,7 +34,7 @@ class RunFolder:
             for name, value in self.configuration.items()
         }
 
-    def take(self) -> None:
+    def initialize(self) -> None:
         """Makes the folder this configuration's: writes the manifest, or compares it with the one that is there.
 
         Half-written files of an earlier run that was killed are removed. Raises InputError if the folder holds another
@@ -49,7 +49,7 @@ class RunFolder:
                 f"the folder {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no {MANIFEST}; "
                 "choose an empty or new folder"
             )
-        remove_halves(self.path)
+        remove_partial_files(self.path)
         if not manifest.is_file():
             self.write_bytes(MANIFEST, text.encode())
 
@@ -70,7 +70,7 @@ class RunFolder:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Writes a file; raises InputError if the disk is full or the folder does not allow it."""
         try:
-            with replacing(self.path / name) as beside:
+            with atomic_write(self.path / name) as beside:
                 beside.write_bytes(data)
         except InputError as error:
             cause = error.__cause__
@@ -107,9 +107,9 @@ class RunFolder:
                 table = file.read()
             metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         except Exception as error:  # whatever the reader makes of it
-            raise DamagedChunk(name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+            raise CorruptChunk(name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
         if any(metadata.get(key) != value for key, value in self._metadata.items()):
-            raise DamagedChunk(name, "it says that it belongs to another configuration")
+            raise CorruptChunk(name, "it says that it belongs to another configuration")
         return table
 
 
@@ -126,7 +126,7 @@ def _check_digest(data: bytes) -> None:
         raise ValueError("its bytes are not those that were written")
 
 
-class DamagedChunk(ValueError):
+class CorruptChunk(ValueError):
     """A chunk that cannot be read, or fails its checksums."""
 
     def __init__(self, name: str, reason: str):
@@ -135,7 +135,7 @@ class DamagedChunk(ValueError):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Path]:
+def locked_folder(path: Path) -> Iterator[Path]:
     """The folder, made if need be, and locked against other runs until the block ends or the process dies.
 
     Raises InputError if the folder cannot be made, or another run is writing it.

@@ -14,13 +14,13 @@ from icl_lens.errors import InputError
 from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.distributed import Processes
 from icl_lens.locate.progress import Progress
-from icl_lens.locate.run_folder import DamagedChunk, RunFolder
+from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 
 Chunk = TypeVar("Chunk")
 
 
 @dataclass(frozen=True)
-class Form(Generic[Chunk]):
+class ChunkFormat(Generic[Chunk]):
     """The form of chunks on disk."""
 
     columns: Callable[[Chunk], Mapping[str, Any]]
@@ -33,22 +33,22 @@ class Form(Generic[Chunk]):
 class Runner(Generic[Chunk]):
     """Computes chunks in this and the other processes, or takes them from the folder, in order."""
 
-    form: Form[Chunk]
+    form: ChunkFormat[Chunk]
     folder: RunFolder | None
     processes: Processes
     warn: Callable[[str], None]
 
-    def one(self, name: str, compute: Callable[[], Chunk]) -> Chunk:
+    def compute_one(self, name: str, compute: Callable[[], Chunk]) -> Chunk:
         """One chunk, computed by the first process, known to all."""
         found = None
-        if self.processes.first:
+        if self.processes.is_main:
             found = self._stored(name)
             if found is None:
                 found = compute()
                 self._store(name, found)
-        return self.processes.share(found)
+        return self.processes.broadcast(found)
 
-    def each(
+    def compute_all(
         self, work: Mapping[int, Sequence[str]], compute: Callable[[int, Sequence[str]], Sequence[Chunk]]
     ) -> Iterator[tuple[int, list[Chunk], bool]]:
         """Every piece of work with its chunks, and whether they were computed now; in order, in the first process.
@@ -59,13 +59,13 @@ class Runner(Generic[Chunk]):
         Every process takes one of as many pieces as there are processes; the first gathers them. Where one of them
         raises InputError, all do.
         """
-        first = self.processes.first
+        first = self.processes.is_main
         missing: dict[int, list[str]] = {}
         if first:
             for number, names in work.items():
                 if lacking := [name for name in names if self._stored(name) is None]:
                     missing[number] = lacking
-        missing = self.processes.share(missing)
+        missing = self.processes.broadcast(missing)
         fresh = self._computed(missing, compute)
         for number, names in work.items():
             found: dict[str, Chunk] = {}
@@ -95,7 +95,7 @@ class Runner(Generic[Chunk]):
             found = self.processes.gather(mine)
             if size > 1:
                 # An error of one process is an error of all: otherwise the others would wait for it.
-                error = self.processes.share(next((one for one in found if isinstance(one, InputError)), None))
+                error = self.processes.broadcast(next((one for one in found if isinstance(one, InputError)), None))
                 if error is not None:
                     raise error
             for number, chunks in zip(some, found, strict=False):
@@ -115,21 +115,21 @@ class Runner(Generic[Chunk]):
             return None
         try:
             table = self.folder.read(name)
-        except DamagedChunk as damage:
+        except CorruptChunk as damage:
             self.warn(f"{damage}: computed again")
             return None
         return None if table is None else self.form.read(table)
 
 
 @runtime_checkable
-class OfPrompts(Protocol):
+class HasRows(Protocol):
     """A chunk that knows which prompts it is about."""
 
     @property
     def rows(self) -> Any: ...
 
 
-PromptChunk = TypeVar("PromptChunk", bound=OfPrompts)
+PromptChunk = TypeVar("PromptChunk", bound=HasRows)
 
 
 @dataclass
@@ -143,10 +143,10 @@ class BatchRunner(Generic[PromptChunk]):
 
     def chunk(self, kind: str, number: int, compute: Callable[[], PromptChunk]) -> PromptChunk:
         """One chunk, computed by the first process, known to all."""
-        first = self.runner.processes.first
+        first = self.runner.processes.is_main
         if first:
             self.progress(kind, 0, self.n_prompts)
-        found = self.runner.one(chunk_name(kind, number), compute)
+        found = self.runner.compute_one(chunk_name(kind, number), compute)
         if first:
             self.progress(kind, len(found.rows), self.n_prompts)
         return found
@@ -161,12 +161,12 @@ class BatchRunner(Generic[PromptChunk]):
         """The chunks in order in the first process, none in the others; those given as `before` come first."""
         done = sum(len(chunk.rows) for chunk in before)
         total = sum(len(self.plan[number]) for number in numbers) + done
-        if self.runner.processes.first:
+        if self.runner.processes.is_main:
             yield from before
             if not before:
                 self.progress(kind, 0, total)
         work = {number: [chunk_name(kind, number)] for number in numbers}
-        for _, (chunk,), _ in self.runner.each(work, lambda number, _: [compute(number)]):
+        for _, (chunk,), _ in self.runner.compute_all(work, lambda number, _: [compute(number)]):
             done += len(chunk.rows)
             self.progress(kind, done, total)
             yield chunk

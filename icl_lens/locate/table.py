@@ -39,7 +39,7 @@ def per_prompt(top: TopHeads, folder: RunFolder) -> Float[np.ndarray, "prompt k"
     """
     values = np.full((top.n_prompts, len(top.value)), np.nan)
     column = {head: i for i, head in enumerate(zip(top.layer.tolist(), top.head.tolist(), strict=True))}
-    for kind in ("part", "again"):
+    for kind in ("part", "refined"):
         for number in range(folder.configuration["batches"]):
             chunk = folder.read(chunk_name(kind, number))
             if chunk is None:
@@ -61,11 +61,11 @@ def summary(top: TopHeads) -> str:
         )
     text = (
         f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {top.n_prompts:,} prompts, "
-        f"{100 * top.share:.1f} % of all evaluations."
+        f"{100 * top.share_evaluated:.1f} % of all evaluations."
     )
     if top.n_exact < top.n_parts:
         text += (
-            f" Largest bound left out: {top.left_out:.4f} nats, against {float(top.value[-1]):.4f} of the last head "
+            f" Largest bound left out: {top.unevaluated_bound:.4f} nats, against {float(top.value[-1]):.4f} of the last head "
             "in the table."
         )
     return text
@@ -78,9 +78,9 @@ def write_effects(folder: RunFolder, effects: MeanEffects) -> None:
         "positions": effects.positions,
         "n_prompts": effects.n_prompts,
         "n_queries": effects.n_queries,
-        "heads": effects.log_prob.mean.numel(),
-        "prompts_by_way": dict(effects.ways),
-        "because": effects.because or None,
+        "n_heads": effects.log_prob.mean.numel(),
+        "prompts_by_algorithm": dict(effects.algorithms),
+        "fallback_reason": effects.fallback_reason or None,
     }
     _write(folder, effects.to_frame(), found)
 
@@ -90,10 +90,10 @@ def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> Non
     found = {
         "certified": top.certified,
         "n_prompts": top.n_prompts,
-        "heads": top.n_parts,
+        "n_heads": top.n_parts,
         "heads_evaluated_on_all_prompts": top.n_exact,
-        "share_evaluated": top.share,
-        "largest_bound_left_out": top.left_out if top.n_exact < top.n_parts else None,
+        "share_evaluated": top.share_evaluated,
+        "largest_unevaluated_bound": top.unevaluated_bound if top.n_exact < top.n_parts else None,
     }
     _write(folder, table, found)
 

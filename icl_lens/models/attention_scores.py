@@ -12,11 +12,11 @@ from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 
 
-class HiddenAngles(InputError):
+class RotaryAnglesUnavailable(InputError):
     """A model rotates queries and keys and does not show by which angles."""
 
 
-class ScoreView(NamedTuple):
+class AttentionScoring(NamedTuple):
     """How one attention layer scores keys: `soft_cap(scale · q·k)`, what carries position, and how far back it sees."""
 
     scale: float
@@ -26,7 +26,7 @@ class ScoreView(NamedTuple):
     interleaved: bool
 
 
-def score_view(view: ModelView, layer: int) -> ScoreView:
+def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
     """How a layer turns queries and keys into attention scores."""
     attn, cfg = view.attn(layer), view.cfg
     inner = getattr(attn, "original_component", None)
@@ -36,20 +36,22 @@ def score_view(view: ModelView, layer: int) -> ScoreView:
         cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
         scale = 1.0 / float(attn.attn_scale)
         interleaved = bool(getattr(cfg, "rotary_adjacent_pairs", False))
-        return ScoreView(scale, cap if cap > 0 else None, cfg.window_size if local else None, position, interleaved)
+        return AttentionScoring(
+            scale, cap if cap > 0 else None, cfg.window_size if local else None, position, interleaved
+        )
     cap = getattr(inner, "attn_logit_softcapping", None)
     interleaved = view.architecture.startswith(("GPTJ", "Cohere"))
-    return ScoreView(_score_scale(inner), cap or None, _window(view, inner), position, interleaved)
+    return AttentionScoring(_score_scale(inner), cap or None, _window(view, inner), position, interleaved)
 
 
 def _window(view: ModelView, inner: Any) -> int | None:
     """How many keys back a layer's queries see, themselves included; None for all."""
     kind = getattr(inner, "attention_type", None)  # GPT-Neo
     if kind is not None:
-        return int(view.setting("window_size", 0)) if kind == "local" else None
+        return int(view.hf_config_value("window_size", 0)) if kind == "local" else None
     window = getattr(inner, "sliding_window", None)
-    if window is None and view.setting("layer_types", None) is None:
-        window = view.setting("sliding_window", None)
+    if window is None and view.hf_config_value("layer_types", None) is None:
+        window = view.hf_config_value("sliding_window", None)
     return int(window) if window else None
 
 
@@ -59,7 +61,7 @@ def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
     return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
 
-def unseen_norm(view: ModelView, layer: int, name: str) -> NormView | None:
+def unhooked_qk_norm(view: ModelView, layer: int, name: str) -> NormView | None:
     """The norm that queries ("q") or keys ("k") still go through after their hook, where no hook shows the result."""
     if getattr(view.attn(layer), "original_component", None) is not None or normed_hooks(view, layer):
         return None
@@ -80,7 +82,7 @@ def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tens
         return attn.rotary_cos[positions], attn.rotary_sin[positions]
     table = getattr(inner, "embed_positions", None)
     if table is None:
-        raise HiddenAngles(
+        raise RotaryAnglesUnavailable(
             f"{view.architecture} shows no rotation angles, so its attention scores cannot be recomputed"
         )
     sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)

@@ -20,7 +20,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from icl_lens.errors import InputError
-from icl_lens.hub import size, text_of
+from icl_lens.hub import first_line, size
 from icl_lens.models.gguf_header import Header, parsed_once
 from icl_lens.models.quiet import without_bars, without_reports
 
@@ -59,7 +59,7 @@ def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> P
                     Path(partial, "model").rename(folder)
     except OSError as error:
         raise InputError(
-            f"cannot write the converted weights of {file.name!r} to {str(folder.parent)!r}: {text_of(error)}; free "
+            f"cannot write the converted weights of {file.name!r} to {str(folder.parent)!r}: {first_line(error)}; free "
             "space there, or set the environment variable XDG_CACHE_HOME to a folder with more space"
         ) from error
     return folder
@@ -124,13 +124,13 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
                 raise
             raise InputError(
                 f"{file.name!r} must be a file that transformers {transformers.__version__} can load, got: "
-                f"{text_of(error)}; pass the folder or the Hub name of the original model"
+                f"{first_line(error)}; pass the folder or the Hub name of the original model"
             ) from error
     model.config.name_or_path = ""
     try:
         model.save_pretrained(folder)
     except SafetensorError as error:  # such as a full disk
-        raise OSError(text_of(error)) from error
+        raise OSError(first_line(error)) from error
     config = json.loads((folder / "config.json").read_text())
     config[ORIGIN] = {"file": file.name, "quantization": header.quantization}
     (folder / "config.json").write_text(json.dumps(config, indent=2))

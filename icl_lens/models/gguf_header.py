@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from icl_lens.errors import InputError
-from icl_lens.hub import size, text_of
+from icl_lens.hub import first_line, size
 
 ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "phi3", "qwen2", "qwen3", "starcoder2")
 _COPIED = {
@@ -41,7 +41,7 @@ class Header:
         except Exception as error:  # whatever numpy raises where the bytes run out
             raise InputError(
                 f"{file.name!r} must be a complete GGUF file, got one that is damaged or cut short "
-                f"({size(file.stat().st_size)}; {text_of(error)}); download it again"
+                f"({size(file.stat().st_size)}; {first_line(error)}); download it again"
             ) from error
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}

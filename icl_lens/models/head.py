@@ -20,11 +20,11 @@ class Head(NamedTuple):
         return f"L{self.layer}H{self.head}"
 
     @classmethod
-    def at(cls, index: int, n_heads: int) -> "Head":
+    def from_index(cls, index: int, n_heads: int) -> "Head":
         """The head with this number, where heads are counted layer by layer: `layer · n_heads + head`.
 
         Example:
-            >>> print(il.Head.at(17, n_heads=8))
+            >>> print(il.Head.from_index(17, n_heads=8))
             L2H1
         """
         return cls(*divmod(index, n_heads))

@@ -14,7 +14,7 @@ EXACT = (torch.float32, torch.float64)
 
 
 @contextmanager
-def lean(model: Any) -> Iterator[dict[str, Any]]:
+def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
     """Arguments for passes in the block that keep nothing but what hooks keep; see `ModelView.lean_pass`."""
     from transformers.activations import NewGELUActivation
 
@@ -29,7 +29,7 @@ def lean(model: Any) -> Iterator[dict[str, Any]]:
     handles = [block.attn.register_forward_hook(forget) for block in model.blocks if hasattr(block.attn, "_pattern")]
     written_out = [module for module in original.modules() if type(module) is NewGELUActivation]
     try:
-        with swapped([(module, partial(_gelu, module.forward)) for module in written_out]):
+        with replaced_forwards([(module, partial(_gelu, module.forward)) for module in written_out]):
             yield {"output_attentions": False, "use_cache": False}
     finally:
         for handle in handles:
@@ -42,7 +42,7 @@ def _gelu(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 @contextmanager
-def swapped(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+def replaced_forwards(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """Modules with another `forward` while the block runs."""
     before = [vars(module).get("forward") for module, _ in forwards]
     try:

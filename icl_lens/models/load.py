@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.models.load_errors import check_config, why_not
+from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import without_bars, without_reports
-from icl_lens.models.resolve import bundled_models, find_model, has_tokenizer, no_tokenizer, weight_files
-from icl_lens.models.view import READABLE
-from icl_lens.models.weight_checks import Checked
+from icl_lens.models.resolve import bundled_models, has_tokenizer, missing_tokenizer_error, resolve_model, weight_files
+from icl_lens.models.view import SUPPORTED_DTYPES
+from icl_lens.models.weight_checks import StrictLoader
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -58,7 +58,7 @@ def load_model(
         if not isinstance(found, torch.dtype):
             check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
         dtype = found
-    if dtype is not None and dtype not in READABLE:
+    if dtype is not None and dtype not in SUPPORTED_DTYPES:
         raise InputError(f"dtype={dtype} holds no weights that can be read; use 'float32', 'bfloat16' or 'float16'")
     _check_device(device)
     if gguf_file is not None:
@@ -87,7 +87,7 @@ def load_model(
                 "language model of transformers"
             ) from error
     else:
-        model = _booted(TransformerBridge.boot_transformers, name, revision, kwargs)
+        model = _boot(TransformerBridge.boot_transformers, name, revision, kwargs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if str(model.cfg.device) == "meta":  # the embedding is kept elsewhere: tokens belong where it runs
@@ -96,11 +96,11 @@ def load_model(
     return model
 
 
-def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
+def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
     weights = kwargs.get("load_weights", True)
     own_tokenizer = kwargs.get("tokenizer") is not None
     code = kwargs["trust_remote_code"]
-    source = find_model(
+    source = resolve_model(
         name,
         revision=revision,
         weights=weights,
@@ -110,14 +110,14 @@ def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) 
     )
     check_config(source, trust_remote_code=code)
     if not own_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
-        raise InputError(no_tokenizer(name))  # transformers makes one without words
+        raise InputError(missing_tokenizer_error(name))  # transformers makes one without words
     if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
         logging.getLogger("icl_lens").warning(
             "model %r has no safetensors: its weights are read from %s without running code in it (weights_only)",
             name,
             files[0].name,
         )
-    checked = Checked(name, kwargs.pop("model_class", None))
+    checked = StrictLoader(name, kwargs.pop("model_class", None))
     try:
         quick = source.kind == "gguf" or name in bundled_models()
         with without_bars() if quick else nullcontext(), without_reports():
@@ -125,7 +125,7 @@ def _booted(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) 
     except InputError:
         raise
     except Exception as error:  # from many libraries: there is no closed list, and the files tell what is wrong
-        raise InputError(why_not(source, error, weights=weights)) from error
+        raise InputError(diagnose_load_error(source, error, weights=weights)) from error
     if source.kind != "local":
         model.cfg.model_name = name  # the folder is in a cache, and called by a commit or digest
     return model

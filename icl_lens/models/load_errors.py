@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.hub import text_of
+from icl_lens.hub import first_line
 from icl_lens.models.resolve import ModelSource, weight_files
 
 _LFS = "run `git lfs pull` beside it, or fetch it with `hf download`"
@@ -31,12 +31,12 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> Any:
         raise InputError(f"{_file(path, source)} holds no configuration but {type(raw).__name__}; {_again(source)}")
     if raw.get("is_encoder_decoder"):
         raise InputError(_no_decoder(source.name, raw, "seq2seq"))
-    for what in ("hidden_act", "activation_function", "hidden_activation", "activation"):
-        _check_activation(source, what, raw.get(what))
-    for what in ("torch_dtype", "dtype"):
-        _check_dtype(source, what, raw.get(what))
-    for what in ("rope_scaling", "rope_parameters"):
-        _check_rope(source, what, raw.get(what))
+    for field in ("hidden_act", "activation_function", "hidden_activation", "activation"):
+        _check_activation(source, field, raw.get(field))
+    for field in ("torch_dtype", "dtype"):
+        _check_dtype(source, field, raw.get(field))
+    for field in ("rope_scaling", "rope_parameters"):
+        _check_rope(source, field, raw.get(field))
     if raw.get("scale_attn_weights") is False:
         raise InputError(
             f"the config.json of model {source.name!r} has scale_attn_weights=false, and TransformerLens would divide "
@@ -64,17 +64,17 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> Any:
         raise InputError(_no_decoder(source.name, raw, kinds[0]))
     if not kinds and any(getattr(config, part, None) is not None for part in ("vision_config", "audio_config")):
         raise InputError(_no_decoder(source.name, raw, "multimodal"))
-    for what in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        size = getattr(config, what, None)
+    for field in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        size = getattr(config, field, None)
         if isinstance(size, int) and size < 1:
             raise InputError(
-                f"the config.json of model {source.name!r} says {what}={size}, which must be at least 1; "
+                f"the config.json of model {source.name!r} says {field}={size}, which must be at least 1; "
                 f"{_again(source)}"
             )
     return config
 
 
-def why_not(source: ModelSource, error: BaseException, *, weights: bool) -> str:
+def diagnose_load_error(source: ModelSource, error: BaseException, *, weights: bool) -> str:
     """One sentence about a folder that could not be loaded: its files are looked at for the cause."""
     folder, name = source.folder, source.name
     for path in sorted(folder.glob("*.json")):
@@ -94,10 +94,10 @@ def why_not(source: ModelSource, error: BaseException, *, weights: bool) -> str:
                 return sentence
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return (
-            f"there is not enough memory for model {name!r} ({text_of(error)}); choose --dtype bfloat16 (dtype= in "
+            f"there is not enough memory for model {name!r} ({first_line(error)}); choose --dtype bfloat16 (dtype= in "
             "Python) or a smaller model"
         )
-    text = text_of(error)
+    text = first_line(error)
     lower = text.lower()
     if isinstance(error, KeyError | AttributeError | TypeError):
         text = f"{type(error).__name__} {text}"
@@ -143,7 +143,7 @@ def _told(error: Exception) -> str:
     return " ".join(lines[:2])[:200].rstrip(".") or type(error).__name__
 
 
-def _check_activation(source: ModelSource, what: str, value: Any) -> None:
+def _check_activation(source: ModelSource, field: str, value: Any) -> None:
     from transformers.activations import ACT2FN
 
     if value is None or (isinstance(value, str) and value in ACT2FN):
@@ -151,36 +151,36 @@ def _check_activation(source: ModelSource, what: str, value: Any) -> None:
     known = sorted(ACT2FN)
     near = get_close_matches(str(value), known, n=2) or ["gelu_new", "silu"]
     raise InputError(
-        f"the config.json of model {source.name!r} asks for {what}={value!r}, and transformers knows no such "
+        f"the config.json of model {source.name!r} asks for {field}={value!r}, and transformers knows no such "
         f"activation; write the one the model was trained with, such as {' or '.join(map(repr, near))}"
     )
 
 
-def _check_dtype(source: ModelSource, what: str, value: Any) -> None:
+def _check_dtype(source: ModelSource, field: str, value: Any) -> None:
     if value is None or value == "auto" or isinstance(value, dict):
         return
     if not isinstance(value, str) or not isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype):
         raise InputError(
-            f"the config.json of model {source.name!r} names {what}={value!r}, which is no dtype of torch; write "
+            f"the config.json of model {source.name!r} names {field}={value!r}, which is no dtype of torch; write "
             "'float32', 'float16' or 'bfloat16'"
         )
 
 
-def _check_rope(source: ModelSource, what: str, value: Any) -> None:
+def _check_rope(source: ModelSource, field: str, value: Any) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if value is None:
         return
     if not isinstance(value, dict):
         raise InputError(
-            f"the config.json of model {source.name!r} has {what}={value!r}; write an object such as "
+            f"the config.json of model {source.name!r} has {field}={value!r}; write an object such as "
             '{"rope_type": "default", "rope_theta": 10000.0}'
         )
     kind = value.get("rope_type", value.get("type", "default"))
     # linear, dynamic and others are listed; older names of the same are kept by transformers
     if isinstance(kind, str) and kind not in {*ROPE_INIT_FUNCTIONS, "default", "su", "mrope"}:
         raise InputError(
-            f"the config.json of model {source.name!r} asks for {what} of type {kind!r}, which transformers does not "
+            f"the config.json of model {source.name!r} asks for {field} of type {kind!r}, which transformers does not "
             f"know; it knows 'default', {', '.join(map(repr, sorted(ROPE_INIT_FUNCTIONS)))}"
         )
 
@@ -205,7 +205,7 @@ def _weight_fault(path: Path, source: ModelSource) -> str | None:
             with safe_open(path, framework="pt"):
                 return None
         except (SafetensorError, OSError, ValueError) as error:
-            return f"{file} is damaged or cut short ({length:,} bytes; {text_of(error)}); {_again(source)}"
+            return f"{file} is damaged or cut short ({length:,} bytes; {first_line(error)}); {_again(source)}"
     try:
         torch.load(path, map_location="meta", weights_only=True, mmap=False)
     except pickle.UnpicklingError as error:
@@ -214,9 +214,9 @@ def _weight_fault(path: Path, source: ModelSource) -> str | None:
                 f"{file} holds more than weights: to read it, code in it would have to be run, which is refused "
                 "(weights_only); use a model with safetensors"
             )
-        return f"{file} is damaged ({text_of(error)}); {_again(source)}"
+        return f"{file} is damaged ({first_line(error)}); {_again(source)}"
     except Exception as error:  # EOFError, RuntimeError, whatever a broken archive raises
-        return f"{file} is damaged or cut short ({length:,} bytes; {text_of(error)}); {_again(source)}"
+        return f"{file} is damaged or cut short ({length:,} bytes; {first_line(error)}); {_again(source)}"
     return None
 
 
@@ -228,7 +228,7 @@ def _json(path: Path, source: ModelSource) -> Any:
     except (ValueError, RecursionError) as error:
         if path.open("rb").read(24).startswith(b"version https://git-lfs"):
             raise InputError(f"{_file(path, source)} is a pointer of Git LFS, not the file; {_LFS}") from error
-        raise InputError(f"{_file(path, source)} is no JSON ({text_of(error)}); {_again(source)}") from error
+        raise InputError(f"{_file(path, source)} is no JSON ({first_line(error)}); {_again(source)}") from error
 
 
 def _file(path: Path, source: ModelSource) -> str:

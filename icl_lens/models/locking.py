@@ -55,7 +55,7 @@ def check_thread(model: Any) -> None:
 
 
 @contextmanager
-def taking_turn(model: Any, *, block: bool = False) -> Iterator[None]:
+def model_lock(model: Any, *, block: bool = False) -> Iterator[None]:
     """The model is this thread's while the block runs; waits for another thread's pass to end.
 
     `block`: what runs here is the caller's, and may take any time. Raises InputError while another thread has such a
@@ -81,12 +81,12 @@ def taking_turn(model: Any, *, block: bool = False) -> Iterator[None]:
             turn.changed.notify_all()
 
 
-def in_turn(function: F) -> F:
+def locks_model(function: F) -> F:
     """A function with a model as its first argument, run while the model is this thread's."""
 
     @wraps(function)
     def waiting(*args: Any, **kwargs: Any) -> Any:
-        with taking_turn(args[0] if args else kwargs["model"]):
+        with model_lock(args[0] if args else kwargs["model"]):
             return function(*args, **kwargs)
 
     return cast(F, waiting)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.models.offload import present
+from icl_lens.models.offload import weights_loaded
 from icl_lens.models.readout import norm_scale
 
 
@@ -34,13 +34,13 @@ class NormView(NamedTuple):
         return y if self.shift is None else y + self.shift.to(x.dtype)
 
 
-def probe_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
+def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
     """Finds out what a norm module does by asking it.
 
     Families disagree on where gains live and whether they are stored as `w` or `1 + w`; the module's answers
     to a few vectors do not. The vectors are long enough that eps does not show, then short enough that it does.
     """
-    with present(module):
+    with weights_loaded(module):
         return _probed(module, d_model, device, default_eps)
 
 

@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from icl_lens.errors import InputError
 
 # Models some of whose weights are kept elsewhere: others are not searched for them at every reading.
-_AWAY: "WeakSet[Any]" = WeakSet()
+_OFFLOADED: "WeakSet[Any]" = WeakSet()
 
 
-def note(model: Any, *, away: bool) -> None:
+def mark_offloaded(model: Any, *, away: bool) -> None:
     """Remembers whether a model has weights that are kept elsewhere."""
-    _AWAY.add(model) if away else _AWAY.discard(model)
+    _OFFLOADED.add(model) if away else _OFFLOADED.discard(model)
 
 
 @contextmanager
-def present_in(model: Any, owner: Any) -> Iterator[None]:
+def weights_loaded_if_offloaded(model: Any, owner: Any) -> Iterator[None]:
     """`present`, for a part of a model of which `note` has been told."""
-    with present(owner) if model in _AWAY else nullcontext():
+    with weights_loaded(owner) if model in _OFFLOADED else nullcontext():
         yield
 
 
-def keepers(module: nn.Module) -> list[Any]:
+def align_hooks(module: nn.Module) -> list[Any]:
     """The hooks that bring a module's own weights in; none where they are in place."""
     hook = getattr(module, "_hf_hook", None)
     hooks = getattr(hook, "hooks", (hook,))
@@ -49,12 +49,12 @@ def modules_of(owner: Any) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def present(owner: Any) -> Iterator[None]:
+def weights_loaded(owner: Any) -> Iterator[None]:
     """A part of a model has its weights in memory while the block runs; what is read of them stays valid after it."""
     with ExitStack() as stack:
         for module in modules_of(owner):
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
-                for keeper in keepers(module):
+                for keeper in align_hooks(module):
                     stack.callback(keeper.post_forward, module, None)
                     keeper.pre_forward(module)
         yield
@@ -63,24 +63,24 @@ def present(owner: Any) -> Iterator[None]:
 def execution_device(owner: Any) -> torch.device | None:
     """Where accelerate brings a module's weights to when it runs; None where nothing says so."""
     for module in modules_of(owner):
-        for keeper in keepers(module):
+        for keeper in align_hooks(module):
             if keeper.execution_device is not None:
                 return torch.device(keeper.execution_device)
     return None
 
 
-def lost(model: Any) -> bool:
+def has_missing_weights(model: Any) -> bool:
     """Whether a model has weights without numbers that no hook brings in."""
     away = {id(parameter) for parameter in model.parameters() if parameter.is_meta}
     if not away:
         return False
     for module in modules_of(model):
-        if keepers(module):
+        if align_hooks(module):
             away -= {id(parameter) for parameter in module.parameters(recurse=False)}
     return bool(away)
 
 
-class Weights(Mapping[str, Tensor]):
+class ParameterMap(Mapping[str, Tensor]):
     """A model's parameters by name, read one at a time where they are kept elsewhere."""
 
     def __init__(self, model: Any):
@@ -88,7 +88,7 @@ class Weights(Mapping[str, Tensor]):
         self._kept: dict[int, tuple[nn.Module, str]] = {}
         if any(parameter.is_meta for parameter in self._named.values()):
             for module in modules_of(model):
-                if keepers(module):
+                if align_hooks(module):
                     own = module.named_parameters(recurse=False)
                     self._kept |= {id(parameter): (module, name) for name, parameter in own}
 
@@ -99,7 +99,7 @@ class Weights(Mapping[str, Tensor]):
         if id(parameter) not in self._kept:
             raise InputError(f"the weights {name} are not in memory (on the meta device); load the model with weights")
         module, own = self._kept[id(parameter)]
-        return keepers(module)[0].weights_map[own]
+        return align_hooks(module)[0].weights_map[own]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._named)

@@ -55,7 +55,7 @@ class Readout:
         check_choice("final_norm", final_norm, ("frozen", "own"))
         return replace(self, final_norm=final_norm, bias=bias)
 
-    def rows(self, index: Any) -> "Readout":
+    def select_prompts(self, index: Any) -> "Readout":
         """The readout of some of the prompts."""
         return replace(self, scale=self.scale[index])
 
@@ -121,11 +121,11 @@ class Readout:
         out = x.new_empty((batch, n), dtype=self.dtype)
         if against is not None:
             for rows, columns in self.contrast_pieces(batch, n, against.shape[1]):
-                others = self.rows(rows).relative_logits(x[rows, columns], tokens[rows], against[rows])
+                others = self.select_prompts(rows).relative_logits(x[rows, columns], tokens[rows], against[rows])
                 out[rows, columns] = -torch.logsumexp(others, dim=-1)
             return out
         for rows, columns in self.pieces(batch, n):
-            logits = self.rows(rows).logits(x[rows, columns])
+            logits = self.select_prompts(rows).logits(x[rows, columns])
             target = logits.gather(-1, tokens[rows, None, None].expand(-1, logits.shape[1], 1))[..., 0]
             out[rows, columns] = target - torch.logsumexp(logits, dim=-1)
         return out

@@ -12,7 +12,7 @@ import torch
 
 from icl_lens.errors import InputError
 from icl_lens.hub import Repository, open_repository
-from icl_lens.hub.errors import KNOWN_MODELS, close_to
+from icl_lens.hub.errors import KNOWN_MODELS, close_matches
 from icl_lens.models.gguf import convert_gguf
 from icl_lens.models.installed import INSTALLED_MODELS
 
@@ -42,7 +42,7 @@ def bundled_models() -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
 
 
-def find_model(
+def resolve_model(
     name: str,
     *,
     revision: str | None,
@@ -68,14 +68,14 @@ def find_model(
         return ModelSource(name, local, "local")
     official = _official(name)
 
-    def whole(repository: Repository) -> bool:
+    def is_complete(repository: Repository) -> bool:
         here = repository.files
         if "config.json" not in here or (tokenizer and not has_tokenizer(here)):
             return False
         return not weights or set(_weights(repository)) <= set(here)
 
     repository = open_repository(
-        official, kind="model", revision=revision, whole=whole, known=(*bundled_models(), *KNOWN_MODELS)
+        official, kind="model", revision=revision, whole=is_complete, known=(*bundled_models(), *KNOWN_MODELS)
     )
     if "config.json" not in repository.files:
         what = "an adapter of another model" if "adapter_config.json" in repository.files else "no transformers model"
@@ -86,11 +86,11 @@ def find_model(
         )
     small = [f for f in repository.files if _needed(f, code)]
     if tokenizer and not has_tokenizer(repository.files):
-        raise InputError(no_tokenizer(name))
+        raise InputError(missing_tokenizer_error(name))
     repository.fetch(["config.json", *(f for f in small if f != "config.json")])
     if weights:
         repository.fetch([*small, *_weights(repository)])
-    repository.finished()
+    repository.record_revision()
     return ModelSource(name, repository.folder, "hub")
 
 
@@ -123,7 +123,7 @@ def _gguf_file(name: str, revision: str | None) -> Path:
             f"{_name_gguf_file(hub_name, repository.files) or 'choose another model'}"
         )
     folder = repository.fetch([file])
-    repository.finished()
+    repository.record_revision()
     return folder / file
 
 
@@ -142,7 +142,7 @@ def has_tokenizer(names: Sequence[str]) -> bool:
     return any(_TOKENIZER.fullmatch(name) for name in names)
 
 
-def no_tokenizer(name: str) -> str:
+def missing_tokenizer_error(name: str) -> str:
     """What is said of a model without one."""
     if name.endswith(".gguf"):
         return (
@@ -191,7 +191,7 @@ def _local(name: str) -> Path | None:
         )
     if path.is_absolute() or name.startswith((".", "~")):
         raise InputError(f"there is no folder {name!r}; give an existing Hugging Face folder or a Hub name")
-    near = close_to(name, bundled_models())
+    near = close_matches(name, bundled_models())
     if near and "/" not in name and name.lower().startswith("icl-"):
         raise InputError(f"there is no bundled model {name!r}; did you mean {' or '.join(map(repr, near))}?")
     return None

@@ -22,11 +22,11 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import Head
-from icl_lens.models.inference import lean
+from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
-from icl_lens.models.locking import taking_turn
-from icl_lens.models.norms import NormView, probe_norm
-from icl_lens.models.offload import execution_device, lost, note, present_in
+from icl_lens.models.locking import model_lock
+from icl_lens.models.norms import NormView, infer_norm
+from icl_lens.models.offload import execution_device, has_missing_weights, mark_offloaded, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
 
 
@@ -92,10 +92,10 @@ class ModelView:
     @property
     def quantization(self) -> str:
         """How the weights were quantized, such as "Q4_1"; empty if they were not."""
-        stored = self.setting(ORIGIN, None)  # of a GGUF file, whose weights are dequantized before use
+        stored = self.hf_config_value(ORIGIN, None)  # of a GGUF file, whose weights are dequantized before use
         if stored is not None:
             return str(stored["quantization"]) if stored["quantization"] not in UNQUANTIZED else ""
-        method = getattr(self.setting("quantization_config", None), "quant_method", "")
+        method = getattr(self.hf_config_value("quantization_config", None), "quant_method", "")
         return str(getattr(method, "value", method))
 
     @property
@@ -132,13 +132,13 @@ class ModelView:
         return bool(self.cfg.parallel_attn_mlp)
 
     @property
-    def home(self) -> torch.device:
+    def unembed_device(self) -> torch.device:
         """Where recorded activations are kept: the device that the unembedding runs on."""
         device = self.model.W_U.device
         return device if device.type != "meta" else execution_device(self.model.unembed) or torch.device("cpu")
 
     @property
-    def is_hooked(self) -> bool:
+    def has_hooks(self) -> bool:
         """Whether hooks are at work on the model, which may edit it: interventions, or the user's own."""
         return any(point.fwd_hooks for point in self.model.hook_dict.values())
 
@@ -160,17 +160,17 @@ class ModelView:
         return digest.hexdigest()
 
     def _matrices(self) -> Iterator[Tensor | None]:
-        with present_in(self.model, getattr(self.model, "embed", None)):
+        with weights_loaded_if_offloaded(self.model, getattr(self.model, "embed", None)):
             yield _optional(self.model, "W_E")
         yield self._W_U()
         for layer in range(self.n_layers):
             attn = self.attn(layer)
-            with present_in(self.model, attn):
+            with weights_loaded_if_offloaded(self.model, attn):
                 yield _optional(attn, "W_Q")
             yield from (self.W_K(layer), self.W_V(layer), self.raw_W_O(layer))
 
     def _W_U(self) -> Tensor:
-        with present_in(self.model, self.model.unembed):
+        with weights_loaded_if_offloaded(self.model, self.model.unembed):
             return self.model.W_U.detach()
 
     def attn(self, layer: int) -> Any:
@@ -182,7 +182,7 @@ class ModelView:
 
     def heads(self) -> list[Head]:
         """Every head, layer by layer."""
-        return [Head.at(index, self.n_heads) for index in range(self.n_layers * self.n_heads)]
+        return [Head.from_index(index, self.n_heads) for index in range(self.n_layers * self.n_heads)]
 
     def check_head(self, head: Head | tuple[int, int] | str) -> Head:
         """The head as a `Head`, also from its name; raises InputError if the model has no such head."""
@@ -206,22 +206,22 @@ class ModelView:
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """From a head's z to the residual stream."""
-        return self.outward(self.raw_W_O(layer), self.attn_post_norm(layer))
+        return self.to_residual(self.raw_W_O(layer), self.attn_post_norm(layer))
 
     def b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
         """The attention output's bias, which belongs to no head; None if the model has none."""
         b_O = self.raw_b_O(layer)
-        return None if b_O is None else self.outward(b_O, self.attn_post_norm(layer))
+        return None if b_O is None else self.to_residual(b_O, self.attn_post_norm(layer))
 
     def raw_W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         return self._weight(self.attn(layer), "W_O")
 
     def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        with present_in(self.model, self.attn(layer)):
+        with weights_loaded_if_offloaded(self.model, self.attn(layer)):
             b_O = _optional(self.attn(layer), "b_O")
-            return None if b_O is None else b_O.detach().to(self.home)
+            return None if b_O is None else b_O.detach().to(self.unembed_device)
 
-    def outward(self, weight: Tensor, post: NormView | None) -> Tensor:
+    def to_residual(self, weight: Tensor, post: NormView | None) -> Tensor:
         """A raw output matrix or bias as it acts on the residual stream."""
         if post is not None:
             weight = weight.to(self.compute_dtype) * post.gain_as(self.compute_dtype)
@@ -230,7 +230,7 @@ class ModelView:
     @property
     def residual_multiplier(self) -> float:
         """What Granite multiplies every sublayer's output with; 1 elsewhere."""
-        return float(self.setting("residual_multiplier", 1.0))
+        return float(self.hf_config_value("residual_multiplier", 1.0))
 
     @property
     def logit_scale(self) -> float:
@@ -239,10 +239,10 @@ class ModelView:
         Weight processing moves Cohere's into W_U: the model's own attribute says so, the configuration does not.
         """
         own = _optional(getattr(self.model, "original_model", None), "logit_scale")
-        scale = own if isinstance(own, (int, float)) else self.setting("logit_scale", 1.0)
-        return float(scale) / float(self.setting("logits_scaling", 1.0))
+        scale = own if isinstance(own, (int, float)) else self.hf_config_value("logit_scale", 1.0)
+        return float(scale) / float(self.hf_config_value("logits_scaling", 1.0))
 
-    def setting(self, name: str, default: Any) -> Any:
+    def hf_config_value(self, name: str, default: Any) -> Any:
         """A setting that only some families have, from the Hugging Face configuration."""
         config = getattr(getattr(self.model, "original_model", None), "config", None)
         return getattr(config, name, default)
@@ -258,18 +258,18 @@ class ModelView:
 
     def _weight(self, owner: Any, name: str) -> Tensor:
         """A weight on the home device, brought in for the moment where accelerate keeps it elsewhere."""
-        with present_in(self.model, owner):
-            return getattr(owner, name).detach().to(self.home)
+        with weights_loaded_if_offloaded(self.model, owner):
+            return getattr(owner, name).detach().to(self.unembed_device)
 
     def b_Q(self, layer: int) -> Float[Tensor, "head d_head"] | None:
         """The queries' bias; None if the model has none."""
         b_Q = _optional(self.attn(layer), "b_Q")
-        return None if b_Q is None else b_Q.detach().to(self.home).reshape(self.n_heads, self.d_head)
+        return None if b_Q is None else b_Q.detach().to(self.unembed_device).reshape(self.n_heads, self.d_head)
 
     def b_K(self, layer: int) -> Float[Tensor, "kv_head d_head"] | None:
         """The keys' bias; None if the model has none."""
         b_K = _optional(self.attn(layer), "b_K")
-        return None if b_K is None else self._grouped(b_K.detach().to(self.home).reshape(-1, self.d_head))
+        return None if b_K is None else self._grouped(b_K.detach().to(self.unembed_device).reshape(-1, self.d_head))
 
     def _grouped(self, weight: Tensor) -> Tensor:
         """One matrix a key-value group, also where TransformerLens repeats it for every query head."""
@@ -277,24 +277,24 @@ class ModelView:
 
     def W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """From FFN coefficients to the residual stream; raises InputError for a mixture of experts."""
-        return self.outward(self.raw_W_out(layer), self.mlp_post_norm(layer))
+        return self.to_residual(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         mlp = self.model.blocks[layer].mlp
-        with present_in(self.model, mlp):
+        with weights_loaded_if_offloaded(self.model, mlp):
             weight = _optional(mlp, "W_out")
         if weight is None or weight.ndim != 2:
             raise InputError(
                 f"layer {layer} of {self.name} has no single FFN output matrix (a mixture of experts?): "
                 "neurons cannot be told apart; layer and head increases still work"
             )
-        return weight.detach().to(self.home)
+        return weight.detach().to(self.unembed_device)
 
     def raw_b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
         mlp = self.model.blocks[layer].mlp
-        with present_in(self.model, mlp):
+        with weights_loaded_if_offloaded(self.model, mlp):
             b_out = _optional(mlp, "b_out")
-            return None if b_out is None else b_out.detach().to(self.home)
+            return None if b_out is None else b_out.detach().to(self.unembed_device)
 
     # Norms -----------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class ModelView:
             # TransformerLens 3.9 calls OLMo-2's post-norms ln1 and ln2, as if they came before the sublayers.
             component = _optional(block, "original_component")
             module = getattr(block, name.removesuffix("_post")) if component is None else _optional(component, hf_name)
-        return None if module is None else probe_norm(module, self.d_model, self.home, default_eps=self._eps)
+        return None if module is None else infer_norm(module, self.d_model, self.unembed_device, default_eps=self._eps)
 
     def q_norm(self, layer: int) -> NormView | None:
         """The norm of queries before rotation (Qwen3, Gemma-3, OLMo-2): over d_head, or over all heads' together."""
@@ -331,7 +331,7 @@ class ModelView:
         width = math.prod(shapes[0]) if shapes else 0
         norm = None
         if width in (self.d_head, n_heads * self.d_head) and len(shapes) <= 2 and set(shapes) == {(width,)}:
-            norm = probe_norm(module, width, self.home, default_eps=self._eps)
+            norm = infer_norm(module, width, self.unembed_device, default_eps=self._eps)
         if norm is None or (norm.center and width != self.d_head):
             raise InputError(
                 f"{self.architecture} normalizes queries and keys in a way icl_lens does not know (weights {shapes} in "
@@ -339,7 +339,9 @@ class ModelView:
             )
         return norm
 
-    def query_for_keys(self, layer: int, q: Float[Tensor, "batch head d_head"]) -> Float[Tensor, "batch head d_head"]:
+    def query_in_key_space(
+        self, layer: int, q: Float[Tensor, "batch head d_head"]
+    ) -> Float[Tensor, "batch head d_head"]:
         """Queries as they meet the keys' projections: after their norm, times the gain of the keys' norm.
 
         Only each key's own scale is missing. Unchanged where nothing is normalized.
@@ -356,11 +358,11 @@ class ModelView:
         q = q * gain
         return q - q.mean(-1, keepdim=True) if k_norm.center else q
 
-    def first_norm(self, layer: int) -> NormView:
+    def attn_input_norm(self, layer: int) -> NormView:
         """The norm that queries and keys are made from; one that does nothing where they read the stream itself."""
         if self.architecture.startswith("Olmo2"):
             return NormView(None, None, self._eps, False, False, self.d_model)
-        return probe_norm(self.model.blocks[layer].ln1, self.d_model, self.home, default_eps=self._eps)
+        return infer_norm(self.model.blocks[layer].ln1, self.d_model, self.unembed_device, default_eps=self._eps)
 
     @property
     def _eps(self) -> float:
@@ -373,12 +375,12 @@ class ModelView:
     def readout(self, final_resid: Float[Tensor, "batch d_model"]) -> Readout:
         """The readout with the scale frozen at each prompt's final residual."""
         dtype = self.compute_dtype
-        norm = probe_norm(self.model.ln_final, self.d_model, self.home, default_eps=self._eps)
-        final = final_resid.to(self.home, dtype)
+        norm = infer_norm(self.model.ln_final, self.d_model, self.unembed_device, default_eps=self._eps)
+        final = final_resid.to(self.unembed_device, dtype)
         scale = norm_scale(final, eps=norm.eps, center=norm.center) if norm.normalize else final.new_ones(len(final))
-        with present_in(self.model, self.model.unembed):
+        with weights_loaded_if_offloaded(self.model, self.model.unembed):
             W_U, b_U = self.model.W_U.detach(), _optional(self.model, "b_U")
-        b_U = None if b_U is None else b_U.detach().to(self.home, dtype)
+        b_U = None if b_U is None else b_U.detach().to(self.unembed_device, dtype)
         cap = getattr(self.cfg, "output_logits_soft_cap", None)
         tokenizer = getattr(self.model, "tokenizer", None)
         return Readout(
@@ -398,20 +400,20 @@ class ModelView:
     # Passes ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def lean_pass(self) -> Iterator[dict[str, Any]]:
+    def inference_pass(self) -> Iterator[dict[str, Any]]:
         """Arguments for forward passes in the block that keep nothing but what hooks keep.
 
         Otherwise Hugging Face models gather every layer's attention weights and a key-value cache, and bridges hold on
         to the weights: heads · pos² numbers per layer. GELU by tanh, which some models write out, is one kernel in
         float32 and float64: the same within rounding.
         """
-        with self.own_pass(), lean(self.model) as arguments:
+        with self.exclusive_pass(), inference_kwargs(self.model) as arguments:
             yield arguments
 
     @contextmanager
-    def own_pass(self) -> Iterator[None]:
+    def exclusive_pass(self) -> Iterator[None]:
         """A pass of our own: of this thread alone, without dropout; modules in training mode are put back after it."""
-        with taking_turn(self.model):
+        with model_lock(self.model):
             # A bridge does not count all modules of the model that it stands for among its own.
             roots = {id(root): root for root in (self.model, getattr(self.model, "original_model", self.model))}
             training = [module for root in roots.values() for module in root.modules() if module.training]
@@ -447,7 +449,7 @@ class ModelView:
 
 
 # Dtypes whose weights can be read and multiplied with as they are.
-READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _check_weights(model: Any, name: str) -> None:
@@ -458,14 +460,14 @@ def _check_weights(model: Any, name: str) -> None:
     for parameter in model.parameters():
         dtypes.add(parameter.dtype)
         away = away or parameter.is_meta
-    note(model, away=away)
-    packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in READABLE)
+    mark_offloaded(model, away=away)
+    packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in SUPPORTED_DTYPES)
     if quantized or packed:
         raise InputError(
             f"the weights of {name} are quantized{' (' + ', '.join(packed) + ')' if packed else ''}, and heads cannot "
             "be read out of packed weights; load the model unquantized, in dtype=torch.bfloat16 where memory is short"
         )
-    if away and lost(model):
+    if away and has_missing_weights(model):
         raise InputError(
             f"some weights of {name} are not in memory (on the meta device), and no hook of accelerate brings them in; "
             "load the model with its weights: dtype=torch.bfloat16 where memory is short, or device_map= with an "

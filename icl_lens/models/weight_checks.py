@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"BOOL|[IU]\d+")
 _MASK = re.compile(r"(attn|attention|self_attn|self_attention)\.bias$")
 
 
-class Checked:
+class StrictLoader:
     """A model class for `boot_transformers(model_class=)` that refuses weights which do not fit the configuration.
 
     transformers would give random numbers to weights that the checkpoint lacks, and drop those it has too many of.
@@ -33,8 +33,8 @@ class Checked:
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
         """What `inner` gives; raises InputError for weights missing, left over, misshapen or not finite."""
         inner = self._inner or _class_for(kwargs["config"])
-        check_count(self._name, Path(folder), kwargs["config"], inner)
-        check_unpacked(self._name, Path(folder), kwargs["config"])
+        check_parameter_count(self._name, Path(folder), kwargs["config"], inner)
+        check_not_quantized(self._name, Path(folder), kwargs["config"])
         model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         check_keys(self._name, model, info)
         check_finite(self._name, model, kwargs.get("torch_dtype"))
@@ -45,7 +45,7 @@ class Checked:
         return (self._inner or _class_for(config)).from_config(config, **kwargs)
 
 
-def check_count(name: str, folder: Path, config: Any, inner: Any) -> None:
+def check_parameter_count(name: str, folder: Path, config: Any, inner: Any) -> None:
     """Raises InputError if the configuration asks for more than twice the numbers that the weights hold.
 
     It is then of another model, and room for billions of random numbers would be made before that is seen. Only the
@@ -71,7 +71,7 @@ def check_count(name: str, folder: Path, config: Any, inner: Any) -> None:
         )
 
 
-def check_unpacked(name: str, folder: Path, config: Any) -> None:
+def check_not_quantized(name: str, folder: Path, config: Any) -> None:
     """Raises InputError if weights are stored as whole numbers and the configuration names no quantizer.
 
     transformers would take quantized weights for the numbers they are packed into. Masks and positions are no weights.

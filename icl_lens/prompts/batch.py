@@ -10,18 +10,18 @@ from torch import Tensor
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template, listed
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template, quoted_list
 from icl_lens.prompts.token_ids import (
     PAD,
     TokenPositions,
-    check_fit,
+    check_context_length,
     check_ids,
-    chosen_positions,
-    decoded,
-    named,
-    one_a_row,
+    decode_tokens,
+    id_lists_per_row,
+    ids_per_row,
+    name_tokens,
     padded_ids,
-    several_a_row,
+    resolve_positions,
     vocabulary_digest,
 )
 
@@ -85,7 +85,7 @@ class PromptBatch:
     """Tokens to compare each row's with; -1 where a row has fewer. None: with none."""
     prompt_index: Int[Tensor, " batch"] | None = None
     """Where rows are positions of prompts: which prompt each is of. Rows of one prompt begin with the same tokens."""
-    asked_positions: Int[Tensor, "batch demo"] | None = None
+    prediction_positions: Int[Tensor, "batch demo"] | None = None
     """Where each demonstration's label is predicted: the token before the one it is scored by."""
     vocabulary: str = ""
     """A digest of the tokenizer's vocabulary, so that no other model is run on these ids; empty where none is known."""
@@ -107,9 +107,9 @@ class PromptBatch:
 
         What to give as `against`, to ask which parts tell the answer from the other labels.
         """
-        return self.label_tokens_but(self.answer)
+        return self.label_tokens_except(self.answer)
 
-    def label_tokens_but(self, label: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"]:
+    def label_tokens_except(self, label: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"]:
         """The tokens of each prompt's labels but one, an index into `labels` (-1: no row of tokens), in their order.
 
         -1 on the right where a prompt has fewer than another. The axis has a place even if no prompt has another label.
@@ -120,20 +120,20 @@ class PromptBatch:
         order = wanted.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(wanted.sum(1).max()))]
         return torch.where(wanted.gather(1, order), self.label_tokens[order], -1)
 
-    def check_labels(self, what: str, instead: str) -> None:
+    def require_labels(self, what: str, alternative: str) -> None:
         """Raises InputError where there is no label at all, so that `what` means nothing; `instead` is the remedy."""
         if not self.labels:
-            raise InputError(f"these prompts have no demonstrations, so there is no {what}; {instead}")
+            raise InputError(f"these prompts have no demonstrations, so there is no {what}; {alternative}")
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        what = f"{self.label_positions.shape[1]} demonstrations, labels {listed(self.labels)}"
-        return f"PromptBatch({self.extent}, {what if self.labels else 'no demonstrations'})"
+        what = f"{self.label_positions.shape[1]} demonstrations, labels {quoted_list(self.labels)}"
+        return f"PromptBatch({self.size_summary}, {what if self.labels else 'no demonstrations'})"
 
     @property
-    def extent(self) -> str:
+    def size_summary(self) -> str:
         """How many prompts of how many tokens, in words: "100 prompts × 14 tokens"."""
         lengths = (self.last + 1).tolist()
         tokens = f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
@@ -177,12 +177,12 @@ class PromptBatch:
             raise InputError("there are no tokens in some row; give each prompt at least one")
         device = tokens.device if isinstance(tokens, Tensor) else None
         if model is not None:
-            check_fit(model, rows)
+            check_context_length(model, rows)
             device = getattr(model.cfg, "device", None)
-        batch = without_demonstrations(getattr(model, "tokenizer", None), rows, texts=None)
+        batch = text_batch(getattr(model, "tokenizer", None), rows, texts=None)
         batch = batch if device is None else batch.to(device)
-        scored = one_a_row(targets, len(rows), "targets")
-        others = several_a_row(against, len(rows))
+        scored = ids_per_row(targets, len(rows), "targets")
+        others = id_lists_per_row(against, len(rows))
         check_ids(model, [*(scored or []), *(id for row in others or [] for id in row)])
         picked = batch.at("last" if positions is None else positions)
         assert picked.prompt_index is not None
@@ -190,7 +190,7 @@ class PromptBatch:
             picked = replace(picked, targets=torch.tensor(scored, device=device)[picked.prompt_index])
         if others is not None:
             picked = replace(picked, against=padded_ids(others).to(picked.tokens.device)[picked.prompt_index])
-        check_not_against_itself(picked)
+        check_against_differs(picked)
         return picked if positions is not None else replace(picked, prompt_index=None)
 
     def at(self, positions: TokenPositions) -> "PromptBatch":
@@ -208,7 +208,7 @@ class PromptBatch:
             ([':', 'bar'], tensor(True))
         """
         device = self.tokens.device
-        chosen = chosen_positions(positions, (self.last + 1).tolist())
+        chosen = resolve_positions(positions, (self.last + 1).tolist())
         ends = [(row, place) for row, places in enumerate(chosen) for place in places]
         index = [row for row, _ in ends]
         rows, place = torch.tensor(ends, device=device).unbind(-1)
@@ -226,9 +226,9 @@ class PromptBatch:
             attention_mask=real.to(self.attention_mask.dtype),
             last=place,
             label_positions=self.label_positions[rows].masked_fill(hidden, -1),
-            asked_positions=None
-            if self.asked_positions is None
-            else self.asked_positions[rows].masked_fill(hidden, -1),
+            prediction_positions=None
+            if self.prediction_positions is None
+            else self.prediction_positions[rows].masked_fill(hidden, -1),
             label_index=self.label_index[rows].masked_fill(hidden, -1),
             label_mask=self.label_mask[rows],
             answer=self.answer[rows].masked_fill(early, -1),
@@ -280,8 +280,8 @@ class PromptBatch:
             raise InputError(f"cannot split into pieces of {size} rows; give a size of at least 1")
         return (self[start : start + size] for start in range(0, len(self), size))
 
-    def described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The batch as tensors and plain data, for files; `from_described` is the way back."""
+    def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The batch as tensors and plain data, for files; `from_state` is the way back."""
         tensors = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)}
         prompts = [
             [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
@@ -292,7 +292,7 @@ class PromptBatch:
         return tensors, {**plain, "prompts": prompts, "template": asdict(self.template)}
 
     @classmethod
-    def from_described(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":
+    def from_state(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":
         """The batch that `described` made tensors and plain data of."""
         prompts = tuple(
             Prompt([Demonstration(*one) for one in shown], query, answer, labels)
@@ -328,7 +328,7 @@ _BY_ROW = (
     "attention_mask",
     "last",
     "label_positions",
-    "asked_positions",
+    "prediction_positions",
     "label_index",
     "label_mask",
     "answer",
@@ -357,7 +357,7 @@ def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
         )
 
 
-def check_not_against_itself(batch: PromptBatch) -> None:
+def check_against_differs(batch: PromptBatch) -> None:
     """Raises InputError where a row's target is also among what it is compared with."""
     if batch.targets is None or batch.against is None:
         return
@@ -370,12 +370,12 @@ def check_not_against_itself(batch: PromptBatch) -> None:
         )
 
 
-def without_demonstrations(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
+def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
     """Rows of ids as a batch without labels; without a tokenizer, ids are their own names."""
     n, longest = len(rows), max(map(len, rows))
     strings = names = [[str(token) for token in row] for row in rows]
     if tokenizer is not None:
-        strings, names = decoded(tokenizer, rows), named(tokenizer, rows)
+        strings, names = decode_tokens(tokenizer, rows), name_tokens(tokenizer, rows)
         texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False) if texts is None else texts
     none = torch.full((n, 0), -1)
     return PromptBatch(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from icl_lens.errors import InputError
-from icl_lens.hub import RangesNotServed, RemoteFile, Repository, offline, open_repository
-from icl_lens.prompts.prompt import listed
+from icl_lens.hub import RangeRequestsUnsupported, RemoteFile, Repository, offline, open_repository
+from icl_lens.prompts.prompt import quoted_list
 
 Row = Mapping[str, Any]
 
@@ -21,7 +21,7 @@ SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
-class Table:
+class RawTable:
     """Rows as read. `class_names[column]` are the names that the numbers in a column stand for."""
 
     rows: list[dict[str, Any]]
@@ -41,7 +41,7 @@ class HubDataset:
     labels: tuple[str, ...]
     files: str
     class_names: tuple[str, ...] = ()
-    at_most: int | None = None
+    max_rows: int | None = None
 
 
 DATASETS = {
@@ -70,7 +70,7 @@ DATASETS = {
         ("label",),
         r"amazon_polarity/{split}-[\d]+-of-[\d]+\.parquet",
         ("negative", "positive"),
-        at_most=20_000,
+        max_rows=20_000,
     ),
 }
 """The sentence datasets that have a name of their own."""
@@ -78,7 +78,7 @@ DATASETS = {
 _REPOSITORIES = tuple(source.repository for source in DATASETS.values())
 
 
-def from_hub(name: str, splits: Sequence[str]) -> tuple[dict[str, Table], tuple[str, str]]:
+def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTable], tuple[str, str]]:
     """The rows of splits of one of `DATASETS`, and the columns of text and label.
 
     Its files are fetched once, into the cache of huggingface_hub, and are read from there ever after, also offline.
@@ -87,7 +87,7 @@ def from_hub(name: str, splits: Sequence[str]) -> tuple[dict[str, Table], tuple[
     """
     source = DATASETS[name]
     try:
-        tables = (_whole if source.at_most is None else _first_rows)(name, source, splits)
+        tables = (_whole if source.max_rows is None else _first_rows)(name, source, splits)
     except InputError as error:
         if "path=" in str(error) or "choose one of" in str(error):
             raise
@@ -96,13 +96,13 @@ def from_hub(name: str, splits: Sequence[str]) -> tuple[dict[str, Table], tuple[
     label = next((column for column in source.labels if column in there), None)
     if source.text not in there or label is None:
         raise InputError(
-            f"{source.repository!r} has the columns {listed(sorted(there)) or 'none'}, and needed are {source.text!r} "
+            f"{source.repository!r} has the columns {quoted_list(sorted(there)) or 'none'}, and needed are {source.text!r} "
             f"and {' or '.join(map(repr, source.labels))}: it has changed; give a copy of your own with path="
         )
     return tables, (source.text, label)
 
 
-def from_files(paths: Sequence[Path]) -> Table:
+def read_files(paths: Sequence[Path]) -> RawTable:
     """The rows of one file, or of the shards of one, as written; raises InputError where they cannot be read.
 
     Cells of a .csv are strings ("01" stays "01", "NA" stays "NA"), and an empty one is missing.
@@ -113,7 +113,7 @@ def from_files(paths: Sequence[Path]) -> Table:
         if not path.is_file():
             raise InputError(f"there is no file {str(path)!r}; give the path of an existing file or folder")
         if path.suffix not in SUFFIXES:
-            raise InputError(f"{str(path)!r} cannot be read; give a {listed(SUFFIXES)} file")
+            raise InputError(f"{str(path)!r} cannot be read; give a {quoted_list(SUFFIXES)} file")
         try:
             tables.append(readers[path.suffix](path))
         except Exception as error:  # whatever the readers raise, it is the file that is wrong
@@ -123,7 +123,7 @@ def from_files(paths: Sequence[Path]) -> Table:
     return _joined(tables)
 
 
-def _json_lines(path: Path) -> Table:
+def _json_lines(path: Path) -> RawTable:
     rows = []
     with path.open(encoding="utf-8-sig", newline="\n") as lines:
         for number, line in enumerate(lines, 1):
@@ -138,7 +138,7 @@ def _json_lines(path: Path) -> Table:
             if not isinstance(row, dict):
                 raise ValueError(f'line {number} is no JSON object such as {{"text": "…", "label": "…"}}')
             rows.append(row)
-    return Table(rows, {})
+    return RawTable(rows, {})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _csv(path: Path) -> Table:
+def _csv(path: Path) -> RawTable:
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
@@ -169,19 +169,19 @@ def _csv(path: Path) -> Table:
                     "need quotes"
                 )
             rows.append({name: cell or None for name, cell in zip(header, cells, strict=True)})
-    return Table(rows, {})
+    return RawTable(rows, {})
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> RawTable:
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
     if len(set(table.column_names)) < len(table.column_names):
         raise ValueError(f"two columns have the same name, in {table.column_names}")
-    return Table(table.to_pylist(), _named(table.schema.metadata or {}))
+    return RawTable(table.to_pylist(), _named(table.schema.metadata or {}))
 
 
-def _whole(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Table]:
+def _whole(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, RawTable]:
     repository = open_repository(
         source.repository,
         kind="dataset",
@@ -190,15 +190,15 @@ def _whole(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Ta
     )
     files = {split: _of_split(name, repository, source, split) for split in splits}
     folder = repository.fetch([file for split in splits for file in files[split]])
-    repository.finished()
+    repository.record_revision()
     return {split: _joined([_read(folder / file, source) for file in files[split]]) for split in splits}
 
 
-def _joined(tables: Sequence[Table]) -> Table:
-    return Table([row for table in tables for row in table.rows], tables[0].class_names)
+def _joined(tables: Sequence[RawTable]) -> RawTable:
+    return RawTable([row for table in tables for row in table.rows], tables[0].class_names)
 
 
-def _first_rows(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Table]:
+def _first_rows(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, RawTable]:
     """The first rows of splits, from files of our own in the cache once they have been fetched."""
     from huggingface_hub import cached_assets_path
 
@@ -208,11 +208,13 @@ def _first_rows(name: str, source: HubDataset, splits: Sequence[str]) -> dict[st
         raise InputError(
             f"the cache cannot be written ({error.strerror}); set HF_HOME to a folder you may write to"
         ) from error
-    kept = {split: folder / f"{re.sub(r'[^A-Za-z0-9]', '-', split)}-first-{source.at_most}.parquet" for split in splits}
+    kept = {
+        split: folder / f"{re.sub(r'[^A-Za-z0-9]', '-', split)}-first-{source.max_rows}.parquet" for split in splits
+    }
     missing = [split for split in splits if not kept[split].is_file()]
     if missing and offline():
         raise InputError(
-            f"the first rows of {source.repository!r} ({listed(missing)}) are not in the cache, and HF_HUB_OFFLINE "
+            f"the first rows of {source.repository!r} ({quoted_list(missing)}) are not in the cache, and HF_HUB_OFFLINE "
             f"forbids the network: unset it once, or give a copy of your own with path="
         )
     if missing:
@@ -227,15 +229,15 @@ def _fetched(repository: Repository, source: HubDataset, files: Sequence[str]) -
     """The first rows of some files, as an arrow table."""
     import pyarrow as pa
 
-    columns, tables, left = (source.text, *source.labels), [], source.at_most or 0
+    columns, tables, left = (source.text, *source.labels), [], source.max_rows or 0
     for file in files:
         try:
             tables.append(_prefix(RemoteFile(repository, file), columns, left))
-        except RangesNotServed:  # a mirror that knows whole files only
+        except RangeRequestsUnsupported:  # a mirror that knows whole files only
             tables.append(_prefix(str(repository.fetch([file]) / file), columns, left))
         except Exception as error:  # from the network, its libraries or the reader
             raise InputError(
-                f"{repository.why(error)} (the first rows of {file} were being fetched; nothing of them is kept)"
+                f"{repository.explain_error(error)} (the first rows of {file} were being fetched; nothing of them is kept)"
             ) from error
         left -= tables[-1].num_rows
         if left <= 0:
@@ -293,11 +295,11 @@ def _no_split(name: str, repository: Repository, source: HubDataset, split: str)
     pattern = re.compile(source.files.replace("{split}", r"(\w+)"))
     there = sorted({found[1] for file in repository.files if (found := pattern.fullmatch(file))})
     if repository.from_cache:
-        return f"{name} has no split {split!r} in the cache but {listed(there) or 'none'}; fetch it once with a network"
-    return f"{name} has no split {split!r} but {listed(there) or 'none'}; choose one of them"
+        return f"{name} has no split {split!r} in the cache but {quoted_list(there) or 'none'}; fetch it once with a network"
+    return f"{name} has no split {split!r} but {quoted_list(there) or 'none'}; choose one of them"
 
 
-def _read(path: Path, source: HubDataset) -> Table:
+def _read(path: Path, source: HubDataset) -> RawTable:
     """The rows of a fetched file: JSON lines, or parquet with the names of its classes."""
     try:
         if path.suffix == ".parquet":
@@ -315,7 +317,9 @@ def _read(path: Path, source: HubDataset) -> Table:
             f"{path.name!r} of {source.repository!r} is damaged ({_reason(error)}); delete {str(path)!r} and try "
             "again: it is fetched anew"
         ) from error
-    return Table(rows, {**dict.fromkeys(source.labels, source.class_names), **names} if source.class_names else names)
+    return RawTable(
+        rows, {**dict.fromkeys(source.labels, source.class_names), **names} if source.class_names else names
+    )
 
 
 def _named(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.batch import PromptBatch, check_not_against_itself, without_demonstrations
+from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
 from icl_lens.prompts.prompt import Prompt, Rendered, check_unicode
-from icl_lens.prompts.token_alignment import check_fast, front_tokens, read_texts
-from icl_lens.prompts.token_ids import TokenPositions, check_fit, check_ids, named, padded_ids
+from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
+from icl_lens.prompts.token_ids import TokenPositions, check_context_length, check_ids, name_tokens, padded_ids
 
-Scored = str | int
+TokenSpec = str | int
 """A token by its text, in its place ("␣Mary" with its blank), or by its id."""
 
 
@@ -28,8 +28,8 @@ def tokenize_text(
     model: Any,
     texts: str | Sequence[str],
     *,
-    targets: Scored | Sequence[Scored | Sequence[Scored]] | Tensor | None = None,
-    against: Scored | Sequence[Scored | Sequence[Scored]] | Tensor | None = None,
+    targets: TokenSpec | Sequence[TokenSpec | Sequence[TokenSpec]] | Tensor | None = None,
+    against: TokenSpec | Sequence[TokenSpec | Sequence[TokenSpec]] | Tensor | None = None,
     positions: TokenPositions | None = None,
     prepend_bos: bool | None = None,
 ) -> PromptBatch:
@@ -63,17 +63,17 @@ def tokenize_text(
         check_unicode(text)
         if not text.strip():
             raise InputError(f"text {number} is empty; give it words")
-    tokenizer = check_fast(model)
-    read = read_texts(tokenizer, [Rendered(text, (), (), (0, len(text))) for text in several])
-    front = front_tokens(tokenizer, read[0], prepend_bos)
+    tokenizer = require_fast_tokenizer(model)
+    read = tokenize_texts(tokenizer, [Rendered(text, (), (), (0, len(text))) for text in several])
+    front = special_prefix(tokenizer, read[0], prepend_bos)
     rows = [[*front, *text.ids] for text in read]
-    check_fit(model, rows)
-    whole = without_demonstrations(tokenizer, rows, several)
+    check_context_length(model, rows)
+    whole = text_batch(tokenizer, rows, several)
     batch = whole.at("last" if positions is None else positions)
     assert batch.prompt_index is not None
     of, places = batch.prompt_index.tolist(), batch.last.tolist()
 
-    spell = _Spelling(model, tokenizer, [(text.rendered.text, text.ids, text.ends) for text in read], len(front))
+    spell = _TokenFinder(model, tokenizer, [(text.rendered.text, text.ids, text.ends) for text in read], len(front))
     if targets is not None:
         by_text = _by_text(targets, len(several), single, "targets")
         ids, seen = [], [0] * len(several)
@@ -99,7 +99,7 @@ def tokenize_text(
             others.append([spell(one, number, place, "comparison") for one in listed])
         batch = replace(batch, against=padded_ids(others))
     spell.warn()
-    check_not_against_itself(batch)
+    check_against_differs(batch)
     if positions is None:
         batch = replace(batch, prompt_index=None)
     device = getattr(model.cfg, "device", None)
@@ -121,7 +121,7 @@ def _by_text(given: Any, n: int, single: bool, what: str) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Spelling:
+class _TokenFinder:
     """Finds the token by which a string is scored in its place."""
 
     model: Any
@@ -134,7 +134,7 @@ class _Spelling:
     known: dict[tuple[str, int, int], int] = field(default_factory=dict)
     long: dict[str, list[int]] = field(default_factory=dict)
 
-    def __call__(self, given: Scored, number: int, place: int, what: str) -> int:
+    def __call__(self, given: TokenSpec, number: int, place: int, what: str) -> int:
         """The id; raises InputError for a string that does not begin where the text ends, or is not known."""
         if isinstance(given, int):
             check_ids(self.model, [given])
@@ -171,7 +171,7 @@ class _Spelling:
     def warn(self) -> None:
         """Names strings of several tokens, of which only the first is scored."""
         for given, ids in self.long.items():
-            names = named(self.tokenizer, [ids])[0]
+            names = name_tokens(self.tokenizer, [ids])[0]
             bare = " (white space only)" if not self.tokenizer.decode(ids[:1]).strip() else ""
             warnings.warn(
                 f"{given!r} is {len(ids)} tokens, {' + '.join(map(repr, names))}: the first, {names[0]!r}{bare}, is "

@@ -104,18 +104,18 @@ class Prompt:
         if not self.query.strip():
             raise InputError("the prompt has no query; put the text whose label is asked for after the last label")
         if not all(label.strip() for label in self.labels):
-            raise InputError(f"the labels {listed(self.labels)} contain an empty one; leave it out")
+            raise InputError(f"the labels {quoted_list(self.labels)} contain an empty one; leave it out")
         if len(set(self.labels)) != len(self.labels):
-            raise InputError(f"the labels {listed(self.labels)} repeat one; name each once")
+            raise InputError(f"the labels {quoted_list(self.labels)} repeat one; name each once")
         missing = [label for label in shown if label not in self.labels]
         if missing:
             raise InputError(
-                f"the demonstrations use {listed(missing)}, not among the labels {listed(self.labels)}; "
+                f"the demonstrations use {quoted_list(missing)}, not among the labels {quoted_list(self.labels)}; "
                 "add what is missing, or leave labels out to take those of the demonstrations"
             )
         if self.answer is not None and self.answer not in self.labels:
             raise InputError(
-                f"the answer {self.answer!r} is not one of the labels {listed(self.labels)}; "
+                f"the answer {self.answer!r} is not one of the labels {quoted_list(self.labels)}; "
                 "answer with a label, or leave the answer out"
             )
 
@@ -277,7 +277,7 @@ class Template:
         return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span)
 
 
-def several_prompts(prompts: Any) -> tuple[Prompt, ...]:
+def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
     """One prompt or several, of which strings are read as `Prompt.parse` does; raises InputError for anything else."""
     given: tuple[Any, ...] = (prompts,)
     if isinstance(prompts, Iterable) and not isinstance(prompts, str):
@@ -289,6 +289,6 @@ def several_prompts(prompts: Any) -> tuple[Prompt, ...]:
     return several
 
 
-def listed(labels: Sequence[str]) -> str:
+def quoted_list(labels: Sequence[str]) -> str:
     """Labels as an error names them: quoted, with commas."""
     return ", ".join(repr(label) for label in labels)

@@ -20,17 +20,17 @@ import torch
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.prompts.datasets import DATASETS, SUFFIXES, Table, from_files, from_hub
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template, check_unicode, listed
-from icl_lens.prompts.token_alignment import check_fast, read_texts
+from icl_lens.prompts.datasets import DATASETS, SUFFIXES, RawTable, load_hub_splits, read_files
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template, check_unicode, quoted_list
+from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 from icl_lens.prompts.tokenize import tokenize
 
 _HALF = re.compile("[\ud800-\udfff]")
 
 Layout = Literal["order", "reorder", "imbalanced", "random"]
-Asked = Literal["true", "false", "both"]
+QueryClass = Literal["true", "false", "both"]
 
-MOST_PROMPTS = 1_000_000
+MAX_PROMPTS = 1_000_000
 """Prompts of one call: more of them fill the memory before anything is computed."""
 
 Rows = list[tuple[str, str]]
@@ -56,7 +56,7 @@ class _Draw:
     false: list[tuple[str, list[str]]]
     true: tuple[str, list[str]]
     query: str
-    other_query: str | None
+    false_query: str | None
     """A text of the first false class that is not shown; None where there is none left."""
 
     def turned(self) -> "_Draw":
@@ -70,7 +70,7 @@ def load_task(
     n: int = 1000,
     seed: int = 0,
     layout: Layout = "order",
-    asked: Asked | None = None,
+    query_class: QueryClass | None = None,
     balanced: bool | None = None,
     labels: Sequence[str] | None = None,
     demonstrations: int = 2,
@@ -79,7 +79,7 @@ def load_task(
     classes: Literal["binary", "all"] = "binary",
     columns: tuple[str, str] = ("text", "label"),
     max_words: int | None = None,
-    same_length: Any = None,
+    same_length_for: Any = None,
     template: Template = _DEFAULT_TEMPLATE,
 ) -> list[Prompt]:
     """Prompts of a word task ("sentiment-number") or a sentence dataset ("sst2"), each with its answer.
@@ -90,9 +90,9 @@ def load_task(
     "imbalanced" is "order" without the last true one. The same seed gives the same texts. The answer is thus the same
     label in every prompt, and in "order" it is the one shown last.
     "random" shuffles them, and neither a fixed answer nor the last label helps: a word task's queries are of both
-    classes in turn (`asked="both"`), and both labels are the answer equally often (`balanced`). Labels that name the
+    classes in turn (`query_class="both"`), and both labels are the answer equally often (`balanced`). Labels that name the
     classes stay with them. `balanced` exchanges the two labels in every second prompt, or pair of prompts.
-    `asked="false"` puts the same demonstrations with another query, of the (first) false class, and its answer.
+    `query_class="false"` puts the same demonstrations with another query, of the (first) false class, and its answer.
 
     Word tasks are "FALSE-TRUE" for any two categories of the word list; the paper's are `WORD_TASKS`. Words
     of both categories are left out. Prompts are all different as long as the words allow it. `path` may name
@@ -110,12 +110,12 @@ def load_task(
     class in alphabetical order, in every prompt, and the false classes come in random order, one after the
     other.
 
-    `same_length`, a model, keeps the texts of one length in its tokens, that of which every class has most, so that all
+    `same_length_for`, a model, keeps the texts of one length in its tokens, that of which every class has most, so that all
     rows of `il.tokenize(model, prompts, template=template)` have labels and end at the same positions, as patching
     between prompts needs. `template` matters for that only.
 
     Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
-    reached, for a class with too few texts, and for too few labels; with `same_length` also for labels of different
+    reached, for a class with too few texts, and for too few labels; with `same_length_for` also for labels of different
     numbers of tokens.
     Source: docs/howto/own_dataset.md.
 
@@ -125,16 +125,16 @@ def load_task(
         (3, 4, 'foo')
     """
     check_choice("layout", layout, get_args(Layout))
-    if asked is None:
-        asked = "both" if layout == "random" else "true"
-    check_choice("asked", asked, get_args(Asked))
+    if query_class is None:
+        query_class = "both" if layout == "random" else "true"
+    check_choice("asked", query_class, get_args(QueryClass))
     check_choice("classes", classes, ("binary", "all"))
     check_unicode(name)
     check_integers(n=n, demonstrations=demonstrations, seed=seed, max_words=1 if max_words is None else max_words)
     if n < 1 or demonstrations < 1:
         raise InputError(f"n={n} and demonstrations={demonstrations} must both be at least 1")
-    if n > MOST_PROMPTS:
-        raise InputError(f"n={n} prompts are more than the {MOST_PROMPTS:,} that can be drawn at once; ask for fewer")
+    if n > MAX_PROMPTS:
+        raise InputError(f"n={n} prompts are more than the {MAX_PROMPTS:,} that can be drawn at once; ask for fewer")
     if max_words is not None and max_words < 1:
         raise InputError(f"max_words={max_words} leaves no text; it must be at least 1")
     if isinstance(columns, str) or len(columns) != 2 or not all(isinstance(column, str) for column in columns):
@@ -152,16 +152,16 @@ def load_task(
     of_sentences = name in DATASETS if path is None else path.suffix != ".json"
     if not of_sentences:
         false, false_words, true, true_words = _words(name, path)
-        if same_length is not None:
-            false_words, true_words = _of_one_length([false_words, true_words], label, same_length, template)
+        if same_length_for is not None:
+            false_words, true_words = _of_one_length([false_words, true_words], label, same_length_for, template)
         draws = _word_draws(false, false_words, true, true_words, demonstrations, rng)
         fixed = None
     else:
         if path is not None and not path.is_dir():
             split = "train"  # one file for both demonstrations and queries
         rows = _rows(name, path, split, columns, max_words)
-        if same_length is not None:
-            rows = _rows_of_one_length(rows, label, same_length, template)
+        if same_length_for is not None:
+            rows = _rows_of_one_length(rows, label, same_length_for, template)
         pool, queries = _pools(rows, split, demonstrations, rng)
         draws = _sentence_draws(pool, queries, demonstrations, classes, rng)
         fixed = sorted(pool) if classes == "all" else None
@@ -173,7 +173,7 @@ def load_task(
             "balanced=True exchanges two labels; with classes='all' a label belongs to a class: leave it out"
         )
     prompts = []
-    in_turn = asked == "both" and not of_sentences
+    in_turn = query_class == "both" and not of_sentences
     for number, draw in enumerate(islice(draws, n)):
         if fixed is None:
             exchanged = balanced and (number // 2 if in_turn else number) % 2
@@ -183,9 +183,9 @@ def load_task(
         else:
             label_of = dict(zip(fixed, choices, strict=True))
         draw = draw.turned() if in_turn and number % 2 else draw
-        prompts.append(_arranged(draw, label_of, choices, layout, asked))
-    if same_length is not None:
-        _check_rows_align(prompts, same_length, template, choices)
+        prompts.append(_arranged(draw, label_of, choices, layout, query_class))
+    if same_length_for is not None:
+        _check_rows_align(prompts, same_length_for, template, choices)
     return prompts
 
 
@@ -215,7 +215,9 @@ def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Te
     texts = list(dict.fromkeys(text for group in groups for text in group))
     shown = [Prompt([Demonstration(text, label)], text) for text in texts]
     lengths = {}
-    for text, read in zip(texts, read_texts(check_fast(model), list(map(template.render, shown))), strict=True):
+    for text, read in zip(
+        texts, tokenize_texts(require_fast_tokenizer(model), list(map(template.render, shown))), strict=True
+    ):
         _, label_end = read.range_of(read.rendered.label_spans[0])
         lengths[text] = label_end, len(read.ids) - label_end
     counts = [Counter(lengths[text] for text in group) for group in groups]
@@ -239,11 +241,13 @@ def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, cho
         row = int(other.nonzero()[0])
         raise InputError(
             f"prompt {row} has its labels and end at {places[row].tolist()}, prompt 0 at {places[0].tolist()}, though "
-            f"all texts have equally many tokens; choose labels of equally many tokens in place of {listed(choices)}"
+            f"all texts have equally many tokens; choose labels of equally many tokens in place of {quoted_list(choices)}"
         )
 
 
-def _arranged(draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, asked: Asked) -> Prompt:
+def _arranged(
+    draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, asked: QueryClass
+) -> Prompt:
     false = [Demonstration(text, label_of[kind]) for kind, texts in draw.false for text in texts]
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
     shown = [*true, *false] if layout == "reorder" else [*false, *(true[:-1] if layout == "imbalanced" else true)]
@@ -256,11 +260,11 @@ def _arranged(draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], l
 
 def _left(draw: _Draw) -> str:
     """A text of the first false class that is not shown; raises InputError if there is none."""
-    if draw.other_query is None:
+    if draw.false_query is None:
         raise InputError(
             f"all texts of class {draw.false[0][0]!r} are shown, and none is left to ask about; show fewer, or add some"
         )
-    return draw.other_query
+    return draw.false_query
 
 
 def _named_classes(labels: Sequence[str], classes: Iterable[str]) -> dict[str, str] | None:
@@ -334,7 +338,7 @@ def _categories(path: str | Path | None) -> dict[str, list[str]]:
     if wrong:
         raise InputError(
             f'{str(source)!r} is not a word list; write {{"categories": {{name: [words]}}}} into it, '
-            f"or give sentences as one of {listed(SUFFIXES)} ({wrong})"
+            f"or give sentences as one of {quoted_list(SUFFIXES)} ({wrong})"
         )
     return categories
 
@@ -442,15 +446,15 @@ def _rows(name: str, path: Path | None, split: str, columns: tuple[str, str], ma
     """Text and class of the usable rows of the train split and of `split`."""
     splits = tuple(dict.fromkeys(("train", split)))
     if path is None:
-        tables, columns = from_hub(name, splits)
+        tables, columns = load_hub_splits(name, splits)
     elif path.is_dir():
-        tables = {one: from_files(_files_of(path, name, one)) for one in splits}
+        tables = {one: read_files(_files_of(path, name, one)) for one in splits}
     else:
-        tables = {one: from_files([path]) for one in splits}
+        tables = {one: read_files([path]) for one in splits}
     return {one: list(_usable(table, columns, max_words)) for one, table in tables.items()}
 
 
-def _usable(table: Table, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
+def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
     if columns[0] == columns[1]:
         raise InputError(f"columns={columns!r} name one column for both text and label; name two")
     class_names = table.class_names.get(columns[1], ())
@@ -460,7 +464,7 @@ def _usable(table: Table, columns: tuple[str, str], max_words: int | None) -> It
         missing = [column for column in columns if column not in row]
         if missing:
             raise InputError(
-                f"row {number} has no column {listed(missing)} but {listed(tuple(row)) or 'none'}; "
+                f"row {number} has no column {quoted_list(missing)} but {quoted_list(tuple(row)) or 'none'}; "
                 "name the two that hold text and label with columns=(text, label)"
             )
         text, label = (_plain(row[column], number, column) for column in columns)
@@ -468,7 +472,7 @@ def _usable(table: Table, columns: tuple[str, str], max_words: int | None) -> It
             if not -1 <= label < len(class_names):
                 raise InputError(
                     f"row {number} has the label {label}, and there are {len(class_names)} classes, "
-                    f"{listed(class_names)}; mend the file"
+                    f"{quoted_list(class_names)}; mend the file"
                 )
             label = class_names[label] if label >= 0 else None  # -1: a label kept secret
         words = "" if text is None else str(text)
@@ -515,7 +519,7 @@ def _files_of(folder: Path, name: str, split: str) -> list[Path]:
     found = [file for file in here if split in re.split(r"[\W_]+", file.stem)]
     found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
     if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
-        names = listed([file.name for file in found or here]) or "none that can be read"
+        names = quoted_list([file.name for file in found or here]) or "none that can be read"
         raise InputError(
             f"the folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such as "
             f"'{split}.jsonl', but has {names}; rename it, choose another split, or give the path of one file"

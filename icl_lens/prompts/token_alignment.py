@@ -13,11 +13,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Rendered, Span, listed
-from icl_lens.prompts.token_ids import decoded
+from icl_lens.prompts.prompt import Rendered, Span, quoted_list
+from icl_lens.prompts.token_ids import decode_tokens
 
 
-def check_fast(model: Any) -> Any:
+def require_fast_tokenizer(model: Any) -> Any:
     """The model's tokenizer; raises InputError for a slow one, or none."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -31,7 +31,7 @@ def check_fast(model: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Text:
+class TokenizedText:
     """A rendered prompt and its tokens, without special tokens, each with the characters it covers."""
 
     rendered: Rendered
@@ -66,7 +66,7 @@ class Text:
             )
         return start, stop
 
-    def after(self, asked: "Text", gap: str) -> list[int]:
+    def continuation_tokens(self, asked: "TokenizedText", gap: str) -> list[int]:
         """The tokens of the label with which this text continues `asked`.
 
         Raises InputError if they do not directly follow the tokens of `asked`.
@@ -88,7 +88,7 @@ class Text:
         return self._at(max(0, span[0] - 20), span[1] + 20)
 
 
-def read_texts(tokenizer: Any, rendered: list[Rendered]) -> list[Text]:
+def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedText]:
     """Tokenize texts in one call. Raises InputError naming the words the tokenizer does not know."""
     encoded = tokenizer(
         [one.text for one in rendered],
@@ -101,7 +101,7 @@ def read_texts(tokenizer: Any, rendered: list[Rendered]) -> list[Text]:
         verbose=False,
     )
     texts = [
-        Text(one, ids, [start for start, _ in offsets], [end for _, end in offsets])
+        TokenizedText(one, ids, [start for start, _ in offsets], [end for _, end in offsets])
         for one, ids, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True)
     ]
     unknown = tokenizer.unk_token_id
@@ -112,7 +112,7 @@ def read_texts(tokenizer: Any, rendered: list[Rendered]) -> list[Text]:
         if token == unknown  # never, where no token stands for unknown words
     )
     if words:
-        shown = listed(tuple(words)[:10]) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
+        shown = quoted_list(tuple(words)[:10]) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
         raise InputError(
             f"the model's tokenizer does not know {shown}, so any answer would mean nothing; "
             "use words of its vocabulary, or another model"
@@ -129,7 +129,7 @@ def word_around(text: str, start: int, end: int) -> str:
     return f"{before}{piece}{after}" if len(before) + len(after) <= 30 else piece
 
 
-class Spellings:
+class LabelTokens:
     """The tokens of each label, which must be the same wherever it stands."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -163,7 +163,7 @@ class Spellings:
                 )
             if len(ids) == len(shared):
                 raise InputError(
-                    f"label {label!r} is {self._shown(ids)}, with which all of {listed(labels)} begin, so no "
+                    f"label {label!r} is {self._shown(ids)}, with which all of {quoted_list(labels)} begin, so no "
                     "token of its own tells it apart; choose labels none of which begins another"
                 )
             other = scored.setdefault(ids[len(shared)], label)
@@ -173,7 +173,7 @@ class Spellings:
                 if common and not shared:
                     remedy += ', or pass shared_prefix="append"'
                 elif shared_prefix == "append":
-                    remedy += f", since not all of {listed(labels)} begin with it"
+                    remedy += f", since not all of {quoted_list(labels)} begin with it"
                 token = ids[len(shared)]
                 raise InputError(
                     f"labels {other!r} and {label!r} share their {which} token {self._shown([token])} "
@@ -182,10 +182,10 @@ class Spellings:
         return shared, list(scored)
 
     def _shown(self, ids: list[int]) -> str:
-        return " + ".join(repr(string) for string in decoded(self.tokenizer, [ids])[0])
+        return " + ".join(repr(string) for string in decode_tokens(self.tokenizer, [ids])[0])
 
 
-def front_tokens(tokenizer: Any, text: Text, prepend_bos: bool | None) -> list[int]:
+def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None) -> list[int]:
     """The tokens in front of every row; raises InputError for what `prepend_bos` cannot be."""
     if prepend_bos not in (None, True, False):
         raise InputError(f"prepend_bos={prepend_bos!r} must be True, False, or None for what the tokenizer itself does")

@@ -19,14 +19,14 @@ TokenPositions = int | Literal["last", "all"] | Sequence[int] | Sequence[Sequenc
 """Where in each row: one position, "last", "all", several for every row, or a list of several a row; -1 is the last."""
 
 
-def decoded(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
+def decode_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
     distinct = sorted({token for row in rows for token in row})
     strings = tokenizer.batch_decode([[token] for token in distinct], clean_up_tokenization_spaces=False)
     string = dict(zip(distinct, strings, strict=True))
     return [[string[token] for token in row] for row in rows]
 
 
-def named(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
+def name_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
     """Tokens as a reader can tell them apart: "▁to" or "␣to" is not "to", a line break is "⏎".
 
     "▁" stands where the vocabulary itself writes it (Llama, whose tokens lose their blank when decoded alone), "␣"
@@ -39,13 +39,13 @@ def named(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
     return [[name[token] for token in row] for row in rows]
 
 
-def visible(raw: str, decoded: str) -> str:
+def visible(raw: str, decode_tokens: str) -> str:
     """A token's name from how its vocabulary writes it and what it decodes to alone."""
     if "▁" in raw:
         return raw
-    if not decoded or "\ufffd" in decoded:
+    if not decode_tokens or "\ufffd" in decode_tokens:
         return raw
-    return decoded.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    return decode_tokens.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
 
 
 def check_ids(model: Any, ids: list[int]) -> None:
@@ -63,7 +63,7 @@ def padded_ids(rows: Sequence[Sequence[int]]) -> Int[Tensor, "batch n"]:
     return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows]).reshape(len(rows), width)
 
 
-def chosen_positions(positions: TokenPositions, lengths: list[int]) -> list[list[int]]:
+def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[list[int]]:
     """Each row's positions, counted from its start; raises InputError for one that is not there."""
     if isinstance(positions, Tensor):
         positions = positions.tolist()
@@ -91,7 +91,7 @@ def chosen_positions(positions: TokenPositions, lengths: list[int]) -> list[list
     return [[place % length for place in places] for places, length in zip(by_row, lengths, strict=True)]
 
 
-def one_a_row(ids: int | Sequence[int] | Tensor | None, n: int, what: str) -> list[int] | None:
+def ids_per_row(ids: int | Sequence[int] | Tensor | None, n: int, what: str) -> list[int] | None:
     if ids is None:
         return None
     if isinstance(ids, Tensor):
@@ -102,7 +102,9 @@ def one_a_row(ids: int | Sequence[int] | Tensor | None, n: int, what: str) -> li
     return listed_ids
 
 
-def several_a_row(ids: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None, n: int) -> list[list[int]] | None:
+def id_lists_per_row(
+    ids: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None, n: int
+) -> list[list[int]] | None:
     if ids is None:
         return None
     if isinstance(ids, Tensor):
@@ -132,7 +134,7 @@ def vocabulary_digest(tokenizer: Any) -> str:
         return ""
 
 
-def check_fit(model: Any, rows: list[list[int]]) -> None:
+def check_context_length(model: Any, rows: list[list[int]]) -> None:
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))
     if len(rows[longest]) > model.cfg.n_ctx:
         raise InputError(

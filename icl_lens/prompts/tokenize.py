@@ -8,9 +8,9 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.prompt import Prompt, Template, listed, several_prompts
-from icl_lens.prompts.token_alignment import Spellings, check_fast, front_tokens, read_texts
-from icl_lens.prompts.token_ids import PAD, check_fit, decoded, named, vocabulary_digest
+from icl_lens.prompts.prompt import Prompt, Template, as_prompts, quoted_list
+from icl_lens.prompts.token_alignment import LabelTokens, require_fast_tokenizer, special_prefix, tokenize_texts
+from icl_lens.prompts.token_ids import PAD, check_context_length, decode_tokens, name_tokens, vocabulary_digest
 
 _DEFAULT_TEMPLATE = Template()
 
@@ -43,33 +43,33 @@ def tokenize(
         >>> batch.label_positions
         tensor([[ 3,  7, 11, 15]])
     """
-    prompts = several_prompts(prompts)
+    prompts = as_prompts(prompts)
     if not isinstance(template, Template):
         raise InputError(f"template={template!r} is no template; write il.Template(demonstration, query)")
     check_choice("shared_prefix", shared_prefix, ("error", "append"))
     if not prompts:
         raise InputError("there is no prompt to tokenize; give at least one")
     every_label = _every_label(prompts, labels)
-    tokenizer = check_fast(model)
-    texts = read_texts(tokenizer, [template.render(prompt) for prompt in prompts])
+    tokenizer = require_fast_tokenizer(model)
+    texts = tokenize_texts(tokenizer, [template.render(prompt) for prompt in prompts])
     # Each label after each query that offers it; a label no prompt offers, after the first.
     asked = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.labels]
     offered = {label for _, label in asked}
     asked += [(0, label) for label in every_label if label not in offered]
-    continued = read_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in asked])
+    continued = tokenize_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in asked])
 
     label_ranges = [[text.label_range(span, template.gap) for span in text.rendered.label_spans] for text in texts]
-    spellings = Spellings(tokenizer)
+    spellings = LabelTokens(tokenizer)
     for (row, label), text in zip(asked, continued, strict=True):
-        spellings.add(label, text.after(texts[row], template.gap), f"after the query of prompt {row}")
+        spellings.add(label, text.continuation_tokens(texts[row], template.gap), f"after the query of prompt {row}")
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         for demonstration, (start, stop) in zip(prompt.demonstrations, label_ranges[row], strict=True):
             spellings.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
     shared, scored = spellings.scored(every_label, shared_prefix)
 
-    front = front_tokens(tokenizer, texts[0], prepend_bos)
+    front = special_prefix(tokenizer, texts[0], prepend_bos)
     rows = [[*front, *text.ids, *shared] for text in texts]
-    check_fit(model, rows)
+    check_context_length(model, rows)
     shift = len(front)
     longest, demos = max(map(len, rows)), max(len(prompt.demonstrations) for prompt in prompts)
 
@@ -81,7 +81,9 @@ def tokenize(
         attention_mask=torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
         last=torch.tensor([len(row) - 1 for row in rows]),
         label_positions=by_demo([[shift + stop - 1 for _, stop in row] for row in label_ranges], -1),
-        asked_positions=by_demo([[shift + start + len(shared) - 1 for start, _ in row] for row in label_ranges], -1),
+        prediction_positions=by_demo(
+            [[shift + start + len(shared) - 1 for start, _ in row] for row in label_ranges], -1
+        ),
         label_index=by_demo([[every_label.index(d.label) for d in p.demonstrations] for p in prompts], -1),
         label_mask=torch.tensor([[label in prompt.labels for label in every_label] for prompt in prompts]),
         label_tokens=torch.tensor(scored),
@@ -93,8 +95,8 @@ def tokenize(
         labels=every_label,
         prompts=prompts,
         template=template,
-        token_strings=decoded(tokenizer, rows),
-        token_names=named(tokenizer, rows),
+        token_strings=decode_tokens(tokenizer, rows),
+        token_names=name_tokens(tokenizer, rows),
         texts=tuple(text.rendered.text for text in texts),
         vocabulary=vocabulary_digest(tokenizer),
     )
@@ -110,7 +112,7 @@ def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> t
     missing = [label for label in used if label not in labels]
     if missing or len(set(labels)) != len(labels):
         raise InputError(
-            f"labels={labels!r} must name every label of the prompts, {listed(used)}, once"
-            + (f"; add {listed(missing)}" if missing else "; leave out the repeated ones")
+            f"labels={labels!r} must name every label of the prompts, {quoted_list(used)}, once"
+            + (f"; add {quoted_list(missing)}" if missing else "; leave out the repeated ones")
         )
     return labels

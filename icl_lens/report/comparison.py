@@ -6,7 +6,7 @@ from typing import overload
 
 import pandas as pd
 
-from icl_lens.display import signed, text_table
+from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
@@ -75,7 +75,7 @@ class Comparison:
             return title
         frame = self.to_frame()
         columns = {"head": frame["name"][:SHOWN].tolist()}
-        columns |= {f"{name}, nats": [signed(x) for x in frame[name][:SHOWN]] for name in ("a", "b", "change")}
+        columns |= {f"{name}, nats": [format_signed(x) for x in frame[name][:SHOWN]] for name in ("a", "b", "change")}
         return text_table(title, columns, total=len(frame))
 
 

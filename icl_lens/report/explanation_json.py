@@ -11,7 +11,7 @@ from icl_lens.files import write_text
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
 
-FORMAT, VERSION = "icl-lens explanation", 1
+FORMAT, VERSION = "icl-lens explanation", 2
 """What a file says of itself; the version rises when a field changes its meaning or goes."""
 
 Kind = TypeVar("Kind", bound=Findings)
@@ -65,9 +65,9 @@ def _check_lengths(found: Findings) -> None:
     demos = len(found.label_positions)
     for report in found.heads:
         sizes = [len(row) for row in report.similarity]
-        if sizes and (sizes != [demos] * (demos + 1) or len(found.asked_positions) != demos):
+        if sizes and (sizes != [demos] * (demos + 1) or len(found.prediction_positions) != demos):
             raise ValueError(f"similarity of {report.head} does not fit {demos} demonstrations")
-    last = max((*found.label_positions, *found.watched), default=-1)
+    last = max((*found.label_positions, *found.attended_positions), default=-1)
     if last >= len(found.tokens):
         raise ValueError(f"position {last} is not there, with {len(found.tokens)} tokens")
 

@@ -14,7 +14,7 @@ from icl_lens.prompts.prompt import Prompt, Template
 
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity"]
 
-TELLS_APART = 0.5
+MIN_CONTRAST_RATIO = 0.5
 """A head tells the target from what it is compared with if its contrast is at least this share of its increase."""
 
 
@@ -66,12 +66,12 @@ class HeadReport:
     similarity: tuple[tuple[float, ...], ...] = ()
 
     @property
-    def tells_apart(self) -> bool:
-        """Whether the contrast is at least half of a positive increase: the rule is `TELLS_APART`.
+    def discriminates(self) -> bool:
+        """Whether the contrast is at least half of a positive increase: the rule is `MIN_CONTRAST_RATIO`.
 
         Then what the target is compared with rises by no more than half as much, in log-probability.
         """
-        return self.contrast is not None and self.increase > 0 and self.contrast >= TELLS_APART * self.increase
+        return self.contrast is not None and self.increase > 0 and self.contrast >= MIN_CONTRAST_RATIO * self.increase
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
         """The positions that get most attention from the last token, with it, largest first."""
@@ -150,20 +150,20 @@ class Findings:
     head_contrasts: tuple[tuple[float, ...], ...] = ()
     layer_attn_contrast: tuple[float, ...] = ()
     layer_ffn_contrast: tuple[float, ...] = ()
-    watched: tuple[int, ...] = ()
-    """A free prompt's positions that some head attends to most; `watched_attention` is every head's attention there."""
-    watched_attention: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    asked_positions: tuple[int, ...] = ()
+    attended_positions: tuple[int, ...] = ()
+    """A free prompt's positions that some head attends to most; `attended_attention` is every head's attention there."""
+    attended_attention: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    prediction_positions: tuple[int, ...] = ()
     """Where each demonstration's label is predicted: the token before the one it is scored by."""
-    label_spellings: tuple[tuple[str, ...], ...] = ()
+    label_token_names: tuple[tuple[str, ...], ...] = ()
     """Each label's tokens where it stands, white space visible; the scored one is number `n_shared`."""
-    n_shared: int = 0
+    n_shared_tokens: int = 0
     """Tokens that all labels begin with, appended to the prompt (`shared_prefix="append"`)."""
     whole_label_log_probs: tuple[float, ...] = ()
     """log p of each whole label, summed over its tokens, each given those before; empty where each is one token."""
 
     @property
-    def free(self) -> bool:
+    def is_plain_text(self) -> bool:
         """Whether the prompt is any text, without demonstrations: `labels` are then the tokens that are scored."""
         return self.prompt is None
 
@@ -175,29 +175,29 @@ class Findings:
     @property
     def shown_tokens(self) -> tuple[str, ...]:
         """Tokens as they are drawn: in free prompts with white space visible."""
-        return self.token_names if self.free and self.token_names else self.tokens
+        return self.token_names if self.is_plain_text and self.token_names else self.tokens
 
     @property
     def scored_tokens(self) -> tuple[str, ...]:
         """The token each label is scored by, white space visible; empty where it is not known."""
-        return tuple(spelling[self.n_shared] for spelling in self.label_spellings)
+        return tuple(spelling[self.n_shared_tokens] for spelling in self.label_token_names)
 
     @property
-    def several_tokens(self) -> bool:
+    def has_multi_token_labels(self) -> bool:
         """Whether some label is more than the one token it is scored by."""
-        return any(len(spelling) > 1 for spelling in self.label_spellings)
+        return any(len(spelling) > 1 for spelling in self.label_token_names)
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What to know about labels or targets of several tokens, in sentences; nothing where each is one token."""
-        if self.free:
+        if self.is_plain_text:
             return tuple(
                 f"{' + '.join(map(repr, spelling))} are {len(spelling)} tokens, of which the first, {spelling[0]!r}, "
                 "is scored; the log-probability of all of them stands beside."
-                for spelling in self.label_spellings
+                for spelling in self.label_token_names
                 if len(spelling) > 1
             )
-        if not self.several_tokens:
+        if not self.has_multi_token_labels:
             return ()
         found = ["A label of several tokens is scored by one of them; its whole log-probability stands beside."]
         for label, token in zip(self.labels, self.scored_tokens, strict=True):
@@ -214,9 +214,9 @@ class Findings:
         """Which located heads tell the target from what it is compared with, by which rule; empty without contrasts."""
         if not self.compared_with:
             return ""
-        apart = [str(report.head) for report in self.heads if report.tells_apart]
-        both = [str(report.head) for report in self.heads if report.increase > 0 and not report.tells_apart]
-        if self.free:
+        apart = [str(report.head) for report in self.heads if report.discriminates]
+        both = [str(report.head) for report in self.heads if report.increase > 0 and not report.discriminates]
+        if self.is_plain_text:
             others = " and ".join(self.compared_with)
             first, second = f"Tell {self.target} from {others}", "Raise the others as well"
         else:
@@ -229,9 +229,9 @@ class Findings:
     @property
     def headline(self) -> str:
         """What the model says, in a few words."""
-        if self.free:
+        if self.is_plain_text:
             return f"The model continues with {self.next_tokens[0][0]!r}"
-        return f"{'Among its labels the model prefers' if self.several_tokens else 'The model says'} {self.predicted!r}"
+        return f"{'Among its labels the model prefers' if self.has_multi_token_labels else 'The model says'} {self.predicted!r}"
 
     @property
     def predicted(self) -> str:
@@ -281,7 +281,7 @@ class Findings:
                     # Of the mean probability, as the page and the terminal show it.
                     "log_prob_random_zeroed": _log_mean_probability([draw[i] for draw in self.ablation.random]),
                 }
-                | ({"scored_token": self.scored_tokens[i]} if self.label_spellings else {})
+                | ({"scored_token": self.scored_tokens[i]} if self.label_token_names else {})
                 | ({"log_prob_whole": self.whole_label_log_probs[i]} if self.whole_label_log_probs else {})
                 for i, label in enumerate(self.labels)
             ]
@@ -298,7 +298,7 @@ class Findings:
         return (*self.demonstration_labels, last)
 
     def _similarity_rows(self) -> Any:
-        queries = (*self.asked_positions, len(self.tokens) - 1)
+        queries = (*self.prediction_positions, len(self.tokens) - 1)
         names = (*self.labels, None)
         for report in self.heads:
             for position, asked, row in zip(

@@ -32,11 +32,11 @@ class NotebookFigure(Figure):
     def _ipython_display_(self) -> None:
         from IPython.display import display  # only where IPython asks
 
-        picture = base64.b64encode(on_any_background(self)).decode("ascii")
+        picture = base64.b64encode(transparent_png(self)).decode("ascii")
         display({"image/png": picture, "text/plain": repr(self)}, raw=True)
 
 
-def on_any_background(figure: Figure) -> bytes:
+def transparent_png(figure: Figure) -> bytes:
     """The figure as PNG without background, readable on light and on dark; the figure itself stays as it was."""
     file = io.BytesIO()
     with _in_gray(figure):

@@ -57,7 +57,7 @@ def _prompt(explanation: Findings) -> Text:
 
 
 def _answer(explanation: Findings) -> RenderableType:
-    free, several = explanation.free, bool(explanation.whole_label_log_probs)
+    free, several = explanation.is_plain_text, bool(explanation.whole_label_log_probs)
     more = ["scored by", "whole label" if not free else "all tokens"] if several else []
     name = ("Next token", "token") if free else ("Answer", "label")
     table = _table(*name, *(("p", "log p") if several else ("probability", "log-prob (nats)")), *more, "")
@@ -78,9 +78,9 @@ def _answer(explanation: Findings) -> RenderableType:
 
 
 def _whole(explanation: Findings, i: int) -> list[Text | str]:
-    spelling = explanation.label_spellings[i]
+    spelling = explanation.label_token_names[i]
     of = "" if len(spelling) == 1 else f" of {len(spelling)}"
-    return [Text(f"{spelling[explanation.n_shared]!r}{of}"), f"{explanation.whole_label_log_probs[i]:.2f}"]
+    return [Text(f"{spelling[explanation.n_shared_tokens]!r}{of}"), f"{explanation.whole_label_log_probs[i]:.2f}"]
 
 
 def _layers(explanation: Findings) -> RenderableType:
@@ -99,7 +99,7 @@ def _bar(value: float, reach: float) -> Text:
 
 
 def _heads(explanation: Findings) -> RenderableType:
-    if explanation.free:
+    if explanation.is_plain_text:
         return _free_heads(explanation)
     names = [
         Text(f"→ {explanation.labels[label]}@{position}", _label_style(label))
@@ -143,7 +143,7 @@ def _columns(explanation: Findings) -> list[str]:
 
 def contrast_column(explanation: Findings) -> str:
     """What the column of contrasts is called."""
-    return f"against {', '.join(explanation.compared_with)}" if explanation.free else "tells labels apart"
+    return f"against {', '.join(explanation.compared_with)}" if explanation.is_plain_text else "tells labels apart"
 
 
 def _increases(report: HeadReport) -> list[str]:
@@ -180,10 +180,10 @@ def _subheads(explanation: Findings) -> RenderableType:
 def _words(explanation: Findings) -> RenderableType:
     report = explanation.heads[0]
     table = _table(f"What {report.head} says in words", "position", "token", "part", "top words")
-    if explanation.free:
+    if explanation.is_plain_text:
         for position, words in zip(report.positions, report.value_words, strict=True):
             table.add_row(str(position), Text(explanation.shown_tokens[position]), "value", _listed(words))
-    for kind, rows in () if explanation.free else (("value", report.value_words), ("key", report.key_words)):
+    for kind, rows in () if explanation.is_plain_text else (("value", report.value_words), ("key", report.key_words)):
         for position, label, words in zip(
             explanation.label_positions, explanation.demonstration_labels, rows, strict=True
         ):
@@ -202,7 +202,7 @@ def _ablation(explanation: Findings) -> RenderableType:
     names = ", ".join(map(str, ablation.heads))
     table = _table(
         f"Zeroing {names}",
-        "token" if explanation.free else "label",
+        "token" if explanation.is_plain_text else "label",
         "as it is",
         "located heads zeroed",
         f"{len(ablation.heads)} random heads zeroed",

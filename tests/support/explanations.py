@@ -156,8 +156,8 @@ def free(text: str = "When Mary and John went to", *, target: str = "␣Mary", o
         head_contrasts=base.head_increases,
         layer_attn_contrast=base.layer_attn,
         layer_ffn_contrast=base.layer_ffn,
-        watched=tuple(range(n)),
-        watched_attention=tuple(tuple(heads[0].attention for _ in row) for row in base.head_increases),
-        label_spellings=((target,), (other,)),
+        attended_positions=tuple(range(n)),
+        attended_attention=tuple(tuple(heads[0].attention for _ in row) for row in base.head_increases),
+        label_token_names=((target,), (other,)),
         subheads=tuple(replace(part, position=part.position % n, contrast=0.125) for part in base.subheads),
     )

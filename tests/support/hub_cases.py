@@ -301,9 +301,9 @@ def tell(case: Case, hub: Any) -> dict[str, Any]:
 
 
 def _classes(name: str) -> list[str]:
-    from icl_lens.prompts.datasets import from_hub
+    from icl_lens.prompts.datasets import load_hub_splits
 
-    tables, (_, label) = from_hub(name, ["train"])
+    tables, (_, label) = load_hub_splits(name, ["train"])
     names = tables["train"].class_names.get(label)
     labels = {row[label] for row in tables["train"].rows}
     return sorted(names[one] if names and isinstance(one, int) else str(one) for one in labels)

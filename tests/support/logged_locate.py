@@ -15,7 +15,7 @@ from icl_lens.cli import main
 from icl_lens.locate import locate
 
 RANK = os.environ.get("RANK", "0")
-first_look = locate._first_look
+first_look = locate._bounds_and_candidates
 computed = 0
 
 
@@ -32,5 +32,5 @@ def logged(acts, targets, against, convention, rows, *others):
 
 
 if __name__ == "__main__":
-    locate._first_look = logged
+    locate._bounds_and_candidates = logged
     main()

@@ -35,7 +35,7 @@ def packed_bundle() -> str:
 
 
 @cache
-def own(name: str) -> str:
+def read_asset(name: str) -> str:
     """One of our own files beside this module: `page.css`, `page.js`, `theme.js`, `frame.js`."""
     return (files("icl_lens.report.html") / name).read_text(encoding="utf-8").strip()
 
@@ -47,6 +47,6 @@ def document(title: str, body: str, *, circuitsvis: bool) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{own('page.css')}</style><script>{own('theme.js')}</script></head><body>{body}"
-        f"{bundle}<script>{own('page.js')}</script></body></html>\n"
+        f"<title>{title}</title><style>{read_asset('page.css')}</style><script>{read_asset('theme.js')}</script></head><body>{body}"
+        f"{bundle}<script>{read_asset('page.js')}</script></body></html>\n"
     )

@@ -34,26 +34,28 @@ def compare_body(a: Findings, b: Findings) -> str:
         + section(
             "prompts",
             "Prompts",
-            "The two prompts." if a.free or b.free else "The two prompts, each with its labels in their colors.",
+            "The two prompts."
+            if a.is_plain_text or b.is_plain_text
+            else "The two prompts, each with its labels in their colors.",
             _pair(a, b, prompt_text),
         )
         + section(
             "answers",
             "Answers",
-            f"Probability of each {'scored' if a.free or b.free else 'label’s'} token after each prompt.",
+            f"Probability of each {'scored' if a.is_plain_text or b.is_plain_text else 'label’s'} token after each prompt.",
             _answers(a, b),
         )
         + section(
             "layers",
             "Layers",
-            f"What each layer adds to the explained {'token' if a.free or b.free else 'label'}’s log-probability, on "
+            f"What each layer adds to the explained {'token' if a.is_plain_text or b.is_plain_text else 'label'}’s log-probability, on "
             "one scale; increases do not add up.",
             _layers(a, b),
         )
         + (_changed(a, b) if same_heads else _own_best(a, b))
         + (
             ""
-            if a.free or b.free  # which have no labels to attend to
+            if a.is_plain_text or b.is_plain_text  # which have no labels to attend to
             else section("attention", "Attention to labels", _ATTENTION_HOW, _attention(a, b, same_heads))
         )
         + section("configuration", "Configuration", "The commands that compute both again.", _pair(a, b, _command))
@@ -79,7 +81,7 @@ def _headline(a: Findings, b: Findings) -> str:
         what = f"One prompt, {safe(a.model)} and {safe(b.model)}"
     else:
         what = f"{safe(a.model)} and {safe(b.model)}, each on its own prompt"
-    words = [x.next_tokens[0][0] if x.free else x.predicted for x in (a, b)]
+    words = [x.next_tokens[0][0] if x.is_plain_text else x.predicted for x in (a, b)]
     said = [
         chip(word, x.labels.index(word) if word in x.labels else None) for word, x in zip(words, (a, b), strict=True)
     ]
@@ -104,7 +106,7 @@ def _answers(a: Findings, b: Findings) -> str:
     for i, label in enumerate(a.labels):
         before, after = a.label_log_probs[i], b.label_log_probs[b.labels.index(label)]
         rows.append([chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(after - before)])
-    return table(["token" if a.free else "label", "#A", "#B", "#change of log p, nats"], rows)
+    return table(["token" if a.is_plain_text else "label", "#A", "#B", "#change of log p, nats"], rows)
 
 
 def _layers(a: Findings, b: Findings) -> str:
@@ -123,7 +125,7 @@ def most_changed(a: Findings, b: Findings) -> list[Head]:
             "compare models of one shape"
         )
     n_layers, n_heads = _shape(a)
-    heads = [Head.at(index, n_heads) for index in range(n_layers * n_heads)]
+    heads = [Head.from_index(index, n_heads) for index in range(n_layers * n_heads)]
     heads.sort(key=lambda head: -abs(_increase(b, head) - _increase(a, head)))
     return heads[:N_CHANGED]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from icl_lens.report.html.assets import document, own
+from icl_lens.report.html.assets import document, read_asset
 from icl_lens.report.html.escaping import json_script, safe
 from icl_lens.report.html.static_html import NOTE, static_html, static_text
 
-FRAME = own("frame.js").strip()
+FRAME = read_asset("frame.js").strip()
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def frame(title: str, page: str, body: str, *, height: int = 320) -> str:
     )
 
 
-def mount(
+def circuitsvis_mount(
     component: str,
     props: dict[str, Any],
     name: str,

@@ -22,8 +22,8 @@ def explorer(explanation: Findings) -> str:
     panels = "".join(panel(explanation, report, rank) for rank, report in enumerate(explanation.heads, 1))
     positions, labels = explanation.label_positions, explanation.demonstration_labels
     attention, tokens = explanation.label_attention, explanation.shown_tokens
-    if explanation.free:
-        positions, attention = explanation.watched, explanation.watched_attention
+    if explanation.is_plain_text:
+        positions, attention = explanation.attended_positions, explanation.attended_attention
         labels = (-1,) * len(positions)  # no label's color
     data = {
         "labels": [visible(label) for label in explanation.labels],
@@ -73,7 +73,7 @@ def located_table(explanation: Findings) -> str:
     before = explanation.label_log_probs[target]
     reach = max((abs(report.increase) for report in explanation.heads), default=0.0) or 1.0
     shown = [i for i, label in enumerate(explanation.labels) if i in explanation.demonstration_labels or i == target]
-    shown = [] if explanation.free else shown
+    shown = [] if explanation.is_plain_text else shown
     tallest = max((abs(report.contrast or 0.0) for report in explanation.heads), default=0.0) or 1.0
     rows = []
     for report in explanation.heads:
@@ -93,7 +93,7 @@ def located_table(explanation: Findings) -> str:
                 f"{bar(report.increase / reach, 'p' if report.increase >= 0 else 'n')}{signed(report.increase)}",
                 *contrast,
                 *[f"{bar(sums[i], label_class(i))}{sums[i]:.2f}" for i in shown],
-                *([_attended(explanation, report)] if explanation.free else []),
+                *([_attended(explanation, report)] if explanation.is_plain_text else []),
                 percent(math.exp(after)),
                 signed(after - before),
             ]
@@ -101,7 +101,7 @@ def located_table(explanation: Findings) -> str:
     names = [f"#to {chip(explanation.labels[i], i)}" for i in shown]
     target_name = chip(explanation.target, target)
     more = [f"#{contrast_name(explanation)}, nats"] if explanation.compared_with else []
-    names += ["attends most to"] if explanation.free else []
+    names += ["attends most to"] if explanation.is_plain_text else []
     head = ["head", "#increase, nats", *more, *names, f"#p({target_name}) without it", "#change of log p, nats"]
     verdict = f'<p class="key">{safe(explanation.verdict)}</p>' if explanation.compared_with else ""
     return table(head, rows, kind="located") + verdict
@@ -116,7 +116,7 @@ def _attended(explanation: Findings, report: HeadReport) -> str:
 
 def contrast_name(explanation: Findings) -> str:
     """What the column of contrasts is called, as HTML."""
-    if not explanation.free:
+    if not explanation.is_plain_text:
         return "tells labels apart"
     return "against " + ", ".join(chip(name, explanation.labels.index(name)) for name in explanation.compared_with)
 
@@ -126,9 +126,9 @@ def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
     positions, labels = explanation.label_positions, explanation.demonstration_labels
     name, tokens = str(report.head), explanation.shown_tokens
     reach = max(map(abs, report.position_increases), default=0.0)
-    legend = "" if explanation.free else label_legend(explanation.labels)
+    legend = "" if explanation.is_plain_text else label_legend(explanation.labels)
     apart = ""
-    if explanation.free and report.position_contrasts:
+    if explanation.is_plain_text and report.position_contrasts:
         farthest = max(map(abs, report.position_contrasts))
         strip = value_strip(tokens, report.position_contrasts, f"{name} {_plain_contrast(explanation)}", reach=farthest)
         apart = f"<h4>What each position adds {contrast_name(explanation)}</h4>{strip}{scale_legend(farthest)}"
@@ -151,11 +151,11 @@ def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
         f"<section><h4>What each position adds to log p({chip(explanation.target)})</h4>"
         f"{added}{scale_legend(reach)}{apart}"
         f"<h4>Without this head</h4>{_without(explanation, report)}</section></div>"
-        f"<h4>In words</h4>{words(explanation, report)}{compared(explanation, report)}</article>"
+        f"<h4>In words</h4>{words(explanation, report)}{similarity_panel(explanation, report)}</article>"
     )
 
 
-def compared(explanation: Findings, report: HeadReport) -> str:
+def similarity_panel(explanation: Findings, report: HeadReport) -> str:
     """What the head's metric makes of each place where a label comes next and of each label.
 
     Nothing where it is not known, or where there is only one label to look at. Scores are shown less their row's mean:
@@ -216,7 +216,7 @@ def _without(explanation: Findings, report: HeadReport) -> str:
         )
     ]
     return table(
-        ["token" if explanation.free else "label", "#as it is", "#head zeroed", "#change of log p, nats"], rows
+        ["token" if explanation.is_plain_text else "label", "#as it is", "#head zeroed", "#change of log p, nats"], rows
     )
 
 
@@ -229,7 +229,7 @@ def words(explanation: Findings, report: HeadReport) -> str:
 
     Of a free prompt: its values at the tokens it attends to most, in the order of the text.
     """
-    if explanation.free:
+    if explanation.is_plain_text:
         return _free_words(explanation, report)
     rows = [
         [

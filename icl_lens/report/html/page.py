@@ -60,7 +60,7 @@ def headline(explanation: Findings) -> str:
     right = explanation.prompt.answer
     verdict = "" if right is None else (", rightly" if right == explanation.predicted else f", not {chip(right)}")
     probability = percent(explanation.label_probs[explanation.predicted])
-    says = "Among its labels the model prefers" if explanation.several_tokens else "The model says"
+    says = "Among its labels the model prefers" if explanation.has_multi_token_labels else "The model says"
     return (
         f"{top}<h1>{says} {chip(explanation.predicted, index)}{verdict}</h1>"
         f"<p>With probability {probability}, after {len(explanation.prompt.demonstrations)} demonstrations in "
@@ -72,7 +72,7 @@ def body(explanation: Findings) -> str:
     """Everything on the page, without scripts and styles."""
     target = chip(explanation.target, explanation.labels.index(explanation.target))
     removed = ", ".join(map(str, explanation.ablation.heads))
-    n_described, free = len(explanation.heads), explanation.free
+    n_described, free = len(explanation.heads), explanation.is_plain_text
     return "".join(
         [
             headline(explanation),

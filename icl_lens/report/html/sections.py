@@ -14,9 +14,9 @@ from icl_lens.report.html.heads import bar, contrast_name
 from icl_lens.report.number_format import percent
 
 
-def section(ident: str, title: str, how: str, body: str) -> str:
+def section(ident: str, title: str, caption: str, body: str) -> str:
     """A titled section; `how` is one sentence on how to read it. All but `title` and `ident` are HTML."""
-    return f'<section id="{ident}"><h2>{safe(title)}</h2><p class="how">{how}</p>{body}</section>'
+    return f'<section id="{ident}"><h2>{safe(title)}</h2><p class="how">{caption}</p>{body}</section>'
 
 
 def prompt_text(explanation: Findings) -> str:
@@ -49,10 +49,10 @@ def answer(explanation: Findings) -> str:
     rows, several = [], bool(explanation.whole_label_log_probs)
     for i, (label, value) in enumerate(zip(explanation.labels, explanation.label_log_probs, strict=True)):
         notes = {
-            "predicted": explanation.predicted == label and not explanation.free,
+            "predicted": explanation.predicted == label and not explanation.is_plain_text,
             "right answer": explanation.answer == label,
             "explained here": explanation.target == label,
-            "compared with": explanation.free and label in explanation.compared_with,
+            "compared with": explanation.is_plain_text and label in explanation.compared_with,
         }
         rows.append(
             [
@@ -65,17 +65,17 @@ def answer(explanation: Findings) -> str:
         )
     tokens = ", ".join(f"{chip(token)} {percent(value)}" for token, value in explanation.next_tokens)
     more = ["scored by", "#whole, log p, nats"] if several else []
-    head = ["token" if explanation.free else "label", "#probability", "#log p, nats", *more, "note"]
+    head = ["token" if explanation.is_plain_text else "label", "#probability", "#log p, nats", *more, "note"]
     remarks = "".join(f'<p class="key">{safe(remark)}</p>' for remark in explanation.remarks)
     return table(head, rows, kind="answer") + f'<p class="key">Most probable of all tokens: {tokens}</p>' + remarks
 
 
 def _whole(explanation: Findings, i: int) -> list[str]:
     """Of label i, the token it is scored by among its tokens, and the log-probability of all of them."""
-    spelling = explanation.label_spellings[i]
+    spelling = explanation.label_token_names[i]
     of = "" if len(spelling) == 1 else f" of {' '.join(chip(token) for token in spelling)}"
     return [
-        f"{chip(spelling[explanation.n_shared])}{of}",
+        f"{chip(spelling[explanation.n_shared_tokens])}{of}",
         f"{explanation.whole_label_log_probs[i]:.3f}".replace("-", "−"),
     ]
 
@@ -150,7 +150,13 @@ def removal(explanation: Findings) -> str:
         spread = f"{percent(fmean(draws))} ({percent(min(draws))}–{percent(max(draws))})" if draws else "–"
         rows.append([chip(label, i), percent(before), percent(after), spread, _dots(before, after, draws)])
     n = len(ablation.heads)
-    head = ["token" if explanation.free else "label", "#as it is", "#located zeroed", f"#{n} random zeroed", "0 – 100%"]
+    head = [
+        "token" if explanation.is_plain_text else "label",
+        "#as it is",
+        "#located zeroed",
+        f"#{n} random zeroed",
+        "0 – 100%",
+    ]
     key = (
         '<p class="key"><i class="dot was"></i> as it is <i class="dot now"></i> located heads zeroed '
         f'<i class="dot draw"></i> one draw of {n} other heads ({len(ablation.random)} draws: mean and range)</p>'
@@ -176,7 +182,8 @@ def parts(explanation: Findings) -> str:
     label_at = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
     reach = max((abs(part.increase) for part in explanation.subheads), default=0.0) or 1.0
     shown = [
-        explanation.shown_tokens[part.position] if explanation.free else part.token for part in explanation.subheads
+        explanation.shown_tokens[part.position] if explanation.is_plain_text else part.token
+        for part in explanation.subheads
     ]
     rows = [
         [
@@ -188,22 +195,22 @@ def parts(explanation: Findings) -> str:
         ]
         for part, token in zip(explanation.subheads, shown, strict=True)
     ]
-    how = (
+    caption = (
         f"Exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated."
         if explanation.certified
         else f"Exact: all {explanation.n_parts} parts were evaluated."
     )
     more = [f"#{contrast_name(explanation)}, nats"] if explanation.compared_with else []
-    return table(["head", "#position", "token", "#increase, nats", *more], rows) + f'<p class="key">{how}</p>'
+    return table(["head", "#position", "token", "#increase, nats", *more], rows) + f'<p class="key">{caption}</p>'
 
 
 def configuration(explanation: Findings) -> str:
     """What was computed under which conventions, with which versions, by which command."""
     settings = explanation.settings
     bos = {None: "the tokenizer’s own habit", True: "forced", False: "left out"}[settings.prepend_bos]
-    template, free = explanation.template, explanation.free
+    template, free = explanation.template, explanation.is_plain_text
     others = ", ".join(map(repr if free else str, explanation.compared_with))
-    how = "parts add up" if explanation.contrast_adds_up else "parts need not add up"
+    caption = "parts add up" if explanation.contrast_adds_up else "parts need not add up"
     named = repr(explanation.labels[0])
     entries = {
         "model": explanation.model,
@@ -213,11 +220,15 @@ def configuration(explanation: Findings) -> str:
         "explained": f"log p of the token {named}"
         if free
         else f"log p of the token {explanation.target_token!r}, for the label {explanation.target}",
-        "contrast": f"log p of that token − log Σ p of {others}'s; {how}" if others else "",
+        "contrast": f"log p of that token − log Σ p of {others}'s; {caption}" if others else "",
         "tokens": f"{len(explanation.tokens)}; beginning-of-sequence token: {bos}",
         "template": f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
         + (f", after {template.prefix!r}" if template.prefix else "")
-        + (f"; then the {explanation.n_shared} tokens all labels begin with" if explanation.n_shared else "")
+        + (
+            f"; then the {explanation.n_shared_tokens} tokens all labels begin with"
+            if explanation.n_shared_tokens
+            else ""
+        )
         if not free
         else "",
         "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",

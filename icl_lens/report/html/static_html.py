@@ -148,7 +148,7 @@ class _Static(HTMLParser):
         if self._skip:
             self._skip -= 1
             if not self._skip and tag == "script" and self._data is not None:
-                self.out.append(drawn(self._component, json.loads(self._data)))
+                self.out.append(circuitsvis_fallback(self._component, json.loads(self._data)))
                 self._data, self._component = None, ""
             return
         end = self._ends.pop()
@@ -177,7 +177,7 @@ def cell_tint(named: dict[str, str], classes: set[str]) -> str:
     return f"; background-color: rgba({BLUE if 'p' in classes else ORANGE},{share:.2f})"
 
 
-def drawn(component: str, data: dict[str, Any]) -> str:
+def circuitsvis_fallback(component: str, data: dict[str, Any]) -> str:
     """What circuitsvis draws from `data`, without it: tokens tinted by value, the largest values in words."""
     props = data["props"]
     if component == "AttentionHeads":  # of a full pattern the last token's row, which is where the answer is read

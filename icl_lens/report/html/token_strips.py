@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from icl_lens.report.html.element import mount
+from icl_lens.report.html.element import circuitsvis_mount
 from icl_lens.report.html.escaping import for_circuitsvis, label_class, safe, signed
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
 
@@ -34,7 +34,9 @@ def attention_strip(
         "negativeColor": NEUTRAL,
         "paddingBottom": 0,
     }
-    strip = mount("ColoredTokens", props, f"Attention of {name} from the last token", marks=marks, dim=bool(marks))
+    strip = circuitsvis_mount(
+        "ColoredTokens", props, f"Attention of {name} from the last token", marks=marks, dim=bool(marks)
+    )
     return f'{strip}<p class="key">Attention probability; full color at {reach:.2f}, this head’s largest weight.</p>'
 
 
@@ -60,7 +62,7 @@ def value_strip(
         "negativeColor": NEGATIVE,
         "paddingBottom": 0,
     }
-    return mount("ColoredTokens", props, f"{name}, {unit} by token", marks=marks)
+    return circuitsvis_mount("ColoredTokens", props, f"{name}, {unit} by token", marks=marks)
 
 
 def label_legend(labels: Sequence[str]) -> str:

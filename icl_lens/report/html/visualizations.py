@@ -12,7 +12,7 @@ from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html import heads as head_parts
 from icl_lens.report.html import similarity, token_strips
-from icl_lens.report.html.element import Element, mount
+from icl_lens.report.html.element import Element, circuitsvis_mount
 from icl_lens.report.html.escaping import for_circuitsvis, safe
 
 
@@ -28,7 +28,7 @@ def attention_to_labels(
     if isinstance(source, Findings):
         reports = _reports(source, heads)
         tokens, positions, index = source.shown_tokens, source.label_positions, source.demonstration_labels
-        labels, rows = () if source.free else source.labels, [report.attention for report in reports]
+        labels, rows = () if source.is_plain_text else source.labels, [report.attention for report in reports]
         names = [str(report.head) for report in reports]
     else:
         if not heads:
@@ -75,7 +75,7 @@ def attention_patterns(
         "maskUpperTri": True,
     }
     names = ", ".join(str(head) for head in heads)
-    return Element("Attention patterns", mount("AttentionHeads", props, f"Attention patterns of {names}"))
+    return Element("Attention patterns", circuitsvis_mount("AttentionHeads", props, f"Attention patterns of {names}"))
 
 
 def token_values(
