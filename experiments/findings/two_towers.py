@@ -34,17 +34,24 @@ class Swap(NamedTuple):
     """What heads take from another prompt, which prompt that is, and what two towers predict."""
 
     name: str
-    what: HeadActivation
+    activation: HeadActivation
     source: str
     words: str
+    """Short, for the figure."""
+    quantity: str
+    """Heading of the table."""
 
 
 SWAPS = (
-    Swap("key_texts", "k", "texts", "K, texts exchanged"),
-    Swap("query", "q", "query", "Q, query of the other class"),
-    Swap("value_labels", "v", "labels", "V, labels exchanged"),
-    Swap("key_labels", "k", "labels", "K, labels exchanged (idle)"),
-    Swap("value_texts", "v", "texts", "V, texts exchanged (idle)"),
+    Swap("key_texts", "k", "texts", "K, texts exchanged", "located heads with keys of exchanged texts"),
+    Swap("query", "q", "query", "Q, query of the other class", "located heads with a query of the other class"),
+    Swap("value_labels", "v", "labels", "V, labels exchanged", "located heads with values of exchanged labels"),
+    Swap(
+        "key_labels", "k", "labels", "K, labels exchanged (idle)", "located heads with keys of exchanged labels (idle)"
+    ),
+    Swap(
+        "value_texts", "v", "texts", "V, texts exchanged (idle)", "located heads with values of exchanged texts (idle)"
+    ),
 )
 
 AUROC = Measure("auroc", "located heads", "other heads of the layers", "AUROC of the query's class among labels, 0–1")
@@ -52,10 +59,7 @@ CHANCE = Measure("chance", "located heads", "chance", AUROC.unit)
 RELABELED = Measure(
     "relabeled", "located heads, labels of keys exchanged", "other heads, labels of keys exchanged", AUROC.unit
 )
-LOSSES = tuple(
-    Measure(swap.name, f"located heads: {swap.words}", "random heads", "log-odds lost by the answer, nats")
-    for swap in SWAPS
-)
+LOSSES = tuple(Measure(swap.name, swap.quantity, "random heads", "log-odds lost by the answer, nats") for swap in SWAPS)
 
 
 def measure(study: Study) -> Measured:
@@ -119,7 +123,7 @@ def swap_losses(study: Study) -> dict[str, dict[Ranking, Comparison]]:
     intact = label_log_odds(label_log_probs(study, study.held_out), answer)
     found: dict[str, dict[Ranking, Comparison]] = {}
     for swap in SWAPS:
-        log_probs = patched_log_probs(study, every, sources[swap.source], swap.what)
+        log_probs = patched_log_probs(study, every, sources[swap.source], swap.activation)
         odds = torch.stack([label_log_odds(one, answer) for one in log_probs.unbind(1)], dim=1)
         lost = iter((intact[:, None] - odds).double().numpy().T)
         found[swap.name] = {}

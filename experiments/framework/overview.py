@@ -18,6 +18,7 @@ from experiments.framework.pages import (
     number_text,
     outcome,
     save_figure,
+    span,
 )
 from experiments.framework.plotting import STYLE, overview_forest
 
@@ -189,7 +190,7 @@ def _sizes(cells: Iterable[Stored]) -> str:
     """How many prompts, tasks and training seeds there are."""
     real, small, seeds = groups(list(cells))
     parts = [
-        f"{_span(cell.n for cell in some)} held-out prompts per task on {name}"
+        f"{' or '.join(sorted({str(cell.n) for cell in some}))} held-out prompts per task on {name}"
         for name, some in ((REAL, real), ("the small models", small), ("their other training seeds", seeds))
         if some
     ]
@@ -197,13 +198,8 @@ def _sizes(cells: Iterable[Stored]) -> str:
     return f"**How certain**: {', '.join(parts)}; intervals are clustered by query word.{missing}"
 
 
-def _span(values: Iterable[float], text: Callable[[float], str] = str) -> str:
-    low, high = min(some := list(values)), max(some)
-    return text(low) if text(low) == text(high) else f"{text(low)} … {text(high)}"
-
-
 def _range(measure: Measure, rows: Sequence[tuple[Stored, Row]], attribute: str) -> str:
-    return _span((getattr(row, attribute) for _, row in rows), lambda v: number_text(v, measure)) if rows else "–"
+    return span((getattr(row, attribute) for _, row in rows), measure) if rows else "–"
 
 
 def _count(rows: Sequence[tuple[Stored, Row]], kind: Outcome) -> int:

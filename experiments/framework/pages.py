@@ -4,8 +4,8 @@ Every sentence with a number is put together from the rows, so that a page canno
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,12 +81,15 @@ def write_pages(
     results: Path, docs: Path, findings: Sequence[Finding], *, command: str
 ) -> list[tuple[Finding, list[Stored]]]:
     """Write the pages and figures of all findings that have stored cells into `docs`; return these cells."""
-    (docs / "figures").mkdir(parents=True, exist_ok=True)
+    for name in ("figures", "data"):
+        (docs / name).mkdir(parents=True, exist_ok=True)
     every = [Stored.from_json(finding, cell) for finding, cell in load_cells(results, findings)]
     numbered = [(finding, [one for one in every if one.finding is finding]) for finding in findings]
     numbered = [(finding, cells) for finding, cells in numbered if cells]
     for number, (finding, cells) in enumerate(numbered, start=1):
         write_figures(docs / "figures", finding, cells)
+        table_text = every_row(finding, cells).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        write_text(docs / "data" / f"{finding.id}.csv", table_text)
         write_text(docs / f"{finding.id}.md", page(number, finding, cells, command=command))
     return numbered
 
@@ -128,8 +131,8 @@ def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
             f"{number_text(row.quantity, main)} against {number_text(row.control, main)} on {cell.task}"
             for cell, row in rows
         )
-        said.append(f"{REAL}: {main.quantity} against {main.control} ({main.unit}): {numbers}.")
-        said.append(f"The first is {_counted(rows)} task{'s' * (len(rows) > 1)}.")
+        said.append(f"On {REAL}, {numbers} ({main.unit}: {main.quantity}, against {main.control}).")
+        said.append(f"This is {_counted(rows)} task{'s' * (len(rows) > 1)}.")
     elif real:
         said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
     if rows := main_rows(small):
@@ -191,6 +194,55 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
     if notes:
         lines.append(f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}.")
     return "\n".join(lines)
+
+
+def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
+    """Return one table of all measures but the main one: the real model by task, the small models as a range."""
+    real, small, _ = groups(cells)
+    lines, notes = [], []
+    for measure in finding.measures[1:]:
+        said = f"{measure.quantity}, against {measure.control} ({measure.unit})"
+        for cell in real:
+            for row in (row for row in cell.rows if row.measure == measure.name):
+                if outcome(row) == "not applicable":
+                    notes.append(f"{measure.quantity} on {cell.model}, {cell.task}: {row.note}")
+                    continue
+                where = cell.task if row.ranking in ("", "contrast") else f"{cell.task}, by {row.ranking}"
+                numbers = (number_text(row.quantity, measure), number_text(row.control, measure))
+                lines.append(line(said, f"{cell.model}, {where}", *numbers, _interval(row, measure)))
+                said = ""
+        rows = [row for cell in small if (row := cell.row(measure.name)) and outcome(row) != "not applicable"]
+        if rows:
+            ranges = (span((getattr(row, name) for row in rows), measure) for name in ("quantity", "control"))
+            counts = f"{_counted([(small[0], row) for row in rows])} pairs of model and task"
+            lines.append(line(said, "small models", *ranges, counts))
+        for who, value in measure.paper.items():
+            lines.append(line("", f"the paper, {who}", f"{value:.{measure.digits}f}", "", ""))
+    if not lines:
+        return ""
+    head = [line("measure", "model, task", "quantity", "control", "difference [95 %]"), line(*["---"] * 5)]
+    told = [f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}."] if notes else []
+    return "\n".join([*head, *lines, *told])
+
+
+def span(values: Iterable[float], measure: Measure) -> str:
+    """Return the range of some numbers as it is shown, such as "0.20 … 0.43"."""
+    some = list(values)
+    low, high = number_text(min(some), measure), number_text(max(some), measure)
+    return low if low == high else f"{low} … {high}"
+
+
+def every_row(finding: Finding, cells: Sequence[Stored]) -> pd.DataFrame:
+    """Return all rows of a finding, unscaled, with the measures' words, for use outside the pages."""
+    words = {one.name: (one.quantity, one.control, one.unit, one.scale) for one in finding.measures}
+    columns = ["measure", "quantity is", "control is", "unit", "shown times", "model", "training_seed", "task"]
+    found = [
+        dict(zip(columns, [row.measure, *words[row.measure], cell.model, cell.training_seed, cell.task], strict=True))
+        | asdict(row)
+        for cell in cells
+        for row in cell.rows
+    ]
+    return pd.DataFrame(found)
 
 
 def line(*cells: str) -> str:
@@ -259,13 +311,13 @@ def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str
     ]
     if finding.draw is not None and any(len(cell.details) for cell in shipped(cells)):
         parts.append(f"![Details](figures/{finding.id}-details.svg)")
-    for measure in finding.measures[1:]:
-        if lines := table(measure, cells):
-            parts += [f"## {measure.quantity[0].upper()}{measure.quantity[1:]}, against {measure.control}", lines]
+    if others := other_measures(finding, cells):
+        parts += ["## Other measures", others]
     located = [f"- {cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in shipped(cells)]
     parts += [
         "## Caveats",
         "\n".join(f"- {caveat}" for caveat in (*finding.caveats, REAL_NOTE)),
+        f"Every number, by model, training seed, task and ranking: [{finding.id}.csv](data/{finding.id}.csv).",
         "## How it was measured",
         f"```bash\n{command} {finding.id} {shipped(cells)[0].options}\n```",
         "<details><summary>Method, and the located heads</summary>",
