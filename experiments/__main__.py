@@ -106,7 +106,7 @@ def docs(
 def tasks(
     model: ModelOptions,
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts per setting.")] = 60,
-    rows: Annotated[Path, typer.Option(help="File of measured rows; the table is written beside it.")] = TASK_ROWS,
+    rows: Annotated[Path, typer.Option(help="File of measured rows; the table is written to its folder.")] = TASK_ROWS,
 ) -> None:
     """Measure which tasks a model can do, by template, number of demonstrations and layout."""
     from experiments import task_table

@@ -268,7 +268,7 @@ def test_a_tokenizer_that_lacks_a_word_is_refused(no_type_checks):
 def test_a_card_has_the_seeds_beside_each_other(run, tmp_path):
     first, second = (finished(run.folder, tmp_path / f"gpt2-{seed}", seed=seed) for seed in (0, 1))
     other = measure_where(run.model, training_record(second), WORDS, n=32, n_draws=2)
-    write_card(first, beside=[other], **SMALL)
+    write_card(first, other_seeds=[other], **SMALL)
     card = (first / "README.md").read_text()
     assert "seeds trained with this recipe: 0, 1" in card.lower()
     assert card.index("icl-mini, seed 0") < card.index("icl-mini, seed 1")

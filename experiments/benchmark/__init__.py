@@ -1,1 +1,1 @@
-"""How long location takes beside the bare forward pass, and how much memory: `python -m experiments.benchmark`."""
+"""Time and memory of locating heads, relative to a forward pass: `python -m experiments.benchmark`."""

@@ -117,7 +117,7 @@ def main(
     ] = Only.everything,
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
-    """Time and memory of location beside the bare forward pass: one table, one run."""
+    """Time and memory of location, relative to a forward pass: one table, one run."""
     say = Console(stderr=True, width=200)
     for given in (shape, largest or shape):
         if given not in SHAPES:

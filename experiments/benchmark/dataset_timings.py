@@ -16,7 +16,7 @@ from icl_lens.models.view import ModelView
 
 
 def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, check: bool) -> Iterator[Row]:
-    """Locating heads over many prompts beside the forward passes over the same batches; `check` against every mean."""
+    """Locating heads over many prompts, relative to forward passes over its batches; `check` against every mean."""
     view = ModelView.of(model)
     n_heads = view.n_layers * view.n_heads
     k = min(K, n_heads)
@@ -48,7 +48,7 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
 
 
 def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """Every head's mean effect at the last position, streamed, beside the forward passes over the same batches."""
+    """Every head's mean effect at the last position, streamed, relative to the forward passes over the same batches."""
     plan = plan_batches(ModelView.of(model), batch)
     forward_only(model, batch[plan[0]])
     times: list[tuple[float, float]] = []
@@ -86,7 +86,7 @@ def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
 
 
 def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """The effect of removing every head, beside a whole forward pass for each head and prompt, in batches as large."""
+    """The effect of removing every head, relative to one full forward pass per head and prompt."""
     view = ModelView.of(model)
     rows = [row for row in range(len(batch)) for _ in range(view.n_heads)]
     pieces = list(batch[rows].split(max(1, PASS_TOKENS // batch.tokens.shape[1])))
@@ -131,7 +131,7 @@ def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Ite
     yield Row(name, prompts, f"{len(fixes)} bias fixes, side by side", shared, shared / whole, repeats, note=note)
 
 
-# The ways to every head's effect at the last position that are timed beside the bare forward pass.
+# The ways to every head's effect at the last position that are timed relative to the bare forward pass.
 AT_LAST = {
     "exact": "effect of removing every head at the last position, shared keys",
     "gradient": "estimate of the same from gradients",

@@ -1,4 +1,4 @@
-"""Locating heads by two processes of one thread each, beside one: whole commands, as a user would start them."""
+"""Locating heads by two processes of one thread each, relative to one: complete commands of a user."""
 
 import os
 import subprocess

@@ -1,12 +1,12 @@
 """The bundled models and the world that they are trained on: words in pieces, no head penalty.
 
-1. `pieces`: a byte-pair encoding of the word list in which no token alone tells a word's category.
+1. `tokenizer`: a byte-pair encoding of the word list in which no single token reveals a word's category.
 2. `episodes`: prompts of 1 to 16 demonstrations with fillers, strays, near categories, wrong labels and uneven classes;
-   beside them lists and named words, from which categories are learned.
+   plus lists and named words, from which categories are learned.
 3. `curriculum`: levels from easy to hard, each ended by a running accuracy.
 4. `train` (with `architectures`, `muon`, `validation`): ends by an accuracy on held-out pairs of categories that was
    fixed beforehand.
-5. `card` (with `measures`, `where`): what the model does, in which layers, and what its heads cost, measured.
+5. `model_card` (with `metrics`, `head_locations`): what the model does, and in which layers and heads.
 6. `emergence`: how accuracy, heads and their attention came about, over a run's snapshots.
 7. `ship`: checked, stored in half precision, and put into the package.
 """

@@ -46,9 +46,9 @@ def card(
     from experiments.bundled_models.head_locations import where_of
     from experiments.bundled_models.model_card import write_card
 
-    beside = [where_of(folder) for folder in seeds or ()]
+    other_seeds = [where_of(folder) for folder in seeds or ()]
     for folder in folders:
-        write_card(folder, beside=beside)
+        write_card(folder, other_seeds=other_seeds)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The bundled models as they are before training: eight layers, six heads of sixteen, less than 6 MB each."""
+"""The bundled models before training: eight layers, six heads of sixteen, less than 6 MB each."""
 
 import math
 from typing import Any, Literal

@@ -1,7 +1,7 @@
 """The synthetic world that the bundled models are trained on: lists, named words and classification episodes.
 
 Everything is a function of its random generator, so step n of a run has the same data however often
-the run was broken off.
+the run was interrupted.
 """
 
 import itertools

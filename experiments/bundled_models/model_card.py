@@ -44,17 +44,17 @@ N_SURE = 700
 
 
 def measured_sections(
-    model: Any, words: Vocabulary, where: HeadLocations, beside: Sequence[HeadLocations], *, n: int, n_sure: int
+    model: Any, words: Vocabulary, where: HeadLocations, other_seeds: Sequence[HeadLocations], *, n: int, n_sure: int
 ) -> str:
     """The measured half of the card: accuracies, what carries them, biases."""
     held_out = held_out_pairs(words)
-    apart = sorted((first, second) for first, second in map(sorted, held_out))
+    unseen = sorted((first, second) for first, second in map(sorted, held_out))
     sections = {
         "Accuracy on the word tasks": task_section(model, words, n),
-        "Accuracy over many category pairs": pair_section(model, words, apart, seen_pairs(words, held_out), n),
-        "Accuracy by number of demonstrations": shown_section(model, words, apart, n),
-        "Where it happens": where_section(where, beside),
-        "Biases": bias_section(model, words, apart, n_sure),
+        "Accuracy over many category pairs": pair_section(model, words, unseen, seen_pairs(words, held_out), n),
+        "Accuracy by number of demonstrations": shown_section(model, words, unseen, n),
+        "Where it happens": where_section(where, other_seeds),
+        "Biases": bias_section(model, words, unseen, n_sure),
     }
     return "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
 
@@ -72,15 +72,15 @@ def task_section(model: Any, words: Vocabulary, n: int) -> str:
 
 
 def pair_section(
-    model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], together: Sequence[tuple[str, str]], n: int
+    model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], seen: Sequence[tuple[str, str]], n: int
 ) -> str:
     """Accuracy on pairs that training never contrasts, and on the others, of single words and of texts."""
     layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED, "as in training": None}
     rows = []
     for longest, what in TEXTS.items():
         for name, pairs, shown in (
-            ("never seen together", apart, tuple(layouts)),
-            ("seen together", together, ("order", "as in training")),
+            ("never seen together", unseen, tuple(layouts)),
+            ("seen together", seen, ("order", "as in training")),
         ):
             for layout in shown:
                 result = answers(model, mixed_episodes(words, pairs, layouts[layout], n, longest=longest))
@@ -91,19 +91,19 @@ def pair_section(
     return markdown("prompts | labels | vocabulary", rows)
 
 
-def shown_section(model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], n: int) -> str:
+def shown_section(model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], n: int) -> str:
     """Accuracy on pairs never seen together with 2 to 16 demonstrations, half of each class, in any order."""
     rows = []
     for n_shown in (2, 4, 8, 12, 16):
-        cells = [answers(model, shown_episodes(words, apart, n_shown, n, longest=longest)).row() for longest in TEXTS]
+        cells = [answers(model, shown_episodes(words, unseen, n_shown, n, longest=longest)).row() for longest in TEXTS]
         rows.append(f"{n_shown} | " + " | ".join(cells))
     head = " | ".join(f"{what}: labels | {what}: vocabulary" for what in TEXTS.values())
     return markdown(f"demonstrations | {head}", rows)
 
 
-def where_section(where: HeadLocations, beside: Sequence[HeadLocations]) -> str:
+def where_section(where: HeadLocations, other_seeds: Sequence[HeadLocations]) -> str:
     """This model and those of the same recipe and other seeds, in the order of seeds."""
-    others = [other for other in beside if other.arch == where.arch and other.seed != where.seed]
+    others = [other for other in other_seeds if other.arch == where.arch and other.seed != where.seed]
     wheres = sorted([where, *others], key=lambda one: one.seed)
     seeds = ", ".join(str(one.seed) for one in wheres)
     intro = f"Seeds trained with this recipe: {seeds}; seed {where.seed} is this model." if others else ""
@@ -133,8 +133,8 @@ class Bias:
         return 100 * (sum(share * (1 - share) for share in shares) / self.n) ** 0.5
 
 
-def biases(model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], n: int) -> list[Bias]:
-    """Majority and recency bias, of single words, of texts, and of both together."""
+def biases(model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], n: int) -> list[Bias]:
+    """Majority and recency bias, of single words, of texts, and of both."""
     found = []
     for name, orders in SHOWN.items():
         parts: list[tuple[Answers, Answers]] = []
@@ -142,7 +142,9 @@ def biases(model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], n: i
             own: list[tuple[Answers, Answers]] = []
             for shown in orders:
                 for_1, against = (
-                    answers(model, mixed_episodes(words, apart, (*shown, query), -(-n // len(orders)), longest=longest))
+                    answers(
+                        model, mixed_episodes(words, unseen, (*shown, query), -(-n // len(orders)), longest=longest)
+                    )
                     for query in (1, 0)
                 )
                 own.append((for_1, against))
@@ -159,11 +161,11 @@ def _bias(what: str, parts: Sequence[tuple[Answers, Answers]]) -> Bias:
     return Bias(what, *(100 * statistics.fmean(hits) for hits in (favored, other, said)), n=len(favored))
 
 
-def bias_section(model: Any, words: Vocabulary, apart: Sequence[tuple[str, str]], n: int) -> str:
+def bias_section(model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], n: int) -> str:
     """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
     rows = [
         f"{bias.what} | {bias.favored:.1f} | {bias.other:.1f} | {bias.points:+.1f} ± {bias.error:.1f} | {bias.said:.1f}"
-        for bias in biases(model, words, apart, n)
+        for bias in biases(model, words, unseen, n)
     ]
     intro = (
         f"Categories never seen together, {n:,} queries of each class a row, twice as many where both lengths of texts"
@@ -185,7 +187,7 @@ def write_card(
     folder: Path,
     *,
     name: str | None = None,
-    beside: Sequence[HeadLocations] = (),
+    other_seeds: Sequence[HeadLocations] = (),
     n_prompts: int = 150,
     n_sure: int = N_SURE,
     n_where: int = 320,
@@ -193,14 +195,14 @@ def write_card(
     """Measure the model in `folder` and write its README.md there; returns where it happens.
 
     `n_prompts` is of every row of accuracies, `n_sure` of every class in a row of biases, `n_where` of "where it
-    happens". `name` is the model's, the folder's if not given; of the models `beside`, those of the same recipe are in
+    happens". `name` is the model's, the folder's if not given; of `other_seeds`, those of the same recipe are in
     the table of seeds. Raises InputError if the folder holds no model and its training record.
     """
     run = training_record(folder)
     model = load_model(str(folder))
     words = load_words()
     where = measure_where(model, run, words, n=n_where)
-    measured = measured_sections(model, words, where, beside, n=n_prompts, n_sure=n_sure)
+    measured = measured_sections(model, words, where, other_seeds, n=n_prompts, n_sure=n_sure)
     sections = (
         front(name or folder.name, folder),
         data_section(words),
@@ -246,7 +248,7 @@ whole.
 {config.num_hidden_layers} layers, {config.num_attention_heads} heads ({n_kv} key/value heads), d_model
 {config.hidden_size}, vocabulary {config.vocab_size:,}, context {config.max_position_embeddings}, embeddings
 {tied}; trained in float32, stored in {stored_dtype(folder)}, loaded in float32. Content words have two pieces or more
-("love" is {pieces}), so that no token alone tells a category; labels, fillers and the colon are one token each. There
+("love" is {pieces}), so that no single token reveals a category; labels, fillers and the colon are single tokens. There
 is no beginning-of-sequence token, and no token is added."""
 
 
@@ -311,7 +313,7 @@ def limits_section(words: Vocabulary) -> str:
     return f"""## What it cannot do
 
 It knows {len(words.owners):,} words and no language: no sentences, no facts, no format but texts and labels
-around " : ", no sampling worth reading. Unheard-of words are spelt out in pieces that mean nothing to it.
+around " : ", no sampling worth reading. Unknown words are spelled out in pieces that mean nothing to it.
 Training sequences had at most 16 demonstrations of at most 8 words; longer prompts are out of its range even
 where they fit the context. It shows one way in which in-context classification can be built, and says
 nothing about how models of natural text do it.

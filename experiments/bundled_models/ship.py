@@ -1,6 +1,6 @@
 """Trained models into the package: stored in half precision if that moves nothing, measured, and moved into place.
 
-What is checked first: the seed is 0, training has ended, every word of the bundled list is spelt without <unk>, the
+What is checked first: the seed is 0, training has ended, every word of the bundled list is spelled without <unk>, the
 weights in half precision give the same answers, and the folder is small enough.
 """
 
@@ -52,7 +52,7 @@ class PrecisionDrift:
 
 
 def check_run(arch: Arch, folder: Path, run: dict[str, Any]) -> None:
-    """Raises InputError if the folder's model is not the one to ship: another type or seed, or not done."""
+    """Raise InputError if the folder's model is not the one to ship: another type or seed, or not done."""
     if run["arch"] != arch:
         raise InputError(f"{str(folder)!r} holds a {run['arch']}, not a {arch}; give {run['arch']}={folder}")
     if run["seed"] != 0:
@@ -66,7 +66,7 @@ def check_run(arch: Arch, folder: Path, run: dict[str, Any]) -> None:
 
 
 def check_tokenizer(tokenizer: Any, words: Vocabulary) -> None:
-    """Raises InputError if a word of the list or the example cannot be spelt, or a label is not one token."""
+    """Raise InputError if a word of the list or the example cannot be spelled, or a label is not one token."""
     known = [*PROMPT.split(), *words.fillers, *words.labels, *words.owners]
     unknown = [word for word in known if tokenizer.unk_token_id in tokenizer(word).input_ids]
     if unknown:
@@ -95,7 +95,7 @@ def store(source: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def moved(before: Path, after: Path, words: Vocabulary, *, n: int = N_COMPARED) -> PrecisionDrift:
-    """How far the labels' log-probabilities and the accuracy of two folders' models are apart, both in float32."""
+    """Return the differences of labels' log-probabilities and accuracy between two folders' models, both in float32."""
     episodes = word_episodes(words, n)
     found = []
     for folder in (before, after):
@@ -123,11 +123,11 @@ def store_half_precision(source: Path, target: Path, words: Vocabulary) -> tuple
 
 
 def ship(
-    models: dict[Arch, Path], beside: Sequence[HeadLocations] = (), *, bundled: Path = BUNDLED, **sizes: int
+    models: dict[Arch, Path], other_seeds: Sequence[HeadLocations] = (), *, bundled: Path = BUNDLED, **sizes: int
 ) -> dict[str, tuple[torch.dtype, PrecisionDrift, HeadLocations]]:
     """Check and measure each architecture's trained folder, then put all of them into `bundled` under their names.
 
-    All or none: nothing is moved before every model has passed. `beside` are measurements of other seeds, for the
+    All or none: nothing is moved before every model has passed. `other_seeds` are their measurements, for the
     cards; `sizes` go to `write_card`. Raises InputError for what cannot be shipped.
     """
     words = load_words()
@@ -135,19 +135,19 @@ def ship(
     for arch, folder in models.items():
         check_run(arch, folder, runs[arch])
         check_tokenizer(load_model(str(folder), device="cpu").tokenizer, words)
-    told = {}
+    stored = {}
     with tempfile.TemporaryDirectory(dir=bundled, prefix=".") as staging:
         for arch, folder in models.items():
             staged = Path(staging) / NAMES[arch]
             dtype, change = store_half_precision(folder, staged, words)
-            where = write_card(staged, name=NAMES[arch], beside=beside, **sizes)
+            where = write_card(staged, name=NAMES[arch], other_seeds=other_seeds, **sizes)
             size = sum(path.stat().st_size for path in staged.iterdir())
             if size > LARGEST:
                 raise InputError(f"{str(folder)!r} would take {size:,} bytes; at most {LARGEST:,} may be bundled")
-            told[NAMES[arch]] = dtype, change, where
-        for name in told:
+            stored[NAMES[arch]] = dtype, change, where
+        for name in stored:
             replace_folder(Path(staging) / name, bundled / name)
-    return told
+    return stored
 
 
 def replace_folder(new: Path, old: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bundled models' tokenizer: words in pieces, so that no piece tells its word's category.
+"""The bundled models' tokenizer: words in pieces, so that no piece reveals the category of its word.
 
 Byte-pair encoding learned on the word list itself. A merge that would make a whole word is left out: every content
 word has two pieces or more, and a model must put them together before it can look a meaning up. Labels, fillers,

@@ -1,6 +1,6 @@
 """Training with words in pieces: one run, its levels, its stopping rule, what it writes.
 
-A step's data is a function of (seed, step, level) and levels follow from accuracies, so a run that was broken off
+A step's data is a function of (seed, step, level) and levels follow from accuracies, so a run that was interrupted
 and resumed is the run it would have been.
 """
 
@@ -180,7 +180,7 @@ class Trainer:
         return self.history[-1]
 
     def save(self, folder: Path) -> None:
-        """Write the whole state beside the last checkpoint and move it into place: never half a file."""
+        """Write the complete state to a temporary file and move it into place."""
         tensors = {}
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
@@ -220,19 +220,19 @@ class Trainer:
         _write(folder / f"step-{self.progress.done:06d}.safetensors", tensors, {"format": "pt"})
 
     def export(self, folder: Path) -> None:
-        """Write the Hugging Face folder beside `folder`, then move its files into place."""
-        beside = folder.parent / f".{folder.name}.part"
+        """Write the Hugging Face folder to a temporary folder and move its files into place."""
+        temp_path = folder.parent / f".{folder.name}.part"
         self.model.eval()
-        self.model.save_pretrained(beside)
+        self.model.save_pretrained(temp_path)
         self.model.train()
-        self.tokenizer.save_pretrained(beside)
+        self.tokenizer.save_pretrained(temp_path)
         record = {**asdict(self.settings), **asdict(self.progress), "history": self.history}
-        (beside / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        (temp_path / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
-        for file in beside.iterdir():
+        for file in temp_path.iterdir():
             file.chmod(0o644)  # safetensors writes files only the owner may read
             os.replace(file, folder / file.name)
-        shutil.rmtree(beside)
+        shutil.rmtree(temp_path)
 
 
 def thin_out(folder: Path, n: int = N_SNAPSHOTS) -> None:
@@ -245,9 +245,9 @@ def thin_out(folder: Path, n: int = N_SNAPSHOTS) -> None:
 
 def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, beside, metadata=metadata)
-    os.replace(beside, path)
+    temp_path = path.with_suffix(".part")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temp_path, metadata=metadata)
+    os.replace(temp_path, path)
 
 
 def train(settings: TrainConfig, out: Path, checkpoints: Path, *, resume: bool) -> None:
