@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 
+from experiments.bundled_models import SEEDS
 from experiments.framework.finding import Finding
 from experiments.framework.run import Cell
 from experiments.framework.tasks import LINES, PAPER_TASKS, WORDS, Task
@@ -33,8 +33,6 @@ REAL_TASKS = (
 )
 """Tasks that the real model does, chosen by accuracy alone from the table of tasks in docs/bundled.md."""
 SMALL_MODELS = ("icl-mini", "icl-mini-llama", "icl-mini-gptj")
-SEEDS = Path(__file__).parent / "bundled_models" / "seeds"
-"""The small models of other training seeds: NAME-SEED folders, in half precision."""
 
 
 def find(finding_id: str) -> Finding:

@@ -10,3 +10,8 @@
 6. `emergence`: how accuracy, heads and their attention came about, over a run's snapshots.
 7. `ship`: checked, stored in half precision, and put into the package.
 """
+
+from pathlib import Path
+
+SEEDS = Path(__file__).parent / "seeds"
+"""The small models of other training seeds: NAME-SEED folders, in half precision."""

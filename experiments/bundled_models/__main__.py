@@ -103,6 +103,23 @@ def emergence_page(
 
 
 @app.command()
+def keep(folders: FoldersArgument) -> None:
+    """Store trained models of other seeds, in half precision, where the findings look for them."""
+    from experiments.bundled_models import SEEDS
+    from experiments.bundled_models.episodes import load_words
+    from experiments.bundled_models.head_locations import training_record
+    from experiments.bundled_models.ship import store_half_precision
+
+    for folder in folders:
+        run = training_record(folder)
+        target = SEEDS / f"{NAMES[run['arch']]}-{run['seed']}"
+        dtype, change = store_half_precision(folder, target, load_words())
+        PlainConsole().print(
+            f"{target.name}: {str(dtype).removeprefix('torch.')}, labels' log-probabilities moved by {change.nats:.4f} nats at most"
+        )
+
+
+@app.command()
 def ship(
     models: Annotated[list[str], typer.Argument(metavar="ARCH=FOLDER…", help="Such as gpt2=models/gpt2-0.")],
     seeds: Annotated[list[Path] | None, typer.Option(help="Trained folders of other seeds, for the cards.")] = None,
