@@ -1,4 +1,4 @@
-"""The command line: `icl-lens`. Prints, writes files, and turns bad input into one line and exit code 2."""
+"""The `icl-lens` command line. Invalid input ends in a one-line error and exit code 2."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from icl_lens.cli.option_messages import to_cli_terms
 
 app = typer.Typer(
     invoke_without_command=True,  # for --version
-    epilog="The paper's experiments live in the repository, not in the installed package: "
+    epilog="The paper's experiments are in the repository, not in the installed package: "
     "clone it and run python -m experiments list.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,7 +33,7 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Which heads make a language model learn in context, and how?"""
+    """Find and explain the attention heads behind in-context learning."""
     if version:
         from icl_lens import __version__
 
@@ -46,7 +46,7 @@ for command in (explain, ablate, compare, locate, models):
 
 
 def quiet_libraries() -> None:
-    """Keeps the loaders' remarks and bars out of the output; not errors, nor, in a terminal, bars of downloads."""
+    """Silence loader warnings and progress bars; keep errors and, in a terminal, download progress."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.simplefilter("ignore")
     for name in (None, "huggingface_hub"):
@@ -57,16 +57,16 @@ def quiet_libraries() -> None:
     from icl_lens.hub import download_bars
 
     transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()  # switches the bars of downloads off as well
+    transformers.utils.logging.disable_progress_bar()  # also disables download progress bars
     download_bars(sys.stderr.isatty())
 
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """What ends a program through no fault of its own becomes one line on standard error, and exit code 2.
+    """Convert user and environment errors to one line on standard error and exit code 2.
 
-    That is bad input, too little memory, and an output that cannot be written. Where whoever read the output has gone,
-    nothing is said: files are written by then.
+    Handles invalid input, exhausted memory and unwritable output. A closed output pipe ends the program silently with
+    exit code 1, because all files are written by then.
     """
     from icl_lens.errors import InputError
 
@@ -74,14 +74,14 @@ def one_line_errors(program: str) -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # what cannot be printed says so here
+            sys.stdout.flush()  # raises here if the output cannot be printed
     except InputError as error:
         report_error(program, to_cli_terms(str(error)))
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
             raise
-        report_error(program, "the memory is full; take fewer prompts, --dtype bfloat16, or another --device")
+        report_error(program, "out of memory; use fewer prompts, --dtype bfloat16, or another --device")
         raise SystemExit(2) from None
     except BrokenPipeError:
         _print_nowhere()
@@ -90,12 +90,12 @@ def one_line_errors(program: str) -> Iterator[None]:
         if error.errno not in (ENOSPC, EDQUOT, EIO) or error.filename is not None:
             raise
         _print_nowhere()
-        report_error(program, f"the output cannot be printed: {error.strerror}; make room, or send it elsewhere")
+        report_error(program, f"cannot print the output: {error.strerror}; free space, or redirect it elsewhere")
         raise SystemExit(2) from None
 
 
 def main() -> None:
-    """Entry point of `icl-lens`; no argument means `explain`. InputError becomes one line on stderr, exit code 2."""
+    """Run `icl-lens`, the entry point; without arguments, run `explain`."""
     with one_line_errors("icl-lens"):
         escape_unencodable()
         if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
@@ -104,5 +104,5 @@ def main() -> None:
 
 
 def _print_nowhere() -> None:
-    """Drops what is still to be printed, also by Python when it ends."""
+    """Discard all further output, including what Python flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`icl-lens compare`: two prompts, or two models, side by side."""
+"""`icl-lens compare`: compare two prompts or two models."""
 
 import math
 from dataclasses import dataclass
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoModels(ModelOptions):
-    """The models of A and B, and how their weights are held."""
+    """The models of A and B, and their device and precision."""
 
-    model_b: Annotated[str | None, typer.Option(help="Another model for B. Default: the same.")] = None
-    revision_b: Annotated[str | None, typer.Option(help="Hub revision of B's model. Default: its main branch.")] = None
+    model_b: Annotated[str | None, typer.Option(help="Model of B.", show_default="same as A")] = None
+    revision_b: Annotated[str | None, typer.Option(help="Hub revision of B's model.", show_default="main branch")] = (
+        None
+    )
 
     @property
     def one(self) -> bool:
-        """Whether A and B are answered by one model."""
+        """Whether A and B share one model."""
         return self.model_b is None and self.revision_b is None
 
     def both(self) -> tuple[Any, Any]:
-        """Both models; one and the same object where there is no other for B."""
+        """Load both models; return the same object twice if B has no other model."""
         first = self.load()
         if self.one:
             return first, first
@@ -44,9 +46,9 @@ class TwoModels(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparePage(PageOptions):
-    """One page for both."""
+    """The comparison page."""
 
-    html: Annotated[Path | None, typer.Option(help="Write both side by side as a self-contained page.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained comparison page.")] = None
 
 
 @grouped
@@ -55,28 +57,29 @@ def compare(
     task: TaskOptions,
     reading: ReadoutOptions,
     models: TwoModels,
-    a: Annotated[str | None, typer.Argument(help="The first prompt.", show_default=False)] = None,
-    b: Annotated[str | None, typer.Argument(help="The second prompt; default: the first.", show_default=False)] = None,
-    answer: Annotated[str | None, typer.Option("--answer", "-a", help="The right label of A.")] = None,
-    answer_b: Annotated[str | None, typer.Option(help="The right label of B. Default: what the model says.")] = None,
-    seed: Annotated[int, typer.Option(help="Which prompts are drawn from a task.")] = 0,
+    a: Annotated[str | None, typer.Argument(help="First prompt.", show_default=False)] = None,
+    b: Annotated[str | None, typer.Argument(help="Second prompt.", show_default="the first")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", "-a", help="Correct label of A.")] = None,
+    answer_b: Annotated[str | None, typer.Option(help="Correct label of B.", show_default="model's prediction")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for sampling a task's prompts.")] = 0,
 ) -> None:
-    """Compare two prompts on one model, or two models on one prompt: answers and heads; with --html all of it.
+    """Compare two prompts on one model, or two models on one prompt: answers and heads.
 
-    With --task or --path, A and B are the first two prompts of a task, or its first on two models.
+    With --task or --path, A and B are a task's first two prompts, or its first prompt on two models. With --html, the
+    page also compares layers and attention.
     """
     from icl_lens import InputError, explain
     from icl_lens.files import check_writable
     from icl_lens.report.comparison import compare as compared
 
-    asked: list[Any] = task.sample_prompts(2 if models.one else 1, seed=seed, conflicting=(a, b, answer, answer_b))
-    if not asked and a is None:
-        raise InputError("there is nothing to compare: give two prompts, or a task with --task or --path")
-    if not asked and b is None and models.one:
-        raise InputError("there is nothing to compare: give a second prompt, or a second model with --model-b")
+    prompts: list[Any] = task.sample_prompts(2 if models.one else 1, seed=seed, conflicting=(a, b, answer, answer_b))
+    if not prompts and a is None:
+        raise InputError("nothing to compare; pass two prompts, or a task with --task or --path")
+    if not prompts and b is None and models.one:
+        raise InputError("nothing to compare; pass a second prompt, or a second model with --model-b")
     check_writable(output.html)
     first, second = models.both()
-    asked = asked or [a, a if b is None else b]
+    prompts = prompts or [a, a if b is None else b]
     if b is None:
         answer_b = answer_b or answer
     settings: dict[str, Any] = {
@@ -85,8 +88,8 @@ def compare(
         "final_norm": reading.final_norm.value,
         "bias": reading.bias,
     }
-    before = explain(first, asked[0], answer=answer, **settings)
-    after = explain(second, asked[-1], answer=answer_b, **settings)
+    before = explain(first, prompts[0], answer=answer, **settings)
+    after = explain(second, prompts[-1], answer=answer_b, **settings)
     page = save_page(compared(before, after).to_html(), output) if output.wanted else None
     console = PlainConsole()
     console.print(_answers(before, after))
@@ -107,7 +110,7 @@ def _probability(side: "Explanation", label: str) -> str:
 
 
 def _heads(before: "Explanation", after: "Explanation") -> Group:
-    """The heads that changed most, or, for models of different shapes, each one's own best."""
+    """Return the heads that changed most, or the best heads of each if the models differ in shape."""
     from icl_lens.report.html import most_changed
 
     targets = f"A: {before.target}, B: {after.target}"
@@ -116,7 +119,7 @@ def _heads(before: "Explanation", after: "Explanation") -> Group:
         table = _table("A", "nats", "B", "nats")
         for x, y in zip(before.heads, after.heads, strict=False):
             table.add_row(str(x.head), f"{x.increase:+.3f}", str(y.head), f"{y.increase:+.3f}")
-        return Group(Text(f"Heads of largest increase ({targets})", "bold"), table)
+        return Group(Text(f"Heads with the largest increase ({targets})", "bold"), table)
     table = _table("head", "A", "B", "change")
     for head in most_changed(before, after):
         x, y = (side.head_increases[head.layer][head.head] for side in (before, after))
@@ -124,7 +127,7 @@ def _heads(before: "Explanation", after: "Explanation") -> Group:
     note = (
         ""
         if before.model == after.model
-        else "Heads of two models correspond only where one was trained from the other."
+        else "Heads of two models correspond only if one model was trained from the other."
     )
     return Group(Text(f"Heads whose increase changed most, nats ({targets})", "bold"), table, Text(note, "dim"))
 

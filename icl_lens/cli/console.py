@@ -1,4 +1,4 @@
-"""What the commands print: text of users is shown as it is, never read as markup, emoji or control characters."""
+"""Console output that shows user text verbatim, without markup, emoji codes or control characters."""
 
 import io
 import re
@@ -9,25 +9,25 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-# Control characters but tab and line feed, what turns the direction of writing, and halves of surrogate pairs.
+# Control characters except tab and line feed, direction marks, and lone surrogates.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    r"""Text with control characters as escapes: a terminal shows "\x1b[2J" instead of clearing its screen."""
+    r"""Escape control characters, so that a terminal shows "\x1b[2J" instead of clearing its screen."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class PlainConsole(Console):
-    """A console to which every string is plain text, whatever prompts, labels, names and paths hold."""
+    """A console that treats every string as plain text, whatever prompts, labels, names and paths contain."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(**{"markup": False, "emoji": False, **kwargs})
-        if self.width < 1:  # COLUMNS=0 says that the width is not known; every line would be cut to nothing
+        if self.width < 1:  # COLUMNS=0 means an unknown width; every line would be truncated
             self.width = 80
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich does, with control characters in texts shown."""
+        """Render like rich, with control characters in text escaped."""
         for segment in super().render(renderable, options):
             if segment.control or not _HIDDEN.search(segment.text):
                 yield segment
@@ -36,13 +36,13 @@ class PlainConsole(Console):
 
 
 def report_error(program: str, message: object) -> None:
-    """One line on standard error."""
+    """Print a message as one line on standard error."""
     line = " ".join(str(message).split("\n"))
     PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(f"{program}: {line}")
 
 
 def escape_unencodable() -> None:
-    """Characters that the terminal's encoding lacks are written as escapes, instead of ending the program."""
+    """Print characters that the terminal cannot encode as escapes instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

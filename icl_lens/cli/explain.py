@@ -1,4 +1,4 @@
-"""`icl-lens explain`: one prompt, printed, and written as JSON or a page."""
+"""`icl-lens explain`: explain one prompt in the terminal, as JSON or as a page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,44 +16,42 @@ PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOutput(PageOptions):
-    """The page, and the numbers in a file."""
+    """The page, and the JSON file."""
 
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number as JSON.")] = None
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers as JSON.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """A text without demonstrations, and what is compared: of a prompt, labels."""
+    """Plain text without demonstrations, and the tokens or labels to compare with."""
 
     panel: ClassVar[str] = "Text"
 
-    text: Annotated[str | None, typer.Option(help="Any text instead of a prompt: what continues it is explained.")] = (
-        None
-    )
+    text: Annotated[str | None, typer.Option(help="Text to explain instead of an in-context prompt.")] = None
     target: Annotated[
         str | None,
-        typer.Option(help='With --text: the token explained, like " Mary"; default: the most probable one.'),
+        typer.Option(help='With --text: token to explain, e.g. " Mary".', show_default="most probable token"),
     ] = None
     against: Annotated[
         list[str] | None,
-        typer.Option(help='What to compare with: a token like " John", or a label (default: all others); repeatable.'),
+        typer.Option(help="Label or token to compare with; repeatable.", show_default="all other labels"),
     ] = None
 
     def check(self, prompt: str | None, answer: str | None, reading: ReadoutOptions) -> None:
-        """Raises InputError for options that contradict each other, or would be ignored."""
+        """Raise InputError for options that conflict or have no effect."""
         from icl_lens.errors import InputError
 
         if self.text is None:
             if self.target is not None:
-                raise InputError("--target is a text's: give --text, or --answer for a prompt with demonstrations")
+                raise InputError("--target requires --text; use --answer for a prompt with demonstrations")
         elif prompt is not None:
-            raise InputError("give either a prompt with demonstrations or --text")
+            raise InputError("pass either a prompt with demonstrations or --text, not both")
         elif answer is not None:
-            raise InputError("--answer is one of a prompt's labels; the token explained of --text is --target")
+            raise InputError("--answer has no effect with --text; use --target for the token to explain")
         elif not reading.is_default:
             raise InputError(
-                "--template, --separator, --prefix and --shared-prefix write demonstrations, which --text has none of: "
-                "leave them out"
+                "--template, --separator, --prefix and --shared-prefix have no effect with --text, which has no "
+                "demonstrations; remove them"
             )
 
 
@@ -66,17 +64,17 @@ def explain(
     model: ModelOptions,
     prompt: Annotated[
         str | None,
-        typer.Argument(help='Like "happy : bar sad : bar three : foo nine :".', show_default=PAPER_PROMPT),
+        typer.Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
     ] = None,
     answer: AnswerOption = None,
-    k: Annotated[int, typer.Option("--top", "-k", help="How many heads to describe.")] = 10,
-    n_ablated: Annotated[int, typer.Option("--ablate", help="How many located heads to zero together.")] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of a task's prompt, and of the random heads to compare with.")] = 0,
+    k: Annotated[int, typer.Option("--top", "-k", help="Number of heads to describe.")] = 10,
+    n_ablated: Annotated[int, typer.Option("--ablate", help="Number of located heads to zero jointly.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed for the task's prompt and random heads.")] = 0,
 ) -> None:
-    """Explain one prompt: layers, heads, positions, words, and what removing the located heads does.
+    """Explain one prompt: layers, heads, positions, top words, and the effect of ablating the located heads.
 
-    Without arguments: the paper's example on the bundled model. With --text: any text, without demonstrations. With
-    --task or --path: a prompt of a task, the first that `icl-lens locate` reads with the same options.
+    Without arguments, explain the paper's example on the bundled model; with --text, any text without demonstrations;
+    with --task or --path, the first prompt that `icl-lens locate` samples with the same options.
     """
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.explanation import explain_text
@@ -85,7 +83,7 @@ def explain(
     from icl_lens.report.terminal import render
 
     free.check(prompt, answer, reading)
-    drawn = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
+    sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
     check_writable(output.json_file, output.html)
     convention: dict[str, Any] = {
         "prepend_bos": reading.bos,
@@ -102,19 +100,19 @@ def explain(
     else:
         explanation = explain_prompt(
             model.load(),
-            drawn[0] if drawn else PAPER_PROMPT if prompt is None else prompt,
+            sampled[0] if sampled else PAPER_PROMPT if prompt is None else prompt,
             answer=answer,
             against=free.against or None,
             **reading.template_kwargs(),
             **convention,
         )
-    # Written before they are printed: a pipe that closes loses nothing.
+    # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)
     page = save_page(explanation.to_html(), output) if output.wanted else None
     console = PlainConsole()
     console.print(render(explanation))
     if output.json_file is not None:
-        console.print(f"Numbers: {output.json_file}", soft_wrap=True)
+        console.print(f"JSON: {output.json_file}", soft_wrap=True)
     if page is not None:
         show_page(page, output, console)

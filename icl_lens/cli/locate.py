@@ -1,4 +1,4 @@
-"""`icl-lens locate`: the heads of largest mean increase over a task, exact and certified."""
+"""`icl-lens locate`: locate the heads with the largest mean increase or effect over a task."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt
 
 DEFAULT_TOP = 20
-"""Heads that are found unless the user says how many."""
+"""Default number of heads."""
 
 
 class RankChoice(StrEnum):
@@ -53,18 +53,18 @@ class MethodChoice(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LocateTask(TaskOptions):
-    """The task that heads are located on, and how its prompts are written."""
+    """The task to locate heads on."""
 
     task: TaskOption = None
-    n: Annotated[int, typer.Option("--n", "-n", help="Prompts.")] = 1000
-    seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0
+    n: Annotated[int, typer.Option("--n", "-n", help="Number of prompts.")] = 1000
+    seed: Annotated[int, typer.Option(help="Seed for sampling prompts.")] = 0
 
     def draw(self) -> "list[Prompt]":
-        """The task's prompts."""
+        """Return the task's prompts."""
         return self.prompts(n=self.n, seed=self.seed)
 
     def asked(self, model: ModelOptions, reading: ReadoutOptions, by: RankChoice) -> "RunRequest":
-        """What the run's folder remembers of these options."""
+        """Return the options that the run's manifest stores."""
         from icl_lens.locate.configuration import RunRequest
 
         return RunRequest(
@@ -92,12 +92,12 @@ class LocateTask(TaskOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LocateOutput:
-    """Where a run is kept."""
+    """The output folder of a run."""
 
     panel: ClassVar[str] = "Output"
 
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for chunks and result; a killed run goes on from there.")
+        Path | None, typer.Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")
     ] = None
 
 
@@ -108,57 +108,55 @@ def locate(
     reading: ReadoutOptions,
     model: ModelOptions,
     k: Annotated[
-        int | None, typer.Option("--top", "-k", help="How many heads to find.", show_default="20, or all if fewer")
+        int | None, typer.Option("--top", "-k", help="Number of heads to find.", show_default="20, or all if fewer")
     ] = None,
     by: Annotated[
         RankChoice,
-        typer.Option(
-            help="Rank by increase of log p(answer), by its contrast with the other labels, or by the effect: what the "
-            "answer loses when the head is zeroed."
-        ),
+        typer.Option(help="Rank by increase, contrast with other labels, or ablation effect."),
     ] = RankChoice.increase,
     positions: Annotated[
-        PositionsChoice, typer.Option(help="With --by effect: where heads are zeroed; all positions take far longer.")
+        PositionsChoice, typer.Option(help="With --by effect: positions to zero; all is slower.")
     ] = PositionsChoice.last,
     method: Annotated[
-        MethodChoice, typer.Option(help="With --by effect: exact, or estimated from gradients in a few passes.")
+        MethodChoice, typer.Option(help="With --by effect: exact, or a gradient estimate.")
     ] = MethodChoice.exact,
-    batch_size: Annotated[int | None, typer.Option(help="Prompts per batch, instead of as many as fit.")] = None,
-    budget: Annotated[int, typer.Option(help="MiB that a batch's activations may take up.")] = 64,
+    batch_size: Annotated[int | None, typer.Option(help="Prompts per batch.", show_default="as many as fit")] = None,
+    budget: Annotated[int, typer.Option(help="Memory for a batch's activations, MiB.")] = 64,
 ) -> None:
-    """Locate the heads of largest mean log-probability increase over a task's prompts: exact, certified.
+    """Locate the heads with the largest mean log-probability increase over a task's prompts, exact and certified.
 
-    Or, --by effect, those whose removal costs the answer most: every head's mean effect, measured.
+    With --by contrast, rank heads by their increase of log p(answer) − log Σ p(other labels). With --by effect, rank
+    all heads by how much log p(answer) drops when the head is zeroed.
 
-    With --out, chunks are kept: killed at any moment and started again with the same settings, the run goes on where
-    it was and ends with the same files. A damaged chunk is named and computed again. Other settings need another
-    folder. `torchrun --nproc_per_node 2 -m icl_lens locate …` shares the prompts out among processes.
+    With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
+    recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
+    distributes the prompts over processes.
     """
     from icl_lens.locate.configuration import EffectOptions, LocateOptions, prepare_run_folder
-    from icl_lens.locate.distributed import Processes
+    from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.progress import progress_bar
     from icl_lens.locate.run_folder import locked_folder
     from icl_lens.models.view import ModelView
 
     if by is RankChoice.effect:
-        reject_options("final_norm", "bias", reason="effects are measured on the model's own output")
+        reject_options("final_norm", "bias", reason="effects are measured on the model's output")
     else:
-        reject_options("positions", "method", reason="only --by effect removes heads")
+        reject_options("positions", "method", reason="only --by effect ablates heads")
     if batch_size is not None:
-        reject_options("budget", reason="--batch-size says how many prompts a batch has")
-    processes, out = Processes.from_environment(), output.out
-    console = PlainConsole(quiet=not processes.is_main)
-    warnings = PlainConsole(stderr=True, quiet=not processes.is_main, soft_wrap=True, highlight=False)
+        reject_options("budget", reason="--batch-size sets the number of prompts per batch")
+    distributed, out = Distributed.from_environment(), output.out
+    console = PlainConsole(quiet=not distributed.is_main)
+    warnings = PlainConsole(stderr=True, quiet=not distributed.is_main, soft_wrap=True, highlight=False)
     batches = {"batch_size": batch_size, "byte_budget": budget * 2**20}
     norm, bias = reading.final_norm.value, reading.bias
-    keeping = out if processes.is_main else None
+    run_path = out if distributed.is_main else None
     with (
         interruptible(out, warnings),
-        report_once(processes),
-        locked_folder(keeping) if keeping is not None else nullcontext(),
+        report_once(distributed),
+        locked_folder(run_path) if run_path is not None else nullcontext(),
     ):
         prompts = task.draw()
-        loaded = model.load(default_device=None if processes.device is None else str(processes.device))
+        loaded = model.load(default_device=None if distributed.device is None else str(distributed.device))
         batch = reading.tokenize(loaded, prompts)
         console.print(preview(batch))
         found = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if k is None else k
@@ -167,28 +165,28 @@ def locate(
         else:
             options = LocateOptions(k=found, final_norm=norm, bias=bias, **batches)
         folder = None
-        if keeping is not None:
-            folder = prepare_run_folder(keeping, loaded, batch, options, task.asked(model, reading, by))
+        if run_path is not None:
+            folder = prepare_run_folder(run_path, loaded, batch, options, task.asked(model, reading, by))
         ranked = _by_effect if by is RankChoice.effect else _by_increase
-        with progress_bar(console, hidden=not processes.is_main) as progress:
-            table, said = ranked(
+        with progress_bar(console, hidden=not distributed.is_main) as progress:
+            table, sentence = ranked(
                 loaded,
                 batch,
                 against=batch.other_label_tokens if by is RankChoice.contrast else None,
                 **asdict(options),
                 folder=folder,
-                processes=processes,
+                distributed=distributed,
                 progress=progress,
                 warn=lambda line: warnings.print(f"icl-lens: {line}"),
             )
         console.print(_shown(table.head(found), by))
-        console.print(said)
+        console.print(sentence)
         if folder is not None:
-            console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; per prompt: part-*.parquet")
+            console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
 
 
 def _by_increase(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
-    """The table that is shown, and the sentence below it; both are written before, by the first process."""
+    """Return the table to display and a summary sentence; the main process writes the result files."""
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.table import heads_table, summary, write_result
 
@@ -200,7 +198,7 @@ def _by_increase(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.Dat
 
 
 def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
-    """As `_by_increase`, of all heads: each of them has an effect."""
+    """Like `_by_increase`, for the effects of all heads."""
     from icl_lens.locate.mean_effects import locate_effects
     from icl_lens.locate.table import write_effects
 
@@ -216,7 +214,7 @@ def _shown(table: "pd.DataFrame", by: RankChoice) -> Table:
     intervals = "low" in table
     for name in ("rank", "head", f"mean {by.value} (nats)", *(["95 % interval"] if intervals else [])):
         shown.add_column(name, justify="left" if name == "head" else "right")
-    shown.add_column("log-odds lost" if by is RankChoice.effect else "evaluated", justify="right")
+    shown.add_column("log-odds drop" if by is RankChoice.effect else "evaluated", justify="right")
     for row in table.to_dict("records"):
         interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
         more = f"{row['log_odds']:.4f}" if by is RankChoice.effect else f"{row['share_evaluated']:.0%}"

@@ -1,21 +1,21 @@
-"""Memory of commands that run for long: what a pass frees stays with the process for the next one."""
+"""Keep memory that a forward pass frees in the process, for reuse by the next pass."""
 
 import ctypes
 
-# Of glibc's malloc.h.
+# From glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 LARGEST = 2**30
-"""Bytes of a block that is still kept."""
+"""Size of the largest block that is kept, bytes."""
 KEPT = 2**31 - 1
-"""Bytes that are kept at most."""
+"""Maximum size of freed memory that is kept, bytes."""
 PAD = 2**26
 
 
 def keep_freed_memory() -> bool:
-    """Asks glibc to keep freed blocks; False where malloc is not glibc's and nothing is changed.
+    """Configure glibc to keep freed blocks; return False without changes if malloc is not glibc's.
 
-    Otherwise every tensor of more than 32 MB is a mapping of its own, whose pages the kernel hands out and zeroes anew
-    each time: of a pass over 4,096 tokens of GPT-2 large on a CPU that is a fifth. Source: mallopt(3).
+    By default, every tensor larger than 32 MB gets its own memory mapping, whose pages the kernel zeroes on each
+    allocation; this takes a fifth of a CPU pass of GPT-2 large over 4,096 tokens. Source: mallopt(3).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

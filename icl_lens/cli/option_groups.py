@@ -1,4 +1,4 @@
-"""Groups of options: frozen dataclasses whose fields are options, so that commands share them and stay short."""
+"""Option groups: frozen dataclasses whose fields are Typer options shared by several commands."""
 
 import inspect
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from typer.models import ParameterInfo
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every group among its parameters replaced by the group's options, as Typer reads them.
+    """Return the command with each option group among its parameters expanded for Typer.
 
-    A group is a dataclass with a class attribute `panel`, the help panel that its options stand in, and fields
-    `Annotated[type, typer.Option(...)]`. Its own options come before those it inherits, all after the command's other
-    parameters. Raises TypeError if two groups have an option of the same name.
+    A group is a dataclass with a class attribute `panel`, the help panel of its options, and fields
+    `Annotated[type, typer.Option(...)]`. Its own options precede inherited ones, and all follow the command's other
+    parameters. Raises TypeError if two groups share an option name.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -23,7 +23,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     options = [option for group in groups.values() for option in _options(group)]
     parameters = [*(p.replace(annotation=hints[p.name]) for p in others), *options]
     if len({p.name for p in parameters}) < len(parameters):
-        raise TypeError(f"{command.__name__} has two options of the same name")
+        raise TypeError(f"{command.__name__} has two options with the same name")
     signature = inspect.Signature(parameters)
 
     @wraps(command)
@@ -37,7 +37,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**values, **built)
 
-    # Typer keeps the source's line breaks within a paragraph; the terminal's width is what should break them.
+    # Typer keeps the source's line breaks within paragraphs; join lines so that they wrap at the terminal's width.
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     flat.__doc__ = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
     flat.__dict__["__signature__"] = signature
@@ -61,9 +61,9 @@ def _options(group: Any) -> list[inspect.Parameter]:
 
 
 def _in_panel(hint: Any, panel: str) -> Any:
-    """The annotation with the panel set on a copy of its Typer option."""
+    """Return the annotation with the panel set on a copy of its Typer option."""
     if get_origin(hint) is not Annotated:
-        raise TypeError(f"{hint!r} is no option; write Annotated[type, typer.Option(...)]")
+        raise TypeError(f"{hint!r} is not an option; write Annotated[type, typer.Option(...)]")
     plain, *extras = get_args(hint)
     return Annotated[(plain, *(_with_panel(extra, panel) for extra in extras))]
 

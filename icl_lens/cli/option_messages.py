@@ -1,9 +1,24 @@
-"""Messages of the library in the words of the command line: options instead of Python's arguments."""
+"""Translate argument names in error messages to command-line options."""
 
 import re
 from collections.abc import Callable
 
+_RENAMED = {"k": "top", "n_ablated": "ablate", "n_random_sets": "random-sets", "prepend_bos": "bos"}
+_SUBJECTS = (
+    *_RENAMED,
+    *("n", "seed", "layout", "classes", "demonstrations", "split", "labels", "columns", "path", "max_words"),
+    *("batch_size", "answer", "against", "template", "shared_prefix", "final_norm", "dtype", "device", "revision"),
+)
+
 _CLI_TERMS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (
+        r"^byte_budget must be at least 1, got (-?\d+)",
+        lambda found: f"--budget must be at least 1, got {int(found[1]) // 2**20}",
+    ),
+    (
+        rf"^({'|'.join(_SUBJECTS)})(?= must )",
+        lambda found: f"--{_RENAMED.get(found[1], found[1].replace('_', '-'))}",
+    ),
     (r"\bcolumns=\(text, label\)", "--columns TEXT,LABEL"),
     (r"\bcolumns=\('([^']*)', '([^']*)'\)", r"--columns \1,\2"),
     (r"\(revision= in Python\) ", ""),
@@ -31,12 +46,12 @@ _CLI_TERMS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 
 
 def to_cli_terms(message: str) -> str:
-    """A message with every argument that an option sets called by that option.
+    """Replace Python argument names in a message by command-line options.
 
     Example:
         >>> from icl_lens.cli.option_messages import to_cli_terms
-        >>> to_cli_terms("k=0 must be at least 1")
-        '--top 0 must be at least 1'
+        >>> to_cli_terms("k must be at least 1, got 0")
+        '--top must be at least 1, got 0'
     """
     for pattern, option in _CLI_TERMS:
         message = re.sub(pattern, option, message)

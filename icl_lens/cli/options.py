@@ -1,4 +1,4 @@
-"""Options that several commands share, in groups, and what each group loads: help shows a panel for each."""
+"""Option groups shared by several commands; each group is a panel of the help page."""
 
 import re
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ class DtypeChoice(StrEnum):
 
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="Bundled model, local folder or Hub name.")]
 DeviceOption = Annotated[
-    str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1. Default: a GPU if there is one.")
+    str | None, typer.Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")
 ]
-DtypeOption = Annotated[DtypeChoice, typer.Option(help="The weights' precision; the readout is float32 at least.")]
+DtypeOption = Annotated[DtypeChoice, typer.Option(help="Precision of the weights; the readout uses at least float32.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Hub revision: branch, tag or commit.")]
 TaskOption = Annotated[
     str | None,
@@ -55,17 +55,17 @@ TaskOption = Annotated[
         "--task",
         "-t",
         help="Word task (FALSE-TRUE categories) or sentence dataset.",
-        show_default="with --path, the file's name",
+        show_default="file name of --path",
     ),
 ]
 AnswerOption = Annotated[
-    str | None, typer.Option("--answer", "-a", help="The right label; default: what the model says.")
+    str | None, typer.Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which model, and how its weights are held."""
+    """The model, its device and precision."""
 
     panel: ClassVar[str] = "Model"
 
@@ -75,7 +75,7 @@ class ModelOptions:
     revision: RevisionOption = None
 
     def load(self, *, default_device: str | None = None) -> Any:
-        """The model, on `default_device` unless the user names one."""
+        """Load the model, on `default_device` unless the user selects a device."""
         return load(
             self.model,
             device=default_device if self.device is None else self.device,
@@ -99,33 +99,33 @@ ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
 def unescape(written: str) -> str:
-    r"""What the user wrote with `\n` and `\t` as a line break and a tab; `\\` is a backslash."""
+    r"""Replace the escapes `\n`, `\t` and `\\` by a line break, a tab and a backslash."""
     return re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], written)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """How prompts are written, and become tokens."""
+    """How prompts are formatted and tokenized."""
 
     panel: ClassVar[str] = "Reading"
 
-    template: Annotated[
-        str, typer.Option(help="How a demonstration is written; \\n and \\t are a line break and a tab.")
-    ] = DEFAULT_TEMPLATE
-    separator: Annotated[
-        str | None, typer.Option(help="What stands between demonstrations.", show_default="a blank")
-    ] = None
-    prefix: Annotated[str, typer.Option(help="What stands before the first demonstration.")] = ""
+    template: Annotated[str, typer.Option(help="Format of a demonstration; \\n and \\t are escapes.")] = (
+        DEFAULT_TEMPLATE
+    )
+    separator: Annotated[str | None, typer.Option(help="Separator between demonstrations.", show_default="space")] = (
+        None
+    )
+    prefix: Annotated[str, typer.Option(help="Text before the first demonstration.")] = ""
     shared_prefix: Annotated[
         SharedPrefixChoice,
-        typer.Option(help="Labels that begin with the same tokens: an error, or those are appended to the prompt."),
+        typer.Option(help="If labels share a prefix: fail, or append it."),
     ] = SharedPrefixChoice.error
     bos: Annotated[
         bool | None,
         typer.Option(
             "--bos/--no-bos",
             help="Force or forbid a beginning-of-sequence token.",
-            show_default="the tokenizer's own habit",
+            show_default="tokenizer's default",
         ),
     ] = None
 
@@ -139,15 +139,15 @@ class TokenOptions:
 
     @property
     def is_default(self) -> bool:
-        """Whether these are the defaults, which mean nothing for a text without demonstrations."""
-        asked = (self.template, self.separator, self.prefix, self.shared_prefix)
-        return asked == (DEFAULT_TEMPLATE, None, "", SharedPrefixChoice.error)
+        """Whether all options that affect only demonstrations have their defaults."""
+        values = (self.template, self.separator, self.prefix, self.shared_prefix)
+        return values == (DEFAULT_TEMPLATE, None, "", SharedPrefixChoice.error)
 
     def written(self) -> "Template":
-        """The template that prompts are written by; the query is written as far as its label.
+        """Return the template of prompts; the query is formatted up to its label.
 
-        Raises InputError for a template that no prompt can be written by, or that ends in white space to which the
-        default separator would be added.
+        Raises InputError for an invalid template, or one that ends in white space to which the default separator would
+        be added.
         """
         from icl_lens.errors import InputError
         from icl_lens.prompts.prompt import Template
@@ -157,19 +157,18 @@ class TokenOptions:
         if self.separator is None and found and after != after.rstrip():
             kept, gap = demonstration.rstrip(), after[len(after.rstrip()) :]
             raise InputError(
-                f"the template {_shell(demonstration)} ends in white space, to which the default separator adds a "
-                f"blank, so that all demonstrations but the first begin with it; write --template {_shell(kept)} "
-                f"--separator {_shell(gap)}"
+                f"--template must not end in white space without --separator, got {_shell(demonstration)}; use "
+                f"--template {_shell(kept)} --separator {_shell(gap)}"
             )
         query = demonstration.partition("{label}")[0].rstrip(" ")
         return Template(demonstration, query, self.separator_text, unescape(self.prefix))
 
     def template_kwargs(self) -> dict[str, Any]:
-        """What `explain` is told of how a prompt is written; nothing where that is the default."""
+        """Return the template arguments of `explain`; empty for the defaults."""
         return {} if self.is_default else {"template": self.written(), "shared_prefix": self.shared_prefix.value}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
-        """The prompts as these options write them."""
+        """Format and tokenize prompts."""
         from icl_lens.prompts.tokenize import tokenize
 
         return tokenize(
@@ -182,13 +181,13 @@ class TokenOptions:
 
 
 def _shell(text: str) -> str:
-    for escaped, meant in reversed(ESCAPES.items()):
-        text = text.replace(meant, escaped)
+    for escape, character in reversed(ESCAPES.items()):
+        text = text.replace(character, escape)
     return f"'{text}'"
 
 
 def preview(batch: "PromptBatch") -> "Text":
-    """The first prompt as the model reads it, to be shown before a run."""
+    """Return the first prompt as the model reads it, to print before a run."""
     from rich.text import Text
 
     return Text(f"First of {len(batch):,} prompts:\n{batch.texts[0]}\n", "dim")
@@ -196,26 +195,22 @@ def preview(batch: "PromptBatch") -> "Text":
 
 @dataclass(frozen=True, kw_only=True)
 class ReadoutOptions(TokenOptions):
-    """The conventions of the readout, and how prompts become tokens."""
+    """Conventions of the readout, and how prompts are tokenized."""
 
     final_norm: Annotated[
-        FinalNormChoice, typer.Option(help="Scale of the final norm: frozen at the final residual, or own.")
+        FinalNormChoice, typer.Option(help="Final norm's scale: frozen at the final residual, or recomputed.")
     ] = FinalNormChoice.frozen
-    bias: Annotated[
-        bool, typer.Option("--bias/--no-bias", help="Read out with or without the final norm's shift and b_U.")
-    ] = True
+    bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")] = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageOptions:
-    """The page that shows what was found: where it is written, and whether it is opened."""
+    """The results page: its path, and whether to open it."""
 
     panel: ClassVar[str] = "Output"
 
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None
-    open_page: Annotated[
-        bool, typer.Option("--open", help="Open the page in the browser; without --html, from a temporary file.")
-    ] = False
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False
 
     @property
     def wanted(self) -> bool:
@@ -224,41 +219,43 @@ class PageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """A task: how its prompts are drawn and arranged."""
+    """A task, and how its prompts are sampled and arranged."""
 
     panel: ClassVar[str] = "Task"
 
     task: TaskOption = None
-    classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a sentence dataset's.")] = (
+    classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a dataset.")] = (
         ClassesChoice.binary
     )
-    layout: Annotated[LayoutChoice, typer.Option(help="Where the true demonstrations stand.")] = LayoutChoice.order
-    demonstrations: Annotated[int, typer.Option(help="Demonstrations of each class.")] = 2
+    layout: Annotated[LayoutChoice, typer.Option(help="Position of demonstrations of the query's class.")] = (
+        LayoutChoice.order
+    )
+    demonstrations: Annotated[int, typer.Option(help="Demonstrations per class.")] = 2
     path: Annotated[
-        Path | None, typer.Option(help="Word list (.json), or file or folder of sentences (.jsonl, .csv, .parquet).")
+        Path | None, typer.Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")
     ] = None
-    columns: Annotated[str, typer.Option(help="The columns of texts and labels in your own sentences.")] = "text,label"
-    split: Annotated[str, typer.Option(help="The split that queries are from.")] = "test"
-    max_words: Annotated[int | None, typer.Option(help="Leave out longer texts.")] = None
+    columns: Annotated[str, typer.Option(help="Text and label columns of your sentences.")] = "text,label"
+    split: Annotated[str, typer.Option(help="Split to draw queries from.")] = "test"
+    max_words: Annotated[int | None, typer.Option(help="Skip texts with more words.")] = None
     labels: Annotated[
         str | None,
-        typer.Option(help="Label words, the true class's first; with --classes all in order of the classes' names."),
+        typer.Option(help="Label words, true class first (all: alphabetical by class)."),
     ] = None
 
     @property
     def name(self) -> str | None:
-        """What the task is called: of your own file or folder, its name where none is given."""
+        """The task's name; by default the stem of `path`."""
         return self.path.stem if self.task is None and self.path is not None else self.task
 
     def check_no_task(self) -> None:
-        """Raises InputError for a task's options where there is no task that they could be about."""
+        """Raise InputError for task options without a task."""
         own = [field.name for field in fields(self)]
-        reject_options(*own, reason="it is a task's, and a prompt says all of it itself")
+        reject_options(*own, reason="it requires --task or --path")
 
     def sample_prompts(self, n: int, *, seed: int, conflicting: "Sequence[str | None]") -> "list[Prompt]":
-        """The task's first prompts; none where no task is asked for.
+        """Return the task's first prompts, or none without a task.
 
-        Raises InputError where a prompt or an answer (`beside`) is given as well, or a task's options without a task.
+        Raises InputError if a prompt or an answer (`conflicting`) is also given, or for task options without a task.
         """
         from icl_lens.errors import InputError
 
@@ -267,26 +264,23 @@ class TaskOptions:
             return []
         if any(given is not None for given in conflicting):
             raise InputError(
-                "a task has its own prompts and answers: give either a prompt, or --task or --path, and --answer, "
-                "--text and --target only without a task"
+                "a prompt, --answer, --text and --target have no effect with a task; remove them, or --task and --path"
             )
         return self.prompts(n=n, seed=seed)
 
     def prompts(self, *, n: int, seed: int, balanced: bool = False) -> "list[Prompt]":
-        """The prompts of `load_task`.
+        """Return the prompts of `load_task`.
 
-        Raises InputError, also where no task is named, and for options that would do nothing.
+        Raises InputError like `load_task`, without a task, and for options that have no effect.
         """
         from icl_lens.errors import InputError
         from icl_lens.prompts.tasks import load_task
 
         if self.name is None:
-            raise InputError("give --task, for instance --task sentiment-number, or your own sentences with --path")
+            raise InputError("pass --task, e.g. --task sentiment-number, or your own sentences with --path")
         text, _, label = self.columns.partition(",")
         if not (text and label) or "," in label:
-            raise InputError(
-                f"--columns {self.columns!r} must name two columns, texts and labels, such as review,stars"
-            )
+            raise InputError(f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}")
         self._check_used(self.name)
         return load_task(
             self.name,
@@ -304,22 +298,22 @@ class TaskOptions:
         )
 
     def _check_used(self, name: str) -> None:
-        """Raises InputError for options that would change nothing about this task."""
+        """Raise InputError for options that have no effect on this task."""
         from icl_lens.prompts.tasks import SENTENCE_TASKS
 
         if (self.path is None and name not in SENTENCE_TASKS) or (self.path and self.path.suffix == ".json"):
-            reject_options("columns", "split", "max_words", "classes", reason="a word task has no such thing")
+            reject_options("columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
         elif self.path is None:
-            reject_options("columns", reason="the columns of a dataset of the Hub are known")
+            reject_options("columns", reason="the columns of Hub datasets are known")
         elif self.path.is_file():
-            reject_options("split", reason="a single file has one split")
+            reject_options("split", reason="a single file has no splits")
 
 
 def reject_options(*names: str, reason: str) -> None:
-    """Raises InputError if the user gave one of these parameters, which would be ignored."""
+    """Raise InputError if the user passed one of these parameters, which would be ignored."""
     from icl_lens.errors import InputError
 
-    # Click itself, or the copy of it that newer versions of Typer bring along.
+    # Click, or the copy bundled with newer versions of Typer.
     click = typer.Context.__mro__[1].__module__.rpartition(".")[0]
     context = import_module(f"{click}.globals").get_current_context(silent=True)
     if context is None:
@@ -328,15 +322,15 @@ def reject_options(*names: str, reason: str) -> None:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
             option = max(parameter.opts, key=len)
-            raise InputError(f"{option} has nothing to do here: {reason}; leave it out")
+            raise InputError(f"{option} has no effect here: {reason}; remove it")
 
 
 def load(name: str, *, device: str | None, dtype: DtypeChoice, revision: str | None) -> Any:
-    """The model the options name, in a process that keeps the memory its passes free."""
+    """Load a model, then keep memory that passes free in this process."""
     import torch
 
     from icl_lens import load_model
 
     model = load_model(name, device=device, dtype=getattr(torch, dtype.value), revision=revision)
-    keep_freed_memory()  # not what loading takes for a moment
+    keep_freed_memory()  # not the temporary memory of loading
     return model

@@ -1,4 +1,4 @@
-"""Pages from the command line: written where the user says, opened in the browser where the user asks."""
+"""Write pages from the command line and open them in the browser."""
 
 import tempfile
 import webbrowser
@@ -10,9 +10,9 @@ from icl_lens.cli.options import PageOptions
 
 
 def save_page(page: str, options: PageOptions) -> Path:
-    """Writes a page where the options say, or to a temporary file that stays.
+    """Write a page to `options.html`, or to a temporary file that is not deleted.
 
-    Raises InputError where the folder does not allow it.
+    Raises InputError if the folder is not writable.
     """
     from icl_lens.report.html import write_page
 
@@ -24,7 +24,7 @@ def save_page(page: str, options: PageOptions) -> Path:
 
 
 def show_page(path: Path, options: PageOptions, console: Console) -> None:
-    """Says where the page is, and opens it if asked."""
+    """Print the page's path and, with `--open`, open it in the browser."""
     console.print(f"Page: {path}", soft_wrap=True)
     if options.open_page and not webbrowser.open(path.resolve().as_uri()):
-        console.print("No browser could be started; open the page by hand.")
+        console.print("No browser could be started; open the page manually.")

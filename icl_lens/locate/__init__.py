@@ -1,9 +1,9 @@
-"""The heads of largest mean increase, or effect, over any number of prompts.
+"""Locate the heads with the largest mean increase or effect over any number of prompts.
 
-1. `locate`: prompts are planned into batches. Every batch gives a bound of every head and exact values of candidates;
-   the mean of bounds bounds the mean, so that few heads need a second pass. The result is exact and certified.
-2. `effects`: the same for the effect of removing each head, with intervals.
-3. `runner`: numbered pieces of work become chunks; experiments go through it, too.
-4. `folder`: batches that are done are kept as files, so that a killed run goes on from them.
-5. `processes`: several processes share the batches out among themselves.
+1. `locate`: plan prompts into batches. Each batch yields bounds for all heads and exact values for candidates; the mean
+   of the bounds bounds the mean, so few heads need a second pass. The result is exact and certified.
+2. `mean_effects`: mean ablation effects of all heads, with intervals.
+3. `runner`: compute numbered work items as chunks; experiments use it too.
+4. `run_folder`: store finished chunks as files, from which an interrupted run resumes.
+5. `distributed`: distribute batches over processes.
 """

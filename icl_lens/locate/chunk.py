@@ -1,4 +1,4 @@
-"""What a run keeps of one batch: bounds and exact increases, and their form on disk."""
+"""Bounds and exact increases of one batch, and their on-disk format."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,26 +10,26 @@ from jaxtyping import Float, Int
 
 @dataclass(frozen=True)
 class HeadChunk:
-    """Bounds and exact increases on one batch, nats. Heads are numbered `layer · n_heads + head`."""
+    """Bounds and exact increases of one batch, nats. Heads are indexed as `layer · n_heads + head`."""
 
     rows: Int[np.ndarray, " batch"]
-    """The prompts, as indices into all of them."""
+    """Indices of the batch's prompts."""
     bound: Float[np.ndarray, "batch all_heads"] | None
-    """None where there are no bounds, or they are known from another chunk."""
+    """None if there are no bounds, or another chunk holds them."""
     heads: Int[np.ndarray, " head"]
-    """Those evaluated exactly, in ascending order."""
+    """Heads evaluated exactly, in ascending order."""
     increase: Float[np.ndarray, "batch head"]
 
 
 def chunk_name(kind: str, number: int) -> str:
-    """The file of a chunk: kind is "part" for the first pass over a batch, "refined" for the second."""
+    """Return a chunk's file name; `kind` is "part" for the first pass over a batch, "refined" for the second."""
     return f"{kind}-{number:05d}.parquet"
 
 
 def columns_of(chunk: HeadChunk, n_heads: int) -> dict[str, Any]:
-    """A chunk as table columns: prompt, layer, head, bound, increase (nats), one row a prompt and head.
+    """Return a chunk as columns prompt, layer, head, bound, increase (nats), with one row per prompt and head.
 
-    With bounds, all heads are rows, and `increase` is missing where it was not evaluated; without, `bound` is missing.
+    With bounds, every head has rows, and `increase` is null where it was not evaluated; without, `bound` is null.
     """
     n = len(chunk.rows)
     if chunk.bound is None:
@@ -52,7 +52,7 @@ def columns_of(chunk: HeadChunk, n_heads: int) -> dict[str, Any]:
 
 
 def chunk_from(table: pa.Table, n_heads: int) -> HeadChunk:
-    """The chunk that `columns_of` made a table of."""
+    """Return the chunk stored in a table of `columns_of`."""
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     rows = columns["prompt"]
     n = int((np.diff(rows, prepend=-1) != 0).sum())

@@ -1,4 +1,4 @@
-"""A located run in a folder: what it was asked, and everything else that its numbers depend on."""
+"""Configuration of a locate run: its options and all other inputs that its numbers depend on."""
 
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -21,7 +21,7 @@ PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch", "pyarrow")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """How prompts are planned into batches."""
+    """Options of batch planning."""
 
     batch_size: int | None = None
     byte_budget: int = BYTE_BUDGET
@@ -29,7 +29,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LocateOptions(BatchOptions):
-    """The options of `locate_heads` that decide its numbers, by its names."""
+    """Arguments of `locate_heads` that determine its numbers."""
 
     k: int = 20
     final_norm: FinalNorm = "frozen"
@@ -38,7 +38,7 @@ class LocateOptions(BatchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EffectOptions(BatchOptions):
-    """The options of `locate_effects` that decide its numbers, by its names."""
+    """Arguments of `locate_effects` that determine its numbers."""
 
     positions: Positions = "last"
     method: Method = "exact"
@@ -46,7 +46,7 @@ class EffectOptions(BatchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a run's model and prompts were asked for by: names, not contents. Kept in the manifest word by word."""
+    """Model and prompt options of a run as given by the user, stored verbatim in the manifest."""
 
     model: str
     revision: str | None = None
@@ -70,11 +70,10 @@ class RunRequest:
 
 
 def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: RunRequest) -> dict[str, Any]:
-    """Everything a run's chunks and results depend on, in the order of the manifest.
+    """Return everything that a run's chunks and results depend on, in manifest order.
 
-    Beside what was asked for: digests of the weights, of the prompts' tokens and answers, and of the plan of batches;
-    the labels, the kind of device, and the versions of the packages that compute and write. Raises InputError for
-    bad batch sizes.
+    In addition to the request: digests of the weights, of the prompts' tokens and answers, and of the batch plan; the
+    labels; the device type; and package versions. Raises InputError for invalid batch sizes.
     """
     view = ModelView.of(model)
     plan = plan_batches(view, batch, batch_size=options.batch_size, byte_budget=options.byte_budget)
@@ -98,14 +97,14 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
         "prefix": asked.prefix,
         "prepend_bos": asked.bos,
         "prompts": prompts_digest(batch),
-        # Batches are told by the plan that they make.
+        # The plan below represents the batch options.
         **{name: value for name, value in asdict(options).items() if name not in asdict(BatchOptions())},
         "dtype": asked.dtype,
         "device": view.unembed_device.type,
         "batches": len(plan),
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
-        # Only where they differ from the default, so that folders written before they were there stay valid.
+        # Stored only if they differ from the default, so that older folders stay valid.
         **({"quantization": view.quantization} if view.quantization else {}),
         **({} if asked.shared_prefix == "error" else {"shared_prefix": asked.shared_prefix}),
         **({} if asked.by == "increase" else {"by": asked.by}),
@@ -116,14 +115,14 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
 def prepare_run_folder(
     path: Path, model: Any, batch: PromptBatch, options: BatchOptions, asked: RunRequest
 ) -> RunFolder:
-    """The folder of this run, taken: give it to `locate_heads` or `locate_effects` inside `folder.opened(path)`.
+    """Initialize the run's folder for `locate_heads` or `locate_effects`; call it inside `locked_folder(path)`.
 
-    Raises InputError if the folder holds another configuration, or files without a manifest, and for a `k` that the
-    model has not as many heads for.
+    Raises InputError if the folder holds another configuration or files without a manifest, and if `k` exceeds the
+    number of heads.
     """
     view = ModelView.of(model)
     if isinstance(options, LocateOptions):
-        check_k(options.k, view.n_layers * view.n_heads, "heads")  # before the folder is this run's
+        check_k(options.k, view.n_layers * view.n_heads, "heads")  # before the folder is initialized
     folder = RunFolder(path, configuration(model, batch, options, asked))
     folder.initialize()
     return folder

@@ -1,13 +1,12 @@
-"""Heads located over many prompts: batches are streamed, and the top k of the mean is exact and certified.
+"""Locate heads over many prompts: batches are streamed, and the top k of the mean is exact and certified.
 
-Every batch gives a bound of every head's increase and exact increases of a generous set of candidates: the heads that
-lead in a batch of prompts spread over all lengths, and those that lead in the batch itself. The mean over prompts of
-exact values where they are known and bounds elsewhere bounds a head's mean. Heads that could still be among the top k
-by it are evaluated on the batches where they were not, in a second pass over those batches.
+Each batch yields a bound of every head's increase and exact increases of a generous candidate set: the top heads of a
+pilot batch that covers all prompt lengths, and the top heads of the batch itself. A head's mean is bounded by the mean
+of exact values where available and bounds elsewhere. Heads whose bound could still reach the top k are evaluated in a
+second pass over the batches that lack them.
 
-Which batches there are and what each evaluates follows from the prompts alone, and sums run in float64 in the order
-of the batches: a run that was killed and taken up again gives the same numbers, one on several processes the same
-within rounding.
+Batches and candidates depend only on the prompts, and sums are in float64 in batch order: a resumed run gives the same
+numbers, and a run on several processes the same within rounding.
 Source: docs/howto/numbers.md.
 """
 
@@ -33,7 +32,7 @@ from icl_lens.attribution.increases import (
 from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_head_increases, head_bounds, layer_gradients
 from icl_lens.errors import InputError
 from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
-from icl_lens.locate.distributed import Processes
+from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.progress import Progress, as_callback, shows_progress
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.runner import BatchRunner, ChunkFormat, Runner
@@ -43,11 +42,11 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
-# What a batch's activations may take up, by the estimate of `prompt_bytes`.
+# Memory limit of a batch's activations, as estimated by `prompt_bytes`.
 BYTE_BUDGET = 64 * 2**20
-# More rows than these make no product faster, and a chunk that is lost costs more.
+# More rows do not speed up matrix products and make a lost chunk more expensive.
 MOST_ROWS = 64
-# Candidates beyond k: more of them cost a little on every batch, fewer a second pass.
+# Candidates beyond k: more cost a little on every batch; fewer may cost a second pass.
 MARGIN = 20
 
 
@@ -59,7 +58,7 @@ class _Convention:
 
 
 def prompt_bytes(view: ModelView, width: int) -> int:
-    """Estimate of what a prompt of `width` tokens takes up while its batch is captured, bytes."""
+    """Estimate the memory of a prompt of `width` tokens while its batch is captured, bytes."""
     layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
     kept = layers * (7 * d_model + 2 * heads * view.d_head + d_mlp + width * (view.n_kv_heads * view.d_head + heads))
@@ -70,13 +69,15 @@ def prompt_bytes(view: ModelView, width: int) -> int:
 def plan_batches(
     view: ModelView, batch: PromptBatch, *, batch_size: int | None = None, byte_budget: int = BYTE_BUDGET
 ) -> list[list[int]]:
-    """The rows of each batch: prompts of similar length together, as many as fit into `byte_budget`.
+    """Return the rows of each batch: prompts of similar length, as many as fit into `byte_budget`.
 
-    The first batch is spread over all lengths: it chooses the candidates. Depends on the prompts' lengths only.
-    Raises InputError if `batch_size` or `byte_budget` is below 1.
+    The first batch covers all lengths and selects the candidates. The plan depends only on prompt lengths. Raises
+    InputError if `batch_size` or `byte_budget` is below 1.
     """
-    if (batch_size is not None and batch_size < 1) or byte_budget < 1:
-        raise InputError(f"batch_size={batch_size} and byte_budget={byte_budget} must be at least 1")
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if byte_budget < 1:
+        raise InputError(f"byte_budget must be at least 1, got {byte_budget}")
 
     def rows_of(width: int) -> int:
         return batch_size or max(1, min(MOST_ROWS, byte_budget // prompt_bytes(view, width)))
@@ -108,24 +109,24 @@ def locate_heads(
     byte_budget: int = BYTE_BUDGET,
     slack: float = SLACK,
     folder: RunFolder | None = None,
-    processes: Processes | None = None,
+    distributed: Distributed | None = None,
     progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> TopHeads:
-    """The k heads of largest mean log-probability increase over any number of prompts: exact, certified.
+    """Locate the k heads with the largest mean log-probability increase over any number of prompts, certified exact.
 
-    `targets` are the answers unless given. Memory does not grow with the number of prompts beyond their tokens.
-    `slack` (nats) allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap there is no
-    bound; every head is then evaluated on every prompt, and the result says so. With a `folder`, chunks are kept there
-    and what is there already is not computed again; a damaged chunk is, after `warn` has named it. With several
-    `processes`, each takes its share of the batches, and all return the same. `progress=True` shows a bar.
+    `targets` defaults to the answers. Memory grows with the number of prompts only by their tokens. `slack` (nats)
+    allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap, no bound exists, so every
+    head is evaluated on every prompt and the result is not `certified`. With a `folder`, chunks are stored there and
+    existing chunks are reused; a corrupt chunk is reported through `warn` and recomputed. With `distributed`, each
+    process computes a share of the batches, and all return the same result. `progress=True` shows a progress bar.
 
-    With `against`, the heads that contribute most to log p(target) − log Σ p(against), for instance
-    `against=batch.other_label_tokens`: those that tell the answer from the other labels. With one other token every
-    head's values are exact at once, in one pass; with several the search is the same. A `folder`'s configuration must
-    then have an entry "against", so that no part of a run about something else is taken for one of this run.
+    With `against`, locate the heads that contribute most to log p(target) − log Σ p(against), for instance
+    `against=batch.other_label_tokens` for heads that distinguish the answer from the other labels. With one other token
+    per prompt, a single pass gives exact values of every head. A `folder`'s configuration must then have an entry
+    "against", so that chunks of different runs are not mixed.
 
-    Raises InputError for bad targets, against, k, or batch sizes, and where the folder cannot be written.
+    Raises InputError for invalid targets, against, k or batch sizes, and if the folder is not writable.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -136,7 +137,7 @@ def locate_heads(
         True
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-    processes = processes or Processes()
+    distributed = distributed or Distributed()
     view = ModelView.of(model)
     n_parts = view.n_layers * view.n_heads
     check_k(k, n_parts, "heads")
@@ -149,7 +150,7 @@ def locate_heads(
     form = ChunkFormat[HeadChunk](
         lambda chunk: columns_of(chunk, view.n_heads), lambda table: chunk_from(table, view.n_heads)
     )
-    chunks = Runner(form, folder, processes, warn or (lambda _: None))
+    chunks = Runner(form, folder, distributed, warn or (lambda _: None))
     runner = BatchRunner(chunks, plan, len(batch), as_callback(progress))
 
     def first_pass(number: int, candidates: np.ndarray | None) -> HeadChunk:
@@ -157,14 +158,13 @@ def locate_heads(
         return _bounds_and_candidates(acts, *its, convention, plan[number], candidates, n_candidates, k)
 
     sums = _Sums(n_parts)
-    # The first batch chooses, so all processes need it before they go on.
+    # The first batch selects the candidates, so all processes need it.
     pilot = runner.chunk("part", 0, lambda: first_pass(0, None))
     candidates = pilot.heads
     for chunk in runner.chunks("part", range(1, len(plan)), lambda number: first_pass(number, candidates), [pilot]):
         sums.add(chunk)
 
-    again = processes.broadcast(sums.heads_to_refine(k, slack) if processes.is_main else None)
-    wanted, numbers = again
+    wanted, numbers = distributed.broadcast(sums.heads_to_refine(k, slack) if distributed.is_main else None)
 
     def second_pass(number: int) -> HeadChunk:
         acts, its = _captured(model, batch, targets, others, plan[number])
@@ -172,7 +172,7 @@ def locate_heads(
 
     for chunk in runner.chunks("refined", sorted(numbers), second_pass):
         sums.add_refined(chunk)
-    return processes.broadcast(sums.top(k, view.n_heads, wanted) if processes.is_main else None)
+    return distributed.broadcast(sums.top(k, view.n_heads, wanted) if distributed.is_main else None)
 
 
 @shows_progress
@@ -188,13 +188,13 @@ def mean_head_increases(
     byte_budget: int = BYTE_BUDGET,
     progress: Progress | bool | None = None,
 ) -> Float[Tensor, "layer head"]:
-    """Every head's exact mean log-probability increase over any number of prompts, nats, in float64.
+    """Return every head's exact mean log-probability increase over any number of prompts, nats, in float64.
 
-    Exhaustive. Prompts are collected into groups large enough that a head's z goes through its W_O·W_U, multiplied
-    out once a group, from `attribution.min_prompts_to_fold` prompts on (68 in GPT-2 large); smaller datasets, own norm and
-    soft-caps go the long way. With `against`, mean contributions to log p(target) − log Σ p(against), for which no
-    projection on the vocabulary is needed. `progress=True` shows a bar. Raises InputError for bad targets, against or
-    batch sizes.
+    The computation is exhaustive. From `attribution.min_prompts_to_fold` prompts (68 for GPT-2 large), prompts are
+    grouped so that z is projected through W_O·W_U, folded once per group; smaller datasets, own norms and soft-caps use
+    the slower unfolded path. With `against`, returns mean contributions to log p(target) − log Σ p(against), which need
+    no projection onto the vocabulary. `progress=True` shows a progress bar. Raises InputError for invalid targets,
+    against or batch sizes.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -212,7 +212,7 @@ def mean_head_increases(
     group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), logits)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
     held: list[_Held] = []
-    done, tell = 0, as_callback(progress)
+    done, report = 0, as_callback(progress)
     for number, rows in enumerate(plan):
         acts, its = _captured(model, batch, targets, others, rows)
         readout = acts.readout.using(final_norm=final_norm, bias=bias)
@@ -222,13 +222,13 @@ def mean_head_increases(
             total += _sum_of(view, held)
             held = []
         done += len(rows)
-        tell("heads", done, len(batch))
+        report("heads", done, len(batch))
     return total / len(batch)
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What `every_head_increase` reads of a batch."""
+    """Inputs of `every_head_increase` from one batch."""
 
     readout: Readout
     x: Float[Tensor, "batch layer d_model"]
@@ -252,19 +252,19 @@ def _captured(
 
 
 def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
-    """Raises InputError where a folder could mix parts about log p(target) with parts about a contrast."""
+    """Raise InputError if a folder could mix chunks of increases with chunks of contrasts or effects."""
     if folder is None:
         return
     if folder.configuration.get("by") == "effect":
         raise InputError(
-            "the folder's configuration says by='effect', and this run is about increases; give it to locate_effects"
+            "folder must be of a run of increases, got a configuration with by='effect'; pass it to locate_effects"
         )
     if (folder.configuration.get("against") is None) == (against is None):
         return
+    wanted = "None" if against is None else "the tokens' name"
     raise InputError(
-        "the folder's configuration says "
-        + ("nothing of against, and the run has it" if against is not None else "against, and the run has none")
-        + '; its parts could be taken for those of another run: let its entry "against" name the tokens, or be None'
+        f'the entry "against" of the folder\'s configuration must be {wanted}, got '
+        f"{folder.configuration.get('against')!r}; set it, so that chunks of different runs are not mixed"
     )
 
 
@@ -278,19 +278,19 @@ def _bounds_and_candidates(
     n_candidates: int,
     k: int,
 ) -> HeadChunk:
-    """Bounds of all heads; exact increases of the candidates and of the heads that lead here.
+    """Return bounds of all heads, and exact increases of the candidates and of this batch's top heads.
 
-    All heads where bounds are exact (a linear contrast) or there are none.
+    All heads are evaluated exactly if bounds are exact (a linear contrast) or do not exist.
     """
     readout = acts.readout.using(final_norm=convention.final_norm, bias=convention.bias)
     linear = linear_direction(readout, targets, against) is not None
     if linear or not readout.is_affine:
         found = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, against)
-        every = found.flatten(1).cpu().numpy()
-        return HeadChunk(np.array(rows), every if linear else None, np.arange(every.shape[1]), every)
+        exact = found.flatten(1).cpu().numpy()
+        return HeadChunk(np.array(rows), exact if linear else None, np.arange(exact.shape[1]), exact)
     gradients = layer_gradients(acts, targets, readout, against=against)
     bound = head_bounds(acts, gradients).flatten(1)
-    # Where candidates are set, a few that lead here only: heads of few prompts are not left to the second pass.
+    # With given candidates, add this batch's top k, so that heads of few prompts do not need the second pass.
     leading = bound.double().mean(0).topk(n_candidates if candidates is None else min(k, bound.shape[1])).indices
     heads = leading.cpu().numpy() if candidates is None else np.union1d(candidates, leading.cpu().numpy())
     heads = np.sort(heads)
@@ -307,7 +307,7 @@ def _refine(
     rows: list[int],
     heads: np.ndarray,
 ) -> HeadChunk:
-    """Exact increases of heads that were not evaluated on this batch."""
+    """Return exact increases of heads that were not evaluated on this batch."""
     readout = acts.readout.using(final_norm=convention.final_norm, bias=convention.bias)
     index = torch.as_tensor(heads, device=readout.W_U.device)
     layers = index.div(acts.view.n_heads, rounding_mode="floor").unique()
@@ -319,7 +319,7 @@ def _refine(
 
 
 class _Sums:
-    """Sums over batches in float64, in the order they come in: a few numbers per head, however many the prompts."""
+    """Float64 sums over batches in order, with constant memory per head."""
 
     def __init__(self, n_heads: int):
         self.n = 0
@@ -347,9 +347,9 @@ class _Sums:
         self.n_exact[chunk.heads] += len(chunk.rows)
 
     def heads_to_refine(self, k: int, slack: float) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """The heads that may still be among the top k, and which of them each batch lacks."""
+        """Return the heads that may still be among the top k, and those that each batch lacks."""
         complete = self.n_exact == self.n
-        # The candidates of the first batch are complete, and they are more than k.
+        # The candidates of the first batch are complete, and there are at least k.
         kth = np.sort(self.exact[complete] / self.n)[-k]
         wanted = np.flatnonzero(~complete & (self.upper / self.n + slack > kth))
         lacking = {i: np.setdiff1d(wanted, heads) for i, heads in enumerate(self.evaluated)}
@@ -360,10 +360,10 @@ class _Sums:
         if not np.isfinite(self.exact[complete]).all():
             some = int(complete[~np.isfinite(self.exact[complete])][0])
             raise InputError(
-                f"the mean increase of L{some // n_heads}H{some % n_heads} is not finite (NaN or infinite), so that no "
-                "head is largest; load the model in bfloat16 or float32, or leave out what edits it"
+                f"the mean increase of L{some // n_heads}H{some % n_heads} is NaN or infinite; load the model in "
+                "bfloat16 or float32, or remove edits"
             )
-        assert set(wanted) <= set(complete), "the second pass leaves no head open"
+        assert set(wanted) <= set(complete), "the second pass completes all heads"
         mean = self.exact[complete] / self.n
         order = np.argsort(-mean, kind="stable")[:k]
         found = complete[order]

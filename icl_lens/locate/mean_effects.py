@@ -1,10 +1,9 @@
-"""Mean effects of removing each head over any number of prompts, with intervals: streamed, in chunks, resumable.
+"""Mean ablation effects of each head over any number of prompts, with intervals: streamed, in chunks, resumable.
 
-Chunks keep every prompt's effects. Means and intervals are summed up as the chunks come, in float64 and in the order
-of the batches, so that memory does not grow with the number of prompts, and a run that was taken up again gives the
-same bytes. Prompts that ask about the same text are no independent draws: the bootstrap draws queries, each with all
-its prompts, as often as a Poisson variable of mean 1 says (Chamandy, Muralidharan, Najmi & Naidu 2012), which is the
-ordinary bootstrap for a stream.
+Chunks hold every prompt's effects. Means and intervals are accumulated in float64 in batch order, so memory does not
+grow with the number of prompts, and a resumed run writes the same bytes. Prompts with the same query are not
+independent, so the bootstrap resamples queries, each with all its prompts, using Poisson(1) weights, the streaming form
+of the ordinary bootstrap (Chamandy, Muralidharan, Najmi & Naidu 2012).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from icl_lens.display import SHOWN_ROWS, format_signed, head_name, html_table, p
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.effects import Algorithm, Method, Score, head_effects
 from icl_lens.interventions.selection import Positions
-from icl_lens.locate.distributed import Processes
+from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
 from icl_lens.locate.progress import Progress, as_callback, shows_progress
 from icl_lens.locate.run_folder import RunFolder
@@ -35,25 +34,25 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
-# Bootstrap draws, and the level of the interval.
+# Number of bootstrap resamples, and confidence level of the interval.
 DRAWS, LEVEL = 2000, 0.95
 SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
 
 
 @dataclass(frozen=True)
 class EffectChunk:
-    """Effects on one batch, nats. Heads are numbered `layer · n_heads + head`."""
+    """Effects on one batch, nats. Heads are indexed as `layer · n_heads + head`."""
 
     rows: Int[np.ndarray, " batch"]
-    """The prompts, as indices into all of them."""
+    """Indices of the batch's prompts."""
     scores: Mapping[str, Float[np.ndarray, "batch all_heads"]]
-    """log_prob, log_odds and, if asked for, logit_diff."""
+    """log_prob, log_odds and, if requested, logit_diff."""
     algorithm: Algorithm
     fallback_reason: str
 
 
 def columns_of(chunk: EffectChunk, n_heads: int) -> dict[str, Any]:
-    """A chunk as table columns: prompt, layer, head, its scores (nats), way, because; one row a prompt and head."""
+    """Return a chunk as columns prompt, layer, head, scores (nats), algorithm, fallback_reason; a row per value."""
     n, width = next(iter(chunk.scores.values())).shape
     heads = np.arange(width)
     same = pa.array(np.zeros(n * width, np.int8))
@@ -68,7 +67,7 @@ def columns_of(chunk: EffectChunk, n_heads: int) -> dict[str, Any]:
 
 
 def chunk_from(table: pa.Table) -> EffectChunk:
-    """The chunk that `columns_of` made a table of."""
+    """Return the chunk stored in a table of `columns_of`."""
     rows = table.column("prompt").to_numpy()
     n = int((np.diff(rows, prepend=-1) != 0).sum())
     scores = {name: table.column(name).to_numpy().reshape(n, -1) for name in SCORES if name in table.column_names}
@@ -80,7 +79,7 @@ def chunk_from(table: pa.Table) -> EffectChunk:
 class MeanScore:
     """Every head's mean effect in one score, nats, and its 95 % bootstrap interval over queries.
 
-    The interval is NaN where there is a single query; everything is, where no prompt has the score.
+    The interval is NaN for a single query; all values are NaN if no prompt has the score.
     """
 
     mean: Float[Tensor, "layer head"]
@@ -90,9 +89,9 @@ class MeanScore:
 
 @dataclass(frozen=True)
 class MeanEffects:
-    """How much worse the answer does on average when a head is zeroed, nats: positive where the head helps.
+    """Mean drop of the answer's score when each head is zero-ablated, nats; positive if the head helps.
 
-    The scores are those of `HeadEffects`.
+    Scores are as in `HeadEffects`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -106,31 +105,31 @@ class MeanEffects:
     logit_diff: MeanScore | None
     positions: Positions
     algorithms: Mapping[Algorithm, int]
-    """How the numbers were made, and of how many prompts."""
+    """Number of prompts that each algorithm computed."""
     fallback_reason: str
-    """Why effects at the last position were not made with shared keys everywhere; empty where they were."""
+    """Why the prefix cache was not used for all effects at the last position; empty if it was."""
     n_prompts: int
     n_queries: int
-    """Different texts that the prompts ask about: what intervals are drawn over."""
+    """Number of distinct queries, which the intervals resample."""
 
     @property
     def exact(self) -> bool:
-        """Heads really were removed; False for first-order estimates."""
+        """Whether heads were ablated; False for first-order estimates."""
         return "gradient" not in self.algorithms
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """The k heads whose removal costs the most on average; raises InputError for a missing score."""
+        """Return the k heads with the largest mean effect. Raise InputError for a missing score."""
         check_choice("by", by, SCORES)
         score: MeanScore | None = getattr(self, by)
         if score is None or bool(score.mean.isnan().all()):
             raise InputError(
-                f"there is no {by} here: log_odds needs prompts with an answer and exact effects, logit_diff against="
+                f"by={by!r} requires {'against=' if by == 'logit_diff' else 'prompts with an answer and exact effects'}"
             )
         order = score.mean.flatten().argsort(descending=True, stable=True)[:k]
         return [Head.from_index(index, score.mean.shape[1]) for index in order.tolist()]
 
     def to_frame(self) -> pd.DataFrame:
-        """rank, layer, head, name, effect, low, high, and as much for log_odds and logit_diff: every head, best first."""
+        """Return all heads, best first: rank, layer, head, name, effect, low, high; also log_odds and logit_diff."""
         heads = self.top(self.log_prob.mean.numel())
         index = tuple(np.array(heads).T)
         columns: dict[str, Any] = {
@@ -139,7 +138,7 @@ class MeanEffects:
             "head": index[1],
             "name": [head_name(*head) for head in heads],
         }
-        for name, prefix in zip(SCORES, ("", "log_odds_", "log_diff_"), strict=True):
+        for name, prefix in zip(SCORES, ("", "log_odds_", "logit_diff_"), strict=True):
             score: MeanScore | None = getattr(self, name)
             if score is None:
                 continue
@@ -148,13 +147,13 @@ class MeanEffects:
         return pd.DataFrame(columns)
 
     def summary(self) -> str:
-        """What was done to how many prompts, and what the intervals mean."""
+        """Return a sentence on the method, the number of prompts, and the intervals."""
         where = "at the last position" if self.positions == "last" else "at every position"
         n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
-        how = f"Exact: every head zeroed {where} of {n}" if self.exact else f"First-order estimates {where} of {n}"
-        text = f"{how}; 95 % intervals over {self.n_queries:,} different queries."
+        method = f"Exact: every head zeroed {where} of {n}" if self.exact else f"First-order estimates {where} of {n}"
+        text = f"{method}; 95 % intervals over {self.n_queries:,} distinct queries."
         if self.fallback_reason:
-            text += f" By passes over whole prompts, where keys could not be shared: {self.fallback_reason}."
+            text += f" Full forward passes where the prefix cache could not be used: {self.fallback_reason}."
         return text
 
     def __repr__(self) -> str:
@@ -171,11 +170,11 @@ class MeanEffects:
         ]
         columns: dict[str, list[Any]] = {
             "head": frame["name"].tolist(),
-            "log p lost": [format_signed(value) for value in frame["effect"]],
+            "log p drop": [format_signed(value) for value in frame["effect"]],
             "95 % interval": intervals,
-            "log-odds lost": [format_signed(value) for value in frame["log_odds"]],
+            "log-odds drop": [format_signed(value) for value in frame["log_odds"]],
         }
-        return f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, heads removed one by one", columns
+        return f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately", columns
 
 
 @shows_progress
@@ -190,23 +189,22 @@ def locate_effects(
     batch_size: int | None = None,
     byte_budget: int = BYTE_BUDGET,
     folder: RunFolder | None = None,
-    processes: Processes | None = None,
+    distributed: Distributed | None = None,
     progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> MeanEffects:
-    """The mean effect of zeroing each head over any number of prompts, every head's, with intervals.
+    """Return every head's mean effect of zero ablation over any number of prompts, with intervals.
 
-    What each effect is, and what `targets`, `against`, `positions` and `method` mean, says `head_effects`. Memory does
-    not grow with the number of prompts beyond their tokens. With a `folder`, every prompt's effects are kept there in
-    chunks and what is there already is not computed again; a damaged chunk is, after `warn` has named it. With several
-    `processes`, each takes its share of the batches, and all return the same. Batches are planned as by `locate_heads`.
-    `progress=True` shows a bar.
+    See `head_effects` for the effects and for `targets`, `against`, `positions` and `method`. Memory grows with the
+    number of prompts only by their tokens. With a `folder`, every prompt's effects are stored there in chunks and
+    existing chunks are reused; a corrupt chunk is reported through `warn` and recomputed. With `distributed`, each
+    process computes a share of the batches, and all return the same result. Batches are planned as in `locate_heads`.
+    `progress=True` shows a progress bar.
 
-    Intervals are 95 % bootstrap intervals over the texts that prompts ask about, since prompts about one text are no
-    independent draws.
+    Intervals are 95 % bootstrap intervals over queries, because prompts with the same query are not independent.
 
-    Raises InputError for bad targets, against, options or batch sizes, for effects that are not finite, for a `folder`
-    whose configuration does not say `by="effect"`, and where it cannot be written.
+    Raises InputError for invalid targets, against, options or batch sizes, for non-finite effects, and for a `folder`
+    that is not writable or whose configuration does not have `by="effect"`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -215,53 +213,55 @@ def locate_effects(
         (4, True)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-    processes = processes or Processes()
+    distributed = distributed or Distributed()
     view = ModelView.of(model)
     check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
     targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
     if against is not None and len(against) != len(batch):
-        raise InputError(f"against has {len(against)} rows for {len(batch)} prompts; give token ids for each prompt")
+        raise InputError(
+            f"against must have one row per prompt, {len(batch)}, got {len(against)}; pass token ids for each prompt"
+        )
     if folder is not None and folder.configuration.get("by") != "effect":
         raise InputError(
-            f"the folder's configuration says by={folder.configuration.get('by', 'increase')!r}, and its chunks could "
-            'be taken for effects; let its entry "by" be "effect"'
+            f"the folder's configuration must have by='effect', got {folder.configuration.get('by', 'increase')!r}; "
+            "set it, so that its chunks are not mistaken for effects"
         )
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     form = ChunkFormat[EffectChunk](lambda chunk: columns_of(chunk, view.n_heads), chunk_from)
-    chunks = Runner(form, folder, processes, warn or (lambda _: None))
+    chunks = Runner(form, folder, distributed, warn or (lambda _: None))
     runner = BatchRunner(chunks, plan, len(batch), as_callback(progress))
 
-    def removed(number: int) -> EffectChunk:
+    def compute(number: int) -> EffectChunk:
         rows = plan[number]
         others = None if against is None else against[rows]
         found = head_effects(model, batch[rows], targets[rows], positions=positions, against=others, method=method)
-        every = {name: getattr(found, name) for name in SCORES}
-        scores = {name: values.flatten(1).cpu().numpy() for name, values in every.items() if values is not None}
+        by_name = {name: getattr(found, name) for name in SCORES}
+        scores = {name: values.flatten(1).cpu().numpy() for name, values in by_name.items() if values is not None}
         return EffectChunk(np.array(rows), scores, found.algorithm, found.fallback_reason)
 
     sums: dict[str, _Sums] = {}
-    ways: dict[Algorithm, int] = {}
-    because = ""
-    for chunk in runner.chunks("part", range(len(plan)), removed):
-        ways[chunk.algorithm] = ways.get(chunk.algorithm, 0) + len(chunk.rows)
-        because = because or chunk.fallback_reason
+    algorithms: dict[Algorithm, int] = {}
+    fallback_reason = ""
+    for chunk in runner.chunks("part", range(len(plan)), compute):
+        algorithms[chunk.algorithm] = algorithms.get(chunk.algorithm, 0) + len(chunk.rows)
+        fallback_reason = fallback_reason or chunk.fallback_reason
         for i, row in enumerate(chunk.rows.tolist()):
             query = _query(batch, row)
             weights = poisson_weights(query)
             for name, values in chunk.scores.items():
                 sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
-    if not processes.is_main:
-        return processes.broadcast(None)
+    if not distributed.is_main:
+        return distributed.broadcast(None)
     scores = {name: one.mean(name, view) for name, one in sums.items()}
-    return processes.broadcast(
+    return distributed.broadcast(
         MeanEffects(
             scores["log_prob"],
             scores["log_odds"],
             scores.get("logit_diff"),
             positions,
-            ways,
-            because,
+            algorithms,
+            fallback_reason,
             len(batch),
             len(sums["log_prob"].queries),
         )
@@ -269,18 +269,18 @@ def locate_effects(
 
 
 def _query(batch: PromptBatch, row: int) -> str:
-    """What prompts of one query have in common; a prompt without demonstrations is its own."""
+    """Return the query that groups prompts; for a prompt without demonstrations, its text."""
     return (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
 
 
 def poisson_weights(query: str) -> Int[np.ndarray, " draw"]:
-    """How often a query is in each bootstrap draw: the same in every process, and in whatever order prompts come."""
+    """Return a query's weight in each bootstrap resample, independent of the process and of prompt order."""
     seed = int.from_bytes(sha256(query.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).poisson(1.0, DRAWS)
 
 
 class _Sums:
-    """Weighted sums of one score over prompts, for the mean and for every bootstrap draw."""
+    """Weighted sums of one score over prompts, for the mean and for every bootstrap resample."""
 
     def __init__(self, n_heads: int):
         self.n = 0
@@ -290,14 +290,14 @@ class _Sums:
         self.queries: set[bytes] = set()
 
     def add(self, values: Float[np.ndarray, " head"], query: str, weights: Int[np.ndarray, " draw"]) -> None:
-        """One prompt's effects; a prompt that does not have the score (NaN throughout) is left out."""
+        """Add one prompt's effects; a prompt without the score (all NaN) is skipped."""
         if np.isnan(values).all():
             return
         values = values.astype(np.float64)
         self.n += 1
         self.total += values
-        # Element by element: a matrix product's rounding depends on where its operands lie in memory.
-        with np.errstate(invalid="ignore"):  # 0 · infinity: told as infinite by the mean
+        # Elementwise, because the rounding of a matrix product depends on memory alignment.
+        with np.errstate(invalid="ignore"):  # 0 · infinity; `mean` reports infinite effects
             self.drawn += weights[:, None] * values
         self.weight += weights
         self.queries.add(sha256(query.encode()).digest()[:16])
@@ -311,8 +311,8 @@ class _Sums:
         if not np.isfinite(mean).all():
             some = int(np.flatnonzero(~np.isfinite(mean))[0])
             raise InputError(
-                f"the mean effect of {Head.from_index(some, view.n_heads)} ({name}) is not finite (NaN or infinite), so that "
-                "no head is largest; load the model in bfloat16 or float32, or leave out what edits it"
+                f"the mean effect of {Head.from_index(some, view.n_heads)} ({name}) is NaN or infinite; load the model "
+                "in bfloat16 or float32, or remove edits"
             )
         low = high = nothing
         if len(self.queries) > 1:

@@ -1,4 +1,4 @@
-"""What is told of how far a computation over many prompts has come, and the bar that shows it."""
+"""Progress callbacks and progress bars of computations over many prompts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being computed, how many prompts are done, and how many there are."""
+"""Callback with the name of a stage, the number of finished prompts, and the total."""
 
-NAMES = {"part": "locating", "refined": "second pass over open heads", "heads": "heads"}
-"""What is being computed, in words."""
+NAMES = {"part": "locating", "refined": "second pass", "heads": "heads"}
+"""Displayed names of stages."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @contextmanager
 def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> Iterator[Progress]:
-    """A bar with rate and time left for each thing that is computed; yields the function that moves it.
+    """Show a progress bar with rate and remaining time per stage; yield the callback that advances it.
 
-    On standard error unless a console is given.
+    Prints to standard error unless a console is given.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -40,7 +40,7 @@ def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> I
     with Bars(*columns, console=console or Console(stderr=True), disable=hidden) as bars:
 
         def advance(what: str, done: int, total: int) -> None:
-            if not total:  # nothing is left to do
+            if not total:  # no work left
                 return
             if what not in tasks:
                 tasks[what] = bars.add_task(NAMES.get(what, what), total=total, rate="")
@@ -50,12 +50,12 @@ def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> I
         try:
             yield advance
         except KeyboardInterrupt:
-            bars.live.transient = True  # no half-drawn bar is left
+            bars.live.transient = True  # erase the interrupted bar
             raise
 
 
 def shows_progress(function: F) -> F:
-    """Where the function is called with `progress=True`, a bar is shown until it ends."""
+    """Decorate a function so that `progress=True` shows a progress bar while it runs."""
 
     @wraps(function)
     def shown(*args: Any, **kwargs: Any) -> Any:
@@ -68,5 +68,5 @@ def shows_progress(function: F) -> F:
 
 
 def as_callback(progress: Progress | bool | None) -> Progress:
-    """The function that is told, also where nobody wants to know."""
+    """Return the progress callback, or a no-op."""
     return progress if callable(progress) else lambda *_: None

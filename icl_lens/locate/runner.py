@@ -1,7 +1,7 @@
-"""Chunks of a run: computed here, in the other processes, or taken from the folder. Every resumable run goes this way.
+"""Compute a run's chunks in one or several processes, or read them from its folder.
 
-A run is numbered pieces of work, each of which gives one or several chunks; every chunk is a file with a name of its
-own. Which pieces there are must be the same in all processes and in every run with one configuration.
+A run consists of numbered work items, each of which yields one or more chunks; every chunk is a file with a unique
+name. The work items must be the same in all processes and in every run with the same configuration.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from icl_lens.errors import InputError
 from icl_lens.locate.chunk import chunk_name
-from icl_lens.locate.distributed import Processes
+from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.progress import Progress
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 
@@ -21,51 +21,49 @@ Chunk = TypeVar("Chunk")
 
 @dataclass(frozen=True)
 class ChunkFormat(Generic[Chunk]):
-    """The form of chunks on disk."""
+    """The on-disk format of chunks."""
 
     columns: Callable[[Chunk], Mapping[str, Any]]
-    """The columns of a chunk's file."""
+    """Function that converts a chunk to table columns."""
     read: Callable[[pa.Table], Chunk]
-    """The chunk that such a file holds."""
+    """Function that converts a table to a chunk."""
 
 
 @dataclass
 class Runner(Generic[Chunk]):
-    """Computes chunks in this and the other processes, or takes them from the folder, in order."""
+    """Computes chunks in all processes, or reads them from the folder, in order."""
 
     form: ChunkFormat[Chunk]
     folder: RunFolder | None
-    processes: Processes
+    distributed: Distributed
     warn: Callable[[str], None]
 
     def compute_one(self, name: str, compute: Callable[[], Chunk]) -> Chunk:
-        """One chunk, computed by the first process, known to all."""
+        """Compute or read one chunk on the main process and broadcast it."""
         found = None
-        if self.processes.is_main:
+        if self.distributed.is_main:
             found = self._stored(name)
             if found is None:
                 found = compute()
                 self._store(name, found)
-        return self.processes.broadcast(found)
+        return self.distributed.broadcast(found)
 
     def compute_all(
         self, work: Mapping[int, Sequence[str]], compute: Callable[[int, Sequence[str]], Sequence[Chunk]]
     ) -> Iterator[tuple[int, list[Chunk], bool]]:
-        """Every piece of work with its chunks, and whether they were computed now; in order, in the first process.
+        """Yield (work item, chunks, whether they were computed now) in order on the main process.
 
-        Nothing in the others, which help.
-
-        `work` names each piece's chunks. `compute` is given a piece and those of its chunks that are not there yet.
-        Every process takes one of as many pieces as there are processes; the first gathers them. Where one of them
-        raises InputError, all do.
+        The other processes compute but yield nothing. `work` maps each item to the names of its chunks. `compute` takes
+        an item and the names of its missing chunks. Items are computed in rounds of one per process, and the main
+        process gathers the chunks. An InputError in one process is raised in all.
         """
-        first = self.processes.is_main
+        first = self.distributed.is_main
         missing: dict[int, list[str]] = {}
         if first:
             for number, names in work.items():
                 if lacking := [name for name in names if self._stored(name) is None]:
                     missing[number] = lacking
-        missing = self.processes.broadcast(missing)
+        missing = self.distributed.broadcast(missing)
         fresh = self._computed(missing, compute)
         for number, names in work.items():
             found: dict[str, Chunk] = {}
@@ -81,7 +79,7 @@ class Runner(Generic[Chunk]):
     def _computed(
         self, missing: Mapping[int, Sequence[str]], compute: Callable[[int, Sequence[str]], Sequence[Chunk]]
     ) -> Iterator[dict[str, Chunk]]:
-        numbers, size, rank = list(missing), self.processes.size, self.processes.rank
+        numbers, size, rank = list(missing), self.distributed.size, self.distributed.rank
         for start in range(0, len(numbers), size):
             some = numbers[start : start + size]
             mine: Sequence[Chunk] | InputError | None = None
@@ -92,12 +90,10 @@ class Runner(Generic[Chunk]):
                     if size == 1:
                         raise
                     mine = error
-            found = self.processes.gather(mine)
-            if size > 1:
-                # An error of one process is an error of all: otherwise the others would wait for it.
-                error = self.processes.broadcast(next((one for one in found if isinstance(one, InputError)), None))
-                if error is not None:
-                    raise error
+            found = self.distributed.gather(mine)
+            # Raise an error of one process in all, because the others would wait for it.
+            if error := next((one for one in found if isinstance(one, InputError)), None):
+                raise error
             for number, chunks in zip(some, found, strict=False):
                 yield {} if chunks is None else dict(zip(missing[number], chunks, strict=True))
 
@@ -107,7 +103,7 @@ class Runner(Generic[Chunk]):
 
     def _known(self, name: str) -> Chunk:
         chunk = self._stored(name)
-        assert chunk is not None, f"{name} was there a moment ago"
+        assert chunk is not None, f"{name} disappeared"
         return chunk
 
     def _stored(self, name: str) -> Chunk | None:
@@ -116,14 +112,14 @@ class Runner(Generic[Chunk]):
         try:
             table = self.folder.read(name)
         except CorruptChunk as damage:
-            self.warn(f"{damage}: computed again")
+            self.warn(f"{damage}; recomputing")
             return None
         return None if table is None else self.form.read(table)
 
 
 @runtime_checkable
 class HasRows(Protocol):
-    """A chunk that knows which prompts it is about."""
+    """A chunk with the indices of its prompts."""
 
     @property
     def rows(self) -> Any: ...
@@ -134,7 +130,7 @@ PromptChunk = TypeVar("PromptChunk", bound=HasRows)
 
 @dataclass
 class BatchRunner(Generic[PromptChunk]):
-    """Passes over planned batches of prompts, one chunk a batch, with progress."""
+    """Runs passes over planned batches of prompts with progress, one chunk per batch."""
 
     runner: Runner[PromptChunk]
     plan: list[list[int]]
@@ -142,8 +138,8 @@ class BatchRunner(Generic[PromptChunk]):
     progress: Progress
 
     def chunk(self, kind: str, number: int, compute: Callable[[], PromptChunk]) -> PromptChunk:
-        """One chunk, computed by the first process, known to all."""
-        first = self.runner.processes.is_main
+        """Compute or read one chunk on the main process, broadcast it, and report progress."""
+        first = self.runner.distributed.is_main
         if first:
             self.progress(kind, 0, self.n_prompts)
         found = self.runner.compute_one(chunk_name(kind, number), compute)
@@ -158,10 +154,10 @@ class BatchRunner(Generic[PromptChunk]):
         compute: Callable[[int], PromptChunk],
         before: Sequence[PromptChunk] = (),
     ) -> Iterator[PromptChunk]:
-        """The chunks in order in the first process, none in the others; those given as `before` come first."""
+        """Yield chunks in order on the main process, and none on the others, starting with those in `before`."""
         done = sum(len(chunk.rows) for chunk in before)
         total = sum(len(self.plan[number]) for number in numbers) + done
-        if self.runner.processes.is_main:
+        if self.runner.distributed.is_main:
             yield from before
             if not before:
                 self.progress(kind, 0, total)

@@ -1,4 +1,4 @@
-"""What a located run found, as a table with intervals, one sentence, and result files."""
+"""Results of a locate run as a table with intervals, a summary sentence, and files."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame":
-    """Rank, layer, head, name, increase (mean, nats), low, high (95 % bootstrap over prompts), share evaluated.
+    """Return rank, layer, head, name, increase (mean, nats), low, high (95 % bootstrap over prompts), share_evaluated.
 
-    Without a folder no prompt's own value is kept, and there is no interval; nor is there with a single prompt.
+    Without a folder, which stores per-prompt values, or with a single prompt, there are no intervals.
     """
     table = top.to_frame().rename(columns={"value": "increase"})
     if folder is not None and top.n_prompts > 1:
@@ -32,10 +32,9 @@ def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame
 
 
 def per_prompt(top: TopHeads, folder: RunFolder) -> Float[np.ndarray, "prompt k"]:
-    """The located heads' increase on every prompt, nats, from the run's chunks; NaN where a chunk is missing.
+    """Return the located heads' increases per prompt (nats) from the run's chunks; NaN for missing chunks.
 
-    How many batches there are is read from the configuration ("batches"). Raises `DamagedChunk` for a chunk that
-    cannot be read.
+    The number of batches is read from the configuration ("batches"). Raises CorruptChunk for unreadable chunks.
     """
     values = np.full((top.n_prompts, len(top.value)), np.nan)
     column = {head: i for i, head in enumerate(zip(top.layer.tolist(), top.head.tolist(), strict=True))}
@@ -53,11 +52,11 @@ def per_prompt(top: TopHeads, folder: RunFolder) -> Float[np.ndarray, "prompt k"
 
 
 def summary(top: TopHeads) -> str:
-    """How much was evaluated exactly, and what was left out by its bound."""
+    """Return a sentence on the share of exact evaluations and the largest unevaluated bound."""
     if not top.certified:
         return (
-            f"All {top.n_parts} heads were evaluated exactly on all {top.n_prompts:,} prompts: this readout (own norm "
-            "or soft-cap) has no bounds."
+            f"All {top.n_parts} heads were evaluated exactly on all {top.n_prompts:,} prompts, because this readout "
+            "(own norm or soft-cap) has no bounds."
         )
     text = (
         f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {top.n_prompts:,} prompts, "
@@ -65,14 +64,14 @@ def summary(top: TopHeads) -> str:
     )
     if top.n_exact < top.n_parts:
         text += (
-            f" Largest bound left out: {top.unevaluated_bound:.4f} nats, against {float(top.value[-1]):.4f} of the last head "
-            "in the table."
+            f" Largest unevaluated bound: {top.unevaluated_bound:.4f} nats; last head in the table: "
+            f"{float(top.value[-1]):.4f}."
         )
     return text
 
 
 def write_effects(folder: RunFolder, effects: MeanEffects) -> None:
-    """Writes heads.parquet, heads.csv (every head), result.json; raises InputError if the folder does not allow it."""
+    """Write heads.parquet, heads.csv (all heads) and result.json. Raise InputError if the folder is not writable."""
     found = {
         "exact": effects.exact,
         "positions": effects.positions,
@@ -86,7 +85,7 @@ def write_effects(folder: RunFolder, effects: MeanEffects) -> None:
 
 
 def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> None:
-    """Writes heads.parquet, heads.csv and result.json; raises InputError if the folder does not allow it."""
+    """Write heads.parquet, heads.csv and result.json. Raise InputError if the folder is not writable."""
     found = {
         "certified": top.certified,
         "n_prompts": top.n_prompts,
