@@ -24,59 +24,59 @@ STYLE = (
 
 
 def floors(package: str) -> list[list[str]]:
-    """The rooms of a package, from the top floor down."""
+    """Return the layers of a top-level package from the top down, each as a list of subpackages."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers" and c["containers"] == [package])
-    return [[room.strip() for room in layer.split("|") if room.strip() != "__main__"] for layer in layers[1:]]
+    return [[name.strip() for name in layer.split("|") if name.strip() != "__main__"] for layer in layers[1:]]
 
 
-def job(package: str, room: str) -> str:
-    """What a room is for: the first sentence of its docstring."""
-    path = ROOT / package / room
+def job(package: str, name: str) -> str:
+    """Return the purpose of a subpackage or module: the first sentence of its docstring."""
+    path = ROOT / package / name
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     text = ast.get_docstring(ast.parse(source.read_text())) or ""
     return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".").replace("`", "")
 
 
 def drawing() -> str:
-    """The house as SVG: one floor a room, the arrow of imports at its side."""
-    rows = [("lab", "experiments", room) for floor in floors("experiments") for room in floor]
+    """Return the package structure as SVG: one row per subpackage, with an arrow for the direction of imports."""
+    rows = [("lab", "experiments", name) for layer in floors("experiments") for name in layer]
     split = len(rows)
-    rows += [("", "icl_lens", room) for floor in floors("icl_lens") for room in floor]
+    rows += [("", "icl_lens", name) for layer in floors("icl_lens") for name in layer]
     pieces, y = [], 30
-    for number, (kind, package, room) in enumerate(rows):
+    for number, (kind, package, name) in enumerate(rows):
         if number in (0, split):
             y += 26 if number else 0
             pieces.append(f'<text x="40" y="{y - 8}" class="quiet">{package}/</text>')
-        folder = "/" if (ROOT / package / room).is_dir() else ""
+        folder = "/" if (ROOT / package / name).is_dir() else ""
         pieces.append(
             f'<g class="{kind}"><rect x="40" y="{y}" width="{WIDTH - 60}" height="{FLOOR}" rx="5"/>'
-            f'<text x="54" y="{y + 25}" class="name">{escape(room)}{folder}</text>'
-            f'<text x="{40 + NAME}" y="{y + 25}">{escape(job(package, room))}</text></g>'
+            f'<text x="54" y="{y + 25}" class="name">{escape(name)}{folder}</text>'
+            f'<text x="{40 + NAME}" y="{y + 25}">{escape(job(package, name))}</text></g>'
         )
         y += FLOOR + GAP
     arrow = f'<path d="M20 34V{y - 14}M14 {y - 24}L20 {y - 12}L26 {y - 24}" stroke-width="1.5"/>'
     label = f'<text class="quiet" transform="translate(14 {y // 2 + 60}) rotate(-90)">imports point down</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img" '
-        f'aria-label="The rooms, from the top floor down"><style>{STYLE}</style>{arrow}{label}{"".join(pieces)}</svg>\n'
+        f'aria-label="The packages, top-down"><style>{STYLE}</style>{arrow}{label}{"".join(pieces)}</svg>\n'
     )
 
 
 def circles(edges: set[tuple[str, str]]) -> list[list[str]]:
-    """Groups of modules or rooms that import one another in a ring (strongly connected, two or more)."""
+    """Return the import cycles: strongly connected groups of two or more modules or packages."""
     nodes = {node for edge in edges for node in edge}
     reach = {node: {target for source, target in edges if source == node} for node in nodes}
     for middle in nodes:
         for node in nodes:
             if middle in reach[node]:
                 reach[node] |= reach[middle]
-    rings = {frozenset(other for other in nodes if other in reach[node] and node in reach[other]) for node in nodes}
-    return sorted(sorted(ring) for ring in rings if len(ring) > 1)
+    cycles = {frozenset(other for other in nodes if other in reach[node] and node in reach[other]) for node in nodes}
+    return sorted(sorted(cycle) for cycle in cycles if len(cycle) > 1)
 
 
 def measure(root: Path) -> dict[str, object]:
-    """Rooms, arrows between rooms, and rings of rooms and of modules, of `icl_lens` and `experiments` under `root`."""
+    """Count packages, modules and imports between packages of `icl_lens` and `experiments`, and list import cycles."""
     sys.path.insert(0, str(root))
     try:
         graph = grimp.build_graph("icl_lens", "experiments", cache_dir=None)
@@ -89,19 +89,18 @@ def measure(root: Path) -> dict[str, object]:
         if source != target
     }
 
-    def room(module: str) -> str:
+    def subpackage(module: str) -> str:
         package, _, rest = module.partition(".")
         return f"{package}.{rest.partition('.')[0]}" if rest else package
 
-    arrows = {(room(a), room(b)) for a, b in imports if room(a) != room(b)}
-    rooms = {room(module) for module in graph.modules} - {"icl_lens", "experiments"}
-    between_rooms, between_modules = circles(arrows), circles(imports)
+    edges = {(subpackage(a), subpackage(b)) for a, b in imports if subpackage(a) != subpackage(b)}
+    packages = {subpackage(module) for module in graph.modules} - {"icl_lens", "experiments"}
     return {
-        "rooms": len(rooms),
+        "packages": len(packages),
         "modules": len(graph.modules),
-        "arrows between rooms": len(arrows),
-        "rings of rooms": between_rooms,
-        "rings of modules": between_modules,
+        "imports between packages": len(edges),
+        "cycles of packages": circles(edges),
+        "cycles of modules": circles(imports),
     }
 
 

@@ -1,6 +1,6 @@
-"""`python docs/cli_page.py`: writes docs/cli.md from the commands themselves, as Typer describes them.
+"""Write docs/cli.md from Typer's description of the commands: `python docs/cli_page.py`.
 
-A test fails when the page and the commands differ.
+A test fails if the page and the commands differ.
 """
 
 import re
@@ -13,21 +13,21 @@ from icl_lens.cli import app
 
 PAGE = Path(__file__).parent / "cli.md"
 ABOUT = """
-Bad input ends in one line on standard error and exit code 2. Without arguments, `icl-lens` explains the paper's prompt
-on the bundled model. `python -m icl_lens` is the same command.
+Invalid input prints one line to standard error and exits with code 2. Without arguments, `icl-lens` explains the
+paper's prompt on the bundled model. `python -m icl_lens` is the same command.
 
-The paper's experiments are a package of the repository, not of the installed one, because they keep results, figures
-and findings beside their code: clone the repository (or unpack the source distribution), install it with
-`pip install -e ".[experiments]"`, and run `python -m experiments list` there.
+The paper's experiments are in the repository, not in the installed package, because they store results, figures and
+findings next to their code. To run them, clone the repository (or unpack the source distribution), install it with
+`pip install -e ".[experiments]"`, and run `python -m experiments list` in its root folder.
 """
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="icl-lens")
     text = get_docs_for_click(obj=command, ctx=context, name="icl-lens", title="Command line")
-    # The list of commands is cut short there; the contents beside the page have them all.
+    # Typer truncates the list of commands here; the table of contents shows all of them.
     text = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n?", "", text, count=1)
     head, first, rest = text.partition("\n## ")
     return f"{head.rstrip()}\n{ABOUT}{first}{rest}".rstrip() + "\n"

@@ -1,4 +1,4 @@
-"""Sphinx: `sphinx-build -W -b html docs docs/_build/html`. Needs no network; every tutorial is executed anew."""
+"""Sphinx: `sphinx-build -W -b html docs docs/_build/html`. Needs no network; runs every tutorial."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
-# Tutorials must come out the same everywhere: installed models, no network, quiet loaders.
+# Make tutorial outputs reproducible: installed models, no network, quiet loaders.
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 project = "icl_lens"
@@ -19,7 +19,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "local_links"]
 templates_path = []
 exclude_patterns = ["_build", "jupyter_execute", "**/.ipynb_checkpoints"]
 
-# Docstrings write code in single backticks, and axes in signatures ("batch layer head").
+# Docstrings use single backticks for code; signatures contain axes ("batch layer head").
 default_role = "literal"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"

@@ -1,9 +1,8 @@
-"""Outputs of the examples in docstrings, from icl-mini, and the README's tables, from SmolLM2, made anew.
+"""Refresh the outputs of docstring examples (icl-mini) and the README's tables (SmolLM2).
 
-`refresh_examples` runs every docstring with a `>>>` under `icl_lens` and writes what it printed in place of what stood
-there; what still holds is left as it is. An example that raises, or that no longer says True where it did, is not
-rewritten: it is told, and is for a person to look at. `refresh_readme` does the same with the tables that the README
-shows of commands' outputs, and with the sentences that name their heads and tokens.
+`refresh_examples` runs every docstring with a `>>>` under `icl_lens` and replaces outdated outputs. An example that
+raises, or that no longer prints True where it did, is not rewritten but reported, to be fixed by hand.
+`refresh_readme` updates the README's tables of command outputs and the sentences that name their heads and tokens.
 """
 
 import ast
@@ -22,18 +21,18 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 README = ROOT / "README.md"
 WIDTH = 120
-"""Columns of a line of code."""
+"""Maximum line length, in columns."""
 
 
 def setup_of(page: str) -> str:
-    """The lines that examples begin from: the block named `setup` of the reference."""
+    """Return the setup code of the examples: the block named `setup` in the API reference."""
     found = re.search(r"```\{code-block\} python\n:name: setup\n\n(.*?)```", page, re.DOTALL)
     assert found is not None
     return found.group(1)
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Docstrings with examples: the line (from 0) they begin on, and their text, lines as in the file."""
+    """Yield each docstring with examples: its first line number, counted from 0, and its text."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, kinds) and node.body and isinstance(first := node.body[0], ast.Expr):
@@ -44,7 +43,7 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class Changed:
-    """One example's output: lines `start` up to `end` of the file become `lines`."""
+    """A new output of an example: `lines` replace lines `start` to `end` (exclusive) of the file."""
 
     start: int
     end: int
@@ -52,7 +51,7 @@ class Changed:
 
 
 class Runner(doctest.DocTestRunner):
-    """Runs examples on; keeps what they print instead of what they should, and why some cannot be taken."""
+    """A doctest runner that records changed outputs, and faults that need fixing by hand."""
 
     def __init__(self) -> None:
         super().__init__(verbose=False)
@@ -60,7 +59,7 @@ class Runner(doctest.DocTestRunner):
         self.faults: list[str] = []
 
     def report_failure(self, out: Any, test: doctest.DocTest, example: doctest.Example, got: str) -> None:
-        """A changed output is kept, unless it denies what the example shows."""
+        """Record a changed output, or a fault if a True is lost or a line is too long."""
         if example.want.count("True") > got.count("True"):
             self.faults.append(
                 f"{test.filename}: {example.source.strip()} gives {got.strip()}, not {example.want.strip()}"
@@ -76,12 +75,12 @@ class Runner(doctest.DocTestRunner):
     def report_unexpected_exception(
         self, out: Any, test: doctest.DocTest, example: doctest.Example, exc_info: Any
     ) -> None:
-        """An example that raises is for a person."""
+        """Record a fault for an example that raises."""
         self.faults.append(f"{test.filename}: {example.source.strip()} raises {exc_info[1]}")
 
 
 def refreshed(source: str, names: dict[str, Any], file: str = "<source>") -> tuple[str, list[str]]:
-    """`source` with its examples' outputs as they are now, and what could not be refreshed."""
+    """Return `source` with current example outputs, and the faults to fix by hand."""
     runner, parser = Runner(), doctest.DocTestParser()
     for line, docstring in docstrings(source):
         runner.run(parser.get_doctest(docstring, dict(names), file, file, line), clear_globs=True)
@@ -92,7 +91,7 @@ def refreshed(source: str, names: dict[str, Any], file: str = "<source>") -> tup
 
 
 def refresh_examples(package: Path = ROOT / "icl_lens") -> list[str]:
-    """Rewrites the docstrings of a package's files in place; returns what a person has to look at."""
+    """Rewrite the example outputs of a package's files in place; return the faults to fix by hand."""
     names: dict[str, Any] = {}
     exec(setup_of((DOCS / "api.md").read_text(encoding="utf-8")), names)
     import torch
@@ -112,27 +111,27 @@ def refresh_examples(package: Path = ROOT / "icl_lens") -> list[str]:
 
 
 def write(path: Path, text: str) -> None:
-    """Puts a whole file in the place of another, with its permissions."""
-    beside = path.with_suffix(".half")
-    beside.write_text(text, encoding="utf-8")
-    beside.chmod(path.stat().st_mode)
-    beside.replace(path)
+    """Replace a file atomically and keep its permissions."""
+    temp_path = path.with_suffix(".half")
+    temp_path.write_text(text, encoding="utf-8")
+    temp_path.chmod(path.stat().st_mode)
+    temp_path.replace(path)
 
 
-# The README's tables: how each begins, and after what command.
-HEADS, LOCATED = " head    increase   tells labels apart", " rank   head"
+# The README's tables: their header rows, and the options of the commands that print them.
+HEADS, LOCATED = " head    increase   contrast", " rank   head"
 WORDS = " head   part    position   token   top words"
-REMOVED = " label   as it is"
+REMOVED = " label   no ablation"
 N_ROWS = 2
 SAYING = (("L23H1", "value"), ("L23H1", "key"))
-"""What the README shows in words of which located head: the one that raises the answer most."""
+"""The (head, kind) pairs whose words the README shows, for the head with the largest increase."""
 MODEL = ("--model", "smollm2-135m")
 TASK = (*("--task", "animal-country", "--layout", "random"), *("--demonstrations", "8", "--separator", r"\n"))
 N_SHOWN_WORDS = 5
 
 
 def table_of(output: str, header: str, n: int) -> str:
-    """The first `n` rows of the table that begins with `header`, with its head and rule."""
+    """Return the first `n` rows of the table that begins with `header`, with its header and rule."""
     lines = [line.rstrip() for line in output.split("\n")]
     start = next((i for i, line in enumerate(lines) if line.startswith(header)), None)
     if start is None:
@@ -141,12 +140,12 @@ def table_of(output: str, header: str, n: int) -> str:
 
 
 def words_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the heads of `SAYING` say in words: rows of an explanation's frame "words" as a table."""
+    """Format rows of an explanation's frame "words" for the heads in `SAYING` as a table."""
     lines = [WORDS, " " + "─" * (len(WORDS) + 34)]
     for name, kind in SAYING:
         found = [row for row in rows if (row["name"], row["kind"]) == (name, kind)]
         if not found:
-            raise SystemExit(f"{name} is not among the heads that raise the answer most: choose others for SAYING")
+            raise SystemExit(f"{name} is not among the heads with the largest increases; choose others for SAYING")
         for row in found:
             words = ", ".join(row["words"].split()[:N_SHOWN_WORDS])
             lines.append(f" {name:<6} {kind:<7} {row['position']:>8}   {row['token'].strip():<5}   {words}")
@@ -154,9 +153,9 @@ def words_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def readme_with(text: str, explained: str, located: str, words: str) -> str:
-    """The README's `text` with the three tables, and the sentences that name what is in the first, made new.
+    """Return the README's `text` with current tables, and current sentences that name heads and tokens of the first.
 
-    Raises SystemExit if something of it is not there any more.
+    Raises SystemExit if a table or sentence is missing.
     """
     for header, output in ((HEADS, explained), (LOCATED, located)):
         text = with_block(text, header, table_of(output, header, N_ROWS))
@@ -174,12 +173,12 @@ def readme_with(text: str, explained: str, located: str, words: str) -> str:
     ):
         text, n = re.subn(pattern, replacement, text)
         if n != 1:
-            raise SystemExit(f"the README has {n} places like {pattern!r}, not one")
+            raise SystemExit(f"the README must match {pattern!r} once, got {n} matches")
     return text
 
 
 def with_block(text: str, header: str, new: str) -> str:
-    """The text with `new` in place of its one block that begins with `header`."""
+    """Return the text with its only block that begins with `header` replaced by `new`."""
     block = re.compile(rf"(?<=```text\n){re.escape(header)}.*?(?=\n```)", re.DOTALL)
     text, n = block.subn(lambda _: new, text)
     if n != 1:
@@ -188,7 +187,7 @@ def with_block(text: str, header: str, new: str) -> str:
 
 
 def refresh_readme() -> None:
-    """Runs the commands that the README shows, and takes their tables over."""
+    """Run the commands that the README shows, and update its tables."""
     with tempfile.TemporaryDirectory() as folder:
         explained = printed("explain", *MODEL, "--answer", "foo")
         located = printed("locate", *MODEL, *TASK, "--by", "contrast", "-n", "100", "--out", f"{folder}/located")
@@ -204,7 +203,7 @@ def refresh_readme() -> None:
 
 
 def printed(*command: str) -> str:
-    """What `icl-lens` prints, in 120 columns."""
+    """Return the output of an `icl-lens` command, 120 columns wide."""
     return subprocess.run(
         [sys.executable, "-m", "icl_lens", *command],
         check=True,

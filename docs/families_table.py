@@ -1,7 +1,7 @@
-"""`python docs/families_table.py`: writes the table of docs/families.md from the tables the tests are run on.
+"""Write the table of docs/families.md from the tables that the tests use: `python docs/families_table.py`.
 
-`tests/test_families.py`, `test_processed_weights.py` and `test_hooked_transformer.py` hold what a row says; a test
-fails when the page and these tables differ.
+`tests/test_families.py`, `test_processed_weights.py` and `test_hooked_transformer.py` check each row; a test fails if
+the page and these tables differ.
 """
 
 import sys
@@ -44,7 +44,7 @@ NAMES = {
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     from family_tables import NOT_HOOKED, refused  # pyright: ignore[reportMissingImports]
 
     columns = [refused((4, 0)), refused((3, 9)), {name: ("", why) for name, why in NOT_HOOKED.items()}]
@@ -60,11 +60,11 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its table written afresh; raises ValueError if it has lost its two marks."""
+    """Return the page with its table replaced; raise ValueError if a table marker is missing."""
     before, _, rest = text.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise ValueError(f"{PAGE.name} has no {BEGIN} … {END}; put the two marks where the table belongs")
+        raise ValueError(f"{PAGE.name} has no {BEGIN} … {END}; add the two markers where the table belongs")
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
 
 

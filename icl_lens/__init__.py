@@ -1,7 +1,7 @@
-"""Which heads make a language model learn in context, and how? Locate, project, intervene, explain.
+"""Interpret in-context learning in language models: locate heads, project, intervene, explain.
 
-The public names stand in `__init__.pyi`, each beside the module it lives in; that module is imported when the name is
-first used, so that `import icl_lens` costs nothing.
+`__init__.pyi` lists the public names and the modules that define them. A module is imported when one of its names is
+first used, which keeps `import icl_lens` fast.
 """
 
 from typing import Any

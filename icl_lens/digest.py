@@ -1,4 +1,4 @@
-"""Short digests that tell configurations and weights apart in result files: against mix-ups, not against forgery."""
+"""Short digests that identify configurations and weights in result files; they guard against mix-ups, not forgery."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def json_digest(value: Any) -> str:
-    """Sixteen hexadecimal digits that change with a value made of lists, dictionaries, numbers and strings."""
+    """Return a 16-digit hexadecimal digest of a JSON-serializable value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
@@ -22,18 +22,18 @@ def weights_digest(
     dtype: torch.dtype = torch.float32,
     digits: int = 16,
 ) -> str:
-    """Hexadecimal digits that change with named weights: a digest of every name, shape, and some of the numbers.
+    """Return a hexadecimal digest of named weights: every name and shape, and a sample of the values.
 
-    Of each tensor every (size // `sample`)-th number is read, as `dtype`, so at least `sample` of them where there
-    are as many, and fewer than twice that; `most` cuts them short. Stored digests depend on these settings: `icl-lens
-    locate` stores the default over the parameters, `experiments` another over the state.
+    Every (size // `sample`)-th value of each tensor is read as `dtype`: between `sample` and 2 · `sample` values, or
+    all of a smaller tensor; `most` limits their number. Stored digests depend on these settings: `icl-lens locate`
+    stores the default over the parameters, `experiments` other settings over the state dict.
     """
     found = hashlib.sha256()
-    for name in sorted(tensors):  # one at a time: a mapping may read them from the disk
+    for name in sorted(tensors):  # one at a time: a mapping may read them from disk
         tensor = tensors[name]
         size = tensor.numel()
         places = torch.arange(0, size, max(1, size // sample), device=tensor.device)[:most]
-        # By their places: `reshape` would copy a transposed matrix as a whole.
+        # Index, since `reshape` would copy a whole transposed matrix.
         numbers = tensor.detach()[torch.unravel_index(places, tensor.shape)].to("cpu", dtype)
         found.update(f"{name}{tuple(tensor.shape)}".encode() + numbers.numpy().tobytes())
     return found.hexdigest()[:digits]

@@ -1,4 +1,4 @@
-"""How results show themselves: long tables with named columns, and small ones as text or static HTML."""
+"""Display of results: long tables with named columns, and small tables as text or static HTML."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,23 +10,23 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 
-# Rows that a result shows of itself; `to_frame` has all of them.
+# Rows in the repr of a result; `to_frame` returns all of them.
 SHOWN_ROWS = 20
 
 
 def head_name(layer: int, head: int) -> str:
-    """`L22H0`, as `Head` prints."""
+    """Return a head's name, such as `L22H0`."""
     return f"L{layer}H{head}"
 
 
 def long_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
-    """A tensor as a long table: one integer column an axis, one column of values.
+    """Return a tensor as a long table: one integer column per axis and one column of values.
 
     With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raises InputError if the number of axis
-    names does not fit.
+    names does not match.
     """
     if len(axes) != values.ndim:
-        raise InputError(f"{len(axes)} axis names {list(axes)} for a tensor of shape {tuple(values.shape)}")
+        raise InputError(f"axes must have one name per axis of the shape {tuple(values.shape)}, got {list(axes)}")
     index = torch.cartesian_prod(*[torch.arange(n) for n in values.shape]).reshape(-1, values.ndim)
     frame = pd.DataFrame(index.numpy(), columns=list(axes))
     if {"layer", "head"} <= set(axes):
@@ -37,17 +37,17 @@ def long_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> 
 
 
 def plural_prompts(n: int) -> str:
-    """ "1 prompt", "20 prompts"."""
+    """Return "1 prompt" or "20 prompts"."""
     return f"{n} prompt" + "s" * (n != 1)
 
 
 def format_signed(value: float) -> str:
-    """An increase as shown: "+1.234"; "–" where there is none (NaN)."""
+    """Format an increase as "+1.234", and NaN as "–"."""
     return "–" if value != value else f"{value:+.3f}"
 
 
 def text_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
-    """A small table as text; `total` is how many rows there are altogether."""
+    """Format a small table as text; `total` is the number of rows of the full table."""
     names, rows = list(columns), _rows(columns)
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     right = [_is_number(column) for column in columns.values()]
@@ -59,7 +59,7 @@ def text_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int |
 
 
 def html_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
-    """The same as HTML without script or style sheet: shows wherever HTML does."""
+    """Format a small table as HTML without scripts or style sheets."""
     rows = _rows(columns)
     right = [' style="text-align: right"' if _is_number(column) else "" for column in columns.values()]
     head = "".join(f"<th{how}>{escape(name)}</th>" for name, how in zip(columns, right, strict=True))

@@ -1,28 +1,27 @@
-"""What the user got wrong: one sentence with cause, values and remedy."""
+"""Errors for invalid user input."""
 
 from collections.abc import Sequence
 from numbers import Integral
 
 
 class InputError(ValueError):
-    """The input is wrong in a way the caller can correct; the message gives cause, values and remedy in one sentence.
+    """Invalid input that the caller can correct; the message gives the cause, the value and a fix in one sentence.
 
     Example:
         >>> il.Prompt.parse("no colon here")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        icl_lens.errors.InputError: 'no colon here' has no colon standing alone, so no demonstration; write ...
+        icl_lens.errors.InputError: no ' : ' separator in 'no colon here'; write ...
     """
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises InputError unless `value` is one of `choices`, of which there are at least two."""
+    """Raise InputError unless `value` is one of `choices`."""
     if value not in choices:
-        *others, last = map(repr, choices)
-        raise InputError(f"{name}={value!r} is not known; use {', '.join(others)} or {last}")
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_integers(**values: object) -> None:
-    """Raises InputError unless each value is a whole number, of Python or NumPy.
+    """Raise InputError unless each value is an integer (Python or NumPy).
 
     Example:
         >>> from icl_lens.errors import check_integers
@@ -30,4 +29,4 @@ def check_integers(**values: object) -> None:
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InputError(f"{name}={value!r} is no whole number; give one such as {name}=4")
+            raise InputError(f"{name} must be an integer, got {value!r}")

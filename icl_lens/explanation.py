@@ -1,4 +1,4 @@
-"""One prompt explained: what raises the answer, what those heads say, what removing them does."""
+"""Explain one prompt: what raises the answer, what those heads encode, and what ablating them does."""
 
 import random
 import warnings
@@ -45,18 +45,18 @@ from icl_lens.report.html.page import explanation_inline, explanation_page, writ
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Tokens in one pass of the ablations: enough rows at once for short prompts, one at a time for long ones.
+# Tokens per ablation pass: many rows for short prompts, one row for long ones.
 PASS_TOKENS = 2048
-# Of a free prompt: the positions whose attention is kept for every head, and those each located head is read at.
+# For plain text: positions stored with every head's attention, and positions described for each located head.
 WATCHED, DESCRIBED = 24, 5
 
 
 @dataclass(frozen=True)
 class Explanation(Findings):
-    """What `explain` found; shows itself in a notebook, writes tables, JSON and a page.
+    """The result of `explain`: displays itself in a notebook and exports tables, JSON and a page.
 
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
-    whose log-probability is explained (the answer if the prompt has one, else the model's choice).
+    whose log-probability is explained (the answer if the prompt has one, else the prediction).
     `label_attention[layer][head][demo]` is every head's attention from the last token to the labels.
 
     Example:
@@ -75,7 +75,7 @@ class Explanation(Findings):
     @cached_property
     def figures(self) -> "dict[str, Figure]":
         """Matplotlib figures by name: "layers", "heads", "top_heads"."""
-        from icl_lens.report import plots  # matplotlib only where a notebook_figure is asked for
+        from icl_lens.report import plots  # import matplotlib only if figures are requested
 
         return plots.explanation_figures(self)
 
@@ -84,7 +84,7 @@ class Explanation(Findings):
     @overload
     def to_html(self, path: str | Path) -> None: ...
     def to_html(self, path: str | Path | None = None) -> str | None:
-        """The explanation as one self-contained page, or written to `path`: beside it first, then moved."""
+        """Return the explanation as a self-contained page, or write it to `path` atomically."""
         page = explanation_page(self)
         if path is None:
             return page
@@ -92,22 +92,22 @@ class Explanation(Findings):
         return None
 
     def save(self, path: str | Path) -> None:
-        """Writes every number as JSON, which `load` reads; raises InputError where the folder does not allow it.
+        """Write all numbers as JSON that `load` reads. Raise InputError if the folder is not writable.
 
         Example:
             >>> import tempfile
             >>> explanation = il.explain(model, prompt, k=4)
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     explanation.save(f"{folder}/explanation.json")
-            ...     again = il.Explanation.load(f"{folder}/explanation.json")
-            >>> again == explanation
+            ...     loaded = il.Explanation.load(f"{folder}/explanation.json")
+            >>> loaded == explanation
             True
         """
         explanation_json.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Explanation":
-        """What `save` or `icl-lens explain --json` wrote: no model is needed, and its page is the same.
+        """Load an explanation written by `save` or `icl-lens explain --json`, without the model.
 
         Raises InputError for a file that is missing, damaged, or of another kind or version.
         """
@@ -135,22 +135,22 @@ def explain(
     n_random: int = 20,
     seed: int = 0,
 ) -> Explanation:
-    """Explains one prompt's answer, or what any text is continued with.
+    """Explain one prompt's answer, or the next token of any text.
 
-    `prompt` may be text for `Prompt.parse`. Log-probability increases are for the answer's token, or for the model's
-    own choice among the labels where the prompt has no answer. The `k` heads of largest increase are described; the
-    first `n_ablated` of them are zeroed together, against `n_random` draws of as many other heads.
-    Increases do not add up: the parts' need not sum to the whole's.
+    `prompt` may be a string for `Prompt.parse`. Log-probability increases are those of the answer's token, or of the
+    label that the model predicts if the prompt has no answer. The `k` heads with the largest increase are described;
+    the first `n_ablated` of them are zeroed jointly and compared with `n_random` random sets of the same size.
+    Increases are not additive: those of the parts need not sum to the whole's.
 
-    Beside each increase stands the contrast, what the part adds to log p(answer) − log Σ p(`against`): labels, by
-    default all others of the prompt. It tells heads that find the answer from those that raise every label.
+    Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
+    defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
 
-    A string in which no colon stands alone is a free prompt if `answer` or `against` is given: a text without
-    demonstrations, whose target is any token, given with its white space (`answer=" Mary", against=" John"`) or as an
-    id; without `answer`, the model's most probable one. So is a `PromptBatch` of one row from `tokenize_text`, which
-    says all of this itself, or of a text with a colon in it. `shared_prefix` is that of `tokenize`.
+    A string without a standalone colon is plain text if `answer` or `against` is given. Plain text has no
+    demonstrations, and its target is any token, given with its leading space (`answer=" Mary", against=" John"`) or as
+    an id; without `answer`, the target is the model's most probable token. For plain text that contains a colon, pass a
+    one-row `PromptBatch` from `tokenize_text`, which holds its own targets. `shared_prefix` is passed to `tokenize`.
 
-    Raises InputError for bad prompts, and warns where a label is scored by white space alone.
+    Raises InputError for invalid prompts; warns if a label is scored by a white-space token.
 
     Example:
         >>> explanation = il.explain(model, prompt, k=4)
@@ -182,13 +182,13 @@ def explain(
     elif isinstance(prompt, str) and (answer is not None or against is not None) and ":" not in prompt.split():
         if template is not None or labels is not None or shared_prefix != "error":
             raise InputError(
-                f"{prompt!r} has no colon standing alone, so it is a text without labels: leave out template, labels "
-                "and shared_prefix, or write 'text : label' for each demonstration"
+                f"template, labels and shared_prefix must be omitted for plain text, got the prompt {prompt!r} without "
+                "a ' : ' separator; omit them, or write 'text : label' for each demonstration"
             )
         return explain_text(model, prompt, replace(options, target=answer))
     else:
         if isinstance(answer, int):
-            raise InputError(f"answer={answer} is a token id; the answer of a prompt with labels is one of its labels")
+            raise InputError(f"answer must be one of the prompt's labels, got the token id {answer}; pass a label")
         if isinstance(prompt, str):
             prompt = Prompt.parse(prompt, answer=answer)
         elif answer is not None:
@@ -208,9 +208,9 @@ def explain(
 
 
 def explain_text(model: Any, text: str, options: ExplainOptions) -> Explanation:
-    """Explains what a text is continued with, whatever stands in it: no demonstrations are looked for.
+    """Explain the next token of a text, without parsing demonstrations.
 
-    Raises InputError as `tokenize_text` does.
+    Raises InputError like `tokenize_text`.
     """
     others = None if options.against is None else [list(options.against)]
     batch = tokenize_text(model, text, targets=options.target, against=others, prepend_bos=options.prepend_bos)
@@ -226,22 +226,23 @@ def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int,
     if against is None or isinstance(against, (str, int)):
         return None if against is None else (against,)
     if not against:
-        raise InputError("against is empty; name what to compare the answer with, or leave it out")
+        raise InputError("against must not be empty; pass labels or tokens to compare the answer with, or omit it")
     return tuple(against)
 
 
 def _check_alone(batch: PromptBatch, **given: Any) -> None:
-    """Raises InputError unless the batch is one row, and nothing is given that it says itself."""
+    """Raise InputError unless the batch has one row and no argument duplicates what it holds."""
     if len(batch) != 1:
-        raise InputError(f"explain reads one prompt, and the batch has {len(batch)} rows; give one, as in batch[0]")
-    said = [name for name, value in given.items() if value is not None]
-    if said:
-        raise InputError(f"a tokenized prompt says its {said[0]} itself; leave {said[0]} out")
+        raise InputError(f"prompt must be a batch of one row, got {len(batch)} rows; pass one prompt, e.g. batch[0]")
+    conflicting = [name for name, value in given.items() if value is not None]
+    if conflicting:
+        name = conflicting[0]
+        raise InputError(f"{name} must be None for a tokenized prompt, got {given[name]!r}; pass it when tokenizing")
 
 
 @dataclass(frozen=True)
 class _ScoredTokens:
-    """What is scored: token ids and their names, the target among them, and what it is compared with."""
+    """Scored token ids and their names, the index of the target, and the indices it is compared with."""
 
     tokens: Int[Tensor, " label"]
     names: tuple[str, ...]
@@ -259,7 +260,7 @@ class _ScoredTokens:
 
 
 def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _ScoredTokens:
-    """Of a prompt with labels: its labels. Of any other: the target and the tokens it is compared with."""
+    """Return the labels of a prompt, or, for plain text, the target and the tokens it is compared with."""
     batch, device = acts.batch, acts.readout.W_U.device
     if batch.labels and batch.targets is None:
         target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
@@ -274,8 +275,8 @@ def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _Score
     others = [] if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
     if scored in others:
         raise InputError(
-            f"the target, the model's most probable token {name_tokens(tokenizer, [[scored]])[0][0]!r}, is also what it is "
-            "compared with; give answer="
+            f"against must not contain the target {name_tokens(tokenizer, [[scored]])[0][0]!r}, which is the model's "
+            "most probable token; pass answer="
         )
     ids = list(dict.fromkeys([scored, *others]))
     names = tuple(name_tokens(tokenizer, [ids])[0])
@@ -284,17 +285,17 @@ def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _Score
 
 def _label(batch: PromptBatch, name: str | int, target: str) -> int:
     if name not in batch.labels:
-        raise InputError(f"against={name!r} is not one of the labels {quoted_list(batch.labels)}; name other labels")
+        raise InputError(f"against must be one of the labels {quoted_list(batch.labels)}, got {name!r}; pass a label")
     if name == target:
-        raise InputError(f"against={name!r} is the explained label itself; name other labels, or leave it out")
+        raise InputError(f"against must differ from the explained label {name!r}; pass other labels, or omit it")
     return batch.labels.index(name)
 
 
 def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanation:
     batch, view = acts.batch, acts.view
     _check(options, view)
-    asked = _asked(acts, options, model.tokenizer)
-    targets, against = asked.targets, asked.against
+    scored = _asked(acts, options, model.tokenizer)
+    targets, against = scored.targets, scored.against
     convention: dict[str, Any] = {"final_norm": options.final_norm, "bias": options.bias}
     n_heads, n_tokens = view.n_layers * view.n_heads, int(batch.last[0]) + 1
 
@@ -314,10 +315,10 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
             },
         )
 
-    alone, ablation = _ablation_results(model, acts, located, asked, options)
-    described = _in_free(model, acts, asked, options) if asked.free else _in_labels(model, acts)
-    reports = list(_head_reports(acts, located, increases, targets, alone, options, contrasts, asked.free))
-    log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, asked.tokens]
+    single, ablation = _ablation_results(model, acts, located, scored, options)
+    described = _in_free(model, acts, scored, options) if scored.free else _in_labels(model, acts)
+    reports = list(_head_reports(acts, located, increases, targets, single, options, contrasts, scored.free))
+    log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, scored.tokens]
     return Explanation(
         model=view.name,
         source=view.source,
@@ -326,11 +327,11 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
         settings=options,
         tokens=tuple(batch.token_strings[0][:n_tokens]),
         token_names=tuple(batch.token_names[0][:n_tokens]),
-        labels=asked.names,
+        labels=scored.names,
         label_log_probs=tuple(log_probs.tolist()),
-        target=asked.names[asked.target],
+        target=scored.names[scored.target],
         target_token=_decode(acts)(int(targets[0])),
-        next_tokens=_next_tokens(acts, model.tokenizer if asked.free else None),
+        next_tokens=_next_tokens(acts, model.tokenizer if scored.free else None),
         layer_attn=tuple(layers.attn[0].tolist()),
         layer_ffn=tuple(layers.ffn[0].tolist()),
         head_increases=tuple(tuple(row) for row in increases.tolist()),
@@ -342,15 +343,15 @@ def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanat
         ablation=ablation,
         versions=tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
         **({} if contrasts is None else contrasts.described()),
-        compared_with=tuple(asked.names[i] for i in asked.others),
-        contrast_adds_up=len(asked.others) == 1 and acts.readout.using(**convention).is_affine,
+        compared_with=tuple(scored.names[i] for i in scored.others),
+        contrast_adds_up=len(scored.others) == 1 and acts.readout.using(**convention).is_affine,
         **described,
     )
 
 
 @dataclass(frozen=True)
 class _Contrasts:
-    """Contrasts of layers and heads, and of the parts of the layers that are described, nats."""
+    """Contrasts of layers, heads, and (head, position) parts of the described layers, nats."""
 
     layers: LayerIncreases
     heads: Float[Tensor, "layer head"]
@@ -365,7 +366,7 @@ class _Contrasts:
 
 
 def _in_labels(model: Any, acts: Activations) -> dict[str, Any]:
-    """What an explanation holds of a prompt with demonstrations alone."""
+    """Return the fields of an explanation that only prompts with demonstrations have."""
     batch = acts.batch
     spelled = tokenize_labels(model, batch)
     n_shared = int(batch.last[0]) + 1 - len(spelled.prompt)
@@ -392,7 +393,7 @@ def _in_labels(model: Any, acts: Activations) -> dict[str, Any]:
 
 
 def _in_free(model: Any, acts: Activations, asked: _ScoredTokens, options: ExplainOptions) -> dict[str, Any]:
-    """What an explanation holds of a text without demonstrations alone."""
+    """Return the fields of an explanation that only plain text has."""
     batch, n_tokens = acts.batch, int(acts.batch.last[0]) + 1
     pattern = acts.pattern[0, :, :, :n_tokens].float()
     watched = pattern.amax((0, 1)).topk(min(WATCHED, n_tokens)).indices.sort().values
@@ -423,13 +424,16 @@ def _in_free(model: Any, acts: Activations, asked: _ScoredTokens, options: Expla
 def _check(options: ExplainOptions, view: ModelView) -> None:
     most = view.n_layers * view.n_heads // 2
     if options.k < 1:
-        raise InputError(f"k={options.k} must be at least 1")
+        raise InputError(f"k must be at least 1, got {options.k}")
     if not 1 <= options.n_ablated <= most:
-        raise InputError(f"n_ablated={options.n_ablated} leaves no random heads to compare with: choose 1 to {most}")
+        raise InputError(
+            f"n_ablated must be between 1 and {most}, half of all heads, got {options.n_ablated}; random sets need the "
+            "other half"
+        )
 
 
 def _subhead_reports(acts: Activations, parts: TopSubheads, contrasts: _Contrasts | None) -> Iterator[SubheadReport]:
-    """The one prompt's largest parts, with the token each is moved from."""
+    """Yield the prompt's largest parts with the token at each position."""
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
         contrast = None if contrasts is None else float(contrasts.parts[layer][head, position])
@@ -437,12 +441,12 @@ def _subhead_reports(acts: Activations, parts: TopSubheads, contrasts: _Contrast
 
 
 def _decode(acts: Activations) -> Callable[[int], str]:
-    assert acts.readout.decode is not None  # tokenize() needed the tokenizer already
+    assert acts.readout.decode is not None  # tokenize() already required the tokenizer
     return acts.readout.decode
 
 
 def _next_tokens(acts: Activations, tokenizer: Any, k: int = 5) -> tuple[tuple[str, float], ...]:
-    """The most probable tokens, with a tokenizer by their names, else decoded."""
+    """Return the most probable tokens with their probabilities, named if a tokenizer is given, else decoded."""
     best = acts.readout.log_probs(acts.resid_final)[0].exp().topk(k)
     ids, decode = best.indices.tolist(), _decode(acts)
     names = [decode(token) for token in ids] if tokenizer is None else name_tokens(tokenizer, [ids])[0]
@@ -450,7 +454,7 @@ def _next_tokens(acts: Activations, tokenizer: Any, k: int = 5) -> tuple[tuple[s
 
 
 def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOptions) -> list[list[Head]]:
-    """Random sets of as many heads, none of them located."""
+    """Return random sets of heads disjoint from `removed`, each of the same size."""
     pool = [head for head in heads if head not in removed]
     rng = random.Random(settings.seed)
     return [rng.sample(pool, len(removed)) for _ in range(settings.n_random)]
@@ -459,14 +463,14 @@ def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOption
 def _ablation_results(
     model: Any, acts: Activations, located: list[Head], asked: _ScoredTokens, options: ExplainOptions
 ) -> tuple[Float[Tensor, "head label"], AblationReport]:
-    """Log-probabilities (nats) of what is asked without each located head, without the first of them, and at random."""
+    """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
     removed = located[: options.n_ablated]
     draws = _random_sets(acts.view.heads(), removed, options)
     scores = _ablated_scores(model, acts.batch, [*[[head] for head in located], removed, *draws], asked.tokens)
-    alone, together, random_draws = scores.split([len(located), 1, len(draws)])
-    return alone, AblationReport(
+    single, joint, random_draws = scores.split([len(located), 1, len(draws)])
+    return single, AblationReport(
         heads=tuple(removed),
-        located=tuple(together[0].tolist()),
+        located=tuple(joint[0].tolist()),
         random=tuple(tuple(row) for row in random_draws.tolist()),
     )
 
@@ -474,7 +478,7 @@ def _ablation_results(
 def _ablated_scores(
     model: Any, batch: PromptBatch, sets: list[list[Head]], tokens: Int[Tensor, " label"]
 ) -> Float[Tensor, "set label"]:
-    """The tokens' log-probabilities after the one prompt with each set of heads zeroed, many sets a pass."""
+    """Return the tokens' log-probabilities with each set of heads zeroed, several sets per pass."""
     rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
     found = []
     for start in range(0, len(sets), rows):
@@ -495,7 +499,7 @@ def _head_reports(
     contrasts: _Contrasts | None,
     free: bool,
 ) -> Iterator[HeadReport]:
-    """What is told of each located head; what all heads of a layer share is computed once per layer."""
+    """Yield a report per located head; results shared by the heads of a layer are computed once."""
     n_tokens = int(acts.batch.last[0]) + 1
     words: dict[str, Any] = {"k": options.n_words, "keep": is_content_word}
     convention: dict[str, Any] = {"final_norm": options.final_norm, "bias": options.bias}
@@ -536,17 +540,17 @@ def _head_reports(
 
 
 def _with_similarity(model: Any, batch: PromptBatch, reports: Sequence[HeadReport]) -> Sequence[HeadReport]:
-    """The reports with what their heads' metrics make of the prompt, where it has labels and the model shows it."""
+    """Add `similarity` to the reports if the prompt has labels and the model exposes its rotary angles."""
     if not batch.labels or batch.targets is not None or batch.prediction_positions is None:
         return reports
     try:
         found = label_similarity(model, batch, [report.head for report in reports])[0].tolist()
-    except RotaryAnglesUnavailable:  # all else can be told
+    except RotaryAnglesUnavailable:  # the other fields need no angles
         return reports
     return [replace(report, similarity=tuple(map(tuple, rows))) for report, rows in zip(reports, found, strict=True)]
 
 
 def _values_at(acts: Activations, head: Head, positions: list[int]) -> Float[Tensor, "position d_model"]:
-    """A head's values at some positions of the one prompt, through W_O: `label_values` where no label stands."""
+    """Return a head's values at given positions of the prompt through W_O, like `label_values` at any position."""
     v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(acts.readout.dtype)
     return v @ acts.view.W_O(head.layer)[head.head].to(v.dtype)

@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one."""
+"""Write files atomically, so that no reader sees a partial file."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from typing import Any
 from icl_lens.errors import InputError
 
 TEMP_FILE_NAME = re.compile(r"\.icl_lens-.*-[a-z0-9_]{8}(\.[A-Za-z0-9]+)?")
-"""The names of temporary files that `replacing` makes, and nobody else."""
+"""Names of the temporary files that `atomic_write` creates."""
 
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to; moved into place when the block ends well, removed when it does not.
+    """Yield a temporary path next to `path`; move it into place on success, remove it on failure.
 
-    A file that is there keeps its mode; of a symbolic link the file it points to is replaced, not the link; a device or
-    pipe (/dev/stdout) is written to, never replaced. Raises InputError if `path` cannot be written: no such folder, a
-    folder itself, a full disk, no permission.
+    An existing file keeps its mode. A symbolic link is followed: its target is replaced. A device or pipe
+    (/dev/stdout) is written to, never replaced. Raises InputError if `path` cannot be written: missing folder, a
+    folder itself, full disk, no permission.
     """
     path = Path(path)
     try:
@@ -31,7 +31,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         folder = tempfile.gettempdir() if target is None else target.parent
         handle, name = tempfile.mkstemp(dir=folder, prefix=f".icl_lens-{path.stem[:30]}-", suffix=path.suffix[:20])
         os.close(handle)
-    except (OSError, ValueError, RuntimeError) as error:  # a name with a null byte, a loop of links
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name, a symlink loop
         raise _not_written(path, error) from error
     temp_path = Path(name)
     try:
@@ -50,23 +50,23 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Removes what a process that was killed while it wrote has left in a folder; nobody else may be writing there."""
-    for half in folder.iterdir():
-        if TEMP_FILE_NAME.fullmatch(half.name) and half.is_file() and not half.is_symlink():
-            half.unlink(missing_ok=True)
+    """Remove the temporary files of killed processes; no other process may be writing to the folder."""
+    for file in folder.iterdir():
+        if TEMP_FILE_NAME.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+            file.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes text beside `path`, then moves it into place; raises InputError as `replacing` does."""
+    """Write text to `path` atomically; raise InputError as `atomic_write` does."""
     with atomic_write(path) as temp_path:
-        # What is no valid Unicode (half a surrogate pair) is written as its escape.
+        # Invalid Unicode (an unpaired surrogate) is written as its escape.
         temp_path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
 
 
 def check_writable(*paths: str | Path | None) -> None:
-    """Raises InputError if one of the files cannot be written, or two of them are the same; None is left out.
+    """Raise InputError if one of the files cannot be written or is given twice; None is skipped.
 
-    To call before a long computation: nothing is written or changed.
+    Call it before a long computation. It does not write or change anything.
     """
     seen: dict[str, Path] = {}
     for path in (Path(path) for path in paths if path is not None):
@@ -81,21 +81,21 @@ def check_writable(*paths: str | Path | None) -> None:
         except (OSError, ValueError, RuntimeError) as error:
             raise _not_written(path, error) from error
         if str(target) in seen:
-            raise InputError(f"{str(path)!r} is named twice, for two outputs; give each a file of its own")
+            raise InputError(f"{str(path)!r} is given for two outputs; pass a different file for each")
         seen[str(target)] = path
 
 
 def _target(path: Path) -> Path | None:
-    """The file to replace, links followed; None for what is written through: devices, pipes, standard output."""
+    """Return the file to replace, following links; None for devices and pipes, which are written to directly."""
     if path.is_dir():
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
     if not path.name:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
-    whole = Path(os.path.abspath(path))
-    through = str(whole).startswith(("/dev/", "/proc/")) and whole.exists()
-    if through or (path.exists() and not path.is_file()):
+    absolute = Path(os.path.abspath(path))
+    is_device = str(absolute).startswith(("/dev/", "/proc/")) and absolute.exists()
+    if is_device or (path.exists() and not path.is_file()):
         return None
-    return whole.resolve()
+    return absolute.resolve()
 
 
 def _mode(target: Path) -> int:
@@ -118,9 +118,9 @@ def _not_written(path: Path, error: Exception) -> InputError:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     remedy = "choose an existing, writable folder"
     if isinstance(error, IsADirectoryError):
-        remedy = f"name a file in it, such as {str(path / 'file')!r}"
+        remedy = f"pass a file in it, e.g. {str(path / 'file')!r}"
     elif isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EFBIG):
-        remedy = "make room, or choose another folder"
+        remedy = "free space or choose another folder"
     elif isinstance(error, OSError) and error.errno == ENAMETOOLONG:
         remedy = "choose a shorter name"
     return InputError(f"cannot write {str(path)!r}: {reason}; {remedy}")
@@ -129,24 +129,25 @@ def _not_written(path: Path, error: Exception) -> InputError:
 def configuration_mismatch_error(
     folder: str | Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], *, remedy: str
 ) -> InputError | None:
-    """The error that a folder holds the result of another configuration than ours; None where they are the same.
+    """Return an error if `folder` contains the result of a different configuration, else None.
 
-    `theirs` was read from a JSON file; `ours` is compared as it would be read from one (a tuple as a list). The error
-    names every value that differs, and ends with what to do about it.
+    `theirs` was read from a JSON file; `ours` is compared after a JSON round trip (a tuple becomes a list). The error
+    names every value that differs and ends with `remedy`.
 
     Example:
-        >>> from icl_lens.files import other_configuration
-        >>> print(other_configuration("results", {"n": 24}, {"n": 26}, remedy="choose another folder"))
-        'results' holds a result of another configuration (n 24 there, 26 now); choose another folder
+        >>> from icl_lens.files import configuration_mismatch_error
+        >>> print(configuration_mismatch_error("results", {"n": 24}, {"n": 26}, remedy="choose another folder"))
+        'results' contains a result with a different configuration (n: 24 stored, 26 requested); choose another folder
     """
     now = json.loads(json.dumps(dict(ours)))
     if not isinstance(theirs, Mapping):
-        return InputError(f"{str(folder)!r} holds a result without a configuration; {remedy}")
+        return InputError(f"{str(folder)!r} contains a result without a configuration; {remedy}")
     keys = [key for key in sorted({*theirs, *now}) if theirs.get(key) != now.get(key)]
     if not keys:
         return None
-    differences = ", ".join(f"{key} {_short(theirs.get(key))} there, {_short(now.get(key))} now" for key in keys)
-    return InputError(f"{str(folder)!r} holds a result of another configuration ({differences}); {remedy}")
+    pairs = [(key, _short(theirs.get(key)), _short(now.get(key))) for key in keys]
+    differences = ", ".join(f"{key}: {stored} stored, {requested} requested" for key, stored, requested in pairs)
+    return InputError(f"{str(folder)!r} contains a result with a different configuration ({differences}); {remedy}")
 
 
 def _short(value: Any) -> str:

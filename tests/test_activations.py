@@ -95,10 +95,10 @@ def test_predicted_looks_at_the_prompts_own_labels(gpt2):
 
 def test_caches_that_do_not_fit_are_refused(gpt2, gpt2_batch):
     _, cache = gpt2.run_with_cache(gpt2_batch.tokens, names_filter=lambda name: "attn" not in name)
-    with pytest.raises(il.InputError, match=r"holds no 'blocks.0.attn.hook_q'.*no names_filter"):
+    with pytest.raises(il.InputError, match=r"must contain 'blocks.0.attn.hook_q'.*no names_filter"):
         il.Activations.from_cache(gpt2, cache, gpt2_batch)
     _, cache = gpt2.run_with_cache(gpt2_batch.tokens[:2])
-    with pytest.raises(il.InputError, match="does not fit a batch of 3 prompts"):
+    with pytest.raises(il.InputError, match="must have 3 rows"):
         il.Activations.from_cache(gpt2, cache, gpt2_batch)
     _, cache = gpt2.run_with_cache(gpt2_batch.tokens[:1], remove_batch_dim=True)
     with pytest.raises(il.InputError, match="keep the batch axis"):
@@ -106,7 +106,7 @@ def test_caches_that_do_not_fit_are_refused(gpt2, gpt2_batch):
 
 
 def test_what_is_no_model_is_refused(gpt2_batch, no_type_checks):
-    with pytest.raises(il.InputError, match="no TransformerLens model; load it with"):
+    with pytest.raises(il.InputError, match="expected a TransformerLens model"):
         il.capture(torch.nn.Linear(2, 2), gpt2_batch)
 
 
@@ -141,10 +141,10 @@ def test_a_cache_of_other_tokens_is_refused(load_tiny, name):
     model = load_tiny(name)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     _, cache = model.run_with_cache(batch.tokens[[1, 0, 2]], attention_mask=batch.attention_mask[[1, 0, 2]])
-    with pytest.raises(il.InputError, match="embeddings differ"):
+    with pytest.raises(il.InputError, match="other embeddings"):
         il.Activations.from_cache(model, cache, batch)
     longer = torch.cat([batch.tokens[:, :1], batch.tokens], dim=1)
     for tokens in (longer, batch.tokens[:, :-1]):
         _, cache = model.run_with_cache(tokens)
-        with pytest.raises(il.InputError, match="is of tokens of shape"):
+        with pytest.raises(il.InputError, match="must be of tokens of shape"):
             il.Activations.from_cache(model, cache, batch)

@@ -116,9 +116,9 @@ def test_a_hand_computed_increase():
     ("targets", "message"),
     [
         (torch.tensor([1, 2]), "one token id per prompt"),
-        (torch.tensor([1.0, 2.0, 3.0]), "token ids, whole numbers"),
+        (torch.tensor([1.0, 2.0, 3.0]), "must be integer token ids"),
         (torch.tensor([1, 2, -1]), "prompt without an answer"),
-        (torch.tensor([1, 2, 97]), "0–96"),
+        (torch.tensor([1, 2, 97]), "between 0 and 96"),
     ],
 )
 def test_bad_targets_are_refused(gpt2_acts, no_type_checks, targets, message):
@@ -127,11 +127,11 @@ def test_bad_targets_are_refused(gpt2_acts, no_type_checks, targets, message):
 
 
 def test_bad_layers_and_norms_are_refused(gpt2_acts, gpt2_batch, no_type_checks):
-    with pytest.raises(il.InputError, match="layers 0–2"):
+    with pytest.raises(il.InputError, match="layer must be between 0 and 2"):
         il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[3])
-    with pytest.raises(il.InputError, match="layers 0–2"):
+    with pytest.raises(il.InputError, match="layer must be between 0 and 2"):
         il.neuron_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, -1)
-    with pytest.raises(il.InputError, match="'frozen' or 'own'"):
+    with pytest.raises(il.InputError, match="'frozen', 'own'"):
         gpt2_acts.readout.using(final_norm="Frozen", bias=True)
 
 

@@ -388,8 +388,8 @@ def assert_twins(page):
     """All six pictures are there to be read, with numbers and words, and nothing of a script's."""
     text = " ".join(page.locator("body").inner_text().split())
     explanation = ex.made(words=["</script><script>alert(1)</script>"])
-    assert text.count("Static picture") == 6
-    assert f"The model says {explanation.predicted}" in text
+    assert text.count("Static version") == 6
+    assert f"The model predicts {explanation.predicted}" in text
     for report in explanation.heads[:4]:
         strongest = max(range(14), key=lambda i: abs(report.position_increases[i]))
         value = f"{report.position_increases[strongest]:+.3f}".replace("-", "−")

@@ -117,7 +117,7 @@ def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch)
     gains = nn.Module()
     gains.weight = nn.Parameter(torch.ones(families.N_HEADS, 12))
     monkeypatch.setitem(model.blocks[1].attn._modules, "q_norm", gains)
-    with pytest.raises(il.InputError, match=r"Qwen3ForCausalLM normalizes queries.*\(4, 12\).*in layer 1"):
+    with pytest.raises(il.InputError, match=r"norm of Qwen3ForCausalLM is not supported.*\(4, 12\).*in layer 1"):
         il.last_query(acts, il.Head(1, 0))
     il.last_query(acts, il.Head(2, 0))
 
@@ -137,7 +137,7 @@ def test_own_label_ranks(gpt2_acts, gpt2_batch):
 
 def test_heads_that_do_not_exist_are_refused(gpt2_acts):
     for function in (il.label_values, il.label_keys, il.last_query):
-        with pytest.raises(il.InputError, match=r"L3H0 does not exist: .* layers 0–2 with heads 0–3"):
+        with pytest.raises(il.InputError, match=r"layers 0–2 and heads 0–3 .* got L3H0"):
             function(gpt2_acts, il.Head(3, 0))
 
 

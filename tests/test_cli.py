@@ -55,7 +55,7 @@ def test_explain_prints_everything(run, tiny):
         "(head, position) parts",
     ):
         assert heading in out
-    for heading in ("says in words", "Zeroing L", "random heads zeroed", "exact and certified", "do not add up"):
+    for heading in ("Top words of", "Zeroing L", "random heads zeroed", "exact and certified", "not additive"):
         assert heading in out
     assert "L0H1" in out
     assert "█" in out
@@ -84,11 +84,11 @@ def test_html_is_written(run, tiny, tmp_path):
     ("arguments", "message"),
     [
         (["love : bar"], "has no query"),
-        (["love"], "no demonstration"),
+        (["love"], "no ' : ' separator"),
         (["love : bar one :", "--answer", "baz"], "baz"),
         (["love : bar zebra : foo one :"], "zebra"),
         (["love : bar " * 40 + "one :"], "64"),
-        ([families.PROMPT, "--top", "0"], "--top 0"),
+        ([families.PROMPT, "--top", "0"], "--top must be at least 1, got 0"),
         ([families.PROMPT, "--json", "/nowhere/at/all.json"], "choose an existing, writable folder"),
     ],
 )
@@ -191,7 +191,7 @@ def test_any_text(run, tiny, tmp_path):
     assert code == 0
     assert "against bar, no" in out
     assert "attends most to" in out
-    assert "Tell foo from bar and no" in out
+    assert "Distinguish foo from bar and no" in out
     explanation = il.Explanation.load(file)
     assert explanation.is_plain_text
     assert explanation.settings.against == (" bar", " no")
@@ -203,11 +203,11 @@ def test_any_text(run, tiny, tmp_path):
     [
         (["--text", "love", "love : bar one :"], "either a prompt"),
         (["--text", "love", "--answer", "foo"], "--target"),
-        (["love : bar one :", "--target", "foo"], "give --text"),
-        (["--text", "love", "--prefix", " "], "leave them out"),
+        (["love : bar one :", "--target", "foo"], "requires --text"),
+        (["--text", "love", "--prefix", " "], "have no effect with --text"),
         (["love : bar one : foo two :", "--template", "{text} : {label}\\n"], "--separator '\\n'"),
         (["love : bar one : foo two :", "--template", "{label} : {text}"], "before"),
-        (["love : bar one : foo two :", "--against", "zork"], "is not one of the labels"),
+        (["love : bar one : foo two :", "--against", "zork"], "--against must be one of the labels"),
     ],
 )
 def test_texts_and_templates_that_mean_nothing(run, tiny, arguments, message):
@@ -270,14 +270,14 @@ def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "love : bar one :", "-t", "sentiment-number"], "a task has its own prompts"),
-        (["explain", "--text", "love", "-t", "sentiment-number"], "a task has its own prompts"),
-        (["explain", "-t", "sentiment-number", "-a", "foo"], "a task has its own prompts"),
-        (["compare", "love : bar one :", "-t", "sentiment-number"], "a task has its own prompts"),
-        (["explain", "--layout", "reorder"], "--layout has nothing to do here"),
-        (["compare", "love : bar one :", "--labels", "a,b"], "--labels has nothing to do here"),
-        (["compare"], "give two prompts, or a task"),
-        (["explain", "-t", "sentiment-number", "--max-words", "3"], "--max-words has nothing to do here"),
+        (["explain", "love : bar one :", "-t", "sentiment-number"], "no effect with a task"),
+        (["explain", "--text", "love", "-t", "sentiment-number"], "no effect with a task"),
+        (["explain", "-t", "sentiment-number", "-a", "foo"], "no effect with a task"),
+        (["compare", "love : bar one :", "-t", "sentiment-number"], "no effect with a task"),
+        (["explain", "--layout", "reorder"], "--layout has no effect here"),
+        (["compare", "love : bar one :", "--labels", "a,b"], "--labels has no effect here"),
+        (["compare"], "pass two prompts, or a task"),
+        (["explain", "-t", "sentiment-number", "--max-words", "3"], "--max-words has no effect here"),
     ],
 )
 def test_tasks_and_prompts_that_contradict_each_other(run, tiny, arguments, message):
@@ -316,7 +316,7 @@ def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, tmp_path):
     assert "12 of 12 heads" in out
     code, _, err = run("locate", *task, "-k", 13)
     assert code == 2
-    assert "--top 13" in err
+    assert "--top must be between 1 and 12" in err
 
 
 def test_templates_are_decoded(run, tiny, tmp_path):
@@ -349,7 +349,7 @@ def test_ablate_and_locate_show_the_first_prompt_and_rank_by_contrast(run, tiny,
     assert "First of 4 prompts" in out
     code, _, err = run("ablate", families.PROMPT, "--heads", "L0H1", "--by", "contrast", "-m", tiny)
     assert code == 2
-    assert "--by locates heads" in err
+    assert "either --by or --heads" in err
 
 
 def test_commands_keep_the_memory_that_passes_free(tiny):

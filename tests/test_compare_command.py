@@ -64,7 +64,7 @@ def test_a_model_does_not_differ_from_itself(run, tiny, family_folder):
 def test_nothing_to_compare_is_said(run, tiny):
     code, _, err = run("compare", families.PROMPT, "-m", tiny)
     assert code == 2
-    assert "give a second prompt, or a second model with --model-b" in err
+    assert "pass a second prompt, or a second model with --model-b" in err
 
 
 def test_open_writes_a_page_and_opens_it(run, tiny, opened, tmp_path, monkeypatch):
@@ -81,5 +81,5 @@ def test_without_a_browser_the_page_is_still_there(run, tiny, tmp_path, monkeypa
     file = tmp_path / "page.html"
     code, out, _ = run("explain", families.PROMPT, "-m", tiny, "--open", "--html", file, "-k", 2)
     assert code == 0
-    assert "open the page by hand" in out
+    assert "open the page manually" in out
     assert file.exists()

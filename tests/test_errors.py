@@ -9,15 +9,15 @@ from icl_lens.errors import check_choice
 
 def test_the_sentence():
     check_choice("mode", "zero", ("zero", "mean"))
-    with pytest.raises(il.InputError, match=r"^mode='half' is not known; use 'zero' or 'mean'$"):
+    with pytest.raises(il.InputError, match=r"^mode must be one of 'zero', 'mean', got 'half'$"):
         check_choice("mode", "half", ("zero", "mean"))
-    with pytest.raises(il.InputError, match=r"^kind='x' is not known; use 'a', 'b' or 'c'$"):
+    with pytest.raises(il.InputError, match=r"^kind must be one of 'a', 'b', 'c', got 'x'$"):
         check_choice("kind", "x", ("a", "b", "c"))
 
 
 ASKED = {
     "layout": lambda model, acts: il.load_task("sentiment-number", layout="x"),
-    "asked": lambda model, acts: il.load_task("sentiment-number", query_class="x"),
+    "query_class": lambda model, acts: il.load_task("sentiment-number", query_class="x"),
     "classes": lambda model, acts: il.load_task("sentiment-number", classes="x"),
     "dtype": lambda model, acts: il.load_model("icl-mini", dtype="x"),
     "final_norm": lambda model, acts: acts.readout.using(final_norm="x", bias=True),
@@ -31,5 +31,5 @@ ASKED = {
 
 @pytest.mark.parametrize("name", sorted(ASKED))
 def test_every_choice_is_refused_in_the_same_words(no_type_checks, gpt2, gpt2_acts, name):
-    with pytest.raises(il.InputError, match=rf"^{name}='x' is not known; use '.*' or '\w+'$"):
+    with pytest.raises(il.InputError, match=rf"^{name} must be one of '.*', '\w+', got 'x'$"):
         ASKED[name](gpt2, gpt2_acts)

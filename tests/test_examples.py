@@ -68,10 +68,10 @@ def test_what_denies_itself_or_raises_is_told_and_left():
 README = """Heads (`foo@8` is the label at token 8, `L1H6` is head 6 of layer 1):
 
 ```text
- head    increase   tells labels apart   → foo@8
- ──────────────────────────────────────────────
- L1H6     +0.402               +0.368      0.46
- L1H2     +0.381               +0.402      0.43
+ head    increase   contrast   → foo@8
+ ─────────────────────────────────────
+ L1H6     +0.402     +0.368      0.46
+ L1H2     +0.381     +0.402      0.43
 ```
 
 ```text
@@ -88,22 +88,22 @@ README = """Heads (`foo@8` is the label at token 8, `L1H6` is head 6 of layer 1)
 ```
 
 ```text
- label   as it is
+ label   no ablation
 ```
 
 best = …  # best.heads: four heads such as L1H6
 """
 EXPLAINED = """Answer
- head    increase   tells labels apart   → foo@11
- ───────────────────────────────────────────────
- L5H3     +0.9                 +0.8         0.50   
- L4H2     +0.7                 +0.6         0.51
- L0H0     +0.1                 +0.0         0.00
+ head    increase   contrast   → foo@11
+ ─────────────────────────────────────
+ L5H3     +0.9       +0.8         0.50   
+ L4H2     +0.7       +0.6         0.51
+ L0H0     +0.1       +0.0         0.00
 
- label   as it is   located heads zeroed
- ───────────────────────────────────────
- bar        11.5%                   2.8%
- foo        52.4%                  32.1%
+ label   no ablation   located heads zeroed
+ ──────────────────────────────────────────
+ bar           11.5%                   2.8%
+ foo           52.4%                  32.1%
 """
 LOCATED = """ rank   head   mean contrast (nats)
  ──────────────────────────────────
@@ -120,7 +120,7 @@ def test_the_readmes_tables_and_what_names_their_heads():
     text = examples.readme_with(README, EXPLAINED, LOCATED, WORDS)
     assert "`foo@11` is the label at token 11, `L5H3` is head 3 of layer 5" in text
     assert "four heads such as L5H3\n" in text
-    assert " L5H3     +0.9                 +0.8         0.50\n L4H2" in text
+    assert " L5H3     +0.9       +0.8         0.50\n L4H2" in text
     assert "0.7000\n```" in text
     assert "32.1%\n```" in text
     assert "bar, baz\n```" in text

@@ -117,9 +117,9 @@ def test_json_carries_the_numbers(explanation):
 
 
 def test_bad_settings_are_refused(gpt2):
-    with pytest.raises(il.InputError, match="k=0 must be at least 1"):
+    with pytest.raises(il.InputError, match="k must be at least 1, got 0"):
         il.explain(gpt2, families.PROMPT, k=0)
-    with pytest.raises(il.InputError, match=r"n_ablated=7 leaves no random heads .* 1 to 6"):
+    with pytest.raises(il.InputError, match=r"n_ablated must be between 1 and 6.* got 7"):
         il.explain(gpt2, families.PROMPT, n_ablated=7)
     with pytest.raises(il.InputError, match="baz"):
         il.explain(gpt2, families.PROMPT, answer="baz")
@@ -179,7 +179,7 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
 
 def test_what_is_free_and_what_is_not(gpt2):
     """A colon standing alone makes demonstrations; without one, answer or against make a free prompt."""
-    with pytest.raises(il.InputError, match="no colon standing alone, so no demonstration"):
+    with pytest.raises(il.InputError, match="no ' : ' separator"):
         il.explain(gpt2, "love like")
     free = il.explain(gpt2, "love like", against=" foo", k=2)
     assert free.settings.target is None
@@ -192,13 +192,13 @@ def test_what_is_free_and_what_is_not(gpt2):
     whole = il.explain(gpt2, il.tokenize(gpt2, families.PROMPT), k=2)
     assert whole.label_log_probs == il.explain(gpt2, families.PROMPT, k=2).label_log_probs
     for call, message in [
-        (lambda: il.explain(gpt2, il.tokenize(gpt2, [families.PROMPT] * 2)), "the batch has 2 rows"),
-        (lambda: il.explain(gpt2, batch, answer="bar"), "says its answer itself"),
-        (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "leave out template, labels"),
-        (lambda: il.explain(gpt2, families.PROMPT, answer=3), "answer=3 is a token id"),
-        (lambda: il.explain(gpt2, families.PROMPT, against="baz"), "against='baz' is not one of the labels"),
-        (lambda: il.explain(gpt2, families.PROMPT, answer="foo", against="foo"), "the explained label itself"),
-        (lambda: il.explain(gpt2, families.PROMPT, against=[]), "against is empty"),
+        (lambda: il.explain(gpt2, il.tokenize(gpt2, [families.PROMPT] * 2)), "one row, got 2 rows"),
+        (lambda: il.explain(gpt2, batch, answer="bar"), "answer must be None for a tokenized prompt"),
+        (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "must be omitted for plain text"),
+        (lambda: il.explain(gpt2, families.PROMPT, answer=3), "got the token id 3"),
+        (lambda: il.explain(gpt2, families.PROMPT, against="baz"), "against must be one of the labels .*got 'baz'"),
+        (lambda: il.explain(gpt2, families.PROMPT, answer="foo", against="foo"), "differ from the explained label"),
+        (lambda: il.explain(gpt2, families.PROMPT, against=[]), "against must not be empty"),
     ]:
         with pytest.raises(il.InputError, match=message):
             call()
@@ -220,17 +220,17 @@ def test_labels_are_told_apart(gpt2, explanation):
         assert_close(sum(report.position_contrasts), report.contrast, msg="parts add up")
         apart = report.contrast >= report.increase / 2 and report.increase > 0
         assert report.discriminates == apart
-        said = explanation.verdict.split("Only raise both labels")[0 if apart else 1]
+        said = explanation.verdict.split("Raise both labels")[0 if apart else 1]
         assert (str(report.head) in said) == (report.increase > 0)
 
 
 def test_labels_of_several_tokens(pair):  # noqa: F811
     """Said so, scored by one token that is shown, the whole label's log-probability by teacher forcing."""
     model, hf = pair
-    with pytest.warns(UserWarning, match="'zoo' is scored by .*white space only"):
+    with pytest.warns(UserWarning, match="'zoo' is scored by .*only white space"):
         explanation = il.explain(model, "John : zoo store : Mary went :", answer="Mary", k=2)
     assert explanation.has_multi_token_labels
-    assert "Among its labels the model prefers" in repr(explanation)
+    assert "Among the labels, the model prefers" in repr(explanation)
     assert explanation.scored_tokens[0] in ("␣", "▁")
     batch = il.tokenize(model, "John : zoo store : Mary went :")
     tokenizer, prompt = model.tokenizer, batch.tokens[0].tolist()
@@ -266,27 +266,27 @@ def test_saved_and_loaded(gpt2, explanation, tmp_path):
         again = il.Explanation.load(path)
         assert again == one
         assert again.to_html() == one.to_html()
-        assert json.loads(path.read_text())["version"] == 1
+        assert json.loads(path.read_text())["version"] == 2
     plain = json.loads(path.read_text())
     for change, message in [
-        ({"version": 2}, "is of version 2, and this icl-lens reads 1"),
-        ({"format": "x"}, "is no stored explanation"),
+        ({"version": 1}, "must be 2, got 1"),
+        ({"format": "x"}, "is not a saved explanation"),
         ({"heads": 3}, "is damaged"),
         ({"tokens": [1]}, "is damaged"),
-        ({"tokens": []}, "is damaged .*with 0 tokens"),
+        ({"tokens": []}, "is damaged .*for 0 tokens"),
         ({"versions": 3}, "is damaged"),
-        ({"layer_ffn": []}, "is damaged .*layer_ffn has 0 entries instead of"),
-        ({"layer_attn_contrast": []}, "is damaged .*layer_ffn_contrast has"),
-        ({"labels": []}, "is damaged .*label_log_probs has"),
+        ({"layer_ffn": []}, "is damaged .*layer_ffn must have .* got 0"),
+        ({"layer_attn_contrast": []}, "is damaged .*layer_ffn_contrast must have"),
+        ({"labels": []}, "is damaged .*label_log_probs must have"),
     ]:
         path.write_text(json.dumps(plain | change))
         with pytest.raises(il.InputError, match=message):
             il.Explanation.load(path)
     for text in ("{", "[" * 100_000):
         path.write_text(text)
-        with pytest.raises(il.InputError, match="is no JSON"):
+        with pytest.raises(il.InputError, match="not valid JSON"):
             il.Explanation.load(path)
-    with pytest.raises(il.InputError, match="cannot be read"):
+    with pytest.raises(il.InputError, match="cannot read"):
         il.Explanation.load(tmp_path / "missing.json")
 
 
@@ -304,6 +304,6 @@ def test_two_compared(gpt2, explanation, tmp_path):
     assert both.to_html() == (tmp_path / "both.html").read_text()
     assert 'data-page="&lt;!doctype html' in both._repr_html_()
     wide = il.compare(explanation, replace(other, head_increases=((0.0,),)))
-    with pytest.raises(il.InputError, match="do not correspond"):
+    with pytest.raises(il.InputError, match=r"same \(layers, heads\)"):
         wide.to_frame()
     assert "Comparison" in repr(wide)

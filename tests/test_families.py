@@ -160,5 +160,5 @@ def test_blocks_that_do_not_add_up_are_refused(load_tiny, monkeypatch):
         il.capture(model, batch)
     monkeypatch.undo()
     monkeypatch.setattr(ModelView, "logit_scale", 1.0)
-    with pytest.raises(il.InputError, match="do not give the model's logits"):
+    with pytest.raises(il.InputError, match="do not reproduce the model's logits"):
         il.capture(model, batch)

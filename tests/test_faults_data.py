@@ -26,21 +26,21 @@ def lines(*labels, text="text"):
 
 
 BAD_FILES = [
-    (".jsonl", "null\nnull\n", "line 1 is no JSON object"),
-    (".jsonl", GOOD + "null\n", "line 17 is no JSON object"),
-    (".jsonl", "1\n", "is no JSON object"),
-    (".jsonl", '"x"\n', "is no JSON object"),
-    (".jsonl", "[]\n[]\n", "is no JSON object"),
+    (".jsonl", "null\nnull\n", "line 1 is not a JSON object"),
+    (".jsonl", GOOD + "null\n", "line 17 is not a JSON object"),
+    (".jsonl", "1\n", "is not a JSON object"),
+    (".jsonl", '"x"\n', "is not a JSON object"),
+    (".jsonl", "[]\n[]\n", "is not a JSON object"),
     (".jsonl", "{}\n", "has no column"),
-    (".jsonl", "{", "line 1 is no JSON"),
-    (".jsonl", GOOD + "{\n", "line 17 is no JSON"),
+    (".jsonl", "{", "line 1 is not valid JSON"),
+    (".jsonl", GOOD + "{\n", "line 17 is not valid JSON"),
     (".jsonl", DEEP, "nested too deeply"),
     (".jsonl", '{"text": ' + DEEP + ', "label": "a"}', "nested too deeply"),
-    (".jsonl", '{"text": "x", "text": "y", "label": "a"}', "'text' is there twice"),
-    (".jsonl", "", "there are 0 texts"),
-    (".jsonl", "\n\n", "there are 0 texts"),
-    (".jsonl", b"\xff\xfe\x00", "cannot be read as .jsonl"),
-    (".jsonl", b'{"text": "\xff", "label": "a"}', "cannot be read as .jsonl"),
+    (".jsonl", '{"text": "x", "text": "y", "label": "a"}', "duplicate key 'text'"),
+    (".jsonl", "", "got 0 queries"),
+    (".jsonl", "\n\n", "got 0 queries"),
+    (".jsonl", b"\xff\xfe\x00", "as .jsonl"),
+    (".jsonl", b'{"text": "\xff", "label": "a"}', "as .jsonl"),
     (".jsonl", '{"text": "x"}\n', "no column 'label'"),
     (".jsonl", GOOD + '{"text": "x"}\n', "row 17 has no column 'label'"),
     (".jsonl", GOOD + '{"text": ["x"], "label": "a"}\n', "row 17 has a list in column 'text'"),
@@ -51,29 +51,29 @@ BAD_FILES = [
     (".jsonl", GOOD + '{"text": "x", "label": NaN}\n', "row 17 has nan in column 'label'"),
     (".jsonl", GOOD + '{"text": "x", "label": Infinity}\n', "row 17 has inf in column 'label'"),
     (".jsonl", GOOD + '{"text": "x", "label": -Infinity}\n', "row 17 has -inf"),
-    (".jsonl", GOOD + '{"text": "x \\ud800", "label": "a"}\n', "row 17 has half a surrogate pair, '\\ud800'"),
-    (".jsonl", GOOD + '{"text": "x", "label": "\\udcff"}\n', "in column 'label', which is no text"),
-    (".json", '{"categories": {"mine": ["a\\ud800"]}}', "which is no word"),
+    (".jsonl", GOOD + '{"text": "x \\ud800", "label": "a"}\n', "row 17 has an unpaired surrogate '\\ud800'"),
+    (".jsonl", GOOD + '{"text": "x", "label": "\\udcff"}\n', "in column 'label'; re-encode"),
+    (".json", '{"categories": {"mine": ["a\\ud800"]}}', "must contain words"),
     (".jsonl", lines(1, 2) + lines("1", text="other"), "is a number in some rows and the string '1' in others"),
     (".jsonl", lines("1", "2") + lines(1, text="other"), "is a number in some rows"),
-    (".jsonl", lines("a"), "two classes or more"),
-    (".jsonl", lines(None), "there are 0 texts"),
-    (".jsonl", lines("", "a"), "two classes or more"),
+    (".jsonl", lines("a"), "two classes with"),
+    (".jsonl", lines(None), "got 0 queries"),
+    (".jsonl", lines("", "a"), "two classes with"),
     (".csv", "", "it is empty"),
-    (".csv", "text\n", "there are 0 texts"),
-    (".csv", "text,label\n", "there are 0 texts"),
+    (".csv", "text\n", "got 0 queries"),
+    (".csv", "text,label\n", "got 0 queries"),
     (".csv", "text,text,label\nx,y,a\n", "two columns have the same name"),
     (".csv", CSV + "x,y,z\n", "line 18 has 3 cells and the header 2"),
     (".csv", CSV + "x\n", "line 18 has 1 cells"),
-    (".csv", CSV + '"x,a\n', "cannot be read as .csv"),
+    (".csv", CSV + '"x,a\n', "as .csv"),
     (".csv", "txt,label\nx,a\n", "no column 'text'"),
-    (".csv", b"text,label\n\xff,a\n", "cannot be read as .csv"),
-    (".csv", "text;label\nx;a\n", "no column 'text', 'label' but 'text;label'"),
-    (".parquet", "", "cannot be read as .parquet"),
-    (".parquet", "PAR1", "cannot be read as .parquet"),
-    (".parquet", b"PAR1" + b"\xff" * 100 + b"PAR1", "cannot be read as .parquet"),
-    (".txt", "x", "give a '.jsonl'"),
-    ("", "x", "give a '.jsonl'"),
+    (".csv", b"text,label\n\xff,a\n", "as .csv"),
+    (".csv", "text;label\nx;a\n", "no column 'text', 'label', only 'text;label'"),
+    (".parquet", "", "as .parquet"),
+    (".parquet", "PAR1", "as .parquet"),
+    (".parquet", b"PAR1" + b"\xff" * 100 + b"PAR1", "as .parquet"),
+    (".txt", "x", "of type '.jsonl'"),
+    ("", "x", "of type '.jsonl'"),
     (".json", "", "is not a word list"),
     (".json", "null", "is not a word list"),
     (".json", "[]", "is not a word list"),
@@ -81,21 +81,21 @@ BAD_FILES = [
     (".json", DEEP, "is not a word list"),
     (".json", b"\xff\xfe", "is not a word list"),
     (".json", "{}", "is not a word list"),
-    (".json", '{"categories": null}', "its categories are no object"),
-    (".json", '{"categories": []}', "its categories are no object"),
-    (".json", '{"categories": "x"}', "its categories are no object"),
-    (".json", '{"categories": {"mine": null}}', "'mine' is no list"),
-    (".json", '{"categories": {"mine": "abc"}}', "'mine' is no list"),
-    (".json", '{"categories": {"mine": {"a": 1}}}', "'mine' is no list"),
-    (".json", '{"categories": {"mine": [1, 2]}}', "holds 1, which is no word"),
-    (".json", '{"categories": {"mine": [null]}}', "holds None, which is no word"),
-    (".json", '{"categories": {"mine": [["a"]]}}', "which is no word"),
-    (".json", '{"categories": {"mine": [""]}}', "holds '', which is no word"),
-    (".json", '{"categories": {"mine": [" "]}}', "which is no word"),
-    (".json", '{"categories": {}}', "there is no task"),
-    (".json", '{"categories": {"mine": [], "yours": []}}', "has 0 words of its own"),
-    (".json", '{"categories": {"mine": ["a", "b"], "yours": ["a", "b"]}}', "has 0 words of its own"),
-    (".json", '{"categories": {"mine": ["a", "b"], "yours": ["c", "c", "c", "c"]}}', "has 1 words of its own"),
+    (".json", '{"categories": null}', "categories must be an object"),
+    (".json", '{"categories": []}', "categories must be an object"),
+    (".json", '{"categories": "x"}', "categories must be an object"),
+    (".json", '{"categories": {"mine": null}}', "'mine' must be a list"),
+    (".json", '{"categories": {"mine": "abc"}}', "'mine' must be a list"),
+    (".json", '{"categories": {"mine": {"a": 1}}}', "'mine' must be a list"),
+    (".json", '{"categories": {"mine": [1, 2]}}', "must contain words, got 1"),
+    (".json", '{"categories": {"mine": [null]}}', "must contain words, got None"),
+    (".json", '{"categories": {"mine": [["a"]]}}', "must contain words"),
+    (".json", '{"categories": {"mine": [""]}}', "must contain words, got ''"),
+    (".json", '{"categories": {"mine": [" "]}}', "must contain words"),
+    (".json", '{"categories": {}}', "unknown task"),
+    (".json", '{"categories": {"mine": [], "yours": []}}', "got 0;"),
+    (".json", '{"categories": {"mine": ["a", "b"], "yours": ["a", "b"]}}', "got 0;"),
+    (".json", '{"categories": {"mine": ["a", "b"], "yours": ["c", "c", "c", "c"]}}', "got 1;"),
 ]
 
 
@@ -115,7 +115,7 @@ def test_bad_files(tmp_path, suffix, content, words):
         (pa.array([["a"], ["b"]] * 8), "has a list"),
         (pa.array([float("nan"), 1.0] * 8), "has nan in column 'label'"),
         (pa.array([{"x": 1}] * 16), "has an object"),
-        (pa.array([None] * 16, pa.string()), "there are 0 texts"),
+        (pa.array([None] * 16, pa.string()), "got 0 queries"),
     ],
 )
 def test_bad_columns_of_parquet(tmp_path, column, words):
@@ -141,7 +141,7 @@ def test_classes_are_read_as_written(tmp_path, kinds, suffix):
     read = [(row["text"], row["label"] or "") for row in read_files([path]).rows]
     assert read == rows
     if "" in kinds:
-        with pytest.raises(il.InputError, match="two classes or more"):
+        with pytest.raises(il.InputError, match="two classes with"):
             load_task("mine", path=path, n=2)
         return
     shown = load_task("mine", path=path, n=8, labels=("foo", "bar"))
@@ -191,7 +191,7 @@ def test_any_flipped_byte_is_damage(tmp_path, place, flip):
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= flip
     path.write_bytes(data)
-    with pytest.raises(CorruptChunk, match="is damaged"):
+    with pytest.raises(CorruptChunk, match="is corrupt"):
         run.read(path.name)
 
 

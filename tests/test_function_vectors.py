@@ -169,13 +169,13 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
     batch = tokenized(model, PROMPTS)
     width = ModelView.of(model).d_model
     for vector, layer, said in (
-        (torch.zeros(width + 1), 0, "has shape"),
-        (torch.zeros(width), 3, "there is no layer 3"),
-        (torch.full((width,), torch.nan), 0, "not finite"),
+        (torch.zeros(width + 1), 0, "vector must have shape"),
+        (torch.zeros(width), 3, "got 3"),
+        (torch.full((width,), torch.nan), 0, "must be finite"),
     ):
         with pytest.raises(il.InputError, match=said), il.add_vector(model, vector, layer, batch):
             pass
     with pytest.raises(InputError, match="run the same batch"), il.add_vector(model, torch.zeros(width), 0, batch):
         il.last_log_probs(model, batch[:2])
-    with pytest.raises(InputError, match="no reference prompt"):
+    with pytest.raises(InputError, match="reference must contain at least one"):
         il.function_vector(model, HEADS, [])

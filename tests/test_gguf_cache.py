@@ -158,5 +158,5 @@ def test_a_damaged_conversion_says_which_folder_to_delete(file, cache):
     (name,) = folders(cache)
     weights = cache / name / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(il.InputError, match=f"delete the folder '.*{name}' and try again: it is converted anew"):
+    with pytest.raises(il.InputError, match=f"delete the folder '.*{name}' and retry to reconvert it"):
         load(file)

@@ -65,8 +65,8 @@ LOADED = {
     "in a folder": "some/quantized/more/y.gguf of main",
 }
 REFUSED = {
-    "no such file": "has no file 'z.gguf'; name its GGUF file: 'some/quantized/more/y.gguf' (or another of its 2",
-    "the repository": "there is no config.json in it",
+    "no such file": "has no file 'z.gguf'; pass its GGUF file: 'some/quantized/more/y.gguf' (or another of its 2",
+    "the repository": "it has no config.json",
     "no such repository": "'some/nothing'",
 }
 
@@ -94,4 +94,4 @@ def test_what_the_hub_does_not_have(label, told):
     faults.assert_sentence(told["online"][label]["said"], REFUSED[label])
     faults.assert_sentence(told["offline"][label]["said"], "some/")
     if label == "the repository":
-        assert "name its GGUF file: 'some/quantized/more/y.gguf'" in told["online"][label]["said"]
+        assert "pass its GGUF file: 'some/quantized/more/y.gguf'" in told["online"][label]["said"]

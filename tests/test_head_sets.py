@@ -191,7 +191,7 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
     model = load_tiny("gpt2")
     batch = ragged(model)
     for sets, options, text in (
-        ([], {}, "no set of heads"),
+        ([], {}, "head_sets must contain at least one"),
         ([[(9, 0)]], {}, "9"),
         ([[]], {"mode": "mean"}, "reference"),
         ([[]], {"mode": "other"}, "mode"),

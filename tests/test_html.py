@@ -137,7 +137,7 @@ def test_a_missing_bundle_is_said(monkeypatch, tmp_path):
 
     monkeypatch.setattr(assets, "files", lambda package: tmp_path)
     assets.circuitsvis_bundle.cache_clear()
-    with pytest.raises(il.InputError, match=r"no dist/cdn/iife\.js"):
+    with pytest.raises(il.InputError, match=r"lacks dist/cdn/iife\.js"):
         assets.circuitsvis_bundle()
     monkeypatch.undo()
 
@@ -286,9 +286,9 @@ def test_probabilities_of_answer_and_removal(paper):
         ablation=replace(paper.ablation, located=(-log2, -3 * log2), random=((-log2, -log2), (-2 * log2, -log2))),
     )
     page = Page(html.explanation_page(explanation))
-    assert "The model says foo, rightly" in page.text
-    assert "With probability 50.0%" in page.text
-    removal = page.text[page.text.index("Removing the located heads") : page.text.index("Largest parts")]
+    assert "The model predicts foo, correctly" in page.text
+    assert "Probability 50.0%, after" in page.text
+    removal = page.text[page.text.index("Ablating the located heads") : page.text.index("Largest parts")]
     assert "bar25.0%50.0%37.5% (25.0%–50.0%)" in removal
     assert "foo50.0%12.5%50.0% (50.0%–50.0%)" in removal
 
@@ -302,9 +302,9 @@ def test_the_located_table_sums_attention_by_label(paper):
 
 def test_a_prompt_without_answer_and_a_wrong_prediction():
     explanation = ex.made(answer=None)
-    assert "rightly" not in Page(html.explanation_page(explanation)).text
+    assert "correctly" not in Page(html.explanation_page(explanation)).text
     wrong = replace(ex.made(), label_log_probs=(-0.1, -3.0))
-    assert "The model says bar, not foo" in Page(html.explanation_page(wrong)).text
+    assert "The model predicts bar, not foo" in Page(html.explanation_page(wrong)).text
 
 
 def test_more_labels_than_colors():
@@ -396,7 +396,7 @@ def test_nbconverts_sanitizer_leaves_the_static_twin_whole(paper):
         assert set(re.findall(r"&lt;/?\w+", before)) <= {"&lt;tbody", "&lt;/tbody"}
         assert "<table>" in before or "Largest: " in before
         assert len(script) < 500
-        assert "Static picture" in before
+        assert "Static version" in before
 
 
 @pytest.mark.parametrize("strip", [False, True])
@@ -446,11 +446,11 @@ def test_all_zero_values_have_a_scale(paper):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda e: html.attention_to_labels(e, [il.Head(0, 3)]), "does not describe L0H3; it describes"),
-        (lambda e: html.subhead_values(e, []), "does not describe an empty list"),
-        (lambda e: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]), r"\(1, 2, 2\) do not fit 1"),
-        (lambda e: html.token_values(["a"], torch.ones(2, 1), ["x"]), r"\(2, 1\) do not fit 1 names"),
-        (lambda e: html.head_heatmap(torch.ones(2)), r"\(2,\) have no layer and head axis"),
+        (lambda e: html.attention_to_labels(e, [il.Head(0, 3)]), "got L0H3"),
+        (lambda e: html.subhead_values(e, []), "got an empty list"),
+        (lambda e: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]), r"got \[1, 2, 2\]"),
+        (lambda e: html.token_values(["a"], torch.ones(2, 1), ["x"]), r"got \[2, 1\]"),
+        (lambda e: html.head_heatmap(torch.ones(2)), r"\[layer head\], got \[2\]"),
     ],
 )
 def test_wrong_sizes_and_heads_are_said(paper, call, message, no_type_checks):
@@ -459,9 +459,9 @@ def test_wrong_sizes_and_heads_are_said(paper, call, message, no_type_checks):
 
 
 def test_activations_need_heads(gpt2_acts):
-    with pytest.raises(il.InputError, match="heads is empty"):
+    with pytest.raises(il.InputError, match="heads must not be empty"):
         html.attention_to_labels(gpt2_acts)
-    with pytest.raises(il.InputError, match="L9H0 does not exist"):
+    with pytest.raises(il.InputError, match="L9H0"):
         html.attention_to_labels(gpt2_acts, [il.Head(9, 0)])
 
 
@@ -491,7 +491,7 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
             assert text in shown
             assert text in repr(element)
     whole = twin(paper).text
-    assert "The model says foo" in whole
+    assert "The model predicts foo" in whole
     for number in (*cells, *map(signed, paper.layer_attn), *map(signed, paper.layer_ffn)):
         assert number in whole
     assert [whole.count(f"{one.head} {signed(one.increase)} 0.") for one in paper.heads] == [1] * 5
@@ -546,7 +546,7 @@ def test_comparing_ranks_heads_by_change(paper):
     assert re.findall(r"L\dH\d", changed)[:2] == ["L2H3", "L0H1"]
     assert "−5.000" in changed
     assert "+3.000" in changed
-    assert "Both say foo" in page.text
+    assert "Both predict foo" in page.text
     assert "The same model and prompt" in page.text
     cell = page.all("button", **{"data-head": "L2H3"})[0]
     assert float(cell["data-value"]) == pytest.approx(-5)
@@ -556,7 +556,7 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     wide = replace(ex.made(layers=3, heads=8), model="wide")
     text = Page(html.compare_page(paper, wide)).text
     assert "One prompt, tiny and wide" in text
-    assert "no head of one corresponds to a head of the other" in text
+    assert "their heads do not correspond" in text
     other = ex.made("cat : yes red : no dog :", answer="yes")
     text = Page(html.compare_page(paper, other)).text
     assert "Two prompts, tiny" in text
@@ -570,7 +570,7 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
 def test_a_free_page_has_tokens_instead_of_labels():
     explanation = ex.free()
     page = Page(html.explanation_page(explanation))
-    assert "Explained here: ␣Mary" in page.text
+    assert "Explained token: ␣Mary" in page.text
     assert "against ␣John" in page.text
     assert "attends most to" in page.text
     assert "Labels" not in page.text
@@ -633,16 +633,16 @@ def test_which_heads_tell_the_labels_apart(paper):
     )
     names = [str(report.head) for report in heads]
     line = (
-        f"Tell the labels apart: {names[0]}, {names[1]}. Only raise both labels: {names[2]}, {names[3]}. "
-        "A head tells them apart if its contrast is at least half of its increase."
+        f"Distinguish the labels: {names[0]}, {names[1]}. Raise both labels: {names[2]}, {names[3]}. "
+        "A head distinguishes them if its contrast is at least half of its increase."
     )
     text = Page(html.explanation_page(explanation)).text
     assert line in text
-    assert "tells labels apart, nats" in text
+    assert "contrast, nats" in text
     console = Console(width=400, record=True, file=StringIO())
     console.print(render(explanation))
     assert line in console.export_text()
-    assert "tells labels apart" not in Page(html.explanation_page(paper)).text, "nothing to compare with"
+    assert "contrast, nats" not in Page(html.explanation_page(paper)).text, "nothing to compare with"
 
 
 def test_labels_of_several_tokens_are_said(paper):
@@ -652,13 +652,13 @@ def test_labels_of_several_tokens_are_said(paper):
         whole_label_log_probs=(-7.25, -0.5),
     )
     text = Page(html.explanation_page(explanation)).text
-    assert "Among its labels the model prefers" in text
-    assert "The model says" not in text
+    assert "Among the labels, the model prefers" in text
+    assert "The model predicts" not in text
     assert "−7.250" in text
-    assert "'bar' is scored by '␣', which is white space only" in text
+    assert "'bar' is scored by '␣', which is only white space" in text
     shared = replace(explanation, label_token_names=(("␣", "bar"), ("␣", "foo")), n_shared_tokens=1)
     assert shared.scored_tokens == ("bar", "foo")
-    assert "white space only" not in Page(html.explanation_page(shared)).text
+    assert "only white space" not in Page(html.explanation_page(shared)).text
 
 
 def test_comparing_free_prompts():

@@ -188,27 +188,30 @@ def _named(name: str, *bases: str) -> type[Exception]:
             ),
             ("certificate", "is not trusted", "self-signed", "SSL_CERT_FILE"),
         ),
-        (_named("ConnectError")("[SSL: WRONG_VERSION_NUMBER]"), ("no secure connection", "HF_ENDPOINT")),
+        (_named("ConnectError")("[SSL: WRONG_VERSION_NUMBER]"), ("cannot connect securely", "HF_ENDPOINT")),
         (
             _wrapped(_named("ConnectError")("all"), socket.gaierror(-2, "Name or service not known")),
-            ("cannot be looked up", "no network"),
+            ("cannot resolve", "network connection"),
         ),
-        (_named("ProxyError")("407 Proxy Authentication Required"), ("the proxy refuses", "407", "HTTPS_PROXY")),
+        (_named("ProxyError")("407 Proxy Authentication Required"), ("the proxy refused", "407", "HTTPS_PROXY")),
         (
             _named("ReadTimeout", "TimeoutException")("read"),
-            ("did not answer run_with_timeout 10 seconds", "HF_HUB_ETAG_TIMEOUT"),
+            ("did not respond within 10 seconds", "HF_HUB_ETAG_TIMEOUT"),
         ),
         (
             _named("FileMetadataError", "OSError")("no 'X-Repo-Commit' header; a proxy's certificate may be missing"),
-            ("is not the Hugging Face Hub", "login page"),
+            ("is not from the Hugging Face Hub", "login page"),
         ),
-        (NotADirectoryError(20, "Not a directory", "/cache/hub"), ("cache cannot be written", "/cache/hub", "HF_HOME")),
-        (FileNotFoundError(2, "No such file or directory", "/proc/x"), ("cache cannot be written", "HF_HOME")),
-        (FileNotFoundError(2, "No such file or directory"), ("could not be asked",)),
+        (
+            NotADirectoryError(20, "Not a directory", "/cache/hub"),
+            ("cannot write to the cache", "/cache/hub", "HF_HOME"),
+        ),
+        (FileNotFoundError(2, "No such file or directory", "/proc/x"), ("cannot write to the cache", "HF_HOME")),
+        (FileNotFoundError(2, "No such file or directory"), ("could not query",)),
         (OSError(28, "No space left on device"), ("disk is full", "HF_HOME")),
-        (PermissionError(13, "Permission denied", "/cache"), ("cannot be written", "HF_HOME")),
-        (_named("UnsupportedProtocol")("no scheme"), ("HF_ENDPOINT is no address",)),
-        (RuntimeError("something new\nmore"), ("could not be asked about model 'a/b': something new; try again",)),
+        (PermissionError(13, "Permission denied", "/cache"), ("cannot write", "HF_HOME")),
+        (_named("UnsupportedProtocol")("no scheme"), ("HF_ENDPOINT must be a URL",)),
+        (RuntimeError("something new\nmore"), ("for model 'a/b': something new; retry",)),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -222,13 +225,11 @@ def test_reasons_of_the_network_and_the_disk(error, words):
 def test_reasons_in_the_environment(monkeypatch):
     """A file of certificates that is not there, and a proxy whose name nobody knows."""
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
-    assert "SSL_CERT_FILE names '/no/such.pem'" in explain_hub_error(
-        FileNotFoundError(2, "No such file"), "a/b", "model"
-    )
+    assert "got '/no/such.pem'" in explain_hub_error(FileNotFoundError(2, "No such file"), "a/b", "model")
     for proxy in ("http://user:secret@nowhere:8080", "nowhere"):
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         said = explain_hub_error(socket.gaierror(-2, "Name or service not known"), "a/b", "model")
-        assert "nor the proxy nowhere that HTTPS_PROXY names" in said
+        assert "or the proxy nowhere from HTTPS_PROXY" in said
         assert "secret" not in said
 
 

@@ -50,7 +50,7 @@ def test_half_precision_is_rounded_as_the_model_rounds_it(load_tiny, gpt2_batch,
 def test_an_error_in_a_pass_leaves_the_models_own(load_tiny, gpt2_batch, written_out):
     model = load_tiny("gpt2")
     view = ModelView.of(model)
-    with pytest.raises(ZeroDivisionError), view.lean_pass():
+    with pytest.raises(ZeroDivisionError), view.inference_pass():
         raise ZeroDivisionError
     model(gpt2_batch.tokens)
     assert len(written_out) == view.n_layers

@@ -96,10 +96,10 @@ TOP = il.TopHeads(
 
 def test_the_sentence():
     assert summary(TOP) == (
-        "Exact, certified: 3 of 12 heads evaluated on all 2,000 prompts, 25.0 % of all evaluations. Largest bound left "
-        "out: 0.1250 nats, against 0.2500 of the last head in the table."
+        "Exact, certified: 3 of 12 heads evaluated on all 2,000 prompts, 25.0 % of all evaluations. Largest "
+        "unevaluated bound: 0.1250 nats; last head in the table: 0.2500."
     )
-    assert "left out" not in summary(replace(TOP, n_exact=12))
+    assert "unevaluated" not in summary(replace(TOP, n_exact=12))
     assert summary(replace(TOP, certified=False)).startswith("All 12 heads were evaluated exactly on all 2,000 prompts")
 
 
@@ -128,7 +128,7 @@ def test_result_files(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text()) == {
         "certified": True,
         "n_prompts": 2000,
-        "heads": 12,
+        "n_heads": 12,
         "heads_evaluated_on_all_prompts": 3,
         "share_evaluated": 0.25,
         "largest_unevaluated_bound": 0.125,

@@ -88,7 +88,7 @@ def test_other_effects_stream_too(gpt2, many, options):
     assert found.exact == ("method" not in options)
     assert bool(found.log_odds.mean.isnan().all()) == ("method" in options)
     if not found.exact:
-        with pytest.raises(il.InputError, match="there is no log_odds here"):
+        with pytest.raises(il.InputError, match="requires prompts with an answer"):
             found.top(1, by="log_odds")
 
 
@@ -97,9 +97,9 @@ def test_one_query_has_no_interval(gpt2, many):
 
 
 def test_a_folder_of_another_kind_of_run_is_refused(gpt2, many, tmp_path):
-    with pytest.raises(il.InputError, match='let its entry "by" be "effect"'):
+    with pytest.raises(il.InputError, match="must have by='effect', got 'increase'"):
         il.locate_effects(gpt2, many, folder=RunFolder(tmp_path, {"n": 1}))
-    with pytest.raises(il.InputError, match="give it to locate_effects"):
+    with pytest.raises(il.InputError, match="pass it to locate_effects"):
         il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"by": "effect"}))
 
 
@@ -112,7 +112,7 @@ def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
         return found
 
     monkeypatch.setattr("icl_lens.locate.mean_effects.head_effects", broken)
-    with pytest.raises(il.InputError, match=r"mean effect of L1H2 \(log_prob\) is not finite"):
+    with pytest.raises(il.InputError, match=r"mean effect of L1H2 \(log_prob\) is NaN or infinite"):
         il.locate_effects(gpt2, many)
 
 
@@ -187,16 +187,16 @@ def test_a_damaged_chunk_is_computed_again(inputs, unbroken, tmp_path, monkeypat
     path.write_bytes(path.read_bytes()[:-20])
     code, _, said = run(inputs, out, monkeypatch, capsys)
     assert (code, said.count("\n")) == (0, 1)
-    assert "part-00003.parquet is damaged" in said
+    assert "part-00003.parquet is corrupt" in said
     assert contents(out) == unbroken
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--no-bias"], "--bias has nothing to do here"),
-        (["--final-norm", "own"], "--final-norm has nothing to do here"),
-        (["--by", "increase", "--method", "gradient"], "--method has nothing to do here: only --by effect"),
+        (["--no-bias"], "--bias has no effect here"),
+        (["--final-norm", "own"], "--final-norm has no effect here"),
+        (["--by", "increase", "--method", "gradient"], "--method has no effect here: only --by effect"),
     ],
 )
 def test_options_that_do_nothing_are_refused(inputs, tmp_path, given, says, monkeypatch, capsys):

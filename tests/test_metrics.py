@@ -34,7 +34,7 @@ def test_accuracy_looks_at_a_prompts_own_labels_only():
 
 @pytest.mark.parametrize("answer", [[0, -1, 1], [2, 2, 1]])
 def test_an_answer_that_is_no_choice_is_refused(answer):
-    with pytest.raises(InputError, match="no answer among their labels"):
+    with pytest.raises(InputError, match="an answer among its labels"):
         accuracy(SCORES, torch.tensor(answer), choices=CHOICES)
 
 
@@ -50,9 +50,9 @@ def test_log_odds_are_against_the_other_labels_together():
     two = torch.tensor([[True, True, False], [False, True, True]])
     odds = label_log_odds(probabilities.log(), torch.tensor([0, 2]), choices=two)
     torch.testing.assert_close(odds, torch.tensor([2.0, 1.5]).log())
-    with pytest.raises(InputError, match="one label only"):
+    with pytest.raises(InputError, match="only one label"):
         label_log_odds(probabilities.log(), torch.tensor([0, 2]), choices=two & torch.tensor([[True, False, True]]))
-    with pytest.raises(InputError, match="no such label"):
+    with pytest.raises(InputError, match="some are -1"):
         label_log_odds(probabilities.log(), torch.tensor([0, -1]))
 
 
@@ -68,7 +68,7 @@ def test_bias_gap_is_the_difference_of_two_accuracies():
     answer = torch.tensor([0, 1, 0, 0, 0, 1])
     favored = torch.tensor([0, 1, 0, 1, 1, -1])
     assert bias_gap(correct, answer, favored) == pytest.approx(2 / 3 - 1 / 2)
-    with pytest.raises(InputError, match="3 prompts have the favored label as their answer and 0 another"):
+    with pytest.raises(InputError, match="got 3 and 0"):
         bias_gap(correct[:3], answer[:3], favored[:3])
 
 
@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_interval_however_it_is_chunked(monkeypatch
     ("values", "options", "match"),
     [
         ([1.0], {}, "at least two"),
-        ([1.0, math.nan], {}, "1 of the values are not finite"),
+        ([1.0, math.nan], {}, "must be finite, got 1"),
         ([1.0, 2.0], {"level": 95.0}, "level=95"),
         (np.array([[1.0, 2.0], [3.0, 4.0]]), {}, "statistic="),
     ],

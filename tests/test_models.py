@@ -17,7 +17,7 @@ def test_heads_print_and_parse():
     assert il.Head.parse("L22H0") == (22, 0)
     assert il.Head.parse(" l3h11 ") == il.Head(3, 11)
     for text in ("22,0", "L22", "LH", "22-0"):
-        with pytest.raises(il.InputError, match="like L22H0"):
+        with pytest.raises(il.InputError, match="like 'L22H0'"):
             il.Head.parse(text)
 
 
@@ -51,28 +51,26 @@ def test_what_is_no_norm_is_refused():
         def forward(self, x):
             return torch.tanh(x)
 
-    with pytest.raises(il.InputError, match="neither a LayerNorm nor an RMSNorm"):
+    with pytest.raises(il.InputError, match="must be a LayerNorm or an RMSNorm"):
         infer_norm(Tanh(), 8, torch.device("cpu"), default_eps=1e-5)
     identity = infer_norm(nn.Identity(), 8, torch.device("cpu"), default_eps=1e-5)
     assert not identity.normalize
 
 
 def test_a_folder_without_a_model(tmp_path):
-    with pytest.raises(il.InputError, match=r"holds no Hugging Face model: there is no config.json"):
+    with pytest.raises(il.InputError, match=r"not a Hugging Face model: it has no config.json"):
         il.load_model(str(tmp_path))
     with pytest.raises(il.InputError, match="there is no folder"):
         il.load_model(str(tmp_path / "nowhere"))
 
 
 def test_a_revision_is_for_models_of_the_hub(tmp_path):
-    with pytest.raises(
-        il.InputError, match="'icl-mini' is no model of the Hugging Face Hub, so it has no revision 'v1'"
-    ):
+    with pytest.raises(il.InputError, match=r"'icl-mini' is not .* has no revision 'v1'"):
         il.load_model("icl-mini", revision="v1")
     with pytest.raises(il.InputError, match="did you mean 'icl-mini-llama'"):
         il.load_model("icl-mini-lama")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(il.InputError, match=r"is a file, and not a \.gguf file"):
+    with pytest.raises(il.InputError, match=r"must be a \.gguf file"):
         il.load_model(str(tmp_path / "config.json"))
 
 
@@ -88,7 +86,7 @@ def test_what_is_asked_for_reaches_the_loader(monkeypatch, family_folder):
 
     monkeypatch.setattr(TransformerBridge, "boot_transformers", boot)
     folder = str(family_folder("gpt2"))
-    with pytest.raises(il.InputError, match="could not be loaded: enough"):
+    with pytest.raises(il.InputError, match=r"could not load .*: enough"):
         il.load_model(folder, device_map="auto", dtype=torch.bfloat16, n_ctx=16)
     assert seen["name"] == folder
     assert (seen["device_map"], seen["dtype"], seen["n_ctx"]) == ("auto", torch.bfloat16, 16)
@@ -108,13 +106,13 @@ def test_bundled_models_load_without_bars_and_leave_the_setting(capfd):
 def test_heads_by_name_and_things_that_are_none(gpt2, no_type_checks):
     view = ModelView.of(gpt2)
     assert view.check_head("L1H2") == il.Head(1, 2)
-    with pytest.raises(il.InputError, match="is no head"):
+    with pytest.raises(il.InputError, match="invalid head"):
         view.check_head([il.Head(0, 1), il.Head(1, 1)])
 
 
 def test_dtypes_by_name_and_models_without_a_tokenizer(no_type_checks):
     assert il.load_model("icl-mini", dtype="bfloat16").W_U.dtype == torch.bfloat16
-    with pytest.raises(il.InputError, match="dtype='nonsense' is not known"):
+    with pytest.raises(il.InputError, match=r"dtype must be one of .*got 'nonsense'"):
         il.load_model("icl-mini", dtype="nonsense")
     with pytest.raises(il.InputError, match="needs its tokenizer"):
         il.load_model("mine", hf_model=nn.Linear(1, 1))

@@ -118,7 +118,7 @@ def test_targets_in_their_place(pair):
     within = il.tokenize_text(model, IOI, positions=[4, -1], targets=[" John", " Mary"])
     assert within.answer_tokens.tolist() == john + mary
     assert il.tokenize_text(model, IOI, targets=torch.tensor(mary)).answer_tokens.tolist() == mary
-    with pytest.warns(UserWarning, match=r"' Maryto' is \d tokens, .* the first, .*Mary', is scored"):
+    with pytest.warns(UserWarning, match=r"' Maryto' has \d tokens, .* first, .*Mary'"):
         assert il.tokenize_text(model, IOI, targets=" Maryto").answer_tokens.tolist() == mary
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -128,19 +128,19 @@ def test_targets_in_their_place(pair):
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ([], {}, "no text"),
-        ([IOI, " "], {}, "text 1 is empty"),
-        (IOI, {"targets": ""}, "empty string"),
-        (IOI + " ", {"targets": "Mary"}, "does not follow"),
-        (IOI, {"targets": -1}, "-1 is no token id"),
-        (IOI, {"targets": 10_000}, "10000 is no token id"),
-        (IOI, {"targets": " Mary", "against": " Mary"}, "nothing to compare"),
-        ([IOI, IOI], {"targets": [" Mary"]}, "do not fit 2 texts"),
-        (IOI, {"targets": [" Mary", " John"]}, "2 targets do not fit the 1 positions"),
-        (IOI, {"positions": 100}, "prompt 0 has no position 100"),
-        (IOI, {"positions": "first"}, "use 'last', 'all'"),
-        ([IOI, IOI], {"positions": [[1]]}, "do not fit 2 prompts"),
-        (" ".join(["Mary"] * 100), {}, "more than the 64"),
+        ([], {}, "at least one text"),
+        ([IOI, " "], {}, "must not be empty, got .* as text 1"),
+        (IOI, {"targets": ""}, "must not be empty"),
+        (IOI + " ", {"targets": "Mary"}, "not a separate token"),
+        (IOI, {"targets": -1}, "token id -1 is out of range"),
+        (IOI, {"targets": 10_000}, "token id 10000 is out of range"),
+        (IOI, {"targets": " Mary", "against": " Mary"}, "must differ"),
+        ([IOI, IOI], {"targets": [" Mary"]}, "all 2 texts"),
+        (IOI, {"targets": [" Mary", " John"]}, "got 2 for 1 positions"),
+        (IOI, {"positions": 100}, "position 100 is out of range for prompt 0"),
+        (IOI, {"positions": "first"}, "must be 'last', 'all'"),
+        ([IOI, IOI], {"positions": [[1]]}, "all 2 prompts"),
+        (" ".join(["Mary"] * 100), {}, "context length of 64"),
     ],
 )
 def test_what_does_not_fit_is_said(pair, texts, options, message, no_type_checks):
@@ -312,18 +312,18 @@ def test_tokens_without_a_model_are_their_own_names():
     assert len(batch) == 1
     for wrong, message in [
         (lambda: il.PromptBatch.from_tokens([[]]), "at least one"),
-        (lambda: il.PromptBatch.from_tokens([[1]], targets=[1, 2]), "each of the 1 rows"),
-        (lambda: il.PromptBatch.from_tokens([[1]], targets=-5), "-5 is no token id"),
-        (lambda: il.PromptBatch.from_tokens([[1]], targets=1, against=1), "nothing to compare"),
+        (lambda: il.PromptBatch.from_tokens([[1]], targets=[1, 2]), "one per row"),
+        (lambda: il.PromptBatch.from_tokens([[1]], targets=-5), "token id -5 is out of range"),
+        (lambda: il.PromptBatch.from_tokens([[1]], targets=1, against=1), "must differ"),
     ]:
         with pytest.raises(il.InputError, match=message):
             wrong()
 
 
 def test_ids_are_checked_against_the_model(gpt2):
-    with pytest.raises(il.InputError, match="lies outside the model's vocabulary of 97"):
+    with pytest.raises(il.InputError, match="outside the model's vocabulary of 97"):
         il.PromptBatch.from_tokens([[1, 97]], model=gpt2)
-    with pytest.raises(il.InputError, match="97 is no token id: the model has 0–96"):
+    with pytest.raises(il.InputError, match="token id 97 is out of range; valid ids are 0–96"):
         il.PromptBatch.from_tokens([[1]], model=gpt2, targets=97)
 
 

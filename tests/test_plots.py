@@ -138,10 +138,10 @@ def test_figures_of_an_explanation_are_made_without_pyplot(monkeypatch):
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: plots.layer_bars(pd.DataFrame({"layer": [0]})), "no column 'component', 'increase'; it has"),
-        (lambda: plots.top_head_bars(pd.DataFrame({"name": [], "increase": []})), "no rows to draw"),
-        (lambda: plots.head_heatmap(np.ones(3)), r"shape \(3,\) has no layer and head axis"),
-        (lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"), "column 'x'"),
+        (lambda: plots.layer_bars(pd.DataFrame({"layer": [0]})), "columns 'component', 'increase', got"),
+        (lambda: plots.top_head_bars(pd.DataFrame({"name": [], "increase": []})), "at least one row"),
+        (lambda: plots.head_heatmap(np.ones(3)), r"\[layer head\], got \[3\]"),
+        (lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"), "'x', got"),
     ],
 )
 def test_tables_that_do_not_fit_are_said(draw, message):

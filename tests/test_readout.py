@@ -62,7 +62,7 @@ def test_soft_cap_bounds_the_logits():
     x = 10 * vectors(3)
     assert_close(capped.logits(x), 2 * torch.tanh(free.logits(x) / 2))
     assert not capped.is_affine
-    with pytest.raises(il.InputError, match="not affine"):
+    with pytest.raises(il.InputError, match="must be affine"):
         capped.pull_back(torch.zeros(3, 11, dtype=torch.float64))
 
 

@@ -187,7 +187,7 @@ def test_a_space_too_many_is_the_first_token_of_its_label(kind):
 
 
 def test_labels_that_differ_in_white_space_only():
-    with pytest.raises(InputError, match="labels ' foo' and 'foo' are both 'foo' to the model's tokenizer"):
+    with pytest.raises(InputError, match="labels ' foo' and 'foo' have the same tokens 'foo'"):
         tokenize(model_of("word"), prompt_of(("love", " foo"), ("two", "foo")))
 
 
@@ -227,9 +227,9 @@ def test_appending_is_nothing_where_labels_differ_at_once():
 @pytest.mark.parametrize(
     ("labels", "complaint"),
     [
-        (("food", "foot", "bar"), "'food' and 'foot' share their first token ' foo'.* since not all of"),
-        (("foo", "food"), "'foo' is ' foo', with which all of 'foo', 'food' begin"),
-        (("fooda", "foodb", "foot"), "'fooda' and 'foodb' share their 2th token 'd'.* since not all of"),
+        (("food", "foot", "bar"), "'food' and 'foot' share their first token ' foo'.*not all of"),
+        (("foo", "food"), "all labels .* begin with the tokens of 'foo', ' foo'"),
+        (("fooda", "foodb", "foot"), "'fooda' and 'foodb' share their 2th token 'd'.*not all of"),
     ],
 )
 def test_what_appending_cannot_solve(labels, complaint):
@@ -362,7 +362,7 @@ def test_the_order_of_labels_is_the_callers():
     assert batch.label_tokens.tolist() == [WORDS.index(word) + 1 for word in ("sad", "foo", "bar")]
     with pytest.raises(InputError, match="add 'foo'"):
         tokenize(model_of("word"), PAPER, labels=["bar"])
-    with pytest.raises(InputError, match="repeated"):
+    with pytest.raises(InputError, match="duplicates"):
         tokenize(model_of("word"), PAPER, labels=["bar", "foo", "bar"])
 
 
@@ -401,7 +401,7 @@ def test_slices():
     with pytest.raises(IndexError):
         batch[torch.tensor([True, False])]
     for nothing in ([], slice(3, None), torch.zeros(3, dtype=torch.bool)):
-        with pytest.raises(InputError, match="picks no row"):
+        with pytest.raises(InputError, match="must select at least one"):
             batch[nothing]
 
 
@@ -428,13 +428,13 @@ def test_devices():
 
 
 def test_nothing_to_tokenize():
-    with pytest.raises(InputError, match="no prompt"):
+    with pytest.raises(InputError, match="at least one prompt"):
         tokenize(model_of("word"), [])
 
 
 def test_a_prompt_longer_than_the_context():
     tokenize(model_of("word", n_ctx=14), PAPER)
-    with pytest.raises(InputError, match="prompt 1 has 14 tokens, more than the 13 of the model's context"):
+    with pytest.raises(InputError, match="prompt 1 has 14 tokens, more than the model's context length of 13"):
         tokenize(model_of("word", n_ctx=13), [ragged()[1], PAPER])
     with pytest.raises(InputError, match="15 tokens"):
         tokenize(model_of("metaspace", n_ctx=14), PAPER)  # the beginning-of-sequence token counts
@@ -442,9 +442,9 @@ def test_a_prompt_longer_than_the_context():
 
 def test_unknown_words_are_named():
     prompt = prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar"))
-    with pytest.raises(InputError, match="does not know 'zebra', 'yak', so"):
+    with pytest.raises(InputError, match="got 'zebra', 'yak';"):
         tokenize(model_of("word"), prompt)
-    with pytest.raises(InputError, match="does not know 'quux'"):
+    with pytest.raises(InputError, match="got 'quux'"):
         tokenize(model_of("word"), prompt_of(("love", "foo"), labels=("foo", "quux")))
     with pytest.raises(InputError, match="'w9' and 2 more"):
         tokenize(model_of("word"), prompt_of(*[(f"w{i}", "foo") for i in range(12)]))
@@ -456,9 +456,9 @@ def test_an_unknown_letter_is_named_with_its_word():
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
     model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=99))
-    with pytest.raises(InputError, match="does not know 'ab7a', 'bé', so"):
+    with pytest.raises(InputError, match="got 'ab7a', 'bé';"):
         tokenize(model, prompt_of(("ab7a", "a"), ("b bé", "b"), query="a"))
-    with pytest.raises(InputError, match="does not know '7', so"):
+    with pytest.raises(InputError, match="got '7';"):
         tokenize(model, prompt_of(("a" * 40 + "7", "a"), query="a"))
 
 
@@ -467,7 +467,7 @@ def test_no_word_is_unknown_to_bytes():
     assert tokenizer_of("byte").unk_token_id == tokenizer_of("byte").bos_token_id
     batch = tokenize(model_of("byte"), prompt_of(("zebra", "foo"), ("yak", "bar")), prepend_bos=True)
     assert batch.tokens[0, 0] == tokenizer_of("byte").unk_token_id
-    with pytest.raises(InputError, match=re.escape("does not know '<|endoftext|>'")):
+    with pytest.raises(InputError, match=re.escape("got '<|endoftext|>'")):
         tokenize(model_of("byte"), prompt_of(("zebra", "foo"), ("a <|endoftext|>", "bar")))
 
 
@@ -479,7 +479,7 @@ def test_special_tokens_that_are_no_words_of_the_vocabulary():
     named.bos_token = named.eos_token = "<|endoftext|>"
     assert named.bos_token_id == named.unk_token_id
     model = SimpleNamespace(tokenizer=named, cfg=SimpleNamespace(n_ctx=99))
-    with pytest.raises(InputError, match="does not know 'zebra'"):
+    with pytest.raises(InputError, match="got 'zebra'"):
         tokenize(model, prompt_of(("love", "foo"), ("zebra", "bar")))
     with pytest.raises(InputError, match="no beginning-of-sequence token"):
         tokenize(model, PAPER, prepend_bos=True)
@@ -488,8 +488,8 @@ def test_special_tokens_that_are_no_words_of_the_vocabulary():
 
 def test_slow_tokenizers_and_none():
     for tokenizer, message in (
-        (SimpleNamespace(is_fast=False), "no character offsets"),
-        (None, "no model with a token"),
+        (SimpleNamespace(is_fast=False), "must be a fast tokenizer"),
+        (None, "must have a tokenizer"),
     ):
         with pytest.raises(InputError, match=message):
             tokenize(SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=9)), PAPER)
@@ -504,10 +504,10 @@ def test_a_token_the_model_has_no_row_for():
 
 def test_a_label_that_shares_a_token_with_its_neighbor():
     template = Template("{text} -{label}", "{text} -")  # "->" is one token
-    with pytest.raises(InputError, match=re.escape("the label '>' shares a token with the '-' beside it")):
+    with pytest.raises(InputError, match=re.escape("the label '>' shares a token with the adjacent '-'")):
         tokenize(model_of("byte"), prompt_of(("love", ">"), ("two", "foo")), template=template)
     template = Template("{text} : {label}>", "{text} :")
-    with pytest.raises(InputError, match=re.escape("the label '-' shares a token with the '>' beside it")):
+    with pytest.raises(InputError, match=re.escape("the label '-' shares a token with the adjacent '>'")):
         tokenize(model_of("byte"), prompt_of(("love", "-"), ("two", "foo")), template=template)
 
 
@@ -521,7 +521,7 @@ def test_a_label_that_is_not_the_same_everywhere():
 
 def test_a_query_whose_last_token_changes_when_the_label_follows():
     template = Template("{text}{label}", "{text}")
-    with pytest.raises(InputError, match="becomes other tokens when the label 'foo' follows"):
+    with pytest.raises(InputError, match="tokenized differently when the label 'foo' follows"):
         tokenize(model_of("byte"), prompt_of(("two)", "foo"), ("(a)", "bar"), query="one "), template=template)
 
 
@@ -533,7 +533,7 @@ def test_labels_and_texts_without_tokens():
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(word, "removed")]
         )
         model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
-        with pytest.raises(InputError, match=f"makes no token of '{word}'"):
+        with pytest.raises(InputError, match=f"no token for '{word}'"):
             tokenize(model, PAPER)
 
 

@@ -1,4 +1,4 @@
-"""What one forward pass leaves behind for the analysis: last-position vectors, last-query rows, label inputs."""
+"""Record the activations of one forward pass: last-position vectors, last-query attention rows, label inputs."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,24 +21,24 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions
 
-# Relative errors allowed in the sums that must hold: rounding. RMSNorms of some families round to float32 always.
+# Relative tolerance of the checked sums, by dtype. Some families' RMSNorm always rounds to float32.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 KIND, VERSION = "activations", 2
-"""What `Activations.save` writes; the version rises when a field changes its meaning."""
+"""Kind and version of the files that `Activations.save` writes; the version increases when a field changes meaning."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """The activations the analysis reads; made by `capture` or `Activations.from_cache`.
+    """Activations of one forward pass; made by `capture` or `Activations.from_cache`.
 
-    Everything is at each prompt's own last position unless the axis says otherwise. Vectors are in
-    residual-stream units and the model's dtype (`readout` computes in float32, or float64 for such models).
-    For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are what reaches the
-    residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
+    All tensors are at each prompt's own last position unless they have a position axis. Vectors are in
+    residual-stream units and the model's dtype (`readout` computes in float32, or float64 for float64 models).
+    For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are the normed outputs that
+    reach the residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
 
-    Where rows are positions of the same prompts, those of a prompt share its values (`pass_v`, `run`); `v` and
-    `values` give each row its own.
+    Rows that are positions of the same prompt share its values (`pass_v`, `pass_index`); `v` and `values` expand them
+    to one per row.
 
     Example:
         >>> acts.resid_pre.shape, acts.pattern.shape
@@ -64,7 +64,7 @@ class Activations:
     attn_scale: Float[Tensor, "batch layer"] | None = None
     mlp_scale: Float[Tensor, "batch layer"] | None = None
     pass_index: Int[Tensor, " batch"] | None = None
-    """Each row's place in `pass_v`; None: its own."""
+    """Each row's index into `pass_v`; None if row i has `pass_v[i]`."""
 
     @classmethod
     def from_cache(
@@ -76,11 +76,12 @@ class Activations:
         positions: TokenPositions | None = None,
         check: bool = True,
     ) -> "Activations":
-        """The same from a TransformerLens cache the user already has (`model.run_with_cache(batch.tokens, …)`).
+        """Build activations from an existing TransformerLens cache (`model.run_with_cache(batch.tokens, …)`).
 
-        `positions` reads the cache at others than the last, as `capture` does. The cache must come from these tokens,
-        with a batch axis, holding the hooks of a plain `run_with_cache`; raises InputError naming the first one
-        missing, if the shapes do not fit the batch, or if the cached embeddings are not those of the batch's tokens.
+        `positions` reads positions other than the last, as in `capture`. The cache must come from these tokens, have a
+        batch axis, and hold all hooks of an unfiltered `run_with_cache`. Raise InputError if a hook is missing (the
+        message names the first), if shapes do not match the batch, or if the cached embeddings are not those of the
+        batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
         recorder = _Recorder(ModelView.of(model), batch if positions is None else _ReadPlan.at(batch, positions))
@@ -89,13 +90,13 @@ class Activations:
                 value = cache[name]
             except KeyError:
                 raise InputError(
-                    f"the cache holds no {name!r}; make it with model.run_with_cache(batch.tokens, "
+                    f"cache must contain {name!r}; create it with model.run_with_cache(batch.tokens, "
                     "attention_mask=batch.attention_mask) and no names_filter"
                 ) from None
             if value.ndim < 3 or value.shape[0] != len(batch):
                 raise InputError(
-                    f"the cache's {name!r} has shape {tuple(value.shape)}, which does not fit a batch of "
-                    f"{len(batch)} prompts; keep the batch axis and cache batch.tokens itself"
+                    f"cache[{name!r}] must have {len(batch)} rows, one per prompt, got shape {tuple(value.shape)}; "
+                    "keep the batch axis and cache batch.tokens itself"
                 )
             keep(value)
         return recorder.finish(check=check)
@@ -106,24 +107,24 @@ class Activations:
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
-        """Values at every position. A copy for each row where rows share them: `values` takes one layer at a time."""
+        """Values at every position, copied per row where rows share them; `values` copies only one layer."""
         return self.pass_v if self.pass_index is None else self.pass_v[self.pass_index]
 
     def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
-        """A layer's values at every position; they contain b_V."""
+        """Return one layer's values at every position, b_V included."""
         return self.pass_v[:, layer] if self.pass_index is None else self.pass_v[self.pass_index, layer]
 
     def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """The model's own log-probability of one token a row (`batch.answer_tokens`), nats, with every bias."""
+        """Return the model's log-probability of one token per row (`batch.answer_tokens`), nats, with all biases."""
         self.check_device()
         readout = self.readout.using(final_norm="frozen", bias=True)
         return readout.token_log_probs(self.resid_final[:, None], tokens.to(self.resid_final.device))[:, 0]
 
     @property
     def label_log_probs(self) -> Float[Tensor, "batch label"]:
-        """Log-probability of each label's token after the prompt, nats, with every bias, whatever the readout says.
+        """Log-probability of each label's token after the prompt, nats, with all biases regardless of `readout.bias`.
 
-        Raises InputError for prompts without demonstrations.
+        Raise InputError for prompts without demonstrations.
         """
         self.batch.require_labels("label to score", NO_LABELS_HINT)
         self.check_device()
@@ -132,58 +133,58 @@ class Activations:
 
     @property
     def predicted(self) -> Tensor:
-        """[batch] index of the most probable label among each prompt's own labels."""
+        """[batch] index of the most probable label among each prompt's labels."""
         mask = self.batch.label_mask.to(self.label_log_probs.device)
         return self.label_log_probs.masked_fill(~mask, -torch.inf).argmax(-1)
 
     @property
     def head_inputs(self) -> Float[Tensor, "batch layer head d_head"]:
-        """Each head's z times a following norm's scale: through W_O it gives the head output."""
+        """Each head's z times the scale of a norm after attention; multiplied by W_O it is the head output."""
         z = self.z.to(self.readout.dtype)
         return z if self.attn_scale is None else z * self.attn_scale[..., None, None]
 
     def head_outputs(self, layer: int) -> Float[Tensor, "batch head d_model"]:
-        """What each head of a layer writes into the residual stream at the last position."""
+        """Return what each head of a layer writes into the residual stream at the last position."""
         z = self.z[:, layer].to(self.readout.dtype)
         if self.attn_scale is not None:
             z = z * self.attn_scale[:, layer, None, None]
         return head_outputs(z, self.view.W_O(layer))
 
     def head_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
-        """Attention row times a following norm's scale: pattern · v · W_O then sums to the head output."""
+        """Return the attention row times the scale of a norm after attention: pattern · v · W_O is the head output."""
         pattern = self.pattern[:, layer].to(self.readout.dtype)
         return pattern if self.attn_scale is None else pattern * self.attn_scale[:, layer, None, None]
 
     def head_values(self, layer: int) -> Float[Tensor, "batch key head d_head"]:
-        """Values at every position, key-value groups repeated for their query heads; they contain b_V."""
+        """Return values at every position, key-value groups repeated for their query heads, b_V included."""
         return repeat_kv(self.values(layer).to(self.readout.dtype), self.view.n_heads)
 
     def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
-        """Rows of `x` at the label positions; zero where a prompt has fewer demonstrations."""
+        """Return `x` at the label positions; zero where a prompt has fewer demonstrations."""
         return _at(x, self.batch.label_positions.to(x.device))
 
     def to(self, device: torch.device | str) -> "Activations":
-        """The same with all that was recorded on `device`, for instance to keep many of them off the GPU.
+        """Return a copy with all recorded tensors on `device`, for instance to keep many captures off the GPU.
 
-        Weights stay with the model. Whatever reads vectors out with weights needs the activations where the model is
-        (`acts.view.unembed_device`), and says so.
+        Weights stay with the model. Methods that use weights raise InputError unless the activations are on the model's
+        device (`acts.view.unembed_device`).
         """
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         readout = replace(self.readout, scale=self.readout.scale.to(device))
         return replace(self, batch=self.batch.to(device), readout=readout, **tensors)
 
     def check_device(self) -> None:
-        """Raises InputError where the activations are not on the model's device."""
+        """Raise InputError unless the activations are on the model's device."""
         here, home = self.z.device, self.view.unembed_device
         if here != home:
             raise InputError(
-                f"the activations are on {here} and the model on {home}; move them: acts.to({str(home)!r})"
+                f"activations must be on the model's device {home}, got {here}; use acts.to({str(home)!r})"
             )
 
     def save(self, path: str | Path) -> None:
-        """Writes everything recorded to one safetensors file, which `load` reads with the same model.
+        """Write all recorded tensors to one safetensors file, which `load` reads with the same model.
 
-        Raises InputError where the folder does not exist or cannot be written to.
+        Raise InputError if the folder does not exist or is not writable.
 
         Example:
             >>> import tempfile
@@ -211,10 +212,10 @@ class Activations:
 
     @classmethod
     def load(cls, path: str | Path, model: Any) -> "Activations":
-        """What `save` wrote, on the model's device.
+        """Read activations that `save` wrote, onto the model's device.
 
-        Raises InputError for a file that is none of these, and where it was recorded from another model or from other
-        weights: another dtype, processed weights, further training.
+        Raise InputError for any other file, and for activations of another model or other weights (another dtype,
+        processed weights, further training).
         """
         view = ModelView.of(model)
         about = read_metadata(path, KIND, VERSION)
@@ -223,10 +224,10 @@ class Activations:
         ours = [view.architecture, view.n_layers, view.n_heads, dtype]
         if theirs != ours or about["weights"] != view.fingerprint():
             shown = ["{} of {} layers × {} heads in {}".format(*one) for one in (theirs, ours)]
-            what = "the weights differ (other training, or processing)" if theirs == ours else f"not {shown[1]}"
+            what = "with other weights (training or processing)" if theirs == ours else shown[1]
             raise InputError(
-                f"{str(path)!r} was recorded from {about['model']}, {shown[0]}, and the model given is {view.name}: "
-                f"{what}; load the model as it was then, or capture anew"
+                f"{str(path)!r} was recorded from {about['model']} ({shown[0]}), got model {view.name} ({what}); load "
+                "the recorded model or capture again"
             )
         tensors = read_tensors(path, view.unembed_device)
         of_batch = {
@@ -237,7 +238,7 @@ class Activations:
         return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout)
 
     def __getitem__(self, index: Any) -> "Activations":
-        """The activations of some prompts (slice or index list)."""
+        """Select prompts by slice or index list."""
         if isinstance(index, int):
             index = slice(index, index + 1)
         parts: dict[str, Any] = {
@@ -257,22 +258,20 @@ class Activations:
 def capture(
     model: Any, batch: PromptBatch, *, positions: TokenPositions | None = None, check: bool = True
 ) -> Activations:
-    """One forward pass over the batch, keeping only what the analysis reads.
+    """Run one forward pass over the batch and keep only what the analysis reads.
 
     Logits are computed at each prompt's last position only. Memory: per prompt and layer, the values at every
     position plus a few last-position and label-position vectors.
 
-    `positions` reads the same pass at others than the last, one row for each prompt and position: the result's batch is
-    `batch.at(positions)`. A batch that `at` made, or `tokenize_text(positions=…)`, is run the same way, each prompt
-    once, unless hooks are at work on the model: then each row is run by itself, as what edits the model expects. Memory
-    of p positions of a prompt of n tokens: the prompt's values once, layers · n · key-value heads · d_head numbers, and
-    for each position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n); by that sum, 50 positions of 1,000
-    tokens in GPT-2 large are 0.4 GB in float32. For more, capture in pieces (`batch.split`).
+    `positions` reads positions other than the last from the same pass, one row per prompt and position: the result's
+    batch is `batch.at(positions)`. A batch made by `at` or `tokenize_text(positions=…)` also runs each prompt once,
+    unless hooks are active on the model: then each row runs separately, as the hooks expect. Memory for p positions of
+    a prompt of n tokens: the prompt's values once, layers · n · key-value heads · d_head numbers, plus, for each
+    position, layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n). That makes 0.4 GB in float32 for 50 positions
+    of 1,000 tokens in GPT-2 large. Capture larger inputs in pieces (`batch.split`).
 
-    With `check` (cheap), the identities
-    Σ heads + b_O = attention output and x + attn + ffn = next x are verified, and a family on which they do not
-    hold is refused with an InputError instead of being explained wrongly; switch it off inside interventions
-    that edit the residual stream itself.
+    `check` (cheap) verifies that Σ heads + b_O = attention output and x + attn + ffn = next x, and raises InputError
+    for a model family where they do not hold. Turn it off inside interventions that edit the residual stream itself.
 
     Example:
         >>> acts = il.capture(model, batch)
@@ -281,7 +280,8 @@ def capture(
     """
     if not isinstance(batch, PromptBatch):
         raise InputError(
-            f"capture reads tokenized prompts, not {type(batch).__name__}; give it il.tokenize(model, prompts)"
+            f"batch must be a PromptBatch of tokenized prompts, got {type(batch).__name__}; pass "
+            "il.tokenize(model, prompts)"
         )
     view = ModelView.of(model)
     over: PromptBatch | _ReadPlan = batch
@@ -300,12 +300,12 @@ NO_LABELS_HINT = "il.last_log_probs(model, batch) has the log-probability of eve
 
 @dataclass(frozen=True)
 class _ReadPlan:
-    """A forward pass that is read at several positions of a row: what is run, and the rows read off it."""
+    """A forward pass read at several positions per row: the batch to run and the rows to read."""
 
     run: PromptBatch
     rows: PromptBatch
     of: Int[Tensor, " batch"]
-    """Which row of `run` each is read off."""
+    """Row of `run` that each row is read from."""
 
     @classmethod
     def at(cls, batch: PromptBatch, positions: TokenPositions) -> "_ReadPlan":
@@ -317,7 +317,7 @@ class _ReadPlan:
 
     @classmethod
     def shared(cls, batch: PromptBatch) -> "_ReadPlan":
-        """The longest row of each prompt is run; the others begin like it."""
+        """Run only the longest row of each prompt; the other rows are prefixes of it."""
         assert batch.prompt_index is not None
         prompts, of = batch.prompt_index.unique(return_inverse=True)
         last = torch.where(of[None] == torch.arange(len(prompts), device=of.device)[:, None], batch.last, -1)
@@ -325,9 +325,9 @@ class _ReadPlan:
 
 
 def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
-    """The model's own log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
+    """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
 
-    Inside interventions this is the edited model's answer. Computed in float32 (float64 for such models).
+    Inside interventions these are the edited model's. Computed in float32 (float64 for float64 models).
 
     Example:
         >>> il.last_log_probs(model, batch).exp().sum().round()
@@ -338,9 +338,9 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
 
 
 def label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
-    """The model's log-probability of each label's token after each prompt, nats; see `last_log_probs`.
+    """Return the model's log-probability of each label's token after each prompt, nats; see `last_log_probs`.
 
-    Raises InputError for prompts without demonstrations.
+    Raise InputError for prompts without demonstrations.
 
     Example:
         >>> il.label_log_probs(model, batch).shape
@@ -368,18 +368,18 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
 
 
 def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
-    """Raises InputError, naming the first prompt, where a model's answer is NaN or infinite."""
+    """Raise InputError, naming the first such prompt, if the model's output is NaN or infinite."""
     best = logits.amax(-1)
     if bool(best.isfinite().all()):
         return
     row = int((~best.isfinite()).nonzero()[0])
     what = "NaN" if bool(best[row].isnan()) else "infinite"
     remedy = (
-        "float16 overflows beyond 65,504: load the model in bfloat16 or float32"
+        "float16 overflows beyond 65,504, so load the model in bfloat16 or float32"
         if logits.dtype == torch.float16
-        else "its weights are not finite, or something edits it: load it anew, or leave the edit out"
+        else "reload the model if its weights are not finite, or remove active edits"
     )
-    raise InputError(f"the model's output after prompt {row} is {what}, so that nothing can be read off it; {remedy}")
+    raise InputError(f"model output after prompt {row} must be finite, got {what} values; {remedy}")
 
 
 def _reader(keep: Callable[[Tensor], None]) -> Callable[..., None]:
@@ -390,7 +390,7 @@ def _reader(keep: Callable[[Tensor], None]) -> Callable[..., None]:
 
 
 def _at(x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-    """x [batch pos …] at [batch n] positions, zero where the position is -1; `rows` are x's own unless given."""
+    """Return x [batch pos …] at [batch n] positions, zero where the position is -1; `rows` defaults to all rows."""
     rows = torch.arange(len(x), device=x.device) if rows is None else rows
     picked = x[rows[:, None], positions.clamp(min=0)]
     missing = (positions < 0).reshape(*positions.shape, *[1] * (picked.ndim - 2))
@@ -398,35 +398,34 @@ def _at(x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
-    """Raises InputError for a cache of other tokens, in which everything fits but the numbers."""
+    """Raise InputError if the cache was made from other tokens than the batch's."""
     remedy = (
-        "make it with model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask); strings may be "
-        "tokenized otherwise, with a beginning-of-sequence token for instance"
+        "create it with model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask), since strings may be "
+        "tokenized differently, for instance with a beginning-of-sequence token"
     )
     try:
         cached = cache["hook_embed"]
     except KeyError:
-        return  # a cache of chosen hooks: what is missing is said where it is needed
+        return  # a filtered cache: missing hooks are reported when they are read
     if cached.ndim != 3 or len(cached) != len(batch):
-        return  # said where hooks are read
+        return  # reported when the hooks are read
     if cached.shape[1] != batch.tokens.shape[1]:
         raise InputError(
-            f"the cache is of tokens of shape {tuple(cached.shape[:2])}, the batch's have {tuple(batch.tokens.shape)}; "
-            + remedy
+            f"cache must be of tokens of shape {tuple(batch.tokens.shape)}, got {tuple(cached.shape[:2])}; {remedy}"
         )
     own = _embedded(model, batch).to(cached.device)
     real = batch.attention_mask.to(cached.device).bool()
     error = (own.to(cached) - cached)[real].abs().max()
     if not error <= 1e-3 * own[real].abs().max():
-        raise InputError(f"the cache is not of the batch's tokens: their embeddings differ; {remedy}")
+        raise InputError(f"cache must be of the batch's tokens, got other embeddings; {remedy}")
 
 
 class _Stop(Exception):
-    """Ends a forward pass that has shown what was wanted."""
+    """Raised in a hook to end a forward pass early."""
 
 
 def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
-    """The batch's token embeddings, by a forward pass that ends there: families scale or norm them in many ways."""
+    """Return the batch's token embeddings from a truncated forward pass, since families scale or norm them."""
     seen: list[Tensor] = []
 
     def keep(value: Tensor, hook: Any) -> None:
@@ -446,14 +445,14 @@ class _Recorder:
         self.batch = over.rows if isinstance(over, _ReadPlan) else over
         self.run = over.of.to(self.device) if isinstance(over, _ReadPlan) else None
         self.width = self.batch.tokens.shape[1]
-        # A row of every run that ends where the run does has the logits that the pass itself gives.
+        # Rows read at the last position of their pass can be compared with the logits of that pass.
         self.run_last = over.run.last if isinstance(over, _ReadPlan) else None
         self.last = self.batch.last.to(self.device)
         self.labels = self.batch.label_positions.to(self.device)
         self.store: dict[str, Tensor] = {}
 
     def hooks(self) -> list[tuple[str, Callable[[Tensor], None]]]:
-        """(hook name, what to do with its value) for everything that is kept."""
+        """Return (hook name, callback) pairs for all recorded values."""
         view, hooks = self.view, []
         for layer in range(view.n_layers):
             hooks += [
@@ -483,7 +482,7 @@ class _Recorder:
         self.store[name][:, layer] = value
 
     def _rows(self, value: Tensor) -> Tensor:
-        """The pass's row that each row is read off."""
+        """Return the row of the pass that each row is read from."""
         return torch.arange(len(value), device=value.device) if self.run is None else self.run.to(value.device)
 
     def _keep(self, name: str, layer: int | None, labels: str | None = None) -> Callable[[Tensor], None]:
@@ -538,21 +537,21 @@ class _Recorder:
         return acts
 
     def _raw_attn_out(self, acts: Activations, layer: int) -> Tensor:
-        """The attention output before the norm that follows it."""
+        """Return the attention output before the norm that follows it."""
         W_O, b_O = self.view.raw_W_O(layer).to(acts.readout.dtype), self.view.raw_b_O(layer)
         out = einsum(acts.z[:, layer].to(W_O.dtype), W_O, "batch head d_head, head d_head d_model -> batch d_model")
         return out if b_O is None else out + b_O
 
     def _raw_mlp_out(self, acts: Activations, layer: int) -> Tensor:
-        """The FFN output before the norm that follows it."""
+        """Return the FFN output before the norm that follows it."""
         if acts.mlp_post is None:
-            raise InputError(f"{self.view.name} has a norm after its FFN but no FFN coefficients: not supported")
+            raise InputError(f"{self.view.name} is not supported: it has a norm after its FFN but no mlp.hook_post")
         W_out, b_out = self.view.raw_W_out(layer).to(acts.readout.dtype), self.view.raw_b_out(layer)
         out = acts.mlp_post[:, layer].to(W_out.dtype) @ W_out
         return out if b_out is None else out + b_out
 
     def _check(self, acts: Activations, logits: Tensor | None) -> None:
-        """Refuses a family whose blocks do not add up as the formulas assume."""
+        """Raise InputError if the outputs of the model's blocks do not add up as the formulas assume."""
         x = acts.resid_pre.to(acts.readout.dtype)
         following = torch.cat([x[:, 1:], acts.resid_final[:, None].to(x.dtype)], dim=1)
         sums = x + acts.attn_out.to(x.dtype) + acts.mlp_out.to(x.dtype)
@@ -576,7 +575,7 @@ class _Recorder:
                 if not error <= tolerance:
                     raise InputError(
                         f"{name} is not supported: in layer {layer} {what} (relative error {error:.1e}, allowed "
-                        f"{tolerance:.0e}); its blocks transform the outputs in a way icl_lens does not know"
+                        f"{tolerance:.0e}), so its blocks transform outputs in an unknown way"
                     )
         if logits is None:
             return
@@ -590,8 +589,8 @@ class _Recorder:
         error = float((ours - logits.to(ours.device, ours.dtype)).abs().max() / (ours.abs().max() + 1e-30))
         if not error <= tolerance:
             raise InputError(
-                f"{name} is not supported: final norm and unembedding do not give the model's logits (relative error "
-                f"{error:.1e}, allowed {tolerance:.0e})"
+                f"{name} is not supported: final norm and unembedding do not reproduce the model's logits (relative "
+                f"error {error:.1e}, allowed {tolerance:.0e})"
             )
 
 

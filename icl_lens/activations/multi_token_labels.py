@@ -1,13 +1,13 @@
-"""Labels of several tokens as a whole: their tokens in place, and the log-probability of all of them.
+"""Log-probabilities of full labels that have several tokens.
 
-A label is scored by one token, which for " about animals" may be " " alone. The whole label's log-probability is the
-sum of its tokens', each given the prompt and the label's tokens before it:
+Elsewhere a label is scored by one token, which for " about animals" may be just " ". The full label's log-probability
+is the sum over its tokens, each conditioned on the prompt and the label's earlier tokens:
 
     log p(label | prompt) = Σ_j log p(token_j | prompt, token_1 … token_{j−1})
 
-1. Each label is tokenized behind the prompt, where it stands.
-2. For every token of every label a row is made of the prompt and the tokens before it (teacher-forced), in one batch.
-3. The rows' log-probabilities of those tokens are summed by label.
+1. Each label is tokenized in place after the prompt.
+2. Each token of each label gets one row: the prompt and the label's earlier tokens (teacher forcing), in one batch.
+3. The log-probabilities of these tokens are summed per label.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 
-# Tokens in one pass.
+# Maximum number of tokens per forward pass.
 PASS_TOKENS = 8192
 
 Ids = Sequence[int]
@@ -31,40 +31,40 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class LabelTokenization:
-    """A prompt's tokens, without any that were appended to it, and those of each label behind it."""
+    """A prompt's tokens, without appended label tokens, and the tokens of each label after it."""
 
     prompt: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
 
 
 def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> LabelTokenization:
-    """The tokens that each label is made of behind a prompt of the batch.
+    """Return the tokens of each label after a prompt of the batch.
 
-    Raises InputError for prompts without demonstrations.
+    Raise InputError for prompts without demonstrations.
     """
-    batch.require_labels("label to spell", "tokenize_text names the tokens of a target itself")
+    batch.require_labels("label to tokenize", "pass target tokens to il.tokenize_text instead")
     tokenizer, prompt, template = require_fast_tokenizer(model), batch.prompts[row], batch.template
-    (asked,) = tokenize_texts(tokenizer, [template.render(prompt)])
+    (query,) = tokenize_texts(tokenizer, [template.render(prompt)])
     continued = tokenize_texts(tokenizer, [template.continuation(prompt, label) for label in batch.labels])
-    labels = tuple(tuple(text.continuation_tokens(asked, template.gap)) for text in continued)
+    labels = tuple(tuple(text.continuation_tokens(query, template.gap)) for text in continued)
     tokens = batch.tokens[row, : int(batch.last[row]) + 1].tolist()
-    # What stands in front, the prompt's own tokens, and perhaps what all labels begin with (shared_prefix="append").
+    # Special tokens, the prompt's own tokens, and optionally the labels' common prefix (shared_prefix="append").
     for n_shared in range(min(map(len, labels))):
         own = tokens[: len(tokens) - n_shared]
         scored = [ids[n_shared] for ids in labels]
-        if own[len(own) - len(asked.ids) :] == asked.ids and scored == batch.label_tokens.tolist():
+        if own[len(own) - len(query.ids) :] == query.ids and scored == batch.label_tokens.tolist():
             return LabelTokenization(tuple(own), labels)
     raise InputError(
-        f"the labels of prompt {row} are not those its tokens were made for: the model's tokenizer is another one; "
-        "tokenize the prompts with this model"
+        f"batch must be tokenized with the model's tokenizer, got other tokens for prompt {row} and its labels; "
+        "re-tokenize the prompts for this model"
     )
 
 
 def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
-    """Log-probability of each whole label after each prompt, summed over its tokens (teacher-forced), nats.
+    """Return the log-probability of each full label after each prompt, summed over its tokens (teacher forcing), nats.
 
-    For a label of one token that is `label_log_probs`. One row for every token of every label. Inside interventions
-    this is the edited model's answer. Raises InputError for prompts without demonstrations.
+    For single-token labels this equals `label_log_probs`. Costs one row per token of each label. Inside interventions
+    these are the edited model's. Raise InputError for prompts without demonstrations.
 
     Example:
         >>> whole, first = il.whole_label_log_probs(model, batch), il.label_log_probs(model, batch)
@@ -73,13 +73,13 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batc
     """
     pairs = []
     for row in range(len(batch)):
-        spelled = tokenize_labels(model, batch, row)
-        pairs += [(spelled.prompt, ids) for ids in spelled.labels]
+        tokenized = tokenize_labels(model, batch, row)
+        pairs += [(tokenized.prompt, ids) for ids in tokenized.labels]
     return continuation_log_probs(model, pairs).reshape(len(batch), -1)
 
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:
-    """log p of each pair's second tokens after its first, summed over them (teacher-forced), nats."""
+    """Return log p(second tokens | first tokens) for each pair, summed over tokens (teacher forcing), nats."""
     rows, following, of = [], [], []
     for pair, (before, ids) in enumerate(pairs):
         for j, token in enumerate(ids):

@@ -1,4 +1,4 @@
-"""Tensors and what belongs to them in one file: safetensors with a versioned description, no pickle."""
+"""Save and load tensors with versioned JSON metadata in one safetensors file (no pickle)."""
 
 import json
 from pathlib import Path
@@ -16,33 +16,35 @@ KEY = "icl_lens"
 
 
 def write_tensors(path: str | Path, kind: str, version: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Writes beside `path` and moves into place. Raises InputError where the folder does not allow it."""
+    """Write the file atomically; raise InputError if the folder is not writable."""
     described = {KEY: json.dumps({"kind": kind, "version": version, "about": about}, ensure_ascii=False)}
-    # Views of one storage are written as tensors of their own.
+    # safetensors rejects tensors that share storage, so views are copied.
     own = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    with atomic_write(path) as beside:
-        save_file(own, beside, metadata=described)
+    with atomic_write(path) as temp_path:
+        save_file(own, temp_path, metadata=described)
 
 
 def read_metadata(path: str | Path, kind: str, version: int) -> dict[str, Any]:
-    """What a file of this kind says of itself; raises InputError for another kind of file, or a newer version."""
+    """Return a file's metadata; raise InputError if it is of another kind or a newer version."""
     try:
         with safe_open(path, framework="pt") as file:
             described = (file.metadata() or {}).get(KEY)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error}; give a file that was saved as {kind}") from error
+        raise InputError(f"cannot read {str(path)!r}: {error}; pass a file of saved {kind}") from error
     found = {} if described is None else json.loads(described)
     if found.get("kind") != kind:
-        raise InputError(f"{str(path)!r} holds no {kind} but {found.get('kind', 'other tensors')}; give another file")
+        raise InputError(
+            f"{str(path)!r} must hold {kind}, got {found.get('kind', 'other tensors')}; pass a file of saved {kind}"
+        )
     if found["version"] > version:
         raise InputError(
-            f"{str(path)!r} is of version {found['version']}, and this icl_lens reads up to {version}; "
-            "install a newer icl_lens, or save the file anew"
+            f"version of {str(path)!r} must be at most {version}, got {found['version']}; install a newer icl_lens or "
+            "save the file again"
         )
     return found["about"]
 
 
 def read_tensors(path: str | Path, device: torch.device | str) -> dict[str, Tensor]:
-    """All tensors of a file, on a device."""
+    """Return all tensors of a file, on `device`."""
     with safe_open(path, framework="pt", device=str(device)) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)

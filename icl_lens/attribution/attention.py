@@ -8,17 +8,17 @@ from icl_lens.activations.activations import Activations
 
 
 def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head demo"]:
-    """Attention probability from the last position to each label position.
+    """Return the attention probability from the last position to each label position.
 
-    Zero where a prompt has fewer demonstrations. Rows need not sum to one: the rest goes to other positions. Raises
-    InputError for prompts without demonstrations; `acts.pattern` is the attention to every position.
+    Zero where a prompt has fewer demonstrations. Rows sum to less than one because other positions are attended too;
+    `acts.pattern` is the attention to every position. Raise InputError for prompts without demonstrations.
 
     Example:
         >>> il.attention_to_labels(acts).shape
         torch.Size([1, 8, 6, 4])
     """
     acts.batch.require_labels(
-        "label to attend to", "acts.pattern [batch layer head key] is the attention to all positions"
+        "label to attend to", "use acts.pattern [batch layer head key], the attention to all positions"
     )
     index = acts.batch.label_positions.to(acts.pattern.device)[:, None, None, :]
     index = index.expand(-1, *acts.pattern.shape[1:3], -1)
@@ -27,7 +27,7 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
 
 
 def attention_by_label(acts: Activations) -> Float[Tensor, "batch layer head label"]:
-    """Attention from the last position summed over all positions of the same label (axis: `batch.labels`).
+    """Return attention from the last position, summed over all positions of the same label (axis: `batch.labels`).
 
     Example:
         >>> il.attention_by_label(acts).shape

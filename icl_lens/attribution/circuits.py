@@ -1,4 +1,4 @@
-"""What values, keys and queries of a head say: vectors to be read out in the vocabulary with `acts.readout`."""
+"""A head's values, keys and queries as d_model vectors that `acts.readout` projects onto the vocabulary."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -15,10 +15,10 @@ from icl_lens.models.head import Head
 
 
 def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch demo d_model"]:
-    """A head's value at each label position, carried into the residual stream through W_O; not weighted by attention.
+    """Return a head's value at each label position times W_O, in the residual stream, not weighted by attention.
 
     Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
-    Raises InputError if there is no such head, or no demonstration at all.
+    Raise InputError for an unknown head or a batch without demonstrations.
     Source: the paper, section 3.2; docs/howto/numbers.md.
 
     Example:
@@ -26,7 +26,7 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
         torch.Size([1, 4, 96])
     """
     layer, index = acts.view.check_head(head)
-    acts.batch.require_labels("label position to read", "acts.head_values(layer) holds every position's values")
+    acts.batch.require_labels("label position to read", "use acts.head_values(layer), the values at all positions")
     kv = acts.view.kv_head(index)
     v = acts.at_labels(acts.values(layer)[:, :, kv].to(acts.readout.dtype))
     return head_outputs(v[..., None, :], acts.view.W_O(layer)[index : index + 1])[..., 0, :]
@@ -35,19 +35,19 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
 def label_keys(
     acts: Activations, head: Head | tuple[int, int], *, source: Literal["resid", "attn"] = "resid"
 ) -> Float[Tensor, "batch demo d_model"]:
-    """What a head's keys at the label positions are made from, before the key matrix.
+    """Return the input of a head's keys at the label positions, before the key matrix.
 
-    `"resid"`: the residual stream entering the head's layer, as the paper says. `"attn"`: only what earlier
-    attention layers wrote into it (no embedding, no FFN), as the authors' code does. The same for all heads of a
-    layer. Zero where a prompt has fewer demonstrations. Raises InputError for an unknown head or source,
-    and for prompts without demonstrations.
+    `"resid"`: the residual stream entering the head's layer, as in the paper. `"attn"`: only what earlier attention
+    layers wrote into it (no embedding, no FFN), as in the authors' code. It is the same for all heads of a layer.
+    Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head or source, and for prompts
+    without demonstrations.
 
     Example:
         >>> il.label_keys(acts, il.Head(2, 0), source="attn").shape
         torch.Size([1, 4, 96])
     """
     layer, _ = acts.view.check_head(head)
-    acts.batch.require_labels("label position to read", "last_query and top_tokens work without labels")
+    acts.batch.require_labels("label position to read", "use last_query or top_tokens, which need no labels")
     check_choice("source", source, ("resid", "attn"))
     if source == "resid":
         return acts.label_resid_pre[:, layer].to(acts.readout.dtype)
@@ -55,18 +55,18 @@ def label_keys(
 
 
 def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch d_model"]:
-    """The last position's query carried through the head's key matrix into d_model: `q W_Kᵀ`.
+    """Return the last position's query mapped through the head's key matrix into d_model: `q W_Kᵀ`.
 
-    Its dot product with the normed input of a key position is the head's score there, before the division by
-    √d_head, without b_K's share (the same for every key), and for rotary models before rotation: content only, no
-    position. With grouped queries the head's own key-value group is used.
+    Its dot product with the normed input of a key position is the head's score there before division by √d_head,
+    without the b_K term (the same for every key) and, for rotary models, before rotation: content only, no position.
+    With grouped-query attention, the head's own key-value group is used.
 
-    Where queries and keys are normalized (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
-    gain of the keys' norm. What is left out is each key's own scale, which no direction in d_model can hold: the
-    score is this dot product times 1/√(mean square of that key), so two keys of different length may change order.
-    On processed weights W_K holds the gain of the norm before attention; on raw weights it does not.
+    For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
+    gain of the keys' norm. Each key's own scale is omitted, because no direction in d_model can represent it: the
+    score is this dot product times 1/√(mean square of that key), so keys of different norm may change order.
+    Processed weights fold the gain of the norm before attention into W_K; raw weights do not.
 
-    Raises InputError if there is no such head, or for a norm of queries that is not known.
+    Raise InputError for an unknown head or an unsupported query norm.
     Source: the paper, section 3.2.
 
     Example:
@@ -81,7 +81,7 @@ def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor,
     return einsum(q, W_K, "batch d_head, d_model d_head -> batch d_model")
 
 
-# Words too common to say what a vector is about; the paper's tables leave them out as well.
+# Words too common to characterize a vector; the paper's tables omit them as well.
 STOP_WORDS = frozenset(
     "a about above after again against all also am an and any are as at be because been before being below between "
     "both but by can could did do does doing down during each few for from further had has have having he her here "
@@ -93,7 +93,7 @@ STOP_WORDS = frozenset(
 
 
 def is_content_word(token: str) -> bool:
-    """Whether a token is a word worth showing: letters, at least two, no stop word. For `top_tokens(keep=…)`.
+    """Return whether a token is a word of at least two letters and not a stop word; for `top_tokens(keep=…)`.
 
     Example:
         >>> il.is_content_word(" sunny"), il.is_content_word(" the"), il.is_content_word("##")
@@ -104,9 +104,9 @@ def is_content_word(token: str) -> bool:
 
 
 def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
-    """[batch demo] rank of each demonstration's own label token among its label value's projection; 1 is the top.
+    """Return [batch demo] the rank of each demonstration's own label token in its label value's projection; 1 is top.
 
-    0 where a prompt has fewer demonstrations.
+    Zero where a prompt has fewer demonstrations.
 
     Example:
         >>> il.own_label_ranks(acts, il.Head(2, 0)).shape
@@ -115,13 +115,13 @@ def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
     return label_ranks(acts, [head])[:, 0]
 
 
-# Values of several heads are ranked at once: a matrix product with few rows is half as fast.
+# Memory for the values of heads ranked in one matrix product; products with few rows run at half the speed.
 RANKED_BYTES = 64 * 2**20
 
 
 def label_ranks(acts: Activations, heads: Sequence[Head | tuple[int, int]]) -> Int[Tensor, "batch head demo"]:
-    """`own_label_ranks` of several heads."""
-    acts.batch.require_labels("label whose rank to find", "acts.readout.ranks ranks any token")
+    """Return `own_label_ranks` for several heads."""
+    acts.batch.require_labels("label to rank", "use acts.readout.ranks, which ranks any token")
     index = acts.batch.label_index.to(acts.readout.W_U.device)
     tokens = acts.batch.label_tokens.to(index.device)[index.clamp(min=0)][:, None]
     step = max(1, RANKED_BYTES // (index.numel() * acts.view.d_model * 4))

@@ -1,4 +1,4 @@
-"""What a head writes about the tokens that it reads: its OV circuit between the embeddings and the logits of tokens."""
+"""A head's OV circuit from token embeddings to token logits: what it writes about the tokens it reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from icl_lens.prompts.token_ids import check_ids
 
 @dataclass(frozen=True)
 class HeadCopying:
-    """One head's OV circuit between some tokens; made by `head_copying`.
+    """One head's OV circuit restricted to some tokens; made by `head_copying`.
 
-    `logits` [read said]: what reading token i, with attention 1, adds to the logit of token j, up to the final norm's
-    scale; biases, which no token decides, are left out. Source: docs/howto/numbers.md.
+    `logits[i, j]`: what attending to token i with weight 1 adds to the logit of token j, up to the final norm's scale
+    and without biases, which do not depend on the token. Source: docs/howto/numbers.md.
 
     Example:
         >>> copying = il.head_copying(model, "L2H0", [5, 8, 13])
@@ -33,16 +33,16 @@ class HeadCopying:
 
     @property
     def copy_score(self) -> float:
-        """Share of tokens that the head says more of than of any other when it reads them, 0 to 1; chance is 1/n."""
+        """Share of tokens that the head promotes most when it reads them, 0 to 1; chance is 1/n."""
         return float(
             (self.logits.argmax(-1) == torch.arange(len(self.tokens), device=self.logits.device)).double().mean()
         )
 
     @property
     def discrimination(self) -> float:
-        """How often the head says more of a token when it reads it than when it reads another, 0 to 1; chance is ½.
+        """How often the head promotes a token more when reading it than when reading another, 0 to 1; chance is ½.
 
-        Compared within each said token, so that a head that likes one of them whatever it reads gains nothing.
+        Compares within each written token, so a head that always promotes the same token scores at chance.
         """
         own = self.logits.diagonal()
         above = (own > self.logits).double() + 0.5 * (own == self.logits).double()
@@ -51,9 +51,9 @@ class HeadCopying:
 
     @property
     def eigenvalue_score(self) -> float:
-        """Sum of the eigenvalues over the sum of their sizes, -1 to 1: 1 for a circuit that copies.
+        """Sum of the eigenvalues over the sum of their absolute values, -1 to 1; 1 for a circuit that copies.
 
-        Source: Elhage et al. 2021, A mathematical framework for transformer circuits, there for the whole vocabulary.
+        Source: Elhage et al. 2021, A mathematical framework for transformer circuits (there for the full vocabulary).
         """
         values = torch.linalg.eigvals(self.logits.double())
         return float(values.real.sum() / values.abs().sum())
@@ -67,13 +67,13 @@ def head_copying(
     *,
     inputs: Float[Tensor, "n d_model"] | None = None,
 ) -> HeadCopying:
-    """What a head says of each of some tokens when it reads each of them: `W_E W_V W_O W_U` between them.
+    """Return a head's OV circuit `W_E W_V W_O W_U` restricted to some tokens.
 
-    Between W_E and W_V stands the norm before attention, between W_O and W_U the final norm's gain. `inputs`: residual
-    streams that stand for the tokens instead of their embeddings, such as what really arrives at the head's layer.
+    The norm before attention is applied between W_E and W_V, the final norm's gain between W_O and W_U. `inputs` are
+    residual streams to use instead of the token embeddings, such as the actual inputs of the head's layer.
 
-    Raises InputError for a head or token the model does not have, fewer than two tokens, one given twice, and inputs
-    that are not one a token.
+    Raise InputError for an unknown head or token, fewer than two tokens, duplicate tokens, or `inputs` that are not one
+    vector per token.
     Source: Elhage et al. 2021; docs/howto/numbers.md.
 
     Example:
@@ -86,12 +86,12 @@ def head_copying(
     ids = torch.as_tensor(tokens)
     check_ids(view.model, ids.flatten().tolist())
     if ids.ndim != 1 or len(ids) < 2 or len(ids.unique()) < len(ids):
-        raise InputError(f"tokens={ids.tolist()} must be at least two different ids; give each token once")
+        raise InputError(f"tokens must be at least two different ids, got {ids.tolist()}; pass each token once")
     ids = ids.to(view.unembed_device)
     read = view.model.W_E.detach().to(view.unembed_device)[ids] if inputs is None else inputs
     if read.shape != (len(ids), view.d_model):
         raise InputError(
-            f"inputs has shape {tuple(read.shape)}; give one residual stream a token, {(len(ids), view.d_model)}"
+            f"inputs must have shape {(len(ids), view.d_model)}, one residual stream per token, got {tuple(read.shape)}"
         )
     dtype = view.compute_dtype
     x = view.attn_input_norm(layer)._replace(shift=None)(read.to(view.unembed_device, dtype))

@@ -1,15 +1,15 @@
-"""Log-probability increases of layers, heads, (head, position) pairs and neurons: exact, every part.
+"""Exact log-probability increases of all layers, heads, (head, position) pairs and neurons.
 
-`I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token in
-`targets`. Increases are not additive: those of the parts need not sum to that of the whole.
+`I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token w in `targets`.
+Increases are not additive: those of the parts need not sum to that of their sum.
 
-With `against`, the increase of the contrast log p(w) − log Σ p(w'_i) instead. The softmax's normalizer cancels. With
-one other token, a frozen norm and no soft-cap the contrast is linear, `C(u) = u · g` with one `g` for all layers: the
-vocabulary is never projected on, and parts add up. Otherwise it is evaluated before and after, as increases are, on the
-named columns of W_U only.
+With `against`, the increase of the contrast log p(w) − log Σ p(w'_i) instead; the softmax's normalizer cancels. With
+one other token, a frozen norm and no soft-cap, the contrast is linear: `C(u) = u · g` with one `g` for all layers, so
+parts add up and no vocabulary projection is needed. Otherwise the contrast is evaluated before and after adding u, like
+increases, but only on the columns of W_U for these tokens.
 
-Source: the paper's appendix E; docs/howto/numbers.md. To find only the largest, see
-`icl_lens.attribution.search`, which needs a fraction of the work.
+Source: the paper's appendix E; docs/howto/numbers.md. `icl_lens.attribution.search` finds only the largest increases,
+at a fraction of the cost.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,13 +29,13 @@ from icl_lens.errors import InputError
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 
-# [batch, part, d_model] vectors are made and read out in pieces of about this size.
+# [batch, part, d_model] vectors are computed and read out in pieces of about this size.
 PART_BYTES = 192 * 2**20
 
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
-"""The tokens to compare with: one a prompt, several (-1: no token, where prompts have fewer), or none."""
+"""Token ids to compare with: one per prompt, several (padded with -1 where a prompt has fewer), or None."""
 CheckedAgainst = Int[Tensor, "batch kept"] | None
-"""The same after `check_against`."""
+"""`Against` after `check_against`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +56,7 @@ class LayerIncreases:
         return iter((self.attn, self.ffn))
 
     def to_frame(self) -> pd.DataFrame:
-        """prompt, layer, component ("attn" | "ffn"), value (nats): one row each."""
+        """Return prompt, layer, component ("attn" | "ffn") and value (nats), one row per combination."""
         frames = []
         for component, values in (("attn", self.attn), ("ffn", self.ffn)):
             frame = long_frame(values, ("prompt", "layer"))
@@ -82,50 +82,46 @@ class LayerIncreases:
 
 
 def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """`targets` on the readout's device; raises InputError if they are no token ids of this batch and vocabulary."""
+    """Return `targets` on the readout's device; raise InputError unless they are one valid token id per prompt."""
     acts.check_device()
     return check_target_ids(acts.view, targets, len(acts.batch))
 
 
 def check_target_ids(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
-    """`check_targets` for `n` prompts of which there are no activations yet."""
+    """Like `check_targets`, for `n` prompts without activations."""
     targets = _ids("targets", targets, view)
     d_vocab = view.model.W_U.shape[1]
     if targets.shape != (n,):
-        raise InputError(
-            f"targets must be one token id per prompt, shape ({n},); got {tuple(targets.shape)} {targets.dtype}"
-        )
+        raise InputError(f"targets must have shape ({n},), one token id per prompt, got {tuple(targets.shape)}")
     if bool(((targets < 0) | (targets >= d_vocab)).any()):
         raise InputError(
-            f"targets must lie in 0–{d_vocab - 1}; -1 means a prompt without an answer: give prompts an answer, "
-            "or score another token (for instance the predicted label's)"
+            f"targets must be between 0 and {d_vocab - 1}, got {int(targets.min())} to {int(targets.max())}; replace "
+            "-1 (a prompt without an answer), for instance by the predicted label's token"
         )
     return targets
 
 
 def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
-    """Token ids as a tensor on the model's device; raises InputError for what are none."""
+    """Return token ids as a tensor on the model's device; raise InputError for anything else."""
     try:
         tensor = torch.as_tensor(ids, device=view.unembed_device)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"{what}={ids!r} are no token ids; give integers, such as batch.answer_tokens, or words to il.tokenize_text"
-        ) from None
+        raise InputError(f"{what} must be integer token ids, got {ids!r}; pass e.g. batch.answer_tokens") from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise InputError(f"{what} must be token ids, whole numbers; got {tuple(tensor.shape)} {tensor.dtype}")
+        raise InputError(f"{what} must be integer token ids, got shape {tuple(tensor.shape)} {tensor.dtype}")
     return tensor.long()
 
 
 def check_against(acts: Activations, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
-    """`against` on the readout's device, for checked `targets`; raises InputError as `against_tokens` does."""
+    """Return `against` on the readout's device, for checked `targets`; raise InputError like `check_against_ids`."""
     return check_against_ids(acts.view, targets, against)
 
 
 def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
-    """`check_against` for prompts of which there are no activations yet: the tokens on the left, as narrow as can be.
+    """Like `check_against`, for prompts without activations: ids left-aligned and trimmed to the widest prompt.
 
-    Raises InputError unless every prompt has at least one token to compare its target with, each of the vocabulary,
-    none twice, and none of them the target.
+    Raise InputError unless every prompt has at least one token to compare with and its tokens are in the vocabulary,
+    distinct, and different from its target.
     """
     if against is None:
         return None
@@ -133,37 +129,42 @@ def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: 
     n, d_vocab = len(targets), view.model.W_U.shape[1]
     if against.ndim not in (1, 2) or len(against) != n:
         raise InputError(
-            f"against must be token ids of shape ({n},), one a prompt, or ({n}, …), several; got "
+            f"against must be token ids of shape ({n},), one per prompt, or ({n}, n_tokens), got shape "
             f"{tuple(against.shape)} {against.dtype}"
         )
     against = against.reshape(n, -1)
     if bool(((against < -1) | (against >= d_vocab)).any()):
-        raise InputError(f"against must lie in 0–{d_vocab - 1}, or be -1 for no token")
+        raise InputError(
+            f"against must be between 0 and {d_vocab - 1}, or -1 for no token, got {int(against.min())} to "
+            f"{int(against.max())}"
+        )
     count = (against >= 0).sum(1)
     if bool((count == 0).any()):
         raise InputError(
-            f"prompt {int((count == 0).nonzero()[0])} has no token left to compare with: its row of against is all -1; "
-            "name one, or leave out prompts that have one label only or no answer"
+            f"against must have a token for every prompt, got none for prompt {int((count == 0).nonzero()[0])}; add "
+            "one or drop prompts with a single label or no answer"
         )
     same = (against == targets[:, None]).any(1)
     if bool(same.any()):
         row = int(same.nonzero()[0])
         raise InputError(
-            f"prompt {row} compares its target, token {int(targets[row])}, with itself; take it out of against"
+            f"against must differ from the target, got token {int(targets[row])} for both in prompt {row}; remove it "
+            "from against"
         )
     against = against.sort(dim=1, descending=True).values[:, : int(count.max())]
     twice = ((against[:, 1:] == against[:, :-1]) & (against[:, 1:] >= 0)).any(1)
     if bool(twice.any()):
-        raise InputError(f"prompt {int(twice.nonzero()[0])} names a token of against twice; name each once")
+        row = int(twice.nonzero()[0])
+        raise InputError(f"against must have distinct tokens per prompt, got a duplicate in prompt {row}")
     return against
 
 
 def linear_direction(
     readout: Readout, targets: Int[Tensor, " batch"], against: CheckedAgainst
 ) -> Float[Tensor, "batch d_model"] | None:
-    """`g` with contrast = u · g for every part of every layer; None unless the contrast is linear.
+    """Return `g` with contrast = u · g for every part of every layer, or None if the contrast is not linear.
 
-    It is with one other token a prompt and logits affine in the part: frozen norm, no soft-cap.
+    It is linear with one other token per prompt and logits affine in the part: frozen norm, no soft-cap.
     """
     if against is None or against.shape[1] != 1 or not readout.is_affine:
         return None
@@ -171,7 +172,7 @@ def linear_direction(
 
 
 def select_rows(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
-    """The tokens of some of the prompts."""
+    """Select the tokens of some prompts."""
     return None if against is None else against[rows]
 
 
@@ -183,12 +184,12 @@ def layer_log_prob_increase(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> LayerIncreases:
-    """What each layer's attention and FFN add to the log-probability of the target, nats.
+    """Return what each layer's attention and FFN add to the log-probability of the target, nats.
 
-    Attention relative to the layer input x; FFN relative to x + attention (to x for parallel blocks, whose FFN
-    reads the same input). With `against`, what they add to log p(target) − log Σ p(against); with one other token, in
-    parallel blocks too, the layers sum to its final value minus the embedding's.
-    Raises InputError for bad targets or against.
+    Attention is relative to the layer input x, the FFN to x + attention (to x for parallel blocks, whose FFN reads the
+    same input). With `against`, what they add to log p(target) − log Σ p(against); with one other token, the layers sum
+    to its final value minus the embedding's, in parallel blocks too.
+    Raise InputError for invalid targets or against.
 
     Example:
         >>> increases = il.layer_log_prob_increase(acts, targets)
@@ -221,11 +222,11 @@ def head_log_prob_increase(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch layer head"]:
-    """What each head adds to the log-probability of the target, nats, relative to its layer's input.
+    """Return what each head adds to the log-probability of the target, nats, relative to its layer's input.
 
-    With `against`, what it adds to log p(target) − log Σ p(against): whether it tells the target from these tokens.
-    With one other token this adds up: heads and b_O to the attention layer's.
-    Raises InputError for bad targets or against.
+    With `against`, what it adds to log p(target) − log Σ p(against): how well it discriminates the target from these
+    tokens. With one other token this is additive: heads and b_O sum to the attention layer's value.
+    Raise InputError for invalid targets or against.
 
     Example:
         >>> il.head_log_prob_increase(acts, targets).shape
@@ -247,11 +248,12 @@ def every_head_increase(
     targets: Int[Tensor, " batch"],
     against: CheckedAgainst = None,
 ) -> Float[Tensor, "batch layer head"]:
-    """`head_log_prob_increase` from what it reads: layer inputs and `Activations.head_inputs`.
+    """Return `head_log_prob_increase` computed from layer inputs and `Activations.head_inputs`.
 
-    Up to `min_prompts_to_fold` prompts, head vectors go through W_U. From there on a head's W_O·W_U is multiplied out once and
-    its z goes through that: the product costs d_head · d_model · d_vocab, and each prompt d_head · d_vocab instead of
-    d_model · d_vocab. Own norm and logit soft-cap cannot be folded, and contrasts need not be.
+    Below `min_prompts_to_fold` prompts, head outputs are multiplied by W_U. From there on, each head's W_O·W_U is
+    computed once and multiplied by z: the product costs d_head · d_model · d_vocab, and each prompt d_head · d_vocab
+    instead of d_model · d_vocab. With `final_norm="own"` or a logit soft-cap W_O·W_U cannot be folded; contrasts do not
+    need it.
     """
     if (g := linear_direction(readout, targets, against)) is not None:
         return project_heads(view, z, g[:, None].expand(-1, view.n_layers, -1))
@@ -282,7 +284,7 @@ def every_head_increase(
 def project_heads(
     view: ModelView, z: Float[Tensor, "batch layer head d_head"], g: Float[Tensor, "batch layer d_model"]
 ) -> Float[Tensor, "batch layer head"]:
-    """Each head's output times `g`, from `Activations.head_inputs`: no head vector is made."""
+    """Return each head's output times `g`, from `Activations.head_inputs`, without computing head outputs."""
     columns = [
         (z[:, layer].to(g.dtype) * through_W_O(view, g[:, layer], layer)).sum(-1) for layer in range(view.n_layers)
     ]
@@ -290,14 +292,14 @@ def project_heads(
 
 
 def through_W_O(view: ModelView, g: Float[Tensor, "batch d_model"], layer: int) -> Float[Tensor, "batch head d_head"]:
-    """`g` seen through each head's W_O: z · that = (what the head writes) · g."""
+    """Return `W_O g` for each head, so that its dot product with z is the head's output times `g`."""
     return einsum(g, view.W_O(layer).to(g.dtype), "batch d_model, head d_head d_model -> batch head d_head")
 
 
 def project_subheads(
     acts: Activations, g: Float[Tensor, "batch d_model"], layer: int
 ) -> Float[Tensor, "batch head pos"]:
-    """What each head of a layer moves from each position, times `g`; whatever at padding."""
+    """Return what each head of a layer moves from each position, times `g`; undefined at padding."""
     by_group = through_W_O(acts.view, g, layer).unflatten(1, (acts.view.n_kv_heads, -1))
     along = einsum(
         acts.v[:, layer].to(g.dtype),
@@ -308,7 +310,7 @@ def project_subheads(
 
 
 def min_prompts_to_fold(d_head: int, d_model: int) -> int:
-    """Number of prompts from which W_O·W_U pays: n · d_model > d_head · (d_model + n); 68 in GPT-2 large."""
+    """Return the smallest n with n · d_model > d_head · (d_model + n): from there W_O·W_U pays; 68 in GPT-2 large."""
     return d_head * d_model // max(1, d_model - d_head) + 1
 
 
@@ -325,12 +327,12 @@ def subhead_log_prob_increase(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch layer head pos"]:
-    """What each head moves from each position adds to the log-probability of the target, nats.
+    """Return what each head adds to the log-probability of the target by each position it reads, nats.
 
-    Exhaustive: every (layer, head, position). `layers` narrows the layer axis to those layers, in that order.
+    Exhaustive: every (layer, head, position). `layers` restricts the layer axis to these layers, in this order.
     Zero at padding. `icl_lens.top_subheads` finds the largest ones at a fraction of the cost. With `against`, what is
-    added to log p(target) − log Σ p(against); with one other token, positions sum to the head's.
-    Raises InputError for bad targets, against or layers.
+    added to log p(target) − log Σ p(against); with one other token, positions sum to the head's value.
+    Raise InputError for invalid targets, against or layers.
 
     Example:
         >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3]).shape
@@ -377,11 +379,11 @@ def neuron_log_prob_increase(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch neuron"]:
-    """What each neuron of one FFN adds to the log-probability of the target, nats, relative to the FFN's input.
+    """Return what each neuron of one FFN adds to the log-probability of the target, nats, relative to the FFN's input.
 
     With `against`, what it adds to log p(target) − log Σ p(against); with one other token, neurons and b_out sum to the
-    FFN layer's. Raises InputError for bad targets or against, a layer that does not exist, or an FFN without single
-    neurons.
+    FFN's value. Raise InputError for invalid targets or against, an unknown layer, or an FFN whose neurons are not
+    exposed.
 
     Example:
         >>> il.neuron_log_prob_increase(acts, targets, layer=2).shape
@@ -394,7 +396,7 @@ def neuron_log_prob_increase(
     readout = acts.readout.using(final_norm=final_norm, bias=bias)
     layer = _check_layer(acts, layer)
     if acts.mlp_post is None:
-        raise InputError(f"{acts.view.name} shows no FFN coefficients (mlp.hook_post): neurons cannot be told apart")
+        raise InputError(f"{acts.view.name} must expose neuron activations (mlp.hook_post), got none for its FFN")
     post = acts.mlp_post[:, layer].to(readout.dtype)
     if acts.mlp_scale is not None:
         post = post * acts.mlp_scale[:, layer, None]
@@ -427,5 +429,5 @@ def _increase(
 
 def _check_layer(acts: Activations, layer: int) -> int:
     if not 0 <= layer < acts.view.n_layers:
-        raise InputError(f"layer {layer} does not exist: {acts.view.name} has layers 0–{acts.view.n_layers - 1}")
+        raise InputError(f"layer must be between 0 and {acts.view.n_layers - 1} for {acts.view.name}, got {layer!r}")
     return layer

@@ -1,4 +1,4 @@
-"""The metric that a head compares with: queries and keys as two towers, and the bilinear form between their inputs."""
+"""A head's query-key metric: queries and keys as two towers, and the bilinear form between their inputs."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,15 +18,15 @@ from icl_lens.models.view import ModelView
 
 @dataclass(frozen=True)
 class QueryKeyMetric:
-    """How one head compares what stands at two positions; made by `query_key_metric`.
+    """How one head compares the inputs at two positions; made by `query_key_metric`.
 
-    `scores(x, y)` are the head's attention scores between residual streams [query d_model] and [key d_model], exactly:
-    both go through the norm before attention, one through W_Q and one through W_K (the two towers), norms of queries
-    and keys included, the query turned by `distance` positions where the model rotates. `matrix` is the bilinear form
-    in it, between normed inputs.
+    `scores(x, y)` are the head's exact attention scores between residual streams [query d_model] and [key d_model]:
+    both pass through the norm before attention, then one through W_Q and one through W_K (the two towers), including
+    norms of queries and keys, with the query rotated by `distance` positions in rotary models. `matrix` is their
+    bilinear form between normed inputs.
 
-    Low-rank throughout: `query_side @ key_side.T` is the matrix, and neither it nor its spectrum is made of d_model²
-    numbers unless asked for. Source: the paper, section 5; docs/howto/numbers.md.
+    All computations are low-rank: the matrix is `query_side @ key_side.T`, and only `matrix` itself allocates d_model²
+    numbers. Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
         >>> metric = il.query_key_metric(model, "L2H0")
@@ -40,15 +40,15 @@ class QueryKeyMetric:
     view: ModelView
     head: Head
     distance: int | None
-    """How many positions the key lies before the query; None: rotation is left out."""
+    """Number of positions from key to query; None to omit rotation."""
     query_side: Float[Tensor, "d_model d_head"]
-    """Gain of the norm before attention, W_Q, gain of a norm of queries, rotation, and the scale of scores."""
+    """Product of the gain of the norm before attention, W_Q, the query norm's gain, rotation, and the score scale."""
     key_side: Float[Tensor, "d_model d_head"]
-    """Gain of the norm before attention, W_K, gain of a norm of keys."""
+    """Product of the gain of the norm before attention, W_K, and the key norm's gain."""
     rotation: tuple[Tensor, Tensor] | None
-    """Cosines and sines that queries are turned by, [d_rotary] each."""
+    """Cosines and sines that rotate the queries, [d_rotary] each."""
     key_rotation: Float[Tensor, "d_head d_head"] | None = None
-    """What keys are turned by in `untrained`."""
+    """Rotation applied to the keys by `with_random_rotation`."""
 
     def __repr__(self) -> str:
         where = "without rotation" if self.rotation is not None and self.distance is None else ""
@@ -57,35 +57,35 @@ class QueryKeyMetric:
 
     @property
     def matrix(self) -> Float[Tensor, "d_model d_model"]:
-        """The bilinear form: query inputs by key inputs, both normed, without the norm's gain and shift."""
+        """Bilinear form of query inputs and key inputs, both normed without the norm's gain and shift."""
         return self.query_side @ self.key_side.T
 
     def queries(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
-        """The first tower: residual streams as the queries that meet `keys`, before the scale of scores."""
+        """Return the queries of residual streams (first tower), rotated, before the score scale."""
         return self._rotate_queries(self._tower("q", x))
 
     def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
-        """The second tower: residual streams as keys, not turned."""
+        """Return the keys of residual streams (second tower), without positional rotation."""
         keys = self._tower("k", x)
         return keys if self.key_rotation is None else keys @ self.key_rotation
 
     def scores(
         self, queries: Float[Tensor, "*batch query d_model"], keys: Float[Tensor, "*batch key d_model"]
     ) -> Float[Tensor, "*batch query key"]:
-        """The head's attention scores between residual streams that enter its layer, before a soft cap and softmax."""
+        """Return the head's attention scores between inputs of its layer, before soft-cap and softmax."""
         how = attention_scores.attention_scoring(self.view, self.head.layer)
         return how.scale * self.queries(queries) @ self.keys(keys).mT
 
     def inputs(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
-        """Residual streams as the bilinear form meets them: normed, without the norm's gain and shift.
+        """Return residual streams as inputs of the bilinear form: normed, without the norm's gain and shift.
 
-        Their cosine is what W_Q and W_K are measured against.
+        Their cosine similarity is the baseline for W_Q and W_K.
         """
         return self._norm._replace(gain=None, shift=None)(x)
 
     @cached_property
     def _norm(self) -> NormView:
-        """The norm before attention, asked for once: finding out what it does takes a few calls."""
+        """The norm before attention, cached because inferring it takes a few calls."""
         return self.view.attn_input_norm(self.head.layer)
 
     def _tower(self, name: str, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class QueryKeyMetric:
             y = x @ weight[index].to(x)
             y = y if bias is None else y + bias[index].to(x)
             return y if own is None else own(y)
-        # One norm over all heads: all are needed.
+        # One norm over all heads, so all of them are computed.
         y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
         y = y if bias is None else y + bias.to(x)
         return own(y.flatten(-2)).unflatten(-1, y.shape[-2:])[..., index, :]
@@ -111,11 +111,11 @@ class QueryKeyMetric:
             return queries
         return _turn(queries, self.rotation, attention_scores.attention_scoring(self.view, self.head.layer).interleaved)
 
-    # What kind of metric it is ---------------------------------------------------------------------------
+    # Properties of the metric ----------------------------------------------------------------------------
 
     @cached_property
     def _core(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Orthonormal columns of both sides, and the singular value decomposition between them."""
+        """Orthonormal bases of both sides, and the singular value decomposition between them."""
         q_basis, q_rest = torch.linalg.qr(self.query_side)
         k_basis, k_rest = torch.linalg.qr(self.key_side)
         u, s, vh = torch.linalg.svd(q_rest @ k_rest.T)
@@ -123,12 +123,12 @@ class QueryKeyMetric:
 
     @property
     def singular_values(self) -> Float[Tensor, " d_head"]:
-        """Of the bilinear form, largest first: how strongly each pair of directions is compared."""
+        """Singular values of the bilinear form, largest first: how strongly each pair of directions is compared."""
         return self._core[2]
 
     @property
     def effective_rank(self) -> float:
-        """The exponential of the entropy of the normalized singular values: 1 … d_head directions in use.
+        """Exponential of the entropy of the normalized singular values: number of directions in use, 1 to d_head.
 
         Source: Roy and Vetterli 2007, The effective rank.
         """
@@ -137,7 +137,7 @@ class QueryKeyMetric:
 
     @property
     def symmetric_share(self) -> float:
-        """Share of the bilinear form's squared entries in its symmetric part: 1 symmetric, ½ no preference, 0 anti-.
+        """Share of the bilinear form's squared entries in its symmetric part: 1 symmetric, ½ neither, 0 antisymmetric.
 
         A metric in the strict sense is symmetric; two towers need not be.
         """
@@ -147,19 +147,20 @@ class QueryKeyMetric:
         return float((1 + (crossed * crossed.T).sum() / whole) / 2)
 
     def directions(self, k: int) -> tuple[Float[Tensor, "k d_model"], Float[Tensor, " k"], Float[Tensor, "k d_model"]]:
-        """The `k` pairs of directions compared most strongly: of query inputs, how strongly, of key inputs.
+        """Return the top `k` singular directions: of query inputs, their singular values, of key inputs.
 
-        Unit vectors of normed inputs; signs of a pair belong together. Raises InputError for more than d_head pairs.
+        Unit vectors in the space of normed inputs; only the joint sign of a pair is meaningful. Raise InputError if k
+        exceeds d_head.
         """
         q_basis, u, s, vh, k_basis = self._core
         if not 1 <= k <= len(s):
-            raise InputError(f"k={k} must lie between 1 and {len(s)}, the size of a head")
+            raise InputError(f"k must be between 1 and {len(s)} (d_head), got {k}")
         return (q_basis @ u[:, :k]).T, s[:k], (k_basis @ vh[:k].T).T
 
     def with_random_rotation(self, *, seed: int = 0) -> "QueryKeyMetric":
-        """The same towers made strangers: keys turned by a random rotation of the head's space, all lengths kept.
+        """Return a control copy whose keys are rotated at random in head space, lengths unchanged.
 
-        What is left of a comparison then is not learned between W_Q and W_K.
+        Structure that remains in its scores does not come from the match between W_Q and W_K.
         """
         generator = torch.Generator().manual_seed(seed)
         d_head = self.key_side.shape[1]
@@ -171,16 +172,16 @@ class QueryKeyMetric:
 
 @torch.no_grad()
 def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance: int | None = None) -> QueryKeyMetric:
-    """The metric of one head: its W_Q W_Kᵀ with the norms' gains, and the two towers it is made of.
+    """Return the metric of one head: W_Q W_Kᵀ with the norms' gains, and its two towers.
 
-    `distance`: for models that rotate queries and keys, how many positions the key lies before the query; left out,
-    rotation is left out too: content only. The same for learned positions and ALiBi, which have no distance in the
-    metric (learned ones are part of the residual stream). Computed in float32, or float64 for such models.
+    `distance`: for rotary models, the number of positions from key to query; by default rotation is omitted, so that
+    only content is compared. Learned positions and ALiBi have no distance in the metric (learned positions are part of
+    the residual stream). Computed in float32, or float64 for float64 models.
 
-    Where queries and keys have norms of their own (Qwen3, Gemma-3, OLMo-2), scores contain them exactly; the bilinear
-    form has their gains only, since each vector's own scale is no part of any matrix.
+    For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `scores` applies these norms exactly; the
+    bilinear form contains only their gains, because the scale of each vector is not part of any matrix.
 
-    Raises InputError for a head the model does not have, a negative distance, or one where nothing is rotated.
+    Raise InputError for an unknown head, a negative distance, or a distance in a model without rotation.
     Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
@@ -196,9 +197,9 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     rotates = attention_scores.attention_scoring(view, layer).position == "rotary"
     if distance is not None and (distance < 0 or not rotates):
         raise InputError(
-            f"distance={distance} must be at least 0: keys lie before queries"
+            f"distance must be at least 0, got {distance}"
             if distance < 0
-            else f"{view.architecture} does not rotate queries and keys, so its metric has no distance; leave it out"
+            else f"distance must be None for {view.architecture}, which has no rotary embedding, got {distance}"
         )
     return build_metric(view, head, distance, _rotation(view, layer, distance) if rotates else None)
 
@@ -206,7 +207,7 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
 def build_metric(
     view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
 ) -> QueryKeyMetric:
-    """The metric with queries turned by these cosines and sines; `unturned` leaves rotation out."""
+    """Return the metric with queries rotated by these cosines and sines; `identity_rotation` omits rotation."""
     layer, index = head
     how, dtype = attention_scores.attention_scoring(view, layer), view.compute_dtype
     gain = view.attn_input_norm(layer).gain_as(dtype).to(view.unembed_device).expand(view.d_model)[:, None]
@@ -233,7 +234,7 @@ def _turn(x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], interl
 
 
 def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines between a query and a key so many positions before it; without one, their lengths alone."""
+    """Return cosines and sines between a query and a key `distance` positions before it; None for no rotation."""
     last = distance or 0
     hooks = attention_scores.rotation_hooks(view, layer)
     if hooks is None:
@@ -241,7 +242,7 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         cos, sin = cos[0, 0], sin[0, 0]
     else:
         if last >= view.cfg.n_ctx:
-            raise InputError(f"distance={distance} does not fit the model's context of {view.cfg.n_ctx} tokens")
+            raise InputError(f"distance must be less than the model's context of {view.cfg.n_ctx}, got {distance}")
         seen: dict[str, Tensor] = {}
         keep = [(name, lambda value, hook: seen.__setitem__(hook.name, value.detach()[0, last])) for name in hooks]
         tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)
@@ -250,13 +251,13 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         cos, sin = (seen[name] for name in hooks)
     if distance is None:
         return identity_rotation(cos, sin)
-    length = (cos.square() + sin.square()).sqrt()  # of keys, see `unturned`
+    length = (cos.square() + sin.square()).sqrt()  # of keys, see `identity_rotation`
     return length * cos, length * sin
 
 
 def identity_rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines that turn nothing, with the lengths of these.
+    """Return cosines and sines of the identity rotation, with the scale of the given ones.
 
-    Some families scale their rotation: both queries and keys, so that scores have the square.
+    Some families scale the rotation of both queries and keys, so scores contain the square.
     """
     return cos.square() + sin.square(), torch.zeros_like(sin)

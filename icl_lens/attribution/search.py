@@ -1,14 +1,14 @@
-"""Finding the largest log-probability increases exactly, without computing all of them.
+"""Find the largest log-probability increases exactly, without computing all of them.
 
-With a frozen scale the logits are affine in a part `u`, and Jensen's inequality gives
-`I(u | x) ≤ u · g`, where `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector for each prompt and layer.
-A dot product then bounds each (layer, head, position); evaluating parts exactly in the order of their bounds
+With a frozen norm scale, logits are affine in a part `u`, and Jensen's inequality gives
+`I(u | x) ≤ u · g`, where `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector per prompt and layer.
+One dot product therefore bounds each (layer, head, position). Evaluating parts exactly in the order of their bounds
 until the k-th exact value reaches the next bound gives the exact top k, with a certificate.
 
-The contrast `C(u | x)` of log p(w) − log Σ p(w'_i) has the same bound with the tokens w'_i in the vocabulary's place:
-`C(u | x) = b_w(u) − log Σ q_i exp b_i(u) ≤ b_w(u) − Σ q_i b_i(u) = u · g`, q the softmax over the w'_i at x, so `g`
-is made of their columns of W_U and w's alone. With one w' it is an equality and no search is needed: the dot products
-are the values, and the largest of them are taken.
+The contrast `C(u | x)` of log p(w) − log Σ p(w'_i) has the same bound with the tokens w'_i instead of the vocabulary:
+`C(u | x) = b_w(u) − log Σ q_i exp b_i(u) ≤ b_w(u) − Σ q_i b_i(u) = u · g`, where q is the softmax over the w'_i at x,
+so `g` needs only the columns of W_U for w and the w'_i. With one w' this is an equality: the dot products are the
+values, and no search is needed.
 Source: docs/howto/numbers.md.
 """
 
@@ -39,7 +39,7 @@ from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 
-# Nats by which a float32 bound may fall below the exact value it bounds; tested against float64.
+# Nats by which rounding may put a float32 bound below the exact value; tested against float64.
 SLACK = 1e-4
 
 
@@ -47,10 +47,10 @@ SLACK = 1e-4
 class TopSubheads:
     """The k largest (layer, head, position) increases of each prompt, largest first, in nats.
 
-    `n_exact` of `n_parts` parts were evaluated exactly; every other part's bound is at most `left_out`, which
+    `n_exact` of `n_parts` parts are evaluated exactly; every other part's bound is at most `unevaluated_bound`, which
     does not exceed the k-th value. `certified` is False where no bound exists (own norm, logit soft-cap) and the
-    search was exhaustive: the answer is exact either way. For a linear contrast (one token in `against`) the bounds are
-    the exact values: all parts count as evaluated, at the price of a dot product each, and nothing is left out.
+    search is exhaustive; the result is exact either way. For a linear contrast (one token in `against`) the bounds are
+    the exact values, so all parts count as evaluated, at the cost of one dot product each.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
@@ -72,7 +72,7 @@ class TopSubheads:
     """Each prompt's tokens, with white space visible."""
 
     def to_frame(self) -> pd.DataFrame:
-        """prompt, rank, layer, head, name, position, token, value (nats): one row a part, largest first."""
+        """Return prompt, rank, layer, head, name, position, token and value (nats), one row per part, largest first."""
         n, k = self.value.shape
         frame = pd.DataFrame(
             {
@@ -112,12 +112,12 @@ class TopSubheads:
 
 @dataclass(frozen=True)
 class TopHeads:
-    """The k heads of largest mean increase over the prompts, largest first, in nats.
+    """The k heads with the largest mean increase over the prompts, largest first, in nats.
 
-    `n_exact` of `n_parts` heads were evaluated exactly on every prompt; every other head's mean bound is at most
-    `left_out`. `certified` is False where the search was exhaustive (own norm, logit soft-cap). `n_evaluations` counts the
-    exact evaluations, one for a head on a prompt: those of heads evaluated on some prompts only are among them. For a
-    linear contrast (one token in `against`) the bounds are the exact values: all heads count as evaluated, certified.
+    `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
+    `unevaluated_bound`. `certified` is False where the search is exhaustive (own norm, logit soft-cap). `n_evaluations`
+    counts exact evaluations of a head on a prompt, including heads evaluated only on some prompts. For a linear
+    contrast (one token in `against`) the bounds are the exact values, so all heads count as evaluated and certified.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -137,7 +137,7 @@ class TopHeads:
 
     @property
     def share_evaluated(self) -> float:
-        """Share of all (prompt, head) pairs that were evaluated exactly, 0 to 1."""
+        """Share of all (prompt, head) pairs that are evaluated exactly, 0 to 1."""
         return self.n_evaluations / (self.n_parts * self.n_prompts)
 
     @property
@@ -145,7 +145,7 @@ class TopHeads:
         return [Head(layer, head) for layer, head in zip(self.layer.tolist(), self.head.tolist(), strict=True)]
 
     def to_frame(self) -> pd.DataFrame:
-        """rank, layer, head, name, value (mean over prompts, nats): one row a head, largest first."""
+        """Return rank, layer, head, name and value (mean over prompts, nats), one row per head, largest first."""
         return pd.DataFrame(
             {
                 "rank": range(1, len(self.value) + 1),
@@ -178,7 +178,7 @@ def _certainty(certified: bool) -> str:
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """For each prompt and layer: log p of the target (or its contrast) at the layer's input, and the bound's `g`."""
+    """Per prompt and layer: log p of the target (or its contrast) at the layer's input, and the bound's `g`."""
 
     base: Float[Tensor, "batch layer"]
     g: Float[Tensor, "batch layer d_model"]
@@ -187,9 +187,9 @@ class LayerGradients:
 def layer_gradients(
     acts: Activations, targets: Int[Tensor, " batch"], readout: Readout, *, against: CheckedAgainst = None
 ) -> LayerGradients:
-    """Bases and bound directions of all layers: one product with W_U and one back, in bounded pieces.
+    """Return bases and bound directions of all layers, from one product with W_U and one with its transpose, in pieces.
 
-    With `against`, of the contrast: a product with the named columns only. Raises InputError if the readout is not
+    With `against`, those of the contrast, from products with its columns only. Raise InputError if the readout is not
     affine.
     """
     x = acts.resid_pre.to(readout.dtype)
@@ -206,7 +206,7 @@ def layer_gradients(
         log_probs = part.log_probs(x[rows, layers])
         index = targets[rows, None, None].expand(-1, log_probs.shape[1], 1)
         base[rows, layers] = log_probs.gather(-1, index)[..., 0]
-        # In place, and the sign turned on the short side: softmax(logits) − e_w is as large as the logits.
+        # In place because softmax(logits) − e_w is as large as the logits; negated after pull_back, where it is small.
         weights = log_probs.exp_()
         weights.scatter_add_(-1, index, torch.full_like(index, -1, dtype=weights.dtype))
         g[rows, layers] = part.pull_back(weights).neg_()
@@ -214,12 +214,12 @@ def layer_gradients(
 
 
 def head_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head"]:
-    """Upper bound of every head's increase, nats."""
+    """Return an upper bound of every head's increase, nats."""
     return project_heads(acts.view, acts.head_inputs, gradients.g)
 
 
 def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head pos"]:
-    """Upper bound of every (layer, head, position)'s increase, nats; -inf at padding."""
+    """Return an upper bound of every (layer, head, position)'s increase, nats; -inf at padding."""
     columns = [project_subheads(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
     return _without_padding(acts, torch.stack(columns, dim=1))
 
@@ -242,13 +242,13 @@ def top_subheads(
     bias: bool = True,
     slack: float = SLACK,
 ) -> TopSubheads:
-    """The k largest (layer, head, position) log-probability increases of each prompt: exact, certified.
+    """Return the k largest (layer, head, position) log-probability increases of each prompt: exact and certified.
 
-    `slack` (nats) is added to every bound to allow for float32 rounding. With `final_norm="own"` or a logit
-    soft-cap there is no bound; the search is then exhaustive, and the result says so. With `against`, the k largest
-    contributions to log p(target) − log Σ p(against): with one other token all are known exactly at once, with several
-    the same search is made.
-    Raises InputError for bad targets or against, or a k larger than the number of parts.
+    `slack` (nats) is added to every bound to allow for float32 rounding. With `final_norm="own"` or a logit soft-cap
+    there is no bound, so the search is exhaustive and `certified` is False. With `against`, return the k largest
+    contributions to log p(target) − log Σ p(against): with one other token all values are exact without a search, with
+    several the search is the same.
+    Raise InputError for invalid targets or against, or if k exceeds the number of parts.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
@@ -275,10 +275,10 @@ def top_subheads(
     value = bounds.new_full((batch, m), -torch.inf)
     active = torch.ones(batch, dtype=torch.bool, device=bounds.device)
     n_exact = torch.zeros(batch, dtype=torch.long, device=bounds.device)
-    left_out = bounds.new_full((batch,), -torch.inf)
+    unevaluated_bound = bounds.new_full((batch,), -torch.inf)
     done = 0
     while True:
-        # One more than is evaluated: its bound is the largest left out.
+        # One more than is evaluated: its bound is the largest unevaluated one.
         order = bounds.topk(min(m + 1, n_all), dim=-1)
         index = order.indices[active, done:m]
         rows = torch.nonzero(active)[:, :1].expand_as(index)
@@ -288,7 +288,7 @@ def top_subheads(
         value[active, done:m] = exact
         n_exact[active] += fresh.sum(-1)
         next_bound = order.values[:, m] if m < n_all else value.new_full((batch,), -torch.inf)
-        left_out = torch.where(active, next_bound, left_out)
+        unevaluated_bound = torch.where(active, next_bound, unevaluated_bound)
         kth = value.topk(k, dim=-1).values[:, -1]
         active = active & (next_bound + slack > kth)
         if not bool(active.any()):
@@ -299,7 +299,9 @@ def top_subheads(
     part = bounds.topk(value.shape[1], dim=-1).indices.gather(1, best.indices)
     layer, head, position = _unravel(part, n_heads, width)
     tokens = acts.batch.token_names
-    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, left_out, certified=True, tokens=tokens)
+    return TopSubheads(
+        best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, certified=True, tokens=tokens
+    )
 
 
 def _exact_subheads(
@@ -311,7 +313,7 @@ def _exact_subheads(
     rows: Int[Tensor, " n"],
     index: Int[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """The exact increase of chosen parts, in one product with W_U (or its named columns)."""
+    """Return the exact increases of chosen parts, in one product with W_U (or its columns for `against`)."""
     layer, head, key = _unravel(index, acts.view.n_heads, acts.pattern.shape[-1])
     y = acts.resid_pre[rows, layer].to(readout.dtype)
     for one in layer.unique().tolist():
@@ -338,12 +340,12 @@ def _largest_subheads(
     *,
     certified: bool,
 ) -> TopSubheads:
-    """The largest of exact values, all of them known; -inf at padding."""
+    """Return the largest of the exact values of all parts; -inf at padding."""
     best = values.flatten(1).topk(k, dim=-1)
     layer, head, position = _unravel(best.indices, *values.shape[2:])
-    left_out = best.values.new_full((len(values),), -torch.inf)
+    no_bound = best.values.new_full((len(values),), -torch.inf)
     tokens = acts.batch.token_names
-    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, left_out, certified, tokens=tokens)
+    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, no_bound, certified, tokens=tokens)
 
 
 def top_heads(
@@ -356,11 +358,11 @@ def top_heads(
     bias: bool = True,
     slack: float = SLACK,
 ) -> TopHeads:
-    """The k heads with the largest mean log-probability increase over the prompts: exact, certified.
+    """Return the k heads with the largest mean log-probability increase over the prompts: exact and certified.
 
     The mean of the bounds bounds the mean, so only a few heads are evaluated. With `final_norm="own"` or a logit
-    soft-cap the search is exhaustive, and the result says so. With `against`, the heads that contribute most to
-    log p(target) − log Σ p(against), see `top_subheads`. Raises InputError for bad targets, against or k.
+    soft-cap the search is exhaustive and `certified` is False. With `against`, return the heads that contribute most to
+    log p(target) − log Σ p(against); see `top_subheads`. Raise InputError for invalid targets, against or k.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -399,15 +401,15 @@ def top_heads(
     while True:
         fresh = order[len(value) : m]
         value += exact_head_increases(acts, targets, readout, gradients.base, fresh, against=others).mean(0)
-        left_out = float(bounds[order[m]]) if m < n_parts else -torch.inf
+        unevaluated_bound = float(bounds[order[m]]) if m < n_parts else -torch.inf
         best = torch.stack(value).topk(k)
-        if left_out + slack <= float(best.values[-1]) or m == n_parts:
+        if unevaluated_bound + slack <= float(best.values[-1]) or m == n_parts:
             break
         m = min(m + max(2, m // 4), n_parts)
     found = order[best.indices]
     n_evaluations = m * len(targets)
     return TopHeads(
-        best.values, found // n_heads, found % n_heads, m, n_parts, left_out, True, n_evaluations, len(targets)
+        best.values, found // n_heads, found % n_heads, m, n_parts, unevaluated_bound, True, n_evaluations, len(targets)
     )
 
 
@@ -420,7 +422,7 @@ def exact_head_increases(
     *,
     against: CheckedAgainst = None,
 ) -> Float[Tensor, "batch n"]:
-    """The exact increases of chosen heads (`layer · n_heads + head`), nats, in one product with W_U.
+    """Return the exact increases of chosen heads (`layer · n_heads + head`), nats, in one product with W_U.
 
     `base` is the target's log-probability, or contrast, at each layer's input (`LayerGradients.base`).
     """
@@ -440,7 +442,7 @@ def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, T
 
 
 def check_k(k: int, n_parts: int, what: str) -> None:
-    """Raises InputError unless `k` is a number and there are so many of them."""
+    """Raise InputError unless `k` is an integer from 1 to `n_parts`."""
     check_integers(k=k)
     if not 1 <= k <= n_parts:
-        raise InputError(f"k={k} asks for more than there is: choose 1 to {n_parts} {what}")
+        raise InputError(f"k must be between 1 and {n_parts} ({what}), got {k}")

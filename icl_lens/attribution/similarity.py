@@ -1,4 +1,4 @@
-"""What a head's metric makes of one prompt: of what is asked, and of what stands at each label."""
+"""A head's query-key metric applied to prompts: similarity of the query to each label position."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,16 +20,16 @@ from icl_lens.prompts.batch import PromptBatch
 def label_similarity(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int] | str]
 ) -> Float[Tensor, "batch head query demo"]:
-    """How alike heads find what is asked and what each label stands for: scores of queries with the labels' keys.
+    """Return the similarity scores of heads between the queries of a prompt and the keys of its labels.
 
-    Queries: where each demonstration's label is predicted (`batch.prediction_positions`), and the last. Keys: at the labels'
-    last tokens. Position is left out as in `query_key_metric`, whose `scores` these are; so keys behind a query, which
-    the model does not see, have one as well. In a head that compares texts by class, queries and keys of one label
-    score higher. Zero where a prompt has fewer demonstrations, and where its first label has nothing before it. One
-    forward pass; only the residual stream at these positions is kept.
+    Queries: the positions where labels are predicted (`batch.prediction_positions`), and the last position. Keys: the
+    labels' last tokens. The scores are `query_key_metric(...).scores` without position, so keys after a query, which
+    the model masks, have scores too. In a head that compares texts by class, queries and keys of the same label score
+    higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first label. One forward pass;
+    only the residual stream at these positions is kept.
 
-    Raises InputError for unknown heads, an empty list of them, and prompts without demonstrations; HiddenAngles for a
-    model that rotates queries and keys and does not show how.
+    Raise InputError for unknown heads, an empty list of heads, and prompts without demonstrations, and
+    RotaryAnglesUnavailable for a rotary model that does not expose its angles.
     Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
@@ -39,14 +39,14 @@ def label_similarity(
     view = ModelView.of(model)
     chosen = [view.check_head(head) for head in heads]
     if not chosen:
-        raise InputError("heads is empty; name the heads whose scores you want, as in heads=['L3H1']")
-    batch.require_labels("label position to read", "il.query_key_metric(model, head).scores compares any two inputs")
+        raise InputError("heads must name at least one head, got none; e.g. ['L3H1']")
+    batch.require_labels("label position to read", "use il.query_key_metric(model, head).scores on any two inputs")
     labels, last = batch.label_positions, batch.last[:, None]
     before = batch.prediction_positions
     if before is None:
-        raise InputError("the batch does not say where its labels are predicted; make it with il.tokenize")
+        raise InputError("batch must have prediction_positions, got None; create it with il.tokenize")
     positions = torch.cat([before, last, labels], dim=1)
-    seen: dict[str, Tensor] = {}  # by the name asked for: bridges know hooks by several
+    seen: dict[str, Tensor] = {}  # keyed by the requested name: a bridge's hooks have several names
 
     def at_positions(name: str) -> Callable[..., None]:
         def keep(value: Tensor, hook: Any) -> None:
@@ -65,7 +65,7 @@ def label_similarity(
     rotating = [layer for layer in layers if attention_scores.attention_scoring(view, layer).position == "rotary"]
     angles = {layer: attention_scores.rotation_hooks(view, layer) for layer in rotating}
     for layer in (layer for layer, names in angles.items() if names is None):
-        attention_scores.rotation_table(view, layer, torch.zeros(1, 1, dtype=torch.long))  # raises before the pass
+        attention_scores.rotation_table(view, layer, torch.zeros(1, 1, dtype=torch.long))  # raise before the pass
     hooks = [(name, at_positions(name)) for name in layers.values()]
     hooks += [(name, first(name)) for names in angles.values() for name in names or ()]
     with view.model.hooks(fwd_hooks=hooks):

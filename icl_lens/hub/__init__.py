@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: what is fetched from it, what of it is kept, and why something cannot be fetched."""
+"""Hugging Face Hub: downloads, caching, and error messages."""
 
 from icl_lens.hub.errors import Kind, explain_hub_error, first_line, size
 from icl_lens.hub.progress import download_bars

@@ -1,4 +1,4 @@
-"""Why something cannot be had from the Hub: each fault told apart, with its remedy, in one sentence."""
+"""Error messages for Hub failures, each with its cause and a fix."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 Kind = Literal["model", "dataset"]
 
-# What making a file in the cache fails with.
+# Errors of creating a file in the cache.
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
@@ -28,12 +28,12 @@ KNOWN_MODELS = (
     "facebook/opt-125m facebook/opt-1.3b facebook/opt-6.7b bigscience/bloom-560m bigscience/bloom-7b1 "
     "tiiuae/falcon-7b allenai/OLMo-1B-hf allenai/OLMo-2-0425-1B TinyLlama/TinyLlama_v1.1 stabilityai/stablelm-3b-4e1t"
 ).split()
-"""Names that a mistyped one may have meant. Nothing else depends on them."""
+"""Names to suggest for a mistyped one."""
 
 
 @dataclass(frozen=True)
 class _HubRequest:
-    """What was asked of the Hub: a repository, its revision, and those it has; whether a token was sent."""
+    """A request to the Hub: repository, revision, existing revisions, and whether a token was sent."""
 
     name: str
     kind: Kind
@@ -44,7 +44,7 @@ class _HubRequest:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error that says something, else its type; without request identifiers."""
+    """Return the first non-empty line of an error, else its type; without request IDs."""
     for line in str(error).splitlines():
         line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
         if line:
@@ -53,7 +53,7 @@ def first_line(error: BaseException) -> str:
 
 
 def size(count: float | int) -> str:
-    """Bytes as people write them: 1.2 GB."""
+    """Format a number of bytes, such as 1.2 GB."""
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" or count >= 10 else f"{count:.1f} {unit}"
@@ -62,7 +62,7 @@ def size(count: float | int) -> str:
 
 
 def close_matches(name: str, names: Sequence[str]) -> list[str]:
-    """At most two of `names` that look like `name`, also where its owner is left out."""
+    """Return at most two of `names` that resemble `name`, with or without the owner."""
     by_key: dict[str, str] = {}
     for known in names:
         by_key.setdefault(known.lower(), known)
@@ -74,7 +74,7 @@ def close_matches(name: str, names: Sequence[str]) -> list[str]:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those it came from, the outermost first."""
+    """Yield the error and its causes, outermost first."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -93,9 +93,9 @@ def explain_hub_error(
     token: bool = False,
     limit: float = 10.0,
 ) -> str:
-    """One sentence without its full stop: what is wrong, and what to do about it.
+    """Return one sentence, without a full stop, with the cause of `error` and a fix.
 
-    `revisions` are those the repository has; `token` says whether one was sent; `limit` how long was waited.
+    `revisions` are those of the repository, `token` is whether a token was sent, `limit` is the timeout in seconds.
     """
     for one in chain(error):
         response = getattr(one, "response", None)
@@ -108,14 +108,14 @@ def explain_hub_error(
             return sentence
     if any(type(one).__name__ == "HFValidationError" for one in chain(error)):
         return (
-            f"{name!r} is no name of a {kind}: names on the Hugging Face Hub look like 'gpt2-large' or "
-            f"'EleutherAI/gpt-j-6b'{did_you_mean(name, known)}"
+            f"{kind} must be a Hugging Face Hub name like 'gpt2-large' or 'EleutherAI/gpt-j-6b', got {name!r}"
+            f"{did_you_mean(name, known)}"
         )
-    return f"the Hugging Face Hub could not be asked about {kind} {name!r}: {first_line(error)}; try again"
+    return f"could not query the Hugging Face Hub for {kind} {name!r}: {first_line(error)}; retry"
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A remark about names close to `name`; empty where there are none."""
+    """Return a suggestion of names similar to `name`; empty if there are none."""
     found = close_matches(name, known)
     return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
 
@@ -124,102 +124,102 @@ def _page(name: str, kind: Kind) -> str:
     return f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
 
 
-def _response_error(error: BaseException, response: Any, asked: _HubRequest) -> str:
-    """The Hub answered, and what."""
+def _response_error(error: BaseException, response: Any, request: _HubRequest) -> str:
+    """Return the message for an error response."""
     hub_message = response.headers.get("X-Error-Message") or ""
-    return _denied(error, response, hub_message, asked) or _refused(error, response, hub_message, asked)
+    return _denied(error, response, hub_message, request) or _refused(error, response, hub_message, request)
 
 
-def _denied(error: BaseException, response: Any, hub_message: str, asked: _HubRequest) -> str | None:
-    """There is no such thing, or not for this reader; None where that is not what the Hub says."""
-    name, kind = asked.name, asked.kind
+def _denied(error: BaseException, response: Any, hub_message: str, request: _HubRequest) -> str | None:
+    """Return the message for a missing or access-restricted repository, else None."""
+    name, kind = request.name, request.kind
     code = response.headers.get("X-Error-Code") or ""
     types = {type_.__name__ for type_ in type(error).__mro__}
     if code == "GatedRepo" or "GatedRepoError" in types:
-        if asked.token:
+        if request.token:
             return (
-                f"{kind} {name!r} is gated, and the account of your token is not among its readers: accept the "
-                f"license at {_page(name, kind)} with that account and wait for the answer"
+                f"{kind} {name!r} is gated, and your token's account has no access; accept the license at "
+                f"{_page(name, kind)} with that account and wait for approval"
             )
         return (
-            f"{kind} {name!r} is gated: accept its license at {_page(name, kind)}, then log in with "
+            f"{kind} {name!r} is gated; accept its license at {_page(name, kind)}, then log in with "
             "`hf auth login` or set HF_TOKEN"
         )
     if code == "RevisionNotFound" or "RevisionNotFoundError" in types:
-        there = f"; it has {', '.join(map(repr, asked.revisions))}" if asked.revisions else ""
+        existing = f" (it has {', '.join(map(repr, request.revisions))})" if request.revisions else ""
         return (
-            f"{kind} {name!r} has no revision {asked.revision or 'main'!r}{there}: give a branch, tag or commit of its "
-            "page with --revision (revision= in Python)"
+            f"{kind} {name!r} has no revision {request.revision or 'main'!r}{existing}; pass a branch, tag or commit "
+            "with --revision (revision= in Python)"
         )
     if response.status_code == 401 and "invalid credentials" in hub_message.lower():
         return (
-            f"the Hugging Face Hub refuses your token ({hub_message}): it has expired or is mistyped; make a new one at "
-            "https://huggingface.co/settings/tokens for HF_TOKEN or `hf auth login`, or go without one (unset "
-            "HF_TOKEN, `hf auth logout`)"
+            f"the Hugging Face Hub rejected your token ({hub_message}), which is expired or mistyped; create one at "
+            "https://huggingface.co/settings/tokens for HF_TOKEN or `hf auth login`, or use none (unset HF_TOKEN, "
+            "`hf auth logout`)"
         )
     if code == "RepoNotFound" or "RepositoryNotFoundError" in types or response.status_code == 401:
-        if asked.token:
+        if request.token:
             return (
-                f"the Hugging Face Hub has no {kind} {name!r} that your token may read{did_you_mean(name, asked.known)}; "
-                "check the spelling, or, if it is private, use a token of an account that may read it"
+                f"the Hugging Face Hub has no {kind} {name!r} that your token can read"
+                f"{did_you_mean(name, request.known)}; check the spelling, or, if it is private, use a token of an "
+                "account with access"
             )
         return (
-            f"the Hugging Face Hub has no public {kind} {name!r}{did_you_mean(name, asked.known)}; check the spelling, or, if "
-            "it is private, log in with `hf auth login` or set HF_TOKEN"
+            f"the Hugging Face Hub has no public {kind} {name!r}{did_you_mean(name, request.known)}; check the "
+            "spelling, or, if it is private, log in with `hf auth login` or set HF_TOKEN"
         )
     return None
 
 
-def _refused(error: BaseException, response: Any, hub_message: str, asked: _HubRequest) -> str:
-    """It may be there, but the Hub, or what stands between, does not give it."""
-    name, kind, status = asked.name, asked.kind, response.status_code
+def _refused(error: BaseException, response: Any, hub_message: str, request: _HubRequest) -> str:
+    """Return the message for a response that refuses an existing repository."""
+    name, kind, status = request.name, request.kind, response.status_code
     if "disabled" in hub_message.lower():
-        return f"the Hugging Face Hub has disabled {kind} {name!r} ({hub_message.rstrip('.')}); choose another"
+        return f"the Hugging Face Hub disabled {kind} {name!r} ({hub_message.rstrip('.')}); choose another"
     if status == 403:
         return (
-            f"the Hugging Face Hub forbids {kind} {name!r} (403 Forbidden{f': {hub_message}' if hub_message else ''}); use a token "
-            "that may read it, and ask whether a proxy or firewall of your network stands between"
+            f"the Hugging Face Hub denies access to {kind} {name!r} (403 Forbidden"
+            f"{f': {hub_message}' if hub_message else ''}); use a token with access, and check for a proxy or firewall"
         )
     if status == 404:
-        return f"{kind} {name!r} lacks a file it should have ({first_line(error)}); choose another revision"
+        return f"{kind} {name!r} lacks a required file ({first_line(error)}); choose another revision"
     if status == 429:
         wait = response.headers.get("Retry-After")
         return (
-            f"the Hugging Face Hub answers 429 Too Many Requests for {kind} {name!r}; wait "
-            f"{f'{wait} seconds' if wait else 'some minutes'} and try again, or log in with `hf auth login`, which "
-            "allows more"
+            f"the Hugging Face Hub returned 429 Too Many Requests for {kind} {name!r}; retry after "
+            f"{f'{wait} seconds' if wait else 'a few minutes'}, or log in with `hf auth login` for a higher limit"
         )
     if status >= 500:
         return (
-            f"the Hugging Face Hub is out of order ({status} {getattr(response, 'reason_phrase', '')}".rstrip()
-            + f") and did not give {kind} {name!r}; try again in some minutes"
+            f"the Hugging Face Hub is unavailable ({status} {getattr(response, 'reason_phrase', '')}".rstrip()
+            + f") for {kind} {name!r}; retry later"
         )
-    return f"the Hugging Face Hub answers {status} for {kind} {name!r} ({hub_message or first_line(error)}); try again"
+    return f"the Hugging Face Hub returned {status} for {kind} {name!r} ({hub_message or first_line(error)}); retry"
 
 
 def _connection_error(error: BaseException, limit: float) -> str | None:
-    """Nothing came back, or nothing the Hub would say; None where this error does not tell why."""
+    """Return the message for a failure without a valid response; None if this error does not show the cause."""
     types = {kind.__name__ for kind in type(error).__mro__}
     text = first_line(error)
     lower = f"{text} {error}".lower()
     host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
-    if "JSONDecodeError" in types or "FileMetadataError" in types:  # whose own text speaks of certificates, too
+    if "JSONDecodeError" in types or "FileMetadataError" in types:  # its text mentions certificates, too
         return (
-            f"what answers at {host} is not the Hugging Face Hub ({text}); check for a login page of your network, "
-            "HTTPS_PROXY and HF_ENDPOINT"
+            f"the response from {host} is not from the Hugging Face Hub ({text}); check for a login page of your "
+            "network, HTTPS_PROXY and HF_ENDPOINT"
         )
     if "certificate" in lower:
         return (
-            f"the certificate shown for {host} is not trusted ({text}); where a proxy of your network signs anew, set "
-            "SSL_CERT_FILE to the file of its certificate"
+            f"the certificate of {host} is not trusted ({text}); if your network's proxy re-signs connections, set "
+            "SSL_CERT_FILE to its certificate file"
         )
     if "[ssl" in lower or "SSLError" in types:
-        return f"no secure connection to {host} could be made ({text}); check HTTPS_PROXY and HF_ENDPOINT"
+        return f"cannot connect securely to {host} ({text}); check HTTPS_PROXY and HF_ENDPOINT"
     if "ProxyError" in types:
-        return f"the proxy refuses the way to {host} ({text}); check HTTPS_PROXY and HTTP_PROXY, or unset them"
-    if "Silent" in types or "TimeoutException" in types or "TimeoutError" in types or "timed out" in lower:
+        return f"the proxy refused the connection to {host} ({text}); check or unset HTTPS_PROXY and HTTP_PROXY"
+    if "HubTimeout" in types or "TimeoutException" in types or "TimeoutError" in types or "timed out" in lower:
         return (
-            f"{host} did not answer within {limit:g} seconds; try again later, or give it longer with "
+            f"{host} did not respond within {limit:g} seconds; retry later, or raise the timeout with "
             "HF_HUB_ETAG_TIMEOUT=60"
         )
     if "gaierror" in types or any(
@@ -233,24 +233,24 @@ def _connection_error(error: BaseException, limit: float) -> str | None:
         )
     ):
         proxy = next((os.environ[name] for name in ("HTTPS_PROXY", "https_proxy") if os.environ.get(name)), None)
-        if proxy is not None and (named := urlsplit(proxy if "//" in proxy else f"//{proxy}").hostname):
+        if proxy is not None and (proxy_host := urlsplit(proxy if "//" in proxy else f"//{proxy}").hostname):
             return (
-                f"neither {host} nor the proxy {named} that HTTPS_PROXY names could be looked up ({text}); mend or "
-                "unset HTTPS_PROXY, or connect to a network first"
+                f"cannot resolve {host} or the proxy {proxy_host} from HTTPS_PROXY ({text}); fix or unset HTTPS_PROXY, "
+                "or check the network connection"
             )
-        return f"the name {host} cannot be looked up ({text}): there is no network or no name server; connect first"
+        return f"cannot resolve {host} ({text}); check the network connection and DNS"
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT) or "no space left" in lower or "not enough free disk" in lower:
-        return f"the disk is full ({text}); make room, or set HF_HOME to a folder on another disk"
+        return f"the disk is full ({text}); free space, or set HF_HOME to a folder on another disk"
     certificates = os.environ.get("SSL_CERT_FILE", "")
     if number == errno.ENOENT and certificates and not os.path.exists(certificates):
-        return f"SSL_CERT_FILE names {certificates!r}, which is not there; name a file of certificates, or unset it"
+        return f"SSL_CERT_FILE must be an existing file, got {certificates!r}; set it to a certificate file or unset it"
     if number in _NOT_OURS or (number in _NO_FOLDER and getattr(error, "filename", None)):
-        return f"the cache cannot be written ({text}); set HF_HOME to a folder you may write to"
+        return f"cannot write to the cache ({text}); set HF_HOME to a writable folder"
     if "ConnectError" in types or "ConnectionRefusedError" in types or "NetworkError" in types:
-        return f"{host} cannot be reached ({text}); check the network, HTTPS_PROXY and HF_ENDPOINT"
+        return f"cannot reach {host} ({text}); check the network, HTTPS_PROXY and HF_ENDPOINT"
     if "RemoteProtocolError" in types or "consistency check failed" in lower:
-        return f"the connection to {host} broke off ({text}); try again"
+        return f"the connection to {host} was interrupted ({text}); retry"
     if "UnsupportedProtocol" in types or "InvalidURL" in types:
-        return f"HF_ENDPOINT is no address of a Hub ({text}); write it like https://huggingface.co, or unset it"
+        return f"HF_ENDPOINT must be a URL like https://huggingface.co ({text}); fix or unset it"
     return None

@@ -1,11 +1,10 @@
-"""Progress bars of downloads."""
+"""Progress bars for downloads."""
 
 
 def download_bars(shown: bool) -> None:
-    """Switches the bars of downloads on or off, whatever was imported before.
+    """Enable or disable the progress bars of downloads.
 
-    Set HF_HUB_DISABLE_PROGRESS_BARS in the environment to have the last word. Bars that are on are still drawn in a
-    terminal only.
+    The environment variable HF_HUB_DISABLE_PROGRESS_BARS takes precedence. Enabled bars appear only in a terminal.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars

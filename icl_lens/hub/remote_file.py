@@ -1,4 +1,4 @@
-"""A file of the Hub of which only the parts that are read are fetched."""
+"""A file on the Hub that is read with range requests."""
 
 import io
 from typing import Any
@@ -8,11 +8,11 @@ from icl_lens.hub.timeouts import request_timeout, timeout_seconds
 
 
 class RangeRequestsUnsupported(Exception):
-    """The server sends whole files only."""
+    """The server does not support range requests."""
 
 
 class RemoteFile(io.RawIOBase):
-    """Read-only and seekable; each read fetches those bytes. `fetched` counts them."""
+    """A read-only, seekable file; each read downloads only its bytes. `fetched` counts them."""
 
     def __init__(self, repository: Repository, file: str) -> None:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -41,7 +41,7 @@ class RemoteFile(io.RawIOBase):
         return self._at
 
     def read_ahead(self, start: int, stop: int) -> None:
-        """Fetches bytes `start` to `stop` in one request, for the reads to come."""
+        """Download bytes `start` to `stop` in one request, for later reads."""
         self._ahead, self._ahead_at = self._range(start, min(stop, self._size)), start
 
     def readinto(self, buffer: Any) -> int:

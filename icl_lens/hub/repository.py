@@ -1,4 +1,4 @@
-"""A repository of the Hub at one commit: what it holds, what of that is here, and fetching the rest."""
+"""A Hub repository at one commit: its files, its cached copy, and downloads."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ _SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def offline() -> bool:
-    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set."""
     from huggingface_hub import constants
 
     return constants.HF_HUB_OFFLINE or any(
@@ -28,7 +28,7 @@ def offline() -> bool:
 
 @dataclass(frozen=True)
 class Repository:
-    """A model or dataset of the Hub at one commit. `files` are those it has; of a copy in the cache, those here."""
+    """A model or dataset on the Hub at one commit. `files` lists its files, or the cached ones if `from_cache`."""
 
     name: str
     kind: Kind
@@ -39,13 +39,13 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """Where its files lie once they are fetched: a snapshot in the cache of huggingface_hub."""
+        """The snapshot folder in the cache of huggingface_hub."""
         return _folder(self.name, self.kind) / "snapshots" / self.commit
 
     def fetch(self, files: Sequence[str]) -> Path:
-        """The folder, with these files in it; those already there are not asked for again.
+        """Return the folder after downloading those of `files` that it lacks.
 
-        Raises InputError, saying what is kept, for whatever goes wrong on the way.
+        Raises InputError for any failure, with the number of downloaded files.
         """
         from huggingface_hub import hf_hub_download
 
@@ -53,38 +53,38 @@ class Repository:
             if (self.folder / file).exists():
                 continue
             if self.from_cache:
-                raise InputError(_not_whole(self, [one for one in files if not (self.folder / one).exists()]))
+                raise InputError(_incomplete_message(self, [one for one in files if not (self.folder / one).exists()]))
             try:
                 with request_timeout(timeout_seconds()):
                     hf_hub_download(self.name, file, repo_type=self.kind, revision=self.commit)
-            except Exception as error:  # from the network, its libraries or the disk: there is no closed list
+            except Exception as error:  # many types, from the network, its libraries or the disk
                 raise InputError(f"{self.explain_error(error)}{self._kept(files, file)}") from error
         return self.folder
 
     def record_revision(self) -> None:
-        """Notes in the cache which commit the revision was, so that it is found without a network."""
+        """Record the commit of the revision in the cache, so that it resolves offline."""
         if self.from_cache or self.commit == self.revision:
             return
         ref = _folder(self.name, self.kind) / "refs" / (self.revision or "main")
         try:
             ref.parent.mkdir(parents=True, exist_ok=True)
-            handle, beside = tempfile.mkstemp(dir=ref.parent, prefix=".icl_lens.")
+            handle, temp_path = tempfile.mkstemp(dir=ref.parent, prefix=".icl_lens.")
             with os.fdopen(handle, "w") as stream:
                 stream.write(self.commit)
-            os.replace(beside, ref)
-        except OSError as error:  # a cache one may read and not write: the files are there all the same
-            logging.getLogger("icl_lens").info("the cache could not note the revision: %s", error)
+            os.replace(temp_path, ref)
+        except OSError as error:  # a read-only cache: the files are usable anyway
+            logging.getLogger("icl_lens").info("cannot record the revision in the cache: %s", error)
 
     def explain_error(self, error: BaseException) -> str:
-        """What `error` means for this repository, and what to do about it."""
+        """Return the cause of `error` for this repository, and a fix."""
         return _why(error, self.name, self.kind, self.revision)
 
     def _kept(self, files: Sequence[str], file: str) -> str:
-        here = [self.folder / one for one in files if (self.folder / one).exists()]
-        if not here:
+        downloaded = [self.folder / one for one in files if (self.folder / one).exists()]
+        if not downloaded:
             return ""
-        total = size(sum(one.stat().st_size for one in here))
-        return f" ({len(here)} of {len(files)} files, {total}, are kept; the same again goes on with {file})"
+        total = size(sum(one.stat().st_size for one in downloaded))
+        return f" ({len(downloaded)} of {len(files)} files downloaded, {total}; rerun to resume at {file})"
 
 
 def open_repository(
@@ -95,44 +95,42 @@ def open_repository(
     whole: Callable[[Repository], bool],
     known: Sequence[str] = KNOWN_MODELS,
 ) -> Repository:
-    """The repository `name` at `revision`, a branch, tag or commit.
+    """Return the repository `name` at `revision`, a branch, tag or commit.
 
-    The cache alone is asked offline, and for a commit of which it has all: `whole` says whether it has. Else the
-    Hub is asked which commit the revision is, within one time limit; where it does not say, and the cache has all
-    of the last one, that one is taken, with one line about it in the log.
-    Raises InputError, one sentence with cause and remedy, if it cannot be had.
+    Only the cache is used offline, and for a commit that is complete in it, as `whole` decides. Otherwise the Hub is
+    queried for the commit of the revision, with a timeout; if that fails and the last known commit is complete in the
+    cache, that commit is used and a warning is logged. Raises InputError, with the cause and a fix, if the repository
+    is unavailable.
     """
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise InputError(explain_hub_error(_no_name(), name, kind, known=known))
     if revision is not None and not revision.strip():
         raise InputError(
-            f"the revision asked of {name!r} is empty: give a branch, tag or commit of its page, or leave it out"
+            f"revision of {name!r} must be a branch, tag or commit, got {revision!r}; leave it out for the default"
         )
-    here = _in_cache(name, kind, revision)
-    kept = here is not None and whole(here)
-    if here is not None and kept and (offline() or here.commit == revision):
-        return here
+    cached = _in_cache(name, kind, revision)
+    is_complete = cached is not None and whole(cached)
+    if cached is not None and is_complete and (offline() or cached.commit == revision):
+        return cached
     if offline():
         switch = next((s for s in _SWITCHES if os.environ.get(s)), _SWITCHES[0])
         at = f" at revision {revision!r}" if revision else ""
-        what = "is not whole in the cache" if here is not None else f"is not in the cache{did_you_mean(name, known)}"
-        raise InputError(
-            f"{kind} {name!r}{at} {what}, and {switch} forbids the network: unset {switch} once to fetch it"
-        )
+        what = "is incomplete in the cache" if cached is not None else f"is not in the cache{did_you_mean(name, known)}"
+        raise InputError(f"{kind} {name!r}{at} {what}, and {switch} is set; unset {switch} once to download it")
     try:
-        return _query_hub(name, kind, revision, patient=not kept)
+        return _query_hub(name, kind, revision, patient=not is_complete)
     except Exception as error:
         why = _why(error, name, kind, revision, known)
-        if here is not None and kept:
+        if cached is not None and is_complete:
             logging.getLogger("icl_lens").warning(
-                "%s %r is taken from the cache (commit %s), unchecked: %s", kind, name, here.commit[:7], why
+                "using the cached %s %r (commit %s), unchecked for updates: %s", kind, name, cached.commit[:7], why
             )
-            return here
+            return cached
         raise InputError(why) from error
 
 
 def _query_hub(name: str, kind: Kind, revision: str | None, *, patient: bool) -> Repository:
-    """What the Hub says now; a Hub that is busy or out of order is asked three times where we are `patient`."""
+    """Return the Hub's current state of a repository; if `patient`, try a busy or unavailable Hub three times."""
     from huggingface_hub import HfApi
 
     seconds = timeout_seconds()
@@ -152,10 +150,10 @@ def _query_hub(name: str, kind: Kind, revision: str | None, *, patient: bool) ->
             status = getattr(response, "status_code", 0)
             if wait is None or not patient or not (status == 429 or status >= 500):
                 raise
-            asked = response.headers.get("Retry-After", "") if response is not None else ""
-            if asked and (not asked.isdigit() or int(asked) > seconds):
+            retry_after = response.headers.get("Retry-After", "") if response is not None else ""
+            if retry_after and (not retry_after.isdigit() or int(retry_after) > seconds):
                 raise
-            time.sleep(max(wait, int(asked or 0)))
+            time.sleep(max(wait, int(retry_after or 0)))
     raise AssertionError
 
 
@@ -178,7 +176,7 @@ def _why(error: BaseException, name: str, kind: Kind, revision: str | None, know
 
 
 def _revisions(name: str, kind: Kind) -> list[str]:
-    """The first branches and tags of a repository; none where the Hub does not say."""
+    """Return the first branches and tags of a repository; empty if the Hub does not list them."""
     from huggingface_hub import HfApi
 
     try:
@@ -210,10 +208,10 @@ def _folder(name: str, kind: Kind) -> Path:
     return Path(constants.HF_HUB_CACHE).expanduser() / f"{kind}s--{name.replace('/', '--')}"
 
 
-def _not_whole(repository: Repository, missing: Sequence[str]) -> str:
+def _incomplete_message(repository: Repository, missing: Sequence[str]) -> str:
     return (
-        f"the copy of {repository.kind} {repository.name!r} in the cache lacks {', '.join(missing[:3])}"
-        f"{' and more' if len(missing) > 3 else ''}; fetch it with a network and without HF_HUB_OFFLINE"
+        f"the cached {repository.kind} {repository.name!r} lacks {', '.join(missing[:3])}"
+        f"{' and more' if len(missing) > 3 else ''}; download it with network access and without HF_HUB_OFFLINE"
     )
 
 

@@ -1,4 +1,4 @@
-"""One time limit for a Hub that accepts connections and never answers."""
+"""Timeouts for a Hub that accepts connections and does not answer."""
 
 import os
 import threading
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class HubTimeout(Exception):
-    """Nothing has come back for longer than the limit."""
+    """No response within the timeout."""
 
 
 def timeout_seconds() -> float:
-    """Seconds to wait for a sign of life: HF_HUB_ETAG_TIMEOUT, else 10."""
+    """Return the seconds to wait for a response: HF_HUB_ETAG_TIMEOUT, else 10."""
     try:
         return max(1.0, float(os.environ.get("HF_HUB_ETAG_TIMEOUT", "")))
     except ValueError:
@@ -23,7 +23,7 @@ def timeout_seconds() -> float:
 
 
 def run_with_timeout(seconds: float, call: Callable[[], T]) -> T:
-    """What `call` returns or raises, or Silent after `seconds`: looking up a name knows no time limit of its own."""
+    """Run `call`, or raise HubTimeout after `seconds`; name lookups have no timeout of their own."""
     outcome: dict[str, Any] = {}
 
     def run() -> None:
@@ -44,9 +44,9 @@ def run_with_timeout(seconds: float, call: Callable[[], T]) -> T:
 
 @contextmanager
 def request_timeout(seconds: float) -> Iterator[None]:
-    """Inside, no request of huggingface_hub waits longer than `seconds`, nor is one tried again after such silence.
+    """Limit each request of huggingface_hub inside the block to `seconds`, and prevent retries after a timeout.
 
-    Left alone, its client waits 10 seconds, then six times a minute, for each file.
+    By default its client waits 10 seconds and then six times for a minute, for each file.
     """
     from huggingface_hub.utils import get_session
 
@@ -54,7 +54,7 @@ def request_timeout(seconds: float) -> Iterator[None]:
     before = client.event_hooks
     waiting_since: dict[int, float] = {}
 
-    def asked(request: Any) -> None:
+    def on_request(request: Any) -> None:
         thread = threading.get_ident()
         if time.monotonic() - waiting_since.get(thread, float("inf")) >= seconds:
             raise HubTimeout(f"no answer within {seconds:g} seconds")
@@ -64,12 +64,12 @@ def request_timeout(seconds: float) -> Iterator[None]:
             what: min(own.get(what) or seconds, seconds) for what in ("connect", "read", "write", "pool")
         }
 
-    def answered(response: Any) -> None:
+    def on_response(response: Any) -> None:
         waiting_since.pop(threading.get_ident(), None)
 
     client.event_hooks = {
-        "request": [*before.get("request", ()), asked],
-        "response": [*before.get("response", ()), answered],
+        "request": [*before.get("request", ()), on_request],
+        "response": [*before.get("response", ()), on_response],
     }
     try:
         yield

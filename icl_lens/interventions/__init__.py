@@ -1,10 +1,10 @@
-"""Editing the forward pass inside `with` blocks, and what that does to the answer.
+"""Edit the forward pass inside `with` blocks and measure the effect on the answer.
 
-1. A block (`ablation`, `attention`, `patching`) says what is edited in which heads, and `probe` asks the model once
-   whether such an edit reaches the logits and whether its attention is understood.
-2. `editor` holds all edits at work on a model and applies them in one fixed order, however blocks are nested: queries,
-   keys and values, then scores, then patterns, then z. Where two blocks set the same thing of the same head, the inner
-   one holds. `pattern` recomputes attention from queries and keys.
-3. Whatever is edited reaches the model through `hook_z`, because some families ignore edits of the attention pattern.
-4. On top: `effects` (what removing each head does) and `debias` (two fixes for label biases).
+1. A block (`ablation`, `attention`, `patching`) defines which heads are edited and how. `edit_checks` tests each model
+   once: the edit must reach the logits, and the attention pattern must be recomputable.
+2. `editor` holds all active edits of a model and applies them in a fixed order, however blocks are nested: queries,
+   keys and values, then scores, then patterns, then z. If two blocks set the same activation of the same head, the
+   inner one takes precedence. `pattern` recomputes attention from queries and keys.
+3. All edits reach the model through `hook_z`, because some families ignore edits of the attention pattern.
+4. Built on top: `effects` (effect of ablating each head) and `debias` (two corrections for label biases).
 """

@@ -1,4 +1,4 @@
-"""Removing heads: their z set to zero, or to its mean over other prompts."""
+"""Zero and mean ablation of heads."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,14 +25,14 @@ def ablate_heads(
     reference: PromptBatch | Iterable[PromptBatch] | None = None,
     positions: Positions = "all",
 ) -> Iterator[None]:
-    """Removes heads from the forward pass while the block runs.
+    """Ablate heads while the block runs.
 
-    `mode="zero"` sets the heads' z to zero, so that they write nothing; b_O, which belongs to no head, stays.
-    `mode="mean"` sets it to its mean over the prompts of `reference`: over all their tokens, or, with
-    `positions="last"`, over their last ones. `positions="last"` edits each prompt's last position only.
+    `mode="zero"` sets the heads' z to zero, so that they write nothing; b_O is kept. `mode="mean"` sets z to its mean
+    over the `reference` prompts: over all their tokens or, with `positions="last"`, over their last tokens.
+    `positions="last"` edits only each prompt's last position.
 
-    Blocks nest. Warns once if a head does not reach the logits. Raises InputError for a head the model does not have,
-    an unknown mode or positions, and a mean without reference.
+    Blocks nest. Warn once if a head does not reach the logits. Raise InputError for an unknown head, mode or positions,
+    and for a mean without reference.
 
     Example:
         >>> with il.ablate_heads(model, [il.Head(2, 0), il.Head(3, 1)]):
@@ -46,14 +46,15 @@ def ablate_heads(
     check_choice("mode", mode, ("zero", "mean"))
     if (mode == "mean") != (reference is not None):
         raise InputError(
-            f"mode={mode!r} {'needs' if mode == 'mean' else 'takes no'} reference= prompts to average over"
+            f"reference must be {'given for' if mode == 'mean' else 'omitted for'} mode={mode!r}, got "
+            f"{'None' if reference is None else type(reference).__name__}"
         )
     means = None
     if reference is not None:
         batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
         means = mean_z(view, by_layer, batches, positions)
         if not all(bool(mean.isfinite().all()) for mean in means.values()):
-            raise InputError("the mean over the reference prompts is not finite (NaN or infinite); give other prompts")
+            raise InputError("the mean over reference must be finite, got NaN or infinite values; pass other prompts")
 
     def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         value = 0.0 if means is None else means[layer].to(z)
@@ -69,10 +70,10 @@ def ablate_heads(
 
 @contextmanager
 def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -> Iterator[None]:
-    """Zero-ablates different heads in each row of the batch: row i of a forward pass loses `heads[i]`.
+    """Zero-ablate different heads in each row of the batch: `heads[i]` in row i.
 
-    One pass over copies of a prompt then tries many ablations. Raises InputError for a head the model lacks, and for
-    a pass with another number of rows.
+    One pass over copies of a prompt can thus test many ablations. Raise InputError for an unknown head, and for a pass
+    with another number of rows.
 
     Example:
         >>> with il.ablate_heads_per_row(model, [[il.Head(2, 0)], [il.Head(3, 1)]]):
@@ -90,7 +91,7 @@ def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, 
 
     def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         if len(z) != n:
-            raise InputError(f"heads are given for {n} rows, and the forward pass has {len(z)}; give one set per row")
+            raise InputError(f"heads must have one set per row of the pass, {len(z)}, got {n} sets")
         row, index = (torch.tensor(part, device=z.device) for part in zip(*rows[layer], strict=True))
         z[row, :, index] = 0
 
@@ -100,16 +101,16 @@ def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, 
 
 
 def every_head(view: ModelView) -> dict[int, list[int]]:
-    """Layer -> all of its heads."""
+    """Return layer -> all of its heads."""
     return {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
 
 
 def mean_z(
     view: ModelView, by_layer: dict[int, list[int]], batches: list[PromptBatch], positions: Positions
 ) -> dict[int, Tensor]:
-    """Layer -> mean z of its chosen heads [chosen d_head], in float64, over all tokens or each prompt's last one."""
+    """Return layer -> mean z of its chosen heads [chosen d_head], in float64, over all tokens or each prompt's last."""
     if not batches:
-        raise InputError("there is no reference prompt to average over; give at least one")
+        raise InputError("reference must contain at least one batch, got none")
     sums: dict[int, Tensor] = {}
     count = 0
 
@@ -127,7 +128,7 @@ def mean_z(
     for batch in batches:
         check_vocabulary(view.model, batch, "reference")
         count += len(batch) if positions == "last" else int(batch.attention_mask.sum())
-        hooks: list[tuple[str, Any]] = [(view.last_logits_hook, lambda x, hook: x[:, :1])]  # of no use
+        hooks: list[tuple[str, Any]] = [(view.last_logits_hook, lambda x, hook: x[:, :1])]  # logits are not used
         hooks += [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
         with torch.no_grad(), view.inference_pass() as lean, edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
             view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)

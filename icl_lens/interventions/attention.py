@@ -1,4 +1,4 @@
-"""Editing how much a head attends where: label positions weighted anew, the position term taken out."""
+"""Edit attention patterns: reweight label positions, remove the position term, block edges (attention knockout)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,15 +26,15 @@ def scale_label_attention(
     *,
     renormalize: bool,
 ) -> Iterator[None]:
-    """Multiplies the attention that chosen heads pay from the last position to each label position.
+    """Multiply the attention of chosen heads from the last position to each label position.
 
-    `weights` [batch demo] are factors: 1 leaves a label alone, 0 hides it. With `renormalize` the row is divided by
-    its sum afterwards, so that what labels lose goes to all positions in proportion; without, it is lost. The passes
-    in the block must be over `batch`; where `batch` is one prompt, over any number of rows that begin with it.
+    `weights` [batch demo] are factors: 1 keeps the attention to a label, 0 removes it. With `renormalize`, the row is
+    divided by its sum afterwards, so the removed attention is redistributed proportionally. Passes in the block must be
+    over `batch` or, if `batch` is one prompt, over any number of rows that begin with it.
 
-    Warns once if a head does not reach the logits. Raises InputError for weights that are negative, not finite or of
-    another shape, a head the model does not have, and passes over something else. Source: the published version,
-    section 4.1 (weights against the majority label's bias).
+    Warn once if a head does not reach the logits. Raise InputError for weights that are negative, not finite or of the
+    wrong shape, an unknown head, and passes over other prompts. Source: the published version, section 4.1 (weights
+    against the majority label bias).
 
     Example:
         >>> with il.scale_label_attention(model, [il.Head(2, 0)], batch, [[0.0, 0.0, 1.0, 1.0]], renormalize=True):
@@ -44,28 +44,34 @@ def scale_label_attention(
     """
     view = ModelView.of(model)
     by_layer = group_by_layer(view, heads)
-    batch.require_labels("label attention to scale", "block_attention edits attention to any position")
+    batch.require_labels("label attention to scale", "use block_attention, which edits attention to any position")
     try:
         weights = torch.as_tensor(weights, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"weights={weights!r} are no numbers; give one per prompt and demonstration") from None
+        raise InputError(f"weights must be numbers, one per prompt and demonstration, got {weights!r}") from None
     shape = tuple(batch.label_positions.shape)
     if tuple(weights.shape) != shape:
-        raise InputError(f"weights have shape {tuple(weights.shape)}; give one per prompt and demonstration, {shape}")
-    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
-        raise InputError("weights must be finite and not negative; 1 leaves a label alone, 0 hides it")
+        raise InputError(
+            f"weights must have shape {shape}, one per prompt and demonstration, got {tuple(weights.shape)}"
+        )
+    valid = torch.isfinite(weights) & (weights >= 0)
+    if not bool(valid.all()):
+        raise InputError(
+            f"weights must be finite and non-negative, got {float(weights[~valid][0])}; 1 keeps a label, 0 hides it"
+        )
     check_pattern_recomputable(view, by_layer)
 
     def scale(work: AttentionState, indices: list[int], layer: int) -> None:
         assert work.pattern is not None
         rows, device = len(work.pattern), work.pattern.device
         if len(batch) not in (1, rows):
-            raise InputError(
-                f"the weights are for {len(batch)} prompts, and the forward pass has {rows} rows; run the same batch"
-            )
+            raise InputError(f"the forward pass must have {len(batch)} rows like batch, got {rows}; run the same batch")
         positions = batch.label_positions.to(device).expand(rows, -1)
         if int(batch.last.max()) >= work.pattern.shape[-1]:
-            raise InputError("the forward pass is shorter than the batch that the weights are for; run the same batch")
+            raise InputError(
+                f"the forward pass must have at least {int(batch.last.max()) + 1} tokens like batch, got "
+                f"{work.pattern.shape[-1]}; run the same batch"
+            )
         whole = at_positions(weights.expand(rows, -1), positions, width=work.pattern.shape[-1])
         every = torch.arange(rows, device=device)[:, None]
         places = torch.tensor(work.indices_of(indices), device=device)[None]
@@ -82,7 +88,7 @@ def scale_label_attention(
 def at_positions(
     weights: Float[Tensor, "batch demo"], positions: Int[Tensor, "batch demo"], *, width: int
 ) -> Float[Tensor, "batch key"]:
-    """Each demonstration's factor at its position (-1: there is none), 1 at all others, on the positions' device."""
+    """Return each demonstration's factor at its position (-1: none) and 1 elsewhere, on the positions' device."""
     factors = weights.to(positions.device).masked_fill(positions < 0, 1.0)
     whole = factors.new_ones(len(positions), width)
     return whole.scatter_reduce(1, positions.clamp(min=0), factors, "prod")
@@ -96,15 +102,15 @@ def remove_position(
     strength: float = 1.0,
     positions: Positions = "all",
 ) -> Iterator[None]:
-    """Takes the position term out of chosen heads' query-key products.
+    """Remove the position term from chosen heads' query-key products.
 
-    Rotary models: q·k without rotation. Learned positions: the position embedding's share is taken out of the heads'
-    query and key inputs, under the scale that the norm has anyway. ALiBi: no slope. Mask and softmax stay. Positions
-    can still come in through the residual stream, which earlier layers have written into. `strength` mixes the scores:
-    1 none of the position term, 0 all of it. `positions="last"` edits what the last position sees only.
+    Rotary models: q·k without rotation. Learned positions: the position embedding's share is removed from the heads'
+    query and key inputs, at the unedited norm's scale. ALiBi: no slope. Mask and softmax are unchanged. Position
+    information that earlier layers wrote into the residual stream remains. `strength` interpolates the scores: 1
+    removes the position term, 0 keeps it. `positions="last"` edits only the attention of the last position.
 
-    Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, a strength
-    outside 0 to 1, and families whose attention cannot be recomputed. Source: the published version, section 4.2.
+    Warn once if a head does not reach the logits. Raise InputError for an unknown head, a strength outside 0 to 1, and
+    families whose attention cannot be recomputed. Source: the published version, section 4.2.
 
     Example:
         >>> with il.remove_position(model, [il.Head(2, 0)], strength=0.5):
@@ -116,7 +122,7 @@ def remove_position(
     by_layer = group_by_layer(view, heads)
     check_choice("positions", positions, ("all", "last"))
     if not 0 <= strength <= 1:
-        raise InputError(f"strength={strength} must lie between 0, which changes nothing, and 1")
+        raise InputError(f"strength must be between 0 (no change) and 1, got {strength!r}")
     check_pattern_recomputable(view, by_layer)
 
     def weaken(work: AttentionState, indices: list[int], layer: int) -> None:
@@ -137,11 +143,10 @@ def remove_position(
 def block_attention(
     model: Any, heads: Iterable[Head | tuple[int, int]], edges: Bool[Tensor, "batch query key"]
 ) -> Iterator[None]:
-    """Stops chosen heads from attending along `edges`, and gives what they attend there to the other positions.
+    """Block attention of chosen heads along `edges` and renormalize over the other positions (attention knockout).
 
-    A query all of whose attention is stopped attends nowhere. `edges` with one row serves every row of a pass. Warns
-    once if a head does not reach the logits. Raises InputError for a head the model does not have, and for passes of
-    another shape.
+    A query with all edges blocked attends nowhere. `edges` with one row applies to every row of a pass. Warn once if a
+    head does not reach the logits. Raise InputError for an unknown head and for passes of another shape.
 
     Example:
         >>> edges = batch.attention_mask.new_zeros((1, batch.tokens.shape[1], batch.tokens.shape[1])).bool()
@@ -155,7 +160,7 @@ def block_attention(
     by_layer = group_by_layer(view, heads)
     if not isinstance(edges, Tensor) or edges.dtype != torch.bool or edges.ndim != 3:
         what = f"{tuple(edges.shape)} {edges.dtype}" if isinstance(edges, Tensor) else type(edges).__name__
-        raise InputError(f"edges must be a tensor of booleans, [batch query key], true where none may go; got {what}")
+        raise InputError(f"edges must be a boolean tensor [batch query key], True to block attention, got {what}")
     check_pattern_recomputable(view, by_layer)
 
     def block(work: AttentionState, indices: list[int], layer: int) -> None:
@@ -163,8 +168,8 @@ def block_attention(
         rows, _, n_queries, n_keys = work.pattern.shape
         if edges.shape[0] not in (1, rows) or tuple(edges.shape[1:]) != (n_queries, n_keys):
             raise InputError(
-                f"edges have shape {tuple(edges.shape)}, and the forward pass attends {(rows, n_queries, n_keys)}; "
-                "run the same batch"
+                f"edges must have the shape of the pass, {(rows, n_queries, n_keys)}, got {tuple(edges.shape)}; run "
+                "the same batch"
             )
         places = work.indices_of(indices)
         left = work.pattern[:, places].masked_fill(edges[:, None].to(work.pattern.device), 0.0)

@@ -1,8 +1,9 @@
-"""What is left when located heads are removed: their choice, the removal, and as many random heads beside it.
+"""Ablate located heads and compare with random head sets of the same size.
 
-1. The heads of largest mean increase over some prompts are located (`most_increasing`).
-2. Sets of as many other heads are drawn (`random_sets`).
-3. Other prompts are answered with nothing, the located heads, and each random set zeroed (`remove_heads`).
+1. `top_heads_by_increase` locates the heads with the largest mean increase over some prompts.
+2. `random_head_sets` draws sets of the same number of other heads.
+3. `ablate_with_controls` scores other prompts without ablation, with the located heads zeroed, and with each random set
+   zeroed.
 """
 
 import random
@@ -22,13 +23,13 @@ from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# Prompts in one forward pass.
+# Prompts per forward pass.
 ROWS = 64
 
 
 @dataclass(frozen=True)
 class ControlledAblation:
-    """Answers with nothing removed, with chosen heads zeroed together, and with as many random ones, set by set."""
+    """Answer scores without ablation, with chosen heads zeroed jointly, and with each random head set zeroed."""
 
     heads: tuple[Head, ...]
     baseline: AnswerScores
@@ -39,12 +40,12 @@ class ControlledAblation:
 def top_heads_by_increase(
     model: Any, batch: PromptBatch, k: int, *, by: Literal["increase", "contrast"] = "increase"
 ) -> list[Head]:
-    """The k heads of largest mean log-probability increase of the answer, largest first.
+    """Return the k heads with the largest mean log-probability increase of the answer, largest first.
 
-    With `by="contrast"`, of largest mean increase of log p(answer) − log Σ p(other labels).
+    With `by="contrast"`, those with the largest mean increase of log p(answer) − log Σ p(other labels).
 
-    For a prompt without an answer the label that the model finds most probable takes its place. Exhaustive; for many
-    prompts see `locate_heads`. Raises InputError unless the model has k heads.
+    For a prompt without an answer, the model's most probable label is used. Exhaustive; use `locate_heads` for many
+    prompts. Raise InputError if k exceeds the number of heads.
     """
     view = ModelView.of(model)
     check_k(k, view.n_layers * view.n_heads, "heads")
@@ -60,14 +61,16 @@ def top_heads_by_increase(
 
 
 def random_head_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed: int) -> list[list[Head]]:
-    """`draws` sets of as many heads, none of them among `heads`, each set without repetition.
+    """Return `draws` random sets of `len(heads)` distinct heads that are not in `heads`.
 
-    Raises InputError if fewer heads are left than there are in `heads`.
+    Raise InputError if fewer than `len(heads)` other heads exist.
     """
     every = view.heads()
     rest = [head for head in every if head not in heads]
     if len(rest) < len(heads):
-        raise InputError(f"{len(heads)} of {len(every)} heads leave too few random ones; remove fewer")
+        raise InputError(
+            f"heads must be at most half of the model's {len(every)} heads, to draw random sets, got {len(heads)}"
+        )
     rng = random.Random(seed)
     return [rng.sample(rest, len(heads)) for _ in range(draws)]
 
@@ -76,9 +79,10 @@ def random_head_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed
 def ablate_with_controls(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], *, n_random_sets: int = 20, seed: int = 0
 ) -> ControlledAblation:
-    """Answers a batch with nothing, with `heads`, and with `draws` sets of as many random other heads zeroed.
+    """Score a batch without ablation, with `heads` zeroed, and with each of `n_random_sets` random sets zeroed.
 
-    Raises InputError for a head that the model lacks, and if too few other heads are left to draw from.
+    The sets have the size of `heads` and exclude them. Raise InputError for an unknown head, and if too few other heads
+    exist.
     """
     view = ModelView.of(model)
     chosen = [view.check_head(head) for head in heads]
@@ -91,5 +95,5 @@ def ablate_with_controls(
 
 
 def _joined(pieces: Sequence[AnswerScores]) -> AnswerScores:
-    """The answers to pieces of a batch, one after the other."""
+    """Concatenate the scores of pieces of a batch."""
     return AnswerScores(*(torch.cat([getattr(one, field.name) for one in pieces]) for field in fields(AnswerScores)))

@@ -1,8 +1,7 @@
-"""The published version's two fixes for label biases, as one block or side by side, with a strength chosen on held-out
-prompts.
+"""The published version's two corrections for label biases, with a strength selected on held-out prompts.
 
-Both edit what the last position attends to and nothing else, so several strengths and sets of heads cost a pass over
-the prompts and a row of one token each (`cached_rows`).
+Both edit only the attention of the last position, so several strengths and head sets cost one pass over the prompts
+plus one single-token row each (`prefix_cache`).
 """
 
 import math
@@ -42,12 +41,12 @@ def debias(
     recency: float = 0.0,
     renormalize: bool = True,
 ) -> Iterator[None]:
-    """Scoring or generating in the block, over `batch`, suffers less from label biases that `heads` carry.
+    """Reduce the label bias carried by `heads` while the block runs; passes must be over `batch`.
 
-    `majority`: the attention from the last position to each label is divided by the label's frequency to this power:
-    0 nothing, 1 as if all labels were equally frequent. `recency`: how much of the position term is taken out of what
-    the last position sees, 0 to 1. Generate with `use_past_kv_cache=False`. Raises InputError for a negative
-    `majority`, a `recency` outside 0 to 1, and as the interventions do. Source: the published version,
+    `majority`: the attention from the last position to each label is divided by the label's frequency to this power; 0
+    is no change, 1 treats all labels as equally frequent. `recency`: share of the position term removed from the last
+    position's attention, 0 to 1. Generate with `use_past_kv_cache=False`. Raise InputError for a negative `majority`, a
+    `recency` outside 0 to 1, and like `scale_label_attention` and `remove_position`. Source: the published version,
     sections 4.1 and 4.2.
 
     Example:
@@ -67,10 +66,10 @@ def debias(
 
 
 def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor, "batch demo"]:
-    """A factor for each demonstration: (mean label frequency / its label's frequency) ** strength, within a prompt.
+    """Return a factor per demonstration: (mean label frequency / its label's frequency) ** strength, within a prompt.
 
-    1 throughout where labels are equally frequent. Raises InputError for a negative strength, and where
-    there are no demonstrations.
+    All factors are 1 where labels are equally frequent. Raise InputError for a negative strength, and for prompts
+    without demonstrations.
 
     Example:
         >>> uneven = il.tokenize(model, il.Prompt.parse("love : bar eight : foo two : foo one :"))
@@ -78,13 +77,13 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
         tensor([[1.5000, 0.7500, 0.7500]])
     """
     if not strength >= 0:
-        raise InputError(f"strength={strength} must not be negative; 0 changes nothing")
-    batch.require_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
+        raise InputError(f"strength must be non-negative, got {strength!r}; 0 is no change")
+    batch.require_labels("label to balance", "pass prompts with demonstrations (il.tokenize)")
     index = batch.label_index
     real = index >= 0
     same = (index[:, :, None] == index[:, None, :]) & real[:, None, :]
     count = same.sum(-1).clamp(min=1).double()
-    # Each label counts once in the mean: every demonstration of it contributes 1 / count.
+    # Each label counts once in the mean, because each of its demonstrations contributes 1 / count.
     labels = (real / count).sum(-1, keepdim=True)
     mean = real.sum(-1, keepdim=True) / labels
     return ((mean / count) ** strength).masked_fill(~real, 1.0).float()
@@ -92,7 +91,7 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
 
 @dataclass(frozen=True)
 class DebiasSettings:
-    """Heads in which a fix is at work, and its strengths, as `debias` takes them; no heads: the model as it is.
+    """Arguments of `debias`: heads and strengths; without heads the model is unchanged.
 
     Example:
         >>> il.DebiasSettings([(2, 0)], majority=1.0).recency
@@ -104,7 +103,7 @@ class DebiasSettings:
     recency: float = 0.0
 
     def block(self, model: Any, batch: PromptBatch) -> AbstractContextManager[None]:
-        """`debias` with these."""
+        """Return `debias` with these settings as a context manager."""
         if not self.heads:
             return nullcontext()
         return debias(model, batch, self.heads, majority=self.majority, recency=self.recency)
@@ -114,11 +113,11 @@ class DebiasSettings:
 def label_log_probs_debiased(
     model: Any, batch: PromptBatch, settings: Sequence[DebiasSettings]
 ) -> Float[Tensor, "batch fix label"]:
-    """Log-probability of each label after each prompt under each of several fixes, nats.
+    """Return the log-probability of each label after each prompt under each of several settings, nats.
 
-    The same numbers as `label_log_probs` within `debias`, a fix at a time, within rounding. Costs a pass over the
-    prompts and a row of one token for each fix and prompt; where keys cannot be shared (see `head_effects`), a pass
-    for each fix. Raises InputError for no fixes, prompts without demonstrations, and as `debias` does.
+    Equals `label_log_probs` within `debias` for each setting, up to rounding. Costs one pass over the prompts and one
+    single-token row per setting and prompt, or one pass per setting where the prefix cache is not supported (see
+    `head_effects`). Raise InputError for empty settings, prompts without demonstrations, and like `debias`.
 
     Example:
         >>> fixes = [il.DebiasSettings([(2, 0)], majority=strength) for strength in (0.0, 0.5, 1.0)]
@@ -128,8 +127,8 @@ def label_log_probs_debiased(
     """
     view = ModelView.of(model)
     if not settings:
-        raise InputError("there is no fix to try; give at least one, which may be in no heads")
-    batch.require_labels("label to balance", "give prompts with demonstrations (il.tokenize)")
+        raise InputError("settings must contain at least one DebiasSettings, got none")
+    batch.require_labels("label to balance", "pass prompts with demonstrations (il.tokenize)")
     chosen = head_mask(view, [fix.heads for fix in settings])
     for fix in settings:
         check_strengths(fix.majority, fix.recency)
@@ -158,21 +157,21 @@ def label_log_probs_debiased(
 
 
 def check_strengths(majority: float, recency: float) -> None:
-    """Raises InputError for strengths that `debias` does not take."""
+    """Raise InputError for strengths that `debias` does not accept."""
     if not majority >= 0:
-        raise InputError(f"majority={majority} must not be negative; 0 changes nothing")
+        raise InputError(f"majority must be non-negative, got {majority!r}; 0 is no change")
     if not 0 <= recency <= 1:
-        raise InputError(f"recency={recency} must lie between 0, which changes nothing, and 1")
+        raise InputError(f"recency must be between 0 (no change) and 1, got {recency!r}")
 
 
 def _factors(batch: PromptBatch, strength: float) -> Float[Tensor, "batch key"]:
-    """What attention to each position is multiplied by."""
+    """Return the factor of the attention to each position."""
     return at_positions(balancing_weights(batch, strength), batch.label_positions, width=batch.tokens.shape[1])
 
 
 @dataclass(frozen=True)
 class StrengthSearch:
-    """A strength and what it does on the prompts it was chosen on, beside all those tried.
+    """The selected strength, and bias and accuracy of all tried strengths on the selection prompts.
 
     Example:
         >>> even = il.tokenize(model, il.load_task("sentiment-number", n=10))
@@ -185,14 +184,14 @@ class StrengthSearch:
     strength: float
     strengths: tuple[float, ...]
     bias: tuple[float, ...]
-    """For each strength tried: mean log-odds of the answer where it is favored minus where it is not, nats."""
+    """For each strength: mean log-odds of the answer in `favored` minus that in `unfavored`, nats."""
     accuracy: tuple[float, ...]
-    """For each strength tried: over all prompts, those that count for accuracy only included."""
+    """For each strength: accuracy over all prompts, including `accuracy_batches`, 0 to 1."""
     accuracy_drop: tuple[float, ...]
-    """For each strength tried: what the batch that loses most loses of accuracy, 0 to 1."""
+    """For each strength: the largest drop of accuracy in any batch, 0 to 1."""
 
     def to_frame(self) -> pd.DataFrame:
-        """strength, bias (nats), accuracy, loss, chosen: one row a strength tried."""
+        """Return strength, bias (nats), accuracy, accuracy_drop and chosen, one row per strength."""
         chosen = [one == self.strength for one in self.strengths]
         columns = {
             "strength": self.strengths,
@@ -234,18 +233,20 @@ def choose_strength(
     """
     check_choice("fix", fix, ("majority", "recency"))
     if not all(math.isfinite(one) and one >= 0 for one in strengths):
-        raise InputError(f"strengths={tuple(strengths)} must be finite and not negative; 0 changes nothing")
+        raise InputError(f"strengths must be finite and non-negative, got {tuple(strengths)}; 0 is no change")
     if not max_accuracy_drop >= 0:
         raise InputError(
-            f"max_accuracy_drop={max_accuracy_drop} must not be negative; 0 keeps the accuracy, 0.01 gives up 1 %"
+            f"max_accuracy_drop must be non-negative, got {max_accuracy_drop!r}; e.g. 0.01 allows a drop of 1 %"
         )
     if len(favored) != len(unfavored):
-        raise InputError(f"{len(favored)} and {len(unfavored)} prompts are not the same ones in two layouts")
+        raise InputError(
+            f"favored and unfavored must be the same prompts in two layouts, got {len(favored)} and {len(unfavored)}"
+        )
     for row, (one, other) in enumerate(zip(favored.prompts, unfavored.prompts, strict=True)):
         if (one.query, one.answer) != (other.query, other.answer):
             raise InputError(
-                f"prompt {row} asks about {one.query!r} (answer {one.answer!r}) in one layout and {other.query!r} "
-                f"(answer {other.answer!r}) in the other; give the same prompts in two layouts"
+                f"favored and unfavored must be the same prompts in two layouts, got query {one.query!r} (answer "
+                f"{one.answer!r}) and {other.query!r} (answer {other.answer!r}) in prompt {row}"
             )
     strengths = tuple(dict.fromkeys([0.0, *strengths]))
     batches = [favored, unfavored, *accuracy_batches]
@@ -264,7 +265,7 @@ def choose_strength(
 def _scored(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], fix: Fix, strengths: Sequence[float]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Under each strength: the answer's log-odds, nats, and whether it scores highest."""
+    """Return, for each strength, the answer's log-odds (nats) and whether it scores highest."""
     fixes = [DebiasSettings(heads, **{fix: strength}) for strength in strengths]
     return [
         (

@@ -1,4 +1,4 @@
-"""Asks a model, once, whether edits of a head reach its logits and whether its attention is understood."""
+"""Check once per model that edits of a head reach the logits and that its attention patterns can be recomputed."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -20,14 +20,14 @@ _UNDERSTOOD: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
 N_TOKENS = 24
 ROWS = 256
-# How far a recomputed attention probability may be off, by dtype of the model.
+# Absolute tolerance of recomputed attention probabilities, by dtype of the model.
 PATTERN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def warn_if_inert(view: ModelView, heads: Iterable[Head]) -> None:
-    """Warns, the first time a head is edited, if what its hook_z is set to does not change the logits.
+    """Warn, the first time a head is edited, if setting its hook_z does not change the logits.
 
-    Rows of one token, each with another head's z replaced by noise.
+    Tested on single-token rows, each with one head's z replaced by noise.
     """
     known = _MOVES.setdefault(view.model, set())
     new = sorted(set(heads) - known)
@@ -36,8 +36,8 @@ def warn_if_inert(view: ModelView, heads: Iterable[Head]) -> None:
         still = [str(head) for head, moved in zip(some, _moved(view, some), strict=True) if not moved]
         if still:
             warnings.warn(
-                f"editing {', '.join(still)} does not change the logits of {view.name}: their outputs do not reach "
-                "them, so effects measured there are zero by construction",
+                f"editing {', '.join(still)} does not change the logits of {view.name}, so their measured effects "
+                "are zero by construction",
                 stacklevel=5,
             )
     known.update(new)
@@ -66,9 +66,9 @@ def _moved(view: ModelView, heads: list[Head]) -> list[bool]:
 
 
 def check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
-    """Refuses, by name, a model whose attention patterns do not follow from its queries and keys as we think.
+    """Raise InputError if recomputed attention patterns differ from the model's own in any of `layers`.
 
-    A model is asked once, in one pass, of all its layers; of those in `layers` it must hold.
+    All layers of a model are tested once, in one pass.
     """
     known, asked = _UNDERSTOOD.setdefault(view.model, set()), set(layers)
     if known >= asked:
@@ -90,16 +90,15 @@ def check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
             error = float((ours.float() - values.seen["pattern"].float()).abs().max())
             if not error <= PATTERN_TOLERANCE.get(ours.dtype, 1e-4):
                 raise InputError(
-                    f"{view.architecture} is not supported here: in layer {layer} its attention does not follow from "
-                    f"its queries and keys as icl_lens recomputes it (probabilities differ by {error:.1e}); "
-                    "ablate_heads does not need that"
+                    f"{view.architecture} is not supported by this intervention: in layer {layer} recomputed attention "
+                    f"differs from the model's by {error:.1e}; use ablate_heads, which does not recompute it"
                 )
             known.add(layer)
 
 
 @contextmanager
 def _only_if(asked: bool) -> Iterator[None]:
-    """What is wrong with a layer counts only if the layer was asked for."""
+    """Suppress InputError in the block unless `asked`: errors of other layers do not matter."""
     try:
         yield
     except InputError:

@@ -1,4 +1,4 @@
-"""Which rows a pass over kept keys needs: edits that agree up to some layer are one row up to there."""
+"""Merge edit sets that share all edits up to some layer."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EditTree:
-    """Rows for sets of heads that are edited together: row 0 is edited nowhere, others leave a row at some layer."""
+    """Rows of a pass over head sets: row 0 has no edits, every other row branches off an earlier one at some layer."""
 
     entering: dict[int, list[int]]
-    """Layer -> the row that each row which begins there is a copy of, up to there; behind those that are there."""
+    """Layer -> for each row that begins there, the row it copies; new rows are appended after the existing ones."""
     set_of: list[int]
-    """For each row behind row 0 a set whose heads it is edited in."""
+    """For each row after row 0, one set with its edits."""
     row_of: list[int]
-    """For each set its row."""
+    """For each set, its row."""
 
     @classmethod
     def of(cls, chosen: Bool[Tensor, "set layer head"], *, mergeable: bool) -> "EditTree":
-        """`alike`: sets that hold the same heads of a layer are edited alike there; else no two sets ever are."""
+        """Build the tree; if `mergeable`, sets with the same heads in a layer have the same edits there."""
         nothing = bytes(chosen.shape[2])
         entering: dict[int, list[int]] = {}
         set_of: list[int] = []
@@ -39,5 +39,5 @@ class EditTree:
         return cls(entering, set_of, row_of)
 
     def sets_at_layer(self, layer: int) -> list[int]:
-        """The sets of the rows that are there when a layer's heads are edited, row 0 aside."""
+        """Return the sets of the rows that exist at a layer, without row 0."""
         return self.set_of[: sum(len(copied) for begun, copied in self.entering.items() if begun <= layer)]

@@ -1,4 +1,4 @@
-"""The edits at work on a model, and the hooks that apply them together in one fixed order."""
+"""The active edits of a model, and the hooks that apply them in a fixed order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 
 class Stage(IntEnum):
-    """When an edit applies; the order in which blocks were entered matters only within a stage."""
+    """Stage at which an edit applies; the nesting order of blocks matters only within a stage."""
 
     inputs = 0
     scores = 1
@@ -37,18 +37,18 @@ class Stage(IntEnum):
 
 @dataclass
 class AttentionState:
-    """One layer's attention in one pass, for the heads that some edit touches, on its way to z."""
+    """One layer's attention in one pass, for the edited heads, before z is computed."""
 
     chosen: list[int]
     inputs: ScoreInputs | None
-    """What scores are made of; None where only patterns are edited, which the model shows."""
+    """Inputs of the attention scores; None if only patterns are edited and the model exposes its own."""
     v: Tensor
     weight: Tensor
-    """[batch chosen query] how much of the position term is left."""
+    """[batch chosen query] share of the position term that remains."""
     last: Tensor
-    """[batch] the last real query."""
+    """[batch] index of the last real query."""
     rescored: set[int] = field(default_factory=set)
-    """Heads, by their place in `chosen`, whose pattern is to be recomputed."""
+    """Heads, by index in `chosen`, whose pattern must be recomputed."""
     pattern: Tensor | None = None
 
     def indices_of(self, heads: Sequence[int]) -> list[int]:
@@ -57,33 +57,33 @@ class AttentionState:
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """What one block does: `apply(attention, heads, layer)`, from stage z on `apply(z, heads, layer, last)`."""
+    """The edit of one block: `apply(attention, heads, layer)`, or `apply(z, heads, layer, last)` from stage z on."""
 
     stage: Stage
     heads: dict[int, list[int]]
     apply: Callable[..., None]
     only: PromptBatch | None = None
-    """The prompts that passes in the block must be over; passes may go on behind them."""
+    """Prompts that passes in the block must be over; further tokens may follow them."""
 
 
 @dataclass
 class Editor:
-    """All edits at work on one model."""
+    """All active edits of one model."""
 
     view: ModelView
     edits: list[Edit] = field(default_factory=list)
     hooked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Hook name -> hook point and handle: there as long as some edit needs it, whoever came first."""
+    """Hook name -> hook point and handle, kept as long as any edit needs the hook."""
     edits_disabled: bool = False
     key_mask: Tensor | None = None
     values: dict[int, LayerValues] = field(default_factory=dict)
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
-    """Layer -> edited heads, their patterns, their values, once computed in this pass."""
+    """Layer -> edited heads, their patterns and values, as computed in this pass."""
     started: Any = None
-    """The handle of the hook that calls `start`."""
+    """Handle of the hook that calls `start`."""
 
     def enter(self, edit: Edit) -> None:
-        """Puts an edit to work, with the hooks that it is the first to need."""
+        """Activate an edit and add the hooks that no other edit has added."""
         self.edits.append(edit)
         for name, (layer, what) in _hook_names(self.view, edit).items():
             if name not in self.hooked:
@@ -92,7 +92,7 @@ class Editor:
                 self.hooked[name] = point, point.fwd_hooks[-1]
 
     def leave(self, edit: Edit) -> None:
-        """Takes an edit away, in any order, and the hooks that no other one needs."""
+        """Remove an edit and the hooks that no other edit needs; the order of removal is arbitrary."""
         self.edits = [one for one in self.edits if one is not edit]
         needed = {name for one in self.edits for name in _hook_names(self.view, one)}
         for name in [name for name in self.hooked if name not in needed]:
@@ -101,7 +101,7 @@ class Editor:
             point.fwd_hooks = [one for one in point.fwd_hooks if one is not handle]
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pass begins."""
+        """Check the inputs of a forward pass and reset the state of the previous one."""
         if not self.edits_disabled:
             check_thread(self.view.model)
             tokens = next((x for x in (*args, *kwargs.values()) if _is_tokens(x)), None)
@@ -114,7 +114,7 @@ class Editor:
         self.patterns.clear()
 
     def last(self, batch: int, n_queries: int, device: torch.device) -> Tensor:
-        """[batch] the last real query of each row."""
+        """Return [batch] the index of each row's last real query."""
         places = torch.arange(n_queries, device=device)
         if self.key_mask is None:
             return places[-1].expand(batch)
@@ -122,7 +122,7 @@ class Editor:
         return torch.where(mask, places, 0).max(-1).values
 
     def edits_at(self, layer: int, stages: Sequence[Stage]) -> list[tuple[Edit, list[int]]]:
-        """Edits of a layer in the order in which they apply."""
+        """Return the edits of a layer in the order in which they apply."""
         found = [(edit, edit.heads[layer]) for edit in self.edits if edit.stage in stages and layer in edit.heads]
         return sorted(found, key=lambda pair: pair[0].stage)
 
@@ -132,7 +132,7 @@ class Editor:
         self.values[layer].record(name, value)
 
     def on_pattern(self, layer: int, value: Tensor) -> Tensor:
-        """The pattern: edited here as well, so that whoever reads it sees what the model used."""
+        """Write the edited pattern, so that other hooks read the pattern that the model used."""
         if not self.edits_at(layer, ATTENTION):
             return value
         after_z = layer in self.patterns
@@ -144,7 +144,7 @@ class Editor:
             value = value.clone()
         elif value.requires_grad:
             return value
-        # Where the pattern comes after z, TransformerLens takes no new tensor for it.
+        # If the pattern hook runs after z, TransformerLens ignores a returned tensor, so edit in place.
         value[:, chosen] = pattern
         return value
 
@@ -202,9 +202,9 @@ _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
 
 @contextmanager
 def editing(view: ModelView, edit: Edit) -> Iterator[None]:
-    """Puts an edit to work for the length of the block, beside those already at work; blocks may end in any order.
+    """Activate an edit inside the block, in addition to other active edits; blocks may end in any order.
 
-    Raises InputError while another thread edits the model, and for passes from another thread.
+    Raise InputError while another thread edits the model, and for passes from another thread.
     """
     with model_lock(view.model, block=True):
         editor = _EDITORS.get(view.model)
@@ -229,23 +229,22 @@ def _is_tokens(value: Any) -> bool:
 
 
 def _check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
-    """Raises InputError where a row of a pass does not begin with the tokens of its prompt in the batch."""
+    """Raise InputError if a row of a pass does not begin with the tokens of its prompt in the batch."""
     rows, width = tokens.shape
     if len(batch) not in (1, rows) or width < batch.tokens.shape[1]:
-        return  # of another shape: the edit itself says so
+        return  # another shape: the edit itself reports it
     real = batch.attention_mask.bool().to(tokens.device).expand(rows, -1)
     other = ((tokens[:, : real.shape[1]] != batch.tokens.to(tokens.device)) & real).any(-1)
     if bool(other.any()):
         row = int(other.nonzero()[0])
         raise InputError(
-            f"row {row} of the forward pass is another prompt than that of the batch which the block was given; run "
-            "the same batch"
+            f"the forward pass must be over the block's batch, got another prompt in row {row}; run the same batch"
         )
 
 
 @contextmanager
 def edits_disabled(view: ModelView) -> Iterator[None]:
-    """The model as if no edit were at work on it."""
+    """Disable all edits inside the block."""
     editor = _EDITORS.get(view.model)
     before = editor.edits_disabled if editor is not None else False
     try:

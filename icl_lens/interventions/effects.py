@@ -1,8 +1,8 @@
-"""What removing each head does to the answer, measured: the causal counterpart of the log-probability increase.
+"""Measure the effect of ablating each head on the answer, the causal counterpart of the log-probability increase.
 
-At all positions, a pass starts again at the first layer whose heads it edits, from the residual stream kept there, so
-that removing all heads one by one costs about half as much as running the model anew for each. At the last position
-only, keys and values of the prompt are made once, and all heads are removed in a few passes over rows of one token.
+At all positions, each pass starts at the layer of the ablated heads, from the residual stream stored there, so ablating
+all heads one by one costs about half as much as a full forward pass for each. At the last position only, each prompt's
+keys and values are computed once, and all heads are ablated in a few passes over single-token rows.
 Source: the published version (causal location of heads).
 """
 
@@ -31,10 +31,10 @@ from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# Tokens in one forward pass: many enough for large products, few enough for small memories.
+# Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
 PASS_TOKENS = 4096
-# How far a row that lost nothing may be from the model's own log-probability, nats. Norms and softmax of some families
-# go through float32 in float64 models as well.
+# Tolerance between a row without ablation and the model's own log-probability, nats. Some families compute norms and
+# softmax in float32 even in float64 models.
 CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 
 Score = Literal["log_prob", "log_odds", "logit_diff"]
@@ -45,10 +45,10 @@ Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 
 @dataclass(frozen=True)
 class HeadEffects:
-    """How much worse the answer does when a head is zeroed, nats: positive where the head helps.
+    """Drop of the answer's score when each head is ablated, nats; positive where the head helps.
 
-    `log_prob` is the fall of log p(target); `log_odds` that of the answer's log-odds against the prompt's other
-    labels, NaN for prompts without an answer and in estimates; `logit_diff` that of log p(target) − log p(against),
+    `log_prob` is the drop of log p(target); `log_odds` that of the answer's log-odds versus the prompt's other labels,
+    NaN for prompts without an answer and for gradient estimates; `logit_diff` that of log p(target) − log p(against),
     None without `against`.
 
     Example:
@@ -61,29 +61,29 @@ class HeadEffects:
     log_odds: Float[Tensor, "batch layer head"]
     logit_diff: Float[Tensor, "batch layer head"] | None = None
     positions: Positions = "all"
-    """Where heads were zeroed: at every position of a prompt, or at its last one."""
+    """Ablated positions: all positions of a prompt, or the last one."""
     algorithm: Algorithm = "partial_forward"
-    """How the numbers were made. "gradient": first-order estimates; the others are exact within rounding."""
+    """How effects were computed: "gradient" gives first-order estimates, the others are exact up to rounding."""
     fallback_reason: str = ""
-    """Why effects at the last position were not made with shared keys; empty where they were."""
+    """Why the prefix cache was not used for effects at the last position; empty if it was."""
 
     @property
     def exact(self) -> bool:
-        """Heads really were removed; False for first-order estimates."""
+        """Whether heads were actually ablated; False for first-order estimates."""
         return self.algorithm != "gradient"
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """The k heads whose removal costs the most, on average over prompts; raises InputError for a missing score."""
+        """Return the k heads with the largest mean effect over prompts; raise InputError for a missing score."""
         check_choice("by", by, ("log_prob", "log_odds", "logit_diff"))
         effect = getattr(self, by)
         if effect is None:
-            raise InputError("there is no logit_diff here; give head_effects the tokens to compare with, against=")
+            raise InputError("by must be 'log_prob' or 'log_odds', got 'logit_diff', which requires against=")
         mean = effect.mean(0)
         order = mean.flatten().argsort(descending=True)[:k]
         return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
 
     def to_frame(self) -> pd.DataFrame:
-        """prompt, layer, head, name, log_prob, log_odds (nats): one row a prompt and head."""
+        """Return prompt, layer, head, name, log_prob and log_odds (nats), one row per prompt and head."""
         frame = long_frame(self.log_prob, ("prompt", "layer", "head"), value="log_prob")
         frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
         return frame
@@ -108,7 +108,7 @@ class HeadEffects:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two ways of locating heads agree: rank correlation over all heads, and overlap of the best k.
+    """Agreement of two head rankings: rank correlation over all heads, and overlap of the top k.
 
     Example:
         >>> increase = il.head_log_prob_increase(acts, targets)[0]
@@ -120,12 +120,12 @@ class Agreement:
     spearman: float
     k: int
     overlap: int
-    """Heads among the best k of both."""
+    """Number of heads in both top k."""
     expected_overlap: float
-    """What the overlap of k heads drawn at random is on average."""
+    """Expected overlap of two random sets of k heads."""
 
     def to_frame(self) -> pd.DataFrame:
-        """One row: spearman, k, overlap, expected_overlap."""
+        """Return one row with spearman, k, overlap and expected_overlap."""
         return pd.DataFrame([asdict(self)])
 
 
@@ -142,28 +142,28 @@ def head_effects(
     reference: PromptBatch | Iterable[PromptBatch] | None = None,
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
-    """The effect of zeroing each head, on every prompt: at all its positions, or at its last one.
+    """Return the effect of ablating each head on every prompt, at all positions or at the last one.
 
-    `targets` [batch] are token ids, left out: the answers'. `against` [batch] or [batch n] token ids: the effect on
-    log p(target) − log p(against) as well (of several: their summed probability), in `logit_diff`.
+    `targets` [batch] are token ids, by default those of the answers. With `against` ([batch] or [batch n] token ids),
+    `logit_diff` holds the effect on log p(target) − log p(against), where several tokens' probabilities are summed.
 
-    `method="exact"` gives the same numbers as `ablate_heads(..., positions=positions)`, one head at a time, within
-    rounding. `positions="all"` costs about half a forward pass a head and prompt; memory: three tensors of the size
-    of the residual stream for each layer and prompt; split large datasets. `positions="last"` costs a pass over the
-    prompts and a row of one token a head and prompt, from the head's layer on: keys and values of a prompt are kept
-    once, and its rows share them (`algorithm` is "prefix_cache"). Where that is not possible (other hooks or interventions
-    are at work on the model, or its attention is not known), heads are removed in passes over whole prompts as
-    for all positions, `algorithm` is "partial_forward", and `fallback_reason` says why.
+    `method="exact"` equals `ablate_heads(..., positions=positions)` for one head at a time, up to rounding.
+    `positions="all"` costs about half a forward pass per head and prompt; memory is three tensors of the size of the
+    residual stream per layer and prompt, so split large datasets. `positions="last"` costs one pass over the prompts
+    and one single-token row per head and prompt, from the head's layer on: the rows of a prompt share its cached keys
+    and values (`algorithm` is "prefix_cache"). If the cache is not supported (other hooks or interventions are active,
+    or the model's attention is unknown), heads are ablated in partial forward passes over the full prompts, as for all
+    positions; `algorithm` is then "partial_forward", and `fallback_reason` gives the reason.
 
-    `method="gradient"` is an estimate and says so (`way`, `exact`): what the fall would be if log p were linear in the
-    head's z, z · ∂ log p/∂z, for all heads in one forward and one backward pass, and one more backward pass for
-    `against`; no `log_odds`. See how far it agrees with exact effects (`agreement`) before relying on it. It keeps
-    every layer's activations of at least one prompt for the way back.
+    `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
+    z · ∂ log p/∂z. It takes one forward and one backward pass for all heads, plus a backward pass for `against`, and
+    gives no `log_odds`. Check its `agreement` with exact effects before relying on it. It stores every layer's
+    activations of at least one prompt for the backward pass.
 
-    `mode="mean"` puts a head's mean z over the `reference` prompts in place of its own instead of zero, as
-    `ablate_heads` does; for exact effects at the last position, where the mean is over the prompts' last ones.
+    `mode="mean"` replaces a head's z by its mean over the last positions of the `reference` prompts instead of zero, as
+    in `ablate_heads`; only for exact effects at the last position.
 
-    Raises InputError for bad targets, `against` or options.
+    Raise InputError for invalid targets, `against` or options.
 
     Example:
         >>> effects = il.head_effects(model, batch, positions="last")
@@ -179,43 +179,46 @@ def head_effects(
     targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
     against = None if against is None else _against_tokens(view, against, targets)
     if pass_tokens < 1:
-        raise InputError(f"pass_tokens={pass_tokens} must be at least 1")
+        raise InputError(f"pass_tokens must be at least 1, got {pass_tokens!r}")
     check_choice("mode", mode, ("zero", "mean"))
     if (mode == "mean") != (reference is not None):
         raise InputError(
-            f"mode={mode!r} {'needs' if mode == 'mean' else 'takes no'} reference= prompts to average over"
+            f"reference must be {'given for' if mode == 'mean' else 'omitted for'} mode={mode!r}, got "
+            f"{'None' if reference is None else type(reference).__name__}"
         )
     replacement = None
     if reference is not None:
         if positions != "last" or method != "exact":
             raise InputError(
-                f'mode="mean" is for exact effects at the last position; got positions={positions!r}, '
-                f"method={method!r}: use ablate_heads for others"
+                f"mode must be 'zero' unless positions='last' and method='exact', got 'mean' with positions="
+                f"{positions!r} and method={method!r}; use ablate_heads"
             )
         replacement = mean_z(
             view, every_head(view), [reference] if isinstance(reference, PromptBatch) else [*reference], "last"
         )
-    asked = _Scoring(batch, targets, against)
-    way: Algorithm = "gradient"
-    because = ""
+    scoring = _Scoring(batch, targets, against)
+    algorithm: Algorithm = "gradient"
+    fallback_reason = ""
     if method == "gradient":
-        effects = _estimated(view, asked, positions)
+        effects = _estimated(view, scoring, positions)
     elif positions == "all":
-        effects, way = _restarted(view, asked, positions, pass_tokens, None), "partial_forward"
+        effects, algorithm = _restarted(view, scoring, positions, pass_tokens, None), "partial_forward"
     else:
         try:
-            effects, way = _by_prefix_cache(view, asked, pass_tokens, replacement), "prefix_cache"
+            effects, algorithm = _by_prefix_cache(view, scoring, pass_tokens, replacement), "prefix_cache"
         except PrefixCacheUnsupported as error:
-            effects = _restarted(view, asked, positions, pass_tokens, replacement)
-            way, because = "partial_forward", str(error)
+            effects = _restarted(view, scoring, positions, pass_tokens, replacement)
+            algorithm, fallback_reason = "partial_forward", str(error)
     log_prob, log_odds, logit_diff = effects.unbind(-1)
-    return HeadEffects(log_prob, log_odds, None if against is None else logit_diff, positions, way, because)
+    logit_diff = None if against is None else logit_diff
+    return HeadEffects(log_prob, log_odds, logit_diff, positions, algorithm, fallback_reason)
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
-    """Whether two scores of the same heads order them alike: causal effects against log-probability increases.
+    """Return how well two scores of the same heads agree in ranking, such as causal effects and increases.
 
-    Scores are means over prompts. Ties share their mean rank. Raises InputError for a k that is no number of heads.
+    Scores are means over prompts. Ties share their mean rank. Raise InputError if k is not between 1 and the number of
+    heads, or if the shapes differ.
 
     Example:
         >>> increase = il.head_log_prob_increase(acts, targets)[0]
@@ -224,68 +227,76 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     """
     n = one.numel()
     if one.shape != other.shape or not 1 <= k <= n:
-        raise InputError(f"cannot compare scores of shapes {tuple(one.shape)} and {tuple(other.shape)} at k={k}")
+        raise InputError(
+            f"k must be between 1 and the number of heads and shapes must be equal, got {k!r}, {tuple(one.shape)} and "
+            f"{tuple(other.shape)}"
+        )
     first, second = (scores.flatten().double().cpu() for scores in (one, other))
     best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
     return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
 class _Scoring(NamedTuple):
-    """Prompts, and the tokens whose log-probabilities are asked for."""
+    """Prompts, and the tokens to score after each."""
 
     batch: PromptBatch
     targets: Int[Tensor, " batch"]
     against: Int[Tensor, "batch n"] | None
 
     def of(self, rows: Any) -> "_Scoring":
-        """Some of the prompts, repeated where `rows` repeats them."""
+        """Select prompts; indices in `rows` may repeat."""
         return _Scoring(self.batch[rows], self.targets[rows], None if self.against is None else self.against[rows])
 
 
 def _against_tokens(view: ModelView, against: Tensor, targets: Int[Tensor, " batch"]) -> Int[Tensor, "batch n"]:
-    """`against` as [batch n]; raises InputError where it is not token ids, or holds the target itself."""
+    """Return `against` as [batch n]; raise InputError unless it holds token ids different from the target."""
     against = torch.as_tensor(against, device=view.unembed_device)
     n, d_vocab = len(targets), view.model.W_U.shape[1]
     if against.ndim not in (1, 2) or len(against) != n or not against.numel() or against.is_floating_point():
         raise InputError(
-            f"against must be token ids, one or several a prompt, shape ({n},) or ({n}, n); got "
+            f"against must be token ids of shape ({n},), one per prompt, or ({n}, n_tokens), got shape "
             f"{tuple(against.shape)} {against.dtype}"
         )
     against = against.reshape(n, -1)
     if bool(((against < 0) | (against >= d_vocab)).any()):
-        raise InputError(f"against must lie in 0–{d_vocab - 1}; leave out prompts that have nothing to compare with")
-    if bool((against == targets[:, None]).any()):
-        raise InputError("against holds a prompt's own target, from which it cannot differ; give other tokens")
+        raise InputError(
+            f"against must be between 0 and {d_vocab - 1}, got {int(against.min())} to {int(against.max())}; drop "
+            "prompts without other tokens"
+        )
+    same = (against == targets[:, None]).any(1)
+    if bool(same.any()):
+        row = int(same.nonzero()[0])
+        raise InputError(f"against must differ from the target, got token {int(targets[row])} for both in prompt {row}")
     return against
 
 
-def _log_diff(log_probs: Tensor, asked: _Scoring) -> Float[Tensor, " batch"]:
+def _log_diff(log_probs: Tensor, scoring: _Scoring) -> Float[Tensor, " batch"]:
     """log p(target) − log p(against)."""
-    assert asked.against is not None
-    targets, against = (tokens.clone().to(log_probs.device) for tokens in (asked.targets, asked.against))
+    assert scoring.against is not None
+    targets, against = (tokens.clone().to(log_probs.device) for tokens in (scoring.targets, scoring.against))
     return log_probs.gather(1, targets[:, None])[:, 0] - log_probs.gather(1, against).logsumexp(-1)
 
 
-def _score_log_probs(log_probs: Float[Tensor, "batch d_vocab"], asked: _Scoring) -> Float[Tensor, "batch 3"]:
-    """log p(target), the log-odds of the answer's label (NaN without an answer), the log difference (or NaN)."""
-    batch = asked.batch
-    own = log_probs.gather(1, asked.targets.to(log_probs.device)[:, None])[:, 0]
+def _score_log_probs(log_probs: Float[Tensor, "batch d_vocab"], scoring: _Scoring) -> Float[Tensor, "batch 3"]:
+    """Return log p(target), the answer's log-odds (NaN without an answer) and the logit difference (or NaN)."""
+    batch = scoring.batch
+    own = log_probs.gather(1, scoring.targets.to(log_probs.device)[:, None])[:, 0]
     labels = log_probs[:, batch.label_tokens.to(log_probs.device)]
     choices, answer = batch.label_mask.to(labels.device), batch.answer.to(labels.device)
     odds = torch.full_like(own, torch.nan)
     usable = (answer >= 0) & (choices.sum(-1) > 1)
     if bool(usable.any()):
         odds[usable] = label_log_odds(labels[usable], answer[usable], choices=choices[usable])
-    differ = torch.full_like(own, torch.nan) if asked.against is None else _log_diff(log_probs, asked)
+    differ = torch.full_like(own, torch.nan) if scoring.against is None else _log_diff(log_probs, scoring)
     return torch.stack([own, odds, differ], dim=-1)
 
 
-def _estimated(view: ModelView, asked: _Scoring, positions: Positions) -> Float[Tensor, "batch layer head 3"]:
-    """First-order estimates; log-odds are not estimated."""
+def _estimated(view: ModelView, scoring: _Scoring, positions: Positions) -> Float[Tensor, "batch layer head 3"]:
+    """Return first-order estimates; log-odds are NaN."""
     pieces = []
-    size = graphs_at_once(view, asked.batch)
-    for start in range(0, len(asked.batch), size):
-        some = asked.of(list(range(start, min(start + size, len(asked.batch)))))
+    size = graphs_at_once(view, scoring.batch)
+    for start in range(0, len(scoring.batch), size):
+        some = scoring.of(list(range(start, min(start + size, len(scoring.batch)))))
 
         def scores(log_probs: Tensor, some: _Scoring = some) -> Tensor:
             own = log_probs.gather(1, some.targets.clone().to(log_probs.device)[:, None])
@@ -297,53 +308,53 @@ def _estimated(view: ModelView, asked: _Scoring, positions: Positions) -> Float[
     return torch.cat(pieces)
 
 
-# Log-probabilities of rows are made and read in pieces of about this size.
+# Log-probabilities of rows are computed and reduced in pieces of about this size.
 LOG_PROB_BYTES = 16 * 2**20
 
 
 def _by_prefix_cache(
-    view: ModelView, asked: _Scoring, pass_tokens: int, replacement: Replacement
+    view: ModelView, scoring: _Scoring, pass_tokens: int, replacement: Replacement
 ) -> Float[Tensor, "batch layer head 3"]:
-    """Every head's effect at the last position, from rows that share their prompt's keys; raises NotShared."""
-    size = max_prompts(view, asked.batch, pass_tokens=pass_tokens)
-    # Prompts of about one length share a pass, so that none is padded for nothing.
-    order = asked.batch.last.argsort(stable=True).tolist()
+    """Return every head's effect at the last position, from the prefix cache; raise PrefixCacheUnsupported."""
+    size = max_prompts(view, scoring.batch, pass_tokens=pass_tokens)
+    # Prompts of similar length share a pass, to minimize padding.
+    order = scoring.batch.last.argsort(stable=True).tolist()
     effects: Tensor | None = None
     for start in range(0, len(order), size):
         prompts = order[start : start + size]
-        some = asked.of(prompts)
+        some = scoring.of(prompts)
         try:
             pieces = list(layer_chunks(view, len(prompts)))
-            begun: dict[range, Tensor] = {}
+            resumed: dict[range, Tensor] = {}
             for kept in PrefixCache.by_layer_stage(view, some.batch):
                 for layers in (one for one in pieces if one.start < kept.layers.stop):
-                    rows = kept.ablate_each_head(layers, replacement, begun.pop(layers, None))
+                    rows = kept.ablate_each_head(layers, replacement, resumed.pop(layers, None))
                     if kept.resid_after is not None:
-                        begun[layers] = rows
+                        resumed[layers] = rows
                         continue
                     clean, edited = _score_log_probs(kept.log_probs, some), _judged_rows(rows, some)
                     off = float((edited[:, 0, 0] - clean[:, 0]).abs().max())
                     if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
                         raise PrefixCacheUnsupported(
-                            f"a row of {view.architecture} without any removal is off by {off:.1e} nats"
+                            f"rows of {view.architecture} without ablation deviate by {off:.1e} nats"
                         )
                     if effects is None:
                         effects = clean.new_empty(len(order), view.n_layers, view.n_heads, 3)
                     drops = clean[:, None] - edited[:, 1:]
                     effects[prompts, layers.start : layers.stop] = drops.unflatten(1, (len(layers), view.n_heads))
-        except InputError as error:  # a hook or a score that the family does not show
+        except InputError as error:  # a hook or score input that the family does not expose
             raise PrefixCacheUnsupported(str(error)) from error
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             text = str(error).splitlines()[0]
-            raise PrefixCacheUnsupported(f"{view.architecture} does not run on rows of one token ({text})") from error
+            raise PrefixCacheUnsupported(f"{view.architecture} does not support single-token rows ({text})") from error
     assert effects is not None
     return effects
 
 
-def _judged_rows(logits: Float[Tensor, "batch row d_vocab"], asked: _Scoring) -> Float[Tensor, "batch row 3"]:
-    """`_judged` for several rows a prompt, a few at a time."""
+def _judged_rows(logits: Float[Tensor, "batch row d_vocab"], scoring: _Scoring) -> Float[Tensor, "batch row 3"]:
+    """Return `_score_log_probs` for several rows per prompt, computed in pieces."""
     n_rows = logits.shape[1]
     flat = logits.flatten(0, 1)
     dtype = torch.promote_types(flat.dtype, torch.float32)
@@ -352,22 +363,22 @@ def _judged_rows(logits: Float[Tensor, "batch row d_vocab"], asked: _Scoring) ->
     for start in range(0, len(flat), step):
         some = flat[start : start + step].to(dtype)
         prompts = [(start + i) // n_rows for i in range(len(some))]
-        found.append(_score_log_probs(torch.log_softmax(some, dim=-1), asked.of(prompts)))
+        found.append(_score_log_probs(torch.log_softmax(some, dim=-1), scoring.of(prompts)))
     return torch.cat(found).unflatten(0, (-1, n_rows))
 
 
 def _restarted(
-    view: ModelView, asked: _Scoring, positions: Positions, pass_tokens: int, replacement: Replacement
+    view: ModelView, scoring: _Scoring, positions: Positions, pass_tokens: int, replacement: Replacement
 ) -> Float[Tensor, "batch layer head 3"]:
-    """Every head's effect from passes over whole prompts that begin at the head's layer."""
+    """Return every head's effect from partial forward passes over full prompts that start at the head's layer."""
     n_layers, n_heads = view.n_layers, view.n_heads
     nothing = torch.zeros(1, n_layers, n_heads, dtype=torch.bool)
     each = torch.eye(n_layers * n_heads, dtype=torch.bool).unflatten(1, (n_layers, n_heads))
     found = map_ablated_sets(
         view,
-        asked.batch,
+        scoring.batch,
         torch.cat([nothing, each]),
-        lambda log_probs, rows: _score_log_probs(log_probs, asked.of(rows)),
+        lambda log_probs, rows: _score_log_probs(log_probs, scoring.of(rows)),
         replacement,
         positions=positions,
         pass_tokens=pass_tokens,

@@ -1,9 +1,9 @@
-"""Function vectors: what chosen heads write at the last position on average, and what it does to other prompts.
+"""Function vectors: the mean output of selected heads at the last position, and its effect on other prompts.
 
-1. A head's indirect effect is what its mean output over good prompts, put in place of its own, gives back to the
-   answer's probability on prompts whose labels are shuffled.
-2. The function vector is the sum of the mean outputs of the heads of largest effect.
-3. It is added to the residual stream behind a layer, at the last position of prompts without demonstrations.
+1. A head's indirect effect is how much of the answer's probability it recovers on prompts with shuffled labels when its
+   output is replaced by its mean over clean prompts.
+2. The function vector is the sum of the mean outputs of the heads with the largest effects.
+3. It is added to the residual stream after a layer, at the last position of prompts without demonstrations.
 
 Source: Todd et al., "Function vectors in large language models", arXiv 2310.15213, section 2.
 """
@@ -31,10 +31,10 @@ from icl_lens.prompts.batch import PromptBatch
 def function_vector(
     model: Any, heads: Iterable[Head | tuple[int, int]], reference: PromptBatch | Iterable[PromptBatch]
 ) -> Float[Tensor, " d_model"]:
-    """The sum over heads of what each writes into the residual stream at the last position, averaged over `reference`.
+    """Return the sum of the heads' outputs at the last position, averaged over the `reference` prompts.
 
-    In residual-stream units; without b_O, which belongs to no head. Each head counts once. Raises InputError for a head
-    the model does not have and for no prompts.
+    In residual-stream units, without b_O. Duplicate heads count once. Raise InputError for an unknown head or an empty
+    reference.
 
     Example:
         >>> vector = il.function_vector(model, [il.Head(2, 0), il.Head(3, 1)], batch)
@@ -45,7 +45,7 @@ def function_vector(
     by_layer = group_by_layer(view, heads)
     batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
     if not batches:
-        raise InputError("there is no reference prompt to average over; give at least one")
+        raise InputError("reference must contain at least one batch, got none")
     total = torch.zeros(view.d_model, dtype=torch.float64)
     for batch in batches:
         acts = capture(model, batch)
@@ -58,11 +58,11 @@ def function_vector(
 def indirect_effects(
     model: Any, corrupted: PromptBatch, reference: PromptBatch | Iterable[PromptBatch]
 ) -> Float[Tensor, "batch layer head"]:
-    """What each head's mean output gives back to the answer's probability (−1 to 1) on corrupted prompts.
+    """Return how much of the answer's probability (−1 to 1) each head's mean output recovers on corrupted prompts.
 
-    The mean is over the last positions of the `reference` prompts, and stands in place of the head's own output at the
-    last position. The mean over prompts is the average indirect effect. Cost and memory are those of
-    `head_effects(..., positions="last", mode="mean")`. Raises InputError for prompts without answer or target.
+    The head's output at the last position is replaced by its mean over the last positions of the `reference` prompts.
+    The mean over prompts is the average indirect effect. Cost and memory are those of
+    `head_effects(..., positions="last", mode="mean")`. Raise InputError for prompts without answer or target.
 
     Example:
         >>> il.indirect_effects(model, batch, [batch]).shape == (1, model.cfg.n_layers, model.cfg.n_heads)
@@ -82,10 +82,10 @@ def read_with_vectors(
     layers: Sequence[int],
     read: Reducer,
 ) -> Float[Tensor, "batch case n"]:
-    """What `read` keeps after each prompt with each vector added behind its layer, as `add_vector` adds it.
+    """Return `read` of the log-probabilities after each prompt, with each vector added after its layer.
 
-    Costs a pass over the prompts, and a row of one token for each prompt and vector from the vector's layer on; where
-    keys cannot be shared (see `head_effects`), a pass for each vector. Raises InputError as `add_vector` does.
+    Costs one pass over the prompts, plus one single-token row per prompt and vector from the vector's layer on, or one
+    pass per vector where the prefix cache is not supported (see `head_effects`). Raise InputError like `add_vector`.
     """
     view = ModelView.of(model)
     for layer in dict.fromkeys(layers):
@@ -107,11 +107,11 @@ def read_with_vectors(
 
 @contextmanager
 def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> Iterator[None]:
-    """Adds a vector to the residual stream behind a layer, at the last position of every prompt.
+    """Add a vector to the residual stream after a layer, at the last position of every prompt (steering).
 
-    `vector` [d_model], or [batch d_model]: one a prompt, in residual-stream units. Passes in the block must be over
-    `batch`. Raises InputError for a vector of another shape or that is not finite, a layer that the model does not
-    have, and passes of another shape.
+    `vector` is [d_model], or [batch d_model] for one per prompt, in residual-stream units. Passes in the block must be
+    over `batch`. Raise InputError for a vector of the wrong shape or with non-finite values, an unknown layer, and
+    passes of another shape.
 
     Example:
         >>> vector = il.function_vector(model, [il.Head(2, 0)], batch)
@@ -126,7 +126,7 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
     def add(stream: Tensor, hook: Any) -> Tensor:
         if tuple(stream.shape[:2]) != tuple(batch.tokens.shape):
             raise InputError(
-                f"the vector is for {len(batch)} prompts of {batch.tokens.shape[1]} tokens, and the pass is over "
+                f"the forward pass must have shape {tuple(batch.tokens.shape)} like batch, got "
                 f"{tuple(stream.shape[:2])}; run the same batch"
             )
         stream = stream.clone()
@@ -139,13 +139,13 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
 
 
 def _check(view: ModelView, vector: Tensor, layer: int, n: int) -> None:
-    """Raises InputError for a layer that is not there, and for a vector, or `n` of them, that cannot be added."""
+    """Raise InputError for an unknown layer, and for a vector, or `n` of them, of the wrong shape or not finite."""
     if not 0 <= layer < view.n_layers:
-        raise InputError(f"there is no layer {layer} in {view.name}; layers are 0–{view.n_layers - 1}")
+        raise InputError(f"layer must be between 0 and {view.n_layers - 1} for {view.name}, got {layer!r}")
     if tuple(vector.shape) not in ((view.d_model,), (n, view.d_model)):
         raise InputError(
-            f"the vector has shape {tuple(vector.shape)}; give {view.d_model} numbers, or as many for each of "
-            f"{n} prompts"
+            f"vector must have shape ({view.d_model},) or ({n}, {view.d_model}), one per prompt, got "
+            f"{tuple(vector.shape)}"
         )
     if not bool(vector.isfinite().all()):
-        raise InputError("the vector is not finite (NaN or infinite); give numbers")
+        raise InputError("vector must be finite, got NaN or infinite values")

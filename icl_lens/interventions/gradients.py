@@ -1,7 +1,7 @@
-"""What removing a head would do, estimated to first order: one forward pass and one backward pass for all heads.
+"""First-order estimates of ablation effects: one forward and one backward pass for all heads.
 
-Zeroing takes a head's z to 0, so log p falls by about `z · ∂ log p/∂z`: attribution patching with zeros. Source: Nanda,
-"Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv 2310.10348.
+Zeroing sets a head's z to 0, so log p drops by about `z · ∂ log p/∂z`: attribution patching towards zero. Source:
+Nanda, "Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv 2310.10348.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ from icl_lens.activations.activations import check_finite
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# What the passes of one piece may keep for the way back, roughly.
+# Approximate memory for activations that one piece stores for the backward pass.
 GRAPH_BYTES = 2**30
 
 
@@ -27,11 +27,11 @@ def first_order_drops(
     *,
     last_only: bool,
 ) -> Float[Tensor, "batch layer head score"]:
-    """By how much each score of the answer falls when each head is zeroed, to first order.
+    """Return the first-order drop of each score of the answer when each head is zeroed.
 
-    `scores` are made of the log-probabilities after each prompt; every one of them costs a backward pass. Gradients
-    are taken with respect to z alone: the weights' are switched off meanwhile. `scores` must copy the indices it uses,
-    which may have been made in inference mode.
+    `scores` maps the log-probabilities after each prompt to scores; each score costs one backward pass. Gradients are
+    taken with respect to z only; those of the weights are disabled. `scores` must clone the index tensors it uses,
+    because they may have been created in inference mode.
     """
     with differentiable_pass(view, batch) as (log_probs, zs):
         totals = scores(log_probs).sum(0)
@@ -47,15 +47,16 @@ def first_order_drops(
 def differentiable_pass(
     view: ModelView, batch: PromptBatch, hooks: Iterable[tuple[str, Callable[..., Any]]] = ()
 ) -> Iterator[tuple[Float[Tensor, "batch d_vocab"], list[Float[Tensor, "batch pos head d_head"]]]]:
-    """Log-probabilities after each prompt, and every layer's z, of which they can be differentiated in the block.
+    """Yield log-probabilities after each prompt, and every layer's z, with respect to which they are differentiable.
 
-    The graph begins at the first layer's z: weights and embeddings have no gradients meanwhile. `hooks` run beside.
+    The graph begins at the first layer's z; weights and embeddings have no gradients in the block. `hooks` are run in
+    the same pass.
     """
     zs: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
-            # The first one begins the graph; what comes before it has no gradient.
+            # The first z is the leaf of the graph; earlier computation has no gradient.
             zs[layer] = z if z.requires_grad else z.detach().requires_grad_(True)
             return zs[layer]
 
@@ -67,7 +68,7 @@ def differentiable_pass(
     own = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
     own.append((view.last_logits_hook, only_last))
     with _only_activations(view), view.inference_pass() as lean, view.model.hooks(fwd_hooks=[*own, *hooks]):
-        # Copies: what was made in inference mode cannot be part of a graph.
+        # Clones, because inference tensors cannot be saved for backward.
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]
         check_finite(logits)
@@ -84,7 +85,7 @@ def _product(z: Tensor, slope: Tensor, batch: PromptBatch, last_only: bool) -> F
 
 
 def prompts_at_once(view: ModelView, batch: PromptBatch) -> int:
-    """Prompts whose passes keep about as much for the way back as is meant for it; one at least."""
+    """Return the number of prompts whose backward pass fits in `GRAPH_BYTES`, at least one."""
     width = batch.tokens.shape[1]
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
     token = 12 * view.d_model + 4 * d_mlp + 3 * view.n_heads * width
@@ -93,7 +94,7 @@ def prompts_at_once(view: ModelView, batch: PromptBatch) -> int:
 
 @contextmanager
 def _only_activations(view: ModelView) -> Iterator[None]:
-    """Gradients on, whatever is set around the block, but not those of the weights."""
+    """Enable gradients inside the block, except those of the weights."""
     weights = [parameter for parameter in view.model.parameters() if parameter.requires_grad]
     try:
         for parameter in weights:

@@ -1,9 +1,9 @@
-"""Removing sets of heads together, as many sets as wanted: curves over numbers of heads, located beside random ones.
+"""Ablate many sets of heads: curves over numbers of heads, or located versus random heads.
 
-At the last position a prompt's keys and values are made once, and every set is a row of one token (`cached_rows`), so
-that a set costs about as much as one more token in the prompt. At all positions a set is a row of the prompt's length
-that begins where the set does (`restarted`). Families, and models with edits at work, for which that cannot be done are
-run anew for each set.
+At the last position, a prompt's keys and values are computed once, and every set is a single-token row
+(`prefix_cache`), so a set costs about as much as one more token in the prompt. At all positions, a set is a row of the
+prompt's length that starts at the set's first layer (`partial_forward`). Unsupported families, and models with active
+edits, take a full forward pass per set.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,9 +31,9 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 RowsOf = Callable[[PrefixCache, slice, list[int]], Float[Tensor, "prompt row d_vocab"]]
-"""Logits under some edits, of the prompts at these places in a batch; row 0 of each is not edited."""
+"""Function of a prefix cache, edits and prompt indices that returns logits; row 0 of each prompt is not edited."""
 Reducer = Callable[[Float[Tensor, "batch row d_vocab"], PromptBatch], Float[Tensor, "batch row n"]]
-"""What is kept of the log-probabilities after some prompts, of several rows each."""
+"""Function that reduces the log-probabilities after some prompts, with several rows each."""
 Mode = Literal["zero", "mean"]
 Sets = Sequence[Iterable[Head | tuple[int, int]]]
 Reference = PromptBatch | Iterable[PromptBatch] | None
@@ -41,23 +41,23 @@ Reference = PromptBatch | Iterable[PromptBatch] | None
 
 @dataclass(frozen=True)
 class AnswerScores:
-    """What a model answers: label log-probabilities (nats), and whether the right label leads the whole vocabulary."""
+    """Label log-probabilities (nats), and whether the correct label is the top token of the full vocabulary."""
 
     label_log_probs: Float[Tensor, "prompt label"]
     top1_correct: Bool[Tensor, " prompt"]
     answer: Int[Tensor, " prompt"]
-    """The right label's index; -1 where a prompt has no answer."""
+    """Index of the correct label; -1 where a prompt has no answer."""
     label_mask: Bool[Tensor, "prompt label"]
-    """The labels that each prompt has."""
+    """Labels that occur in each prompt."""
 
     @property
     def accuracy_between_labels(self) -> float:
-        """Share of prompts whose right label is the most probable of their labels, 0 to 1."""
+        """Share of prompts whose correct label is the most probable of their labels, 0 to 1."""
         return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
 
     @property
     def accuracy_over_vocabulary(self) -> float:
-        """Share of prompts whose right label's token is the most probable of all tokens, 0 to 1."""
+        """Share of prompts whose correct label's token is the most probable of all tokens, 0 to 1."""
         return float(self.top1_correct.float().mean())
 
 
@@ -71,16 +71,16 @@ def label_log_probs_ablated(
     mode: Mode = "zero",
     reference: Reference = None,
 ) -> Float[Tensor, "batch set label"]:
-    """Log-probability of each label after each prompt when the heads of each set are removed together, nats.
+    """Return the log-probability of each label after each prompt when the heads of each set are ablated jointly, nats.
 
-    Removed at the prompt's last position, or at all of them, where z is set to zero, or with `mode="mean"` to its mean
-    over the same positions of the `reference` prompts. The same numbers as `label_log_probs` within
-    `ablate_heads(model, heads, positions=positions)`, a set at a time, within rounding; an empty set is the model as
-    it is. To keep some heads only, give all the others.
+    At the last position, or at all positions, z is set to zero or, with `mode="mean"`, to its mean over the same
+    positions of the `reference` prompts. Equals `label_log_probs` within
+    `ablate_heads(model, heads, positions=positions)` for each set, up to rounding; an empty set is the unedited model.
+    To keep only some heads, ablate all others.
 
-    At the last position it costs a pass over the prompts and a row of one token for each set and prompt; at all
-    positions, a row of the prompt's length from the set's first layer on; where neither can be done (see
-    `head_effects`), a pass for each set. Raises InputError for no sets, heads the model does not have, prompts without
+    At the last position this costs one pass over the prompts and one single-token row per set and prompt; at all
+    positions, one row of the prompt's length from the set's first layer on; where neither is supported (see
+    `head_effects`), one full pass per set. Raise InputError for empty `head_sets`, unknown heads, prompts without
     labels, and a mean without reference.
 
     Example:
@@ -88,7 +88,7 @@ def label_log_probs_ablated(
         >>> curve.shape, (curve[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
     """
-    batch.require_labels("label to score", "head_effects scores any target")
+    batch.require_labels("label to score", "use head_effects, which scores any target")
     return _without(model, batch, head_sets, _labels, positions, mode, reference)
 
 
@@ -103,11 +103,11 @@ def score_ablated_sets(
     reference: Reference = None,
     means: Replacement = None,
 ) -> list[AnswerScores]:
-    """What the model answers without each set of heads, on the CPU; see `label_log_probs_ablated`.
+    """Return the answer scores under ablation of each set of heads, on the CPU; see `label_log_probs_ablated`.
 
-    `means`: those over `reference`, from `mean_z` of all heads, where they are known already.
+    `means`: precomputed means over `reference`, from `mean_z` of all heads.
     """
-    batch.require_labels("label to score", "head_effects scores any target")
+    batch.require_labels("label to score", "use head_effects, which scores any target")
 
     def read(log_probs: Tensor, some: PromptBatch) -> Tensor:
         right = log_probs.argmax(-1) == some.answer_tokens.to(log_probs.device)[:, None]
@@ -134,21 +134,22 @@ def _without(
     reference: Reference,
     means: Replacement = None,
 ) -> Float[Tensor, "batch set n"]:
-    """What `read` keeps after each prompt without each set of heads."""
+    """Return `read` of the log-probabilities after each prompt under ablation of each set of heads."""
     view = ModelView.of(model)
     check_choice("positions", positions, ("last", "all"))
     check_choice("mode", mode, ("zero", "mean"))
     if (mode == "mean") != (reference is not None):
         raise InputError(
-            f"mode={mode!r} {'needs' if mode == 'mean' else 'takes no'} reference= prompts to average over"
+            f"reference must be {'given for' if mode == 'mean' else 'omitted for'} mode={mode!r}, got "
+            f"{'None' if reference is None else type(reference).__name__}"
         )
     if not len(sets):
-        raise InputError("there is no set of heads to remove; give at least one, which may be empty")
+        raise InputError("head_sets must contain at least one set, got none; a set may be empty")
     removed = head_mask(view, sets)
     averaged = None
     if reference is not None:
         averaged = [reference] if isinstance(reference, PromptBatch) else list(reference)
-    if positions == "all":  # as within `ablate_heads`; at the last position sets may hold every head
+    if positions == "all":  # as in `ablate_heads`; at the last position sets may contain every head
         warn_if_inert(view, [Head(*place) for place in removed.any(0).nonzero().tolist()])
     try:
         replacement = None
@@ -172,7 +173,7 @@ def _without(
 
 
 def head_mask(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
-    """Which heads each set removes; raises InputError for heads that are not there."""
+    """Return which heads each set contains; raise InputError for unknown heads."""
     removed = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
     for row, heads in enumerate(sets):
         some = list(heads)
@@ -189,7 +190,7 @@ def labels_by_rows(
     *,
     position_free: bool = False,
 ) -> Float[Tensor, "batch set label"]:
-    """Log-probability of each label under each of several edits at the last position; see `read_by_rows`."""
+    """Return the log-probability of each label under each of several last-position edits; see `map_cached_rows`."""
     return map_cached_rows(view, batch, n_sets, rows_of, _labels, position_free=position_free)
 
 
@@ -202,13 +203,13 @@ def map_cached_rows(
     *,
     position_free: bool = False,
 ) -> Float[Tensor, "batch set n"]:
-    """What `read` keeps under each of several edits at the last position, from rows that share keys.
+    """Return `read` of the log-probabilities under each of several last-position edits, from the prefix cache.
 
-    `rows_of` gets some prompts' keys (`plain`: also without position), which edits are wanted, and which prompts these
-    are. Raises NotShared.
+    `rows_of` gets the prefix cache of some prompts (with `position_free`, including position-free keys), the slice of
+    edits, and the prompts' indices. Raise PrefixCacheUnsupported if rows do not reproduce the model's own pass.
     """
     size = max_prompts(view, batch, pass_tokens=PASS_TOKENS, n_rows=n_sets, position_free=position_free)
-    # Prompts of about one length share a pass, so that none is padded for nothing.
+    # Prompts of similar length share a pass, to minimize padding.
     order = batch.last.argsort(stable=True).tolist()
     found: Tensor | None = None
     for start in range(0, len(order), size):
@@ -225,7 +226,7 @@ def map_cached_rows(
             own = torch.log_softmax(rows.to(clean.dtype), dim=-1)
             off = float((_checked(own[:, :1], clean, some) - _checked(clean, clean, some)).abs().max())
             if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
-                raise PrefixCacheUnsupported(f"a row of {view.architecture} without any edit is off by {off:.1e} nats")
+                raise PrefixCacheUnsupported(f"unedited rows of {view.architecture} deviate by {off:.1e} nats")
             kept_of = read(own[:, 1:], some)
             if found is None:
                 found = kept_of.new_empty(len(order), n_sets, kept_of.shape[-1])
@@ -235,14 +236,14 @@ def map_cached_rows(
 
 
 def _checked(log_probs: Tensor, clean: Tensor, batch: PromptBatch) -> Float[Tensor, "batch row token"]:
-    """What rows are checked by: the labels' log-probabilities, or without labels the likeliest token's."""
+    """Return the log-probabilities to check rows by: those of the labels or, without labels, of the top token."""
     if len(batch.label_tokens):
         return _labels(log_probs, batch)
     return log_probs.gather(-1, clean.argmax(-1, keepdim=True))
 
 
 def _reraise_unsupported(view: ModelView, compute: Callable[[], Any]) -> Any:
-    """What `compute` gives; NotShared where the family does not run on rows, or shows no hook for them."""
+    """Return `compute()`; raise PrefixCacheUnsupported if the family lacks hooks or cannot run single-token rows."""
     try:
         return compute()
     except InputError as error:
@@ -251,7 +252,7 @@ def _reraise_unsupported(view: ModelView, compute: Callable[[], Any]) -> Any:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         text = str(error).splitlines()[0]
-        raise PrefixCacheUnsupported(f"{view.architecture} does not run on rows of one token ({text})") from error
+        raise PrefixCacheUnsupported(f"{view.architecture} does not support single-token rows ({text})") from error
 
 
 def _full_passes(
@@ -263,7 +264,7 @@ def _full_passes(
     mode: Mode,
     averaged: list[PromptBatch] | None,
 ) -> Float[Tensor, "batch set n"]:
-    """A pass over whole prompts for each set."""
+    """Like `_without`, with one full forward pass per set."""
     found = []
     for one in removed:
         heads = [Head(*place) for place in one.nonzero().tolist()]

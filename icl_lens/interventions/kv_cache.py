@@ -1,7 +1,7 @@
-"""What rows of one token attend to: the keys and values of one layer, once a prompt, and what edits do to that.
+"""Attention of single-token rows to one layer's cached keys and values, optionally edited.
 
-Keys and values are never copied for a row. Everything is computed as the model does it, from what its hooks show in one
-pass over the prompts.
+Keys and values are cached once per prompt and never copied per row. Attention is computed as in the model, from
+activations that its hooks expose in one pass over the prompts.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from icl_lens.models.attention_scores import AttentionScoring, rotate
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# Attention scores of rows are made and used in pieces of about this size.
+# Attention scores of rows are computed in pieces of about this size.
 SCORE_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Patches:
-    """What one layer's heads have on other prompts: the last query, or keys or values at some positions.
+    """One layer's activations from source prompts: last queries, or keys or values at some positions.
 
-    Keys and queries without rotation.
+    Queries and keys are before rotation.
     """
 
     q: Float[Tensor, "batch head d_head"] | None = None
     k: Float[Tensor, "batch place head d_head"] | None = None
     v: Float[Tensor, "batch place head d_head"] | None = None
     places: Int[Tensor, "batch place"] | None = None
-    """Where the keys or values stand; -1 where a prompt has fewer."""
+    """Positions of the keys or values; -1 where a prompt has fewer."""
 
     def of(self, prompts: Sequence[int]) -> "Patches":
         every = (self.q, self.k, self.v, self.places)
@@ -41,13 +41,13 @@ class Patches:
 
 @dataclass(frozen=True)
 class AttentionEdits:
-    """What is done to one layer's attention in rows at their prompts' last positions: in chosen heads only."""
+    """Edits of one layer's attention in rows at their prompts' last positions, in chosen heads only."""
 
     chosen: Bool[Tensor, "row head"]
     position: Float[Tensor, " row"]
-    """How much of the position term is left in the scores: 1 all, 0 none."""
+    """Share of the position term that remains in the scores: 1 all, 0 none."""
     factor: Float[Tensor, "batch row key"] | None = None
-    """What attention is multiplied by; what is left is divided by its sum."""
+    """Factors of the attention probabilities, which are then renormalized."""
     patches: Patches | None = None
 
     def of(self, rows: slice) -> "AttentionEdits":
@@ -55,22 +55,22 @@ class AttentionEdits:
         return AttentionEdits(self.chosen[rows], self.position[rows], factor, self.patches)
 
     def by_group(self, n_groups: int, device: torch.device) -> Bool[Tensor, "1 group row member 1"]:
-        """Which heads of which rows are edited, as attention has its axes here."""
+        """Return which heads of which rows are edited, in the axes of the attention scores."""
         return self.chosen.to(device).unflatten(1, (n_groups, -1)).transpose(0, 1)[None, ..., None]
 
     def queries(self, q: Float[Tensor, "batch row head d_head"]) -> Float[Tensor, "batch row head d_head"]:
-        """The queries, with those of other prompts in the chosen heads."""
+        """Return the queries, patched in the chosen heads."""
         if self.patches is None or self.patches.q is None:
             return q
         return torch.where(self.chosen.to(q.device)[None, ..., None], self.patches.q.to(q)[:, None], q)
 
     @property
     def weight(self) -> Float[Tensor, "row head"]:
-        """Of the position term, head by head."""
+        """Share of the position term that remains, per head."""
         return torch.where(self.chosen, self.position[:, None], 1.0)
 
     def scaled(self, pattern: Float[Tensor, "batch group row member key"]) -> Tensor:
-        """Attention with the factors at work."""
+        """Return the attention pattern with the factors applied."""
         if self.factor is None or not bool(self.chosen.any()):
             return pattern
         chosen = self.by_group(pattern.shape[1], pattern.device)
@@ -81,12 +81,12 @@ class AttentionEdits:
 
 @dataclass(frozen=True)
 class PositionFreeKeys:
-    """Keys of one layer without the position term, and what learned positions put into the last query and key."""
+    """Keys of one layer without the position term, and the share of learned positions in the last query and key."""
 
     k: Float[Tensor, "batch kv_head key d_head"] | None
-    """None where position does not enter them (ALiBi)."""
+    """None if position does not enter keys (ALiBi)."""
     q_share: Float[Tensor, "batch head d_head"] | None
-    """Before the norm's scale, which is a row's own; None where positions are not learned."""
+    """Before the norm's scale, which differs per row; None if positions are not learned."""
     k_share: Float[Tensor, "batch kv_head d_head"] | None
 
     @classmethod
@@ -98,7 +98,7 @@ class PositionFreeKeys:
         last: Int[Tensor, " batch"],
         how: AttentionScoring,
     ) -> "PositionFreeKeys":
-        """From what the hooks of a layer saw, and its keys before rotation."""
+        """Build from a layer's recorded activations and its keys before rotation."""
         if how.position == "alibi":
             return cls(None, None, None)
         view, layer = values.view, values.layer
@@ -118,23 +118,23 @@ class PositionFreeKeys:
 
 @dataclass(frozen=True)
 class LayerKVCache:
-    """What the last queries of one layer attend to: keys (rotated) and values, once a prompt, for all of its rows."""
+    """Keys (rotated) and values of one layer, once per prompt, for the last-position queries of all its rows."""
 
     k: Float[Tensor, "batch kv_head key d_head"]
     v: Float[Tensor, "batch kv_head key d_head"]
     visible_keys: Bool[Tensor, "batch key"]
-    """The keys a prompt's last query sees, itself included."""
+    """Keys that a prompt's last query attends to, its own included."""
     alibi: Float[Tensor, "batch head key"] | None
     cos_sin: tuple[Tensor, Tensor] | None
     """Cosines and sines of every position, [batch key d_rotary]."""
     last: Int[Tensor, " batch"]
     how: AttentionScoring
     position_free: PositionFreeKeys | None = None
-    """What edits of the position term need."""
+    """Keys without the position term, for edits of it."""
 
     @classmethod
     def of(cls, values: LayerValues, batch: PromptBatch, *, position_free: bool = False) -> "LayerKVCache":
-        """From what the hooks of a layer saw in a pass over the batch; with `plain`, without position as well."""
+        """Build from a layer's recorded activations; with `position_free`, also keep keys without the position term."""
         view, layer = values.view, values.layer
         how = attention_scores.attention_scoring(view, layer)
         k, v = (per_kv_head(values.seen[name], view.n_kv_heads) for name in "kv")
@@ -164,9 +164,9 @@ class LayerKVCache:
         edits: AttentionEdits | None = None,
         norm: Float[Tensor, "batch row"] | None = None,
     ) -> Float[Tensor, "batch row head d_head"]:
-        """z of rows that stand at their prompt's last position, each with a query, key and value of its own.
+        """Return z of rows at their prompt's last position, each with its own query, key and value.
 
-        `norm`: the scale of each row's norm, which edits of learned positions need.
+        `norm`: the scale of each row's norm, for edits of learned positions.
         """
         q, k, v = (x.to(self.k.dtype) for x in (q, k, v))
         each = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
@@ -218,7 +218,7 @@ class LayerKVCache:
         return z.transpose(1, 2).reshape(batch, n_rows, n_heads, d_head)
 
     def _products(self, q: Tensor, k: Tensor, kept: Tensor) -> Float[Tensor, "batch group row member key"]:
-        """Queries times keys; every row has its own key at the last position, not the one its prompt has there."""
+        """Return queries times keys; at the last position each row uses its own key instead of its prompt's."""
         q = q.unflatten(2, (kept.shape[1], -1)).transpose(1, 2)  # batch group row member d_head
         own = torch.einsum("bgrmd,brgd->bgrm", q, k)
         products = (q.flatten(2, 3) @ kept.transpose(-1, -2)).unflatten(2, (q.shape[2], -1))
@@ -227,7 +227,7 @@ class LayerKVCache:
     def _turned(
         self, x: Float[Tensor, "batch pos head d_head"], places: Int[Tensor, "batch #pos"]
     ) -> Float[Tensor, "batch pos head d_head"]:
-        """Queries or keys rotated as those of some positions, where a family rotates them."""
+        """Return queries or keys rotated as at the given positions; unchanged for models without rotation."""
         if self.cos_sin is None:
             return x
         rows = torch.arange(len(places), device=places.device)[:, None]
@@ -240,7 +240,7 @@ class LayerKVCache:
         q: Float[Tensor, "batch row head d_head"],
         edits: AttentionEdits,
     ) -> Float[Tensor, "batch group row member key"]:
-        """Products with the keys of other prompts in the chosen heads; `q` is rotated."""
+        """Return products with patched keys in the chosen heads; `q` is rotated."""
         patches = edits.patches
         if patches is None or patches.k is None or patches.places is None:
             return products
@@ -250,7 +250,7 @@ class LayerKVCache:
         new = torch.einsum("brhd,bphd->brhp", q, k).unflatten(2, (n_groups, -1)).transpose(1, 2)
         there = (places >= 0)[:, None, None, None]
         at = places.clamp(min=0)[:, None, None, None].expand(new.shape)
-        # Where a prompt has fewer places nothing is written: a position of its own, beyond the last key, takes it.
+        # Missing positions are scattered into an extra column after the last key, which is dropped.
         at = at.masked_fill(~there, products.shape[-1])
         padded = torch.cat([products, products.new_zeros(*products.shape[:-1], 1)], dim=-1)
         patched = padded.scatter(-1, at, new)[..., :-1]
@@ -262,7 +262,7 @@ class LayerKVCache:
         pattern: Float[Tensor, "batch group row member key"],
         edits: AttentionEdits,
     ) -> Float[Tensor, "batch group row member d_head"]:
-        """z with the values of other prompts in the chosen heads."""
+        """Return z with patched values in the chosen heads."""
         patches = edits.patches
         if patches is None or patches.v is None or patches.places is None:
             return z
@@ -277,7 +277,7 @@ class LayerKVCache:
         return torch.where(edits.by_group(n_groups, z.device), z + moved, z)
 
     def _plain(self, q: Tensor, k: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rows' own queries and keys without the position term."""
+        """Return the rows' own queries and keys without the position term."""
         assert self.position_free is not None
         if self.cos_sin is not None:
             rows = torch.arange(len(q), device=q.device)
@@ -292,7 +292,7 @@ class LayerKVCache:
 
 
 def per_kv_head(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[Tensor, "batch pos kv_head d_head"]:
-    """Keys or values once a group, also where TransformerLens repeats them for every query head."""
+    """Return keys or values once per key-value group, even if TransformerLens repeats them for every query head."""
     return x if x.shape[2] == n_groups else x[:, :, :: x.shape[2] // n_groups]
 
 
@@ -300,7 +300,7 @@ TURNS = ("cos", "sin")
 
 
 def key_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Short name -> hook name of what attention to shared keys reads."""
+    """Return short name -> hook name of the activations that attention over cached keys needs."""
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in "qkv"} | attention_scores.normed_hooks(view, layer)
     if attention_scores.attention_scoring(view, layer).position == "rotary" and (
         cos_sin := attention_scores.rotation_hooks(view, layer)
@@ -310,7 +310,7 @@ def key_hooks(view: ModelView, layer: int) -> dict[str, str]:
 
 
 def position_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """The same of what learned positions put into keys."""
+    """Return short name -> hook name of the activations that position-free keys need, for learned positions."""
     if attention_scores.attention_scoring(view, layer).position != "standard":
         return {}
     return {"position": "hook_pos_embed", "resid": view.hook(layer, "hook_resid_pre")}

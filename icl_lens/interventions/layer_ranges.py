@@ -1,4 +1,4 @@
-"""Passes through some of a model's blocks: the others hand on the residual stream that they are given."""
+"""Run a range of layers and skip all others."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from icl_lens.models.inference import replaced_forwards
 from icl_lens.models.view import ModelView
 
 Returns = list[int | None]
-"""How many things each block returns; None for a bare tensor."""
+"""Length of the tuple that each block returns; None for a single tensor."""
 
 
 @contextmanager
 def record_arity(view: ModelView, layers: Sequence[int], returns: Returns) -> Iterator[None]:
-    """What the blocks of these layers return is written behind what is there, as they run."""
+    """Append to `returns` the length of the tuple that each of these layers returns, for passes in the context."""
 
     def count(module: Any, args: Any, output: Any) -> None:
         returns.append(len(output) if isinstance(output, tuple) else None)
@@ -32,11 +32,11 @@ def record_arity(view: ModelView, layers: Sequence[int], returns: Returns) -> It
 def run_layers(
     view: ModelView, layers: range, returns: Returns, *, resid_in: Tensor | None = None, goes_on: slice = slice(None)
 ) -> Iterator[list[Tensor]]:
-    """Only the blocks of consecutive layers are run in the block; gives a list that what leaves the last is added to.
+    """Run only these consecutive layers in the context; yield a list to which the last one's output is appended.
 
-    `begin` enters the first of them; left out: what the model embeds. Where there are blocks behind, only the rows
-    `goes_on` of the stream go on to the end of the pass. A block that is not counted yet returns as many things as the
-    last one does that is.
+    `resid_in` is the input of the first layer, by default the model's embeddings. If layers follow the last one, the
+    list receives the residual stream after it, and only the rows `goes_on` continue to the end of the pass. A block
+    missing from `returns` is assumed to return as many values as the last recorded one.
     """
     blocks = view.model.blocks
     resid_out: list[Tensor] = []
@@ -72,7 +72,7 @@ def run_layers(
 def replace_residual(
     args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
 ) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a block with the residual stream changed."""
+    """Return the arguments of a block with the residual stream replaced by `change` of it."""
     x = change(_stream(args, kwargs))
     if "hidden_states" in kwargs:
         return args, {**kwargs, "hidden_states": x}

@@ -1,9 +1,8 @@
-"""Removing sets of heads together from whole prompts, in passes that begin where the first of them stands.
+"""Ablate head sets by re-running only from the first ablated layer.
 
-1. One pass over the prompts, with nothing removed, keeps the residual stream that enters each layer in which some set
-   begins.
-2. A row is made of every prompt and set; rows of sets that begin in about the same layer share a pass.
-3. A pass hands the kept stream on to the first of these layers, and each row loses the heads of its set from there on.
+1. One unedited pass over the prompts stores the residual stream at the input of every layer in which a set starts.
+2. Every prompt and set makes one row; rows of sets that start at about the same layer share a pass.
+3. Each pass resumes from the stored stream at the first of these layers, and the heads of each row's set are ablated.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,15 +21,15 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Read = Callable[[Float[Tensor, "row d_vocab"], list[int]], Float[Tensor, "row n"]]
-"""What is kept of log-probabilities, from them and the prompt that each row is of."""
+"""Function that reduces log-probabilities, given them and the prompt index of each row."""
 Replacement = Mapping[int, Float[Tensor, "head d_head"]] | None
-"""Layer -> what stands in place of each head's z; None for zero."""
+"""Layer -> replacement of each head's z; None for zero."""
 Pair = tuple[int, int]
 """A set and a prompt."""
 
-# Tokens of a pass from which on a larger one is hardly faster: sets that begin elsewhere then get one of their own.
+# Tokens above which larger passes are hardly faster: sets that start at another layer then get a separate pass.
 MIN_PASS_TOKENS = 512
-# What streams that are kept may take.
+# Memory for stored residual streams.
 STREAM_BYTES = 256 * 2**20
 
 
@@ -44,7 +43,7 @@ def map_ablated_sets(
     positions: Positions = "all",
     pass_tokens: int,
 ) -> Float[Tensor, "batch set n"]:
-    """What `read` keeps after each prompt without each set of heads, at all its positions or at the last one."""
+    """Return `read` of the log-probabilities after each prompt when each head set is ablated at `positions`."""
     start_layers = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
     each = len(set(start_layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
     size = max(1, STREAM_BYTES // each)
@@ -66,7 +65,7 @@ def _read(
     positions: Positions,
     pass_tokens: int,
 ) -> Float[Tensor, "row set n"]:
-    """The same of the prompts that streams are kept of, which are these rows of all."""
+    """Like `map_ablated_sets`, for the prompts of `streams`, which are `rows` of the full batch."""
     view, batch = streams.view, streams.batch
     position_free = read(streams.log_probs, rows)
     found = position_free[:, None].repeat(1, len(removed), 1)
@@ -85,7 +84,7 @@ def _read(
 
 @dataclass(frozen=True)
 class ResidualCache:
-    """What entered some layers in a pass over some prompts: passes can begin there."""
+    """Inputs of some layers in a pass over some prompts, from which later passes can resume."""
 
     view: ModelView
     batch: PromptBatch
@@ -96,7 +95,7 @@ class ResidualCache:
 
     @classmethod
     def of(cls, view: ModelView, batch: PromptBatch, layers: Iterable[int]) -> "ResidualCache":
-        """One pass over the batch."""
+        """Run one pass over the batch and store the inputs of `layers`."""
         stream: dict[int, Tensor] = {}
         returns: Returns = []
 
@@ -110,16 +109,16 @@ class ResidualCache:
 
     @contextmanager
     def resume_at(self, layer: int, rows: Sequence[int] | None = None) -> Iterator[None]:
-        """Passes in the block begin at this layer, whose stream was kept; they must be over `batch`, or these rows."""
+        """Start passes in the block at this stored layer; they must be over `batch`, or over these rows of it."""
         x = self.stream[layer]
-        # A copy either way: blocks of some families add to it in place.
+        # A copy in both cases, because blocks of some families add to it in place.
         x = x.clone() if rows is None else x[rows, : self.batch[rows].tokens.shape[1]]
         with run_layers(self.view, range(layer, self.view.n_layers), self.block_returns, resid_in=x):
             yield
 
 
 def _passes(start_layers: list[int], n: int, width: int, n_layers: int, pass_tokens: int) -> Iterator[list[Pair]]:
-    """Rows that share a pass: sets in order of the layer they begin in, those that remove nothing left out."""
+    """Yield the rows of each pass: sets ordered by their first layer, without empty sets."""
     group: list[Pair] = []
     layer = 0
     for one in sorted(
@@ -145,7 +144,7 @@ def _ablation_hooks(
     replacement: Replacement,
     last: Int[Tensor, " row"] | None,
 ) -> Iterator[tuple[str, Any]]:
-    """Hooks that take from each row of a pass the heads of its set: at all positions, or at `last`."""
+    """Yield hooks that ablate the heads of each row's set, at all positions or at `last`."""
 
     def remove(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Giving chosen heads the queries, keys, values, patterns or z that they have on another prompt."""
+"""Patch queries, keys, values, patterns or z of chosen heads with those from another prompt (activation patching)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -38,26 +38,26 @@ def patch_heads(
     batch: PromptBatch | None = None,
     query_positions: Positions = "all",
 ) -> Iterator[None]:
-    """Gives chosen heads what they have on other prompts, position by position or label by label.
+    """Patch chosen heads with their activations on other prompts, position by position or label by label.
 
     `"q"`, `"k"`: queries or keys, after their norm where a family has one, before rotation; `"v"`: values; the pattern
-    follows from the patched ones. `"pattern"`: attention probabilities. `"z"`: the weighted sum of values. With grouped
-    queries only the chosen heads see the patched keys or values. Row i of a pass gets row i of `source`; one source
-    prompt serves all rows. `source` is run once, on entering, as if no other block were there.
+    is recomputed from patched queries and keys. `"pattern"`: attention probabilities. `"z"`: weighted sum of values.
+    With grouped-query attention, only the chosen heads use the patched keys or values. Row i of a pass is patched from
+    row i of `source`; a single source prompt is used for all rows. `source` is run once, on entry, without other edits.
 
     `align="positions"`: source and prompt must have the same number of tokens. `align="labels"`: only label positions
-    and the last one are patched, the i-th label's from the i-th label's, in prompts of any length with equally many
-    demonstrations; `into` is the batch that is run in the block. Of a pattern, the attention to labels and the last
-    position is patched then, and the other positions share what is left as they did before. With learned positions,
-    keys and queries bring their position's share along. `positions="last"` patches the last position only (queries,
-    pattern rows, z); queries and z may then come from prompts of another length.
+    and the last position are patched, the i-th label from the i-th label, in prompts of any length with the same number
+    of demonstrations; `batch` is the batch that is run in the block. Of a pattern, the attention to labels and to the
+    last position is patched, and the remaining attention is distributed over the other positions in proportion. With
+    learned positions, patched queries and keys include their position's share. `positions="last"` patches only the last
+    position (queries, pattern rows, z); queries and z may then come from prompts of another length.
 
-    `query_positions="last"`, for keys and values aligned by labels: only the last query sees them, at label positions, as if
-    the heads of all other positions had what they have without a patch (in a pass of `into` with no other block). So
-    what moves is what the last position reads from labels, and not what else is made of the patched ones on the way.
+    `query_positions="last"`, for keys and values aligned by labels: only the last query uses the patched ones, and the
+    heads keep their unpatched z (from a pass over `batch` without other blocks) at all other positions. This isolates
+    the direct label → last-position path.
 
-    Warns once if a head does not reach the logits. Raises InputError for a head the model does not have, what does not
-    fit (naming the first row that differs), and families whose attention cannot be recomputed.
+    Warn once if a head does not reach the logits. Raise InputError for an unknown head, prompts that do not match
+    (naming the first row that differs), and families whose attention cannot be recomputed.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -86,13 +86,13 @@ def label_log_probs_patched(
     align: Align = "positions",
     query_positions: Positions = "all",
 ) -> Float[Tensor, "batch set label"]:
-    """Log-probability of each label after each prompt when the heads of each set are patched, nats.
+    """Return the log-probability of each label after each prompt when the heads of each set are patched, nats.
 
-    The same numbers as `label_log_probs` within `patch_heads(model, heads, source, …)`, a set at a time, within
-    rounding, but `source` is run once for all of them. Where only the last position is touched (its queries or z, or
-    keys and values of labels with `query_positions="last"`), the batch is run once as well, and each set is a row of one token;
-    a pass for each set otherwise, and where keys cannot be shared (see `head_effects`). Raises InputError as
-    `patch_heads` does, and for no sets.
+    Equals `label_log_probs` within `patch_heads(model, heads, source, …)` for each set, up to rounding, but `source` is
+    run only once. If only the last position is edited (its queries or z, or keys and values of labels with
+    `query_positions="last"`), the batch is run once as well, and each set is a single-token row. Otherwise, and where
+    the prefix cache is not supported (see `head_effects`), each set takes one pass. Raise InputError like
+    `patch_heads`, and for empty `head_sets`.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -102,7 +102,7 @@ def label_log_probs_patched(
     """
     view = ModelView.of(model)
     if not len(head_sets):
-        raise InputError("there is no set of heads to patch; give at least one")
+        raise InputError("head_sets must contain at least one set, got none")
     each = [group_by_layer(view, heads) for heads in head_sets]
     every = group_by_layer(view, {head for by_layer in each for head in flatten_heads(by_layer)})
     into = batch if align == "labels" else None
@@ -127,10 +127,10 @@ def _patch_cached(
     source: PromptBatch,
     activation: HeadActivation,
 ) -> Float[Tensor, "batch set label"]:
-    """Patches that only the last position sees: a row of one token for each set and prompt. Raises NotShared."""
+    """Apply last-position patches in one single-token row per set and prompt; raise PrefixCacheUnsupported."""
     check_no_hooks(view)
     if len(source) not in (1, len(batch)):
-        raise PrefixCacheUnsupported("the source has other rows")
+        raise PrefixCacheUnsupported(f"source has {len(source)} rows and the batch {len(batch)}")
     aligned = None if activation in ("q", "z") else _aligned(source, batch, ends=False)
     recorded, _ = _recorded(view, every, source, activation, None)
     chosen = head_mask(view, [flatten_heads(by_layer) for by_layer in each])
@@ -166,7 +166,7 @@ def _patches(
     heads: list[int],
     aligned: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Patches:
-    """What a layer's heads have on the source: at its last positions, or at its labels."""
+    """Return a layer's patches from the source: of its last positions, or of its labels."""
     if aligned is None:
         return Patches(q=_at_last(view, batch, source, value, heads))
     n, device = len(batch), value.device
@@ -187,7 +187,7 @@ def _at_last(
     value: Float[Tensor, "source pos chosen d_head"],
     heads: list[int],
 ) -> Float[Tensor, "batch head d_head"]:
-    """Return what a layer's heads have at the source's last positions, one row per prompt; zero for other heads."""
+    """Return a layer's activations at the source's last positions, one row per prompt; zero for other heads."""
     n, device = len(batch), value.device
     full = value.new_zeros(n, view.n_heads, value.shape[-1])
     rows = torch.arange(n, device=device)
@@ -198,25 +198,27 @@ def _at_last(
 def _check(
     activation: HeadActivation, positions: Positions, align: Align, into: PromptBatch | None, query_positions: Positions
 ) -> None:
-    """Raises InputError for what cannot be patched so."""
-    check_choice("what", activation, ("q", "k", "v", "pattern", "z"))
+    """Raise InputError for an unsupported combination of options."""
+    check_choice("activation", activation, ("q", "k", "v", "pattern", "z"))
     check_choice("positions", positions, ("all", "last"))
     if positions == "last" and activation in ("k", "v"):
-        raise InputError(f"activation={activation!r} is read at every position; patch it with positions='all'")
+        raise InputError(f"positions must be 'all' for activation={activation!r}, got 'last'")
     check_choice("align", align, ("positions", "labels"))
     if (align == "labels") != (into is not None):
-        needs = "needs batch=, the batch that is run in the block" if into is None else "takes no batch="
-        raise InputError(f"align={align!r} {needs}")
+        raise InputError(
+            f"batch must be {'the batch run in the block' if into is None else 'None'} for align={align!r}, got "
+            f"{'None' if into is None else type(into).__name__}"
+        )
     check_choice("query_positions", query_positions, ("all", "last"))
     if query_positions == "last" and (into is None or activation not in ("k", "v")):
         raise InputError(
-            "query_positions='last' is for keys and values that are aligned by labels: give activation='k' or 'v', align='labels' "
-            "and batch="
+            f"query_positions must be 'all' unless activation is 'k' or 'v' and align='labels', got 'last' with "
+            f"activation={activation!r} and align={align!r}"
         )
 
 
 Kept = dict[int, dict[str, Tensor]]
-"""Layer -> what its chosen heads have in some pass, by name."""
+"""Layer -> activations of its chosen heads in one pass, by name."""
 
 
 def _recorded(
@@ -226,7 +228,7 @@ def _recorded(
     activation: HeadActivation,
     own: PromptBatch | None,
 ) -> tuple[Kept, Kept]:
-    """What the heads have on the source, and their z on prompts of which earlier positions are to stay as they are."""
+    """Return the heads' activations on the source, and their z on `own`, whose earlier positions stay unpatched."""
     if activation != "z":
         check_pattern_recomputable(view, by_layer)
     kept = _record(view, by_layer, source, activation), {} if own is None else _record(view, by_layer, own, "z")
@@ -235,7 +237,7 @@ def _recorded(
 
 
 def _of_heads(kept: Kept, every: dict[int, list[int]], some: dict[int, list[int]]) -> Kept:
-    """The same of fewer heads."""
+    """Select a subset of the heads."""
     found: Kept = {}
     for layer in [layer for layer in kept if layer in some]:
         places = [every[layer].index(head) for head in some[layer]]
@@ -247,7 +249,7 @@ def _of_heads(kept: Kept, every: dict[int, list[int]], some: dict[int, list[int]
 
 @contextmanager
 def _patching(view: ModelView, by_layer: dict[int, list[int]], patch: "_Patch") -> Iterator[None]:
-    """A patch at work."""
+    """Apply a patch inside the block."""
     stage = {"pattern": Stage.pattern, "z": Stage.z}.get(patch.activation, Stage.inputs)
     with ExitStack() as stack:
         edit = patch.in_z if patch.activation == "z" else patch.in_attention
@@ -258,7 +260,7 @@ def _patching(view: ModelView, by_layer: dict[int, list[int]], patch: "_Patch") 
 
 
 class _Patch:
-    """What heads have on the source prompts, and how it is written over what they have in a forward pass."""
+    """Recorded source activations, and the edits that write them into a forward pass."""
 
     def __init__(
         self,
@@ -270,14 +272,14 @@ class _Patch:
         own: "Kept",
     ):
         self.source, self.activation, self.positions, self.into = source, activation, positions, into
-        # Layer -> what the heads have on the source, and, where only the last query is to see it, their own z.
+        # Layer -> source activations and, if only the last query uses them, the heads' unpatched z.
         self.recorded, self.clean_z = recorded, own
         self.places = None if into is None else _aligned(source, into, ends=not own)
-        # One position stands for one: prompts may then differ in length.
+        # Positions are matched one to one, so prompts may differ in length.
         self.any_length = into is not None or (positions == "last" and activation in ("q", "z"))
 
     def in_attention(self, work: AttentionState, indices: list[int], layer: int) -> None:
-        """Patches queries, keys, values or the pattern of a layer's heads."""
+        """Patch queries, keys, values or the pattern of a layer's heads."""
         heads, recorded = work.indices_of(indices), self.recorded[layer]
         if self.activation == "v":
             work.v = work.v.clone()
@@ -295,23 +297,23 @@ class _Patch:
                     setattr(work.inputs, name, new)
 
     def in_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
-        """Patches the weighted sums of values of a layer's heads."""
+        """Patch z of a layer's heads."""
         self._write(z, self.recorded[layer]["z"], indices, last)
 
     def restore(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
-        """z [batch pos head d_head] as it was without the patch, at all positions but each row's last."""
+        """Restore the unpatched z [batch pos head d_head] at all positions except each row's last."""
         self._check_rows(len(z), last)
         earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
         z[:, :, indices] = torch.where(earlier[..., None, None], self.clean_z[layer]["z"].to(z), z[:, :, indices])
 
     def _write(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
-        """target [batch pos head …] gets value [source pos chosen …] for the heads at the places `heads`."""
+        """Write value [source pos chosen …] into target [batch pos head …] at the head indices `heads`."""
         rows, device = len(target), target.device
         self._check_rows(rows, last)
         if not self.any_length and value.shape[1] != target.shape[1]:
             raise InputError(
-                f"the source is padded to {value.shape[1]} tokens and the forward pass to {target.shape[1]}; "
-                "run batches of the same shape"
+                f"source must be padded to {target.shape[1]} tokens like the forward pass, got {value.shape[1]}; run "
+                "batches of the same shape"
             )
         value = value.expand(rows, *value.shape[1:]).to(target)
         every, at = torch.arange(rows, device=device)[:, None], torch.tensor(heads, device=device)
@@ -325,48 +327,48 @@ class _Patch:
             target[row, ours, at] = value[row, theirs, torch.arange(len(heads), device=device)]
 
     def _write_pattern(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
-        """target [batch head query key] gets value [source chosen query key], between aligned positions if any."""
+        """Write value [source chosen query key] into target [batch head query key], at aligned positions if given."""
         if self.places is None:
             self._write(target.transpose(1, 2), value.transpose(1, 2), heads, last)
             return
         self._check_rows(len(target), last)
-        asked = slice(-1, None) if self.positions == "last" else slice(None)
+        queries = slice(-1, None) if self.positions == "last" else slice(None)
         for row in range(len(target)):
             ours, theirs = (place[self.places[0] == row].to(target.device) for place in self.places[1:])
-            new = value[row if len(self.source) > 1 else 0][:, theirs[asked]][:, :, theirs].to(target)
-            old = target[row, heads][:, ours[asked]]
+            new = value[row if len(self.source) > 1 else 0][:, theirs[queries]][:, :, theirs].to(target)
+            old = target[row, heads][:, ours[queries]]
             old[:, :, ours] = 0
             left = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
             old = old / old.sum(-1, keepdim=True).clamp(min=torch.finfo(old.dtype).tiny) * left
             old[:, :, ours] = new
-            target[row, torch.tensor(heads, device=target.device)[:, None], ours[asked]] = old
+            target[row, torch.tensor(heads, device=target.device)[:, None], ours[queries]] = old
 
     def _check_rows(self, rows: int, last: Tensor) -> None:
-        """The pass must have rows for the source's, and where positions correspond, as many tokens in each."""
+        """Raise InputError unless source and pass have matching rows and, for `align="positions"`, equal lengths."""
         source, into = self.source, self.into
         if len(source) not in (1, rows):
-            raise InputError(f"the source has {len(source)} prompts, and the forward pass {rows} rows; give as many")
+            raise InputError(f"source must have one prompt or one per row of the pass, {rows}, got {len(source)}")
         if into is not None and not (len(into) == rows and torch.equal(into.last.to(last.device), last)):
-            raise InputError("the forward pass is not over the batch given as batch=; run the same batch")
+            raise InputError(f"the forward pass must be over batch, got {rows} other rows; run the same batch")
         end = source.last.to(last.device).expand(rows)
         if self.any_length or torch.equal(end, last):
             return
         row = int((end != last).nonzero()[0])
         raise InputError(
-            f"source and prompt differ in their number of tokens, first in row {row} ({int(end[row]) + 1} and "
-            f"{int(last[row]) + 1}), so that positions do not correspond; use prompts of the same length, or "
-            "align='labels'" + (", or positions='last'" if self.activation in ("q", "z") else "")
+            f"source and prompt must have the same number of tokens, got {int(end[row]) + 1} and {int(last[row]) + 1} "
+            f"in row {row}; use prompts of the same length or align='labels'"
+            + (" or positions='last'" if self.activation in ("q", "z") else "")
         )
 
 
 def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, its position, and the source's, for every label and, with `ends` and last in each row, the last position.
+    """Return row, position in the row and in its source, for every label and, with `ends`, then the last position.
 
-    Raises InputError where a row has not as many demonstrations as its source.
+    Raise InputError if a row and its source have different numbers of demonstrations.
     """
     if len(source) not in (1, len(into)):
-        raise InputError(f"the source has {len(source)} prompts, and into {len(into)}; give as many, or one")
-    into.require_labels("label to align at", "use positions='last', or prompts of the same length")
+        raise InputError(f"source must have one prompt or as many as batch, {len(into)}, got {len(source)}")
+    into.require_labels("label to align", "use positions='last' or prompts of the same length")
     found = []
     for row in range(len(into)):
         of = row if len(source) > 1 else 0
@@ -374,8 +376,8 @@ def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Ten
         ours, theirs = ([at for at in one if at >= 0] for one in both)
         if len(ours) != len(theirs):
             raise InputError(
-                f"row {row} has {len(ours)} demonstrations and its source {len(theirs)}, so labels do not correspond; "
-                "use prompts with equally many"
+                f"source and prompt must have the same number of demonstrations, got {len(theirs)} and {len(ours)} in "
+                f"row {row}"
             )
         last = [(int(into.last[row]), int(source.last[of]))] if ends else []
         found += [(row, *pair) for pair in [*zip(ours, theirs, strict=True), *last]]
@@ -384,7 +386,7 @@ def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Ten
 
 
 def _record(view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation) -> Kept:
-    """Layer -> what its chosen heads have on the source prompts, by name."""
+    """Return layer -> activations of its chosen heads on the source prompts, by name."""
     values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
 
     def keeper(layer: int, name: str) -> Callable[..., None]:

@@ -1,6 +1,7 @@
-"""Attention patterns recomputed from queries and keys, with as much of the position term as is wanted.
+"""Recompute attention patterns from queries and keys, with a chosen share of the position term.
 
-`LayerValues` is what one layer showed in one forward pass. Every family's differences come from `ModelView`.
+`LayerValues` holds one layer's recorded activations of one forward pass; `ModelView` handles differences between
+families.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from icl_lens.models.view import ModelView
 
 @dataclass
 class LayerValues:
-    """What hooks of one layer saw in one forward pass, by short name, and which keys are real."""
+    """One layer's recorded activations of one forward pass, by short name, and the mask of real keys."""
 
     view: ModelView
     layer: int
@@ -30,9 +31,9 @@ class LayerValues:
     seen: dict[str, Tensor] = field(default_factory=dict)
 
     def record(self, name: str, value: Tensor) -> None:
-        """Keeps what a hook saw; normed queries and keys, which come after the plain ones, in their place."""
+        """Store an activation; normed queries and keys, which are recorded later, replace the raw ones."""
         if name.endswith("_normed"):
-            # Norms of single heads come with heads first; OLMo-2's is over all heads together.
+            # Per-head norms have the head axis first; OLMo-2's norm is over all heads jointly.
             value = value.transpose(1, 2) if value.ndim == 4 else value.unflatten(-1, (-1, self.view.d_head))
         elif (
             name in ("q", "k") and (norm := attention_scores.unhooked_qk_norm(self.view, self.layer, name)) is not None
@@ -42,12 +43,12 @@ class LayerValues:
         self.seen[name.removesuffix("_normed")] = value
 
     def heads(self, name: Literal["q", "k", "v"], chosen: Sequence[int]) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Queries, keys or values of chosen heads, key-value groups repeated."""
+        """Return queries, keys or values of chosen heads, with key-value groups repeated."""
         return repeat_kv(self.seen[name], self.view.n_heads)[:, :, list(chosen)]
 
 
 def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Short name -> hook name of everything that recomputing a layer's attention reads."""
+    """Return short name -> hook name of all activations that recomputing a layer's attention needs."""
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
     hooks |= attention_scores.normed_hooks(view, layer)
     kind = attention_scores.attention_scoring(view, layer).position
@@ -61,9 +62,9 @@ def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
 
 @dataclass
 class ScoreInputs:
-    """Queries and keys of chosen heads before position enters, and what position adds to them.
+    """Queries and keys of chosen heads before rotation, and the shares that learned positions add to them.
 
-    Kept apart so that both can be patched from another prompt.
+    They are separate so that both can be patched from another prompt.
     """
 
     q: Float[Tensor, "batch query chosen d_head"]
@@ -73,7 +74,7 @@ class ScoreInputs:
 
 
 def score_inputs(values: LayerValues, chosen: Sequence[int]) -> ScoreInputs:
-    """Queries and keys of chosen heads; with learned positions also the share the position embedding has in them."""
+    """Return queries and keys of chosen heads and, for learned positions, the position embedding's share of them."""
     view, layer = values.view, values.layer
     q, k = values.heads("q", chosen), values.heads("k", chosen)
     if attention_scores.attention_scoring(view, layer).position != "standard":
@@ -90,7 +91,7 @@ def score_inputs(values: LayerValues, chosen: Sequence[int]) -> ScoreInputs:
 
 
 def position_direction(values: LayerValues, dtype: torch.dtype) -> Float[Tensor, "#batch pos d_model"]:
-    """What learned positions put into a layer's attention, before the norm's scale: its centring and gain at work."""
+    """Return learned positions as inputs of a layer's attention, with the norm's centering and gain but no scale."""
     norm = values.view.attn_input_norm(values.layer)
     position = values.seen["position"].to(dtype)
     if norm.center:
@@ -101,7 +102,7 @@ def position_direction(values: LayerValues, dtype: torch.dtype) -> Float[Tensor,
 def without_rotation(
     x: Float[Tensor, "batch pos head d_head"], cos: Tensor, sin: Tensor, interleaved: bool
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """Queries or keys as if at position 0, under the length that some families give their rotations."""
+    """Return queries or keys as if at position 0, keeping the scale that some families apply with the rotation."""
     return rotate(x, (cos.square() + sin.square()).sqrt(), torch.zeros_like(sin), interleaved)
 
 
@@ -111,9 +112,9 @@ def recompute_pattern(
     chosen: Sequence[int],
     weight: Float[Tensor, "batch chosen query"],
 ) -> Float[Tensor, "batch chosen query key"]:
-    """The chosen heads' attention with `weight` times the position term in their scores: 1 all of it, 0 none.
+    """Return the chosen heads' attention with `weight` times the position term in their scores.
 
-    Same mask, soft-cap and softmax as the model's own.
+    Mask, soft-cap and softmax are the model's own.
     """
     how = attention_scores.attention_scoring(values.view, values.layer)
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
@@ -146,7 +147,7 @@ def recompute_pattern(
     if how.window is not None:
         allowed = allowed & (back < how.window)
     allowed = allowed & mask.to(k.device)[:, None, None, :]
-    # Padding before a prompt sees nothing at all; its rows are never read.
+    # Padding before a prompt attends to nothing; its rows are never read, but must not be NaN.
     allowed = allowed | ~allowed.any(-1, keepdim=True)
     return torch.softmax(logits.masked_fill(~allowed, -torch.inf), dim=-1).to(inputs.q.dtype)
 
@@ -159,13 +160,12 @@ def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tens
 
 
 def check_no_cache(values: LayerValues) -> None:
-    """Raises InputError where the pass reads keys of earlier passes, which hooks do not show."""
+    """Raise InputError if the pass uses a KV cache of earlier passes, which hooks do not expose."""
     pattern = values.seen.get("pattern")
     n_keys = values.seen["v"].shape[1]
     if (pattern is not None and pattern.shape[-1] != n_keys) or (
         values.key_mask is not None and values.key_mask.shape[1] != n_keys
     ):
         raise InputError(
-            "attention cannot be edited while keys come from a cache of earlier passes; generate with "
-            "use_past_kv_cache=False"
+            "attention edits do not support a KV cache of earlier passes; generate with use_past_kv_cache=False"
         )

@@ -1,11 +1,10 @@
-"""Editing heads at the last position only: keys and values of each prompt once, one token a row.
+"""Edit heads at the last position only, in single-token rows that share each prompt's cached keys and values.
 
-A head edited at the last position leaves every earlier position as it was. So one pass over the prompts keeps each
-layer's keys and values, and then rows of one token each run through the model, beside one another: a row joins at the
-layer of the first head it is edited in, as a copy of the last position's residual stream there, and goes on through
-the layers behind. What a row attends to is computed by `shared_keys`; everything else is the model's own. Every pass is
-checked against the pass that made the keys, and a family, or a model with edits at work, whose attention comes out
-otherwise is given back to the caller (`NotShared`).
+An edit at the last position does not change earlier positions. So one pass over the prompts caches each layer's keys
+and values, and edits then run as single-token rows in one batch. A row starts at the layer of its first edited head, as
+a copy of the last position's residual stream there, and continues through the later layers. `kv_cache` computes the
+attention of rows; all other modules are the model's own. Every pass is checked against the pass that filled the cache;
+for families whose attention differs, and models with active edits, PrefixCacheUnsupported is raised.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,40 +37,40 @@ from icl_lens.prompts.batch import PromptBatch
 
 
 class PrefixCacheUnsupported(Exception):
-    """Why rows of one token cannot stand for whole passes over a model; the text ends "…, because"."""
+    """Raised when the prefix cache cannot reproduce a full forward pass; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Prompts whose keys and values are kept, ready for rows that each are edited at the last position.
+    """Cached keys and values of prompts, for single-token rows with edits at the last position.
 
-    Raises NotShared where that cannot be done, or comes out otherwise than the model's own pass.
+    Methods raise PrefixCacheUnsupported if the cache does not reproduce the model's own pass.
     """
 
     view: ModelView
     batch: PromptBatch
     layers: range
-    """Consecutive ones that keys and values are kept of; passes over rows run these."""
+    """Consecutive layers whose keys and values are cached; passes over rows run these."""
     log_probs: Float[Tensor, "batch d_vocab"]
-    """The model's own, nothing removed; means nothing before the last layer has run."""
+    """Log-probabilities of the unedited model, nats; undefined unless `layers` include the last one."""
     keys: dict[int, LayerKVCache]
     resid_pre: dict[int, Float[Tensor, "batch d_model"]]
     z: dict[int, Float[Tensor, "batch head d_head"]]
     block_returns: Returns
     resid_after: Float[Tensor, "batch pos d_model"] | None
-    """The residual stream behind the layers, where the model has more of them."""
+    """Residual stream after `layers`; None if they include the last one."""
 
     @classmethod
     def of(cls, view: ModelView, batch: PromptBatch, *, position_free: bool = False) -> "PrefixCache":
-        """One pass over the batch, keeping keys and values at all positions, the rest at the last one.
+        """Run one pass over the batch; cache keys and values at all positions, and residual stream and z at the last.
 
-        With `plain`, keys without the position term as well.
+        If `position_free`, also cache keys without the position term.
         """
         return cls._of(view, batch, range(view.n_layers), None, position_free=position_free)
 
     @classmethod
     def by_layer_stage(cls, view: ModelView, batch: PromptBatch) -> Iterator["PrefixCache"]:
-        """The same with the keys and values of some layers at a time: they are let go when the next are asked for."""
+        """Yield caches of some layers at a time; each one's keys and values are freed when the next is requested."""
         stage: PrefixCache | None = None
         for layers in stages(view, batch):
             stage = cls._of(view, batch, layers, stage)
@@ -88,7 +87,7 @@ class PrefixCache:
         *,
         position_free: bool = False,
     ) -> "PrefixCache":
-        """A pass through some layers, behind those `before`."""
+        """Run a pass through some layers, from the residual stream after those of `before`."""
         check_no_hooks(view)
         values = {layer: LayerValues(view, layer) for layer in layers}
         keys, resid, z = {}, {}, {}
@@ -132,10 +131,10 @@ class PrefixCache:
         replacement: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
         resume_from: Float[Tensor, "batch begun d_model"] | None = None,
     ) -> Float[Tensor, "batch row d"]:
-        """Logits after each prompt without each head of some consecutive layers, layer by layer, in one pass.
+        """Return logits after each prompt with each head of some consecutive layers ablated, in order, in one pass.
 
-        Row 0 has lost nothing. Blocks before the first of the layers are not run. A head's z is 0, or what `instead`
-        has for its layer. In a stage before the last: the rows' residual stream behind it, to begin the next with.
+        Row 0 is unedited. Blocks before the first layer are not run. The head's z is set to 0 or to `replacement`. In a
+        stage before the last, return the rows' residual stream after it, to be passed as `resume_from` to the next.
         """
         n_heads = self.view.n_heads
 
@@ -152,19 +151,19 @@ class PrefixCache:
         removed: Bool[Tensor, "set layer head"],
         replacement: Mapping[int, Float[Tensor, "*batch head d_head"]] | None = None,
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits after each prompt without each set of heads, in one pass; row 0 has lost nothing.
+        """Return logits after each prompt with each set of heads ablated, in one pass; row 0 is unedited.
 
-        A head's z is 0, or what `instead` has for its layer, for all prompts alike or for each. Sets that remove the
-        same heads up to some layer share a row up to there.
+        A head's z is set to 0 or to `replacement`, which may differ per prompt. Sets with the same heads up to some
+        layer share a row up to there.
         """
-        forks = EditTree.of(removed, mergeable=True)
+        tree = EditTree.of(removed, mergeable=True)
 
         def remove(layer: int, z: Float[Tensor, "batch row head d_head"]) -> None:
-            here = removed[forks.sets_at_layer(layer), layer]
+            here = removed[tree.sets_at_layer(layer), layer]
             rows, heads = (place.to(z.device) for place in here.nonzero(as_tuple=True))
             z[:, 1 + rows, heads] = 0.0 if replacement is None else replacement[layer].to(z)[..., heads, :]
 
-        return self._pass(forks.entering, remove, order=[0, *forks.row_of])
+        return self._pass(tree.entering, remove, order=[0, *tree.row_of])
 
     def with_attention_edited(
         self,
@@ -172,9 +171,9 @@ class PrefixCache:
         position: Float[Tensor, " set"],
         factor: Float[Tensor, "batch set key"] | None,
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits after each prompt with each set of heads edited, in one pass; row 0 is not edited.
+        """Return logits after each prompt with each set of heads edited, in one pass; row 0 is unedited.
 
-        See `AttentionEdits`; less than all of the position term is left only where keys were kept without it.
+        See `AttentionEdits`; `position` below 1 requires a cache made with `position_free`.
         """
 
         def edits(rows: Bool[Tensor, "row head"], layer: int, sets: list[int]) -> AttentionEdits:
@@ -188,7 +187,7 @@ class PrefixCache:
     def with_patches(
         self, chosen: Bool[Tensor, "set layer head"], patches: Mapping[int, Patches]
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits after each prompt with each set of heads patched, in one pass; row 0 is not patched."""
+        """Return logits after each prompt with each set of heads patched, in one pass; row 0 is not patched."""
         return self._edited(
             chosen,
             lambda rows, layer, sets: AttentionEdits(rows, torch.ones(len(rows)), patches=patches[layer]),
@@ -199,26 +198,26 @@ class PrefixCache:
         chosen: Bool[Tensor, "set layer head"],
         edits_of: Callable[[Bool[Tensor, "row head"], int, list[int]], AttentionEdits],
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits with the attention of each set of heads edited, behind a row in which none is.
+        """Return logits with the attention of each set of heads edited, after an unedited row 0.
 
-        `edits_of` gets the heads that are edited in each row of a layer, the layer, and the sets of the rows behind
+        `edits_of` gets the heads that are edited in each row of a layer, the layer, and the sets of the rows after
         row 0.
         """
-        forks = EditTree.of(chosen, mergeable=False)
+        tree = EditTree.of(chosen, mergeable=False)
 
         def edits(layer: int) -> AttentionEdits | None:
-            sets = forks.sets_at_layer(layer)
+            sets = tree.sets_at_layer(layer)
             here = chosen[sets, layer]
             return edits_of(torch.cat([torch.zeros_like(chosen[:1, layer]), here]), layer, sets) if here.any() else None
 
-        return self._pass(forks.entering, lambda layer, z: None, edits, order=[0, *forks.row_of])
+        return self._pass(tree.entering, lambda layer, z: None, edits, order=[0, *tree.row_of])
 
     def add_vectors(
         self, vectors: Float[Tensor, "case d_model"], layers: Sequence[int]
     ) -> Float[Tensor, "batch row d_vocab"]:
-        """Logits after each prompt with each vector added to the residual stream behind its layer, in one pass.
+        """Return logits after each prompt with each vector added to the residual stream after its layer, in one pass.
 
-        `layers` do not fall. Row 0 has nothing added. Blocks before the first of the layers are not run.
+        `layers` must be in non-decreasing order. Row 0 is unedited. Blocks before the first layer are not run.
         """
         new_rows = {layer: [0] * layers.count(layer) for layer in dict.fromkeys(layers)}
 
@@ -238,16 +237,16 @@ class PrefixCache:
         order: Sequence[int] | None = None,
         resume_from: Float[Tensor, "batch begun d_model"] | None = None,
     ) -> Float[Tensor, "batch row d"]:
-        """Logits of rows that enter at some layers as copies of others, behind row 0, the prompt's own, edited nowhere.
+        """Return logits of an unedited row 0 per prompt, and of rows that start at some layers as copies of others.
 
-        `remove` edits a layer's z in place, [batch row head d_head], `edits` its attention, `add` the residual stream
-        behind a layer that rows enter at, [batch row d_model]. `order`: which rows' logits are wanted; left out, all.
-        `begun`: rows from the stage before. Copies of row 0 must attend as the model does before anything is edited.
-        In a stage before the last, the residual stream instead of logits.
+        `remove` edits a layer's z [batch row head d_head] in place, `edits` its attention, `add` the residual stream
+        [batch row d_model] after a layer where rows start. `order` selects the returned rows, by default all.
+        `resume_from`: rows from the previous stage. Unedited copies of row 0 must attend as the model does. In a stage
+        before the last, return the residual stream instead of logits.
         """
         view, n, stop = self.view, len(self.batch), self.layers.stop
         first = min(new_rows, default=stop - 1) if resume_from is None else self.layers.start
-        # A copy: some families add to it in place.
+        # A copy, because blocks of some families add to it in place.
         begin = (self.resid_pre[first].clone() if resume_from is None else resume_from.flatten(0, 1))[:, None]
         state: dict[str, Any] = {"rows": 0}
 
@@ -255,12 +254,12 @@ class PrefixCache:
             return x.unflatten(0, (n, -1))[:, torch.tensor(rows, device=x.device)].flatten(0, 1)
 
         def join(layer: int) -> Any:
-            """New rows enter the layer's block behind those of each prompt."""
+            """Append a layer's new rows after the existing rows of each prompt."""
 
             def joined(x: Float[Tensor, "row 1 d_model"]) -> Tensor:
                 there, copied = len(x) // n, new_rows.get(layer, ())
                 clean = self.resid_pre[layer].to(x.device)[:, None]
-                if copied:  # of row 0, as the model itself had it
+                if copied:  # copies of row 0 use the model's own residual stream
                     x = torch.cat([x.unflatten(0, (n, -1)), clean[:, None]], dim=1).flatten(0, 1)
                     x = arranged(x, [*range(there), *(row or there for row in copied)])
                 state["rows"], state["x"] = there + len(copied), x[:, 0].unflatten(0, (n, -1))
@@ -270,7 +269,7 @@ class PrefixCache:
             def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 args, kwargs = replace_residual(args, kwargs, joined)
                 if isinstance(alibi := kwargs.get("alibi"), Tensor):
-                    # Bloom, Falcon: made for the one row that the model was given; what they make of it is not used.
+                    # Bloom, Falcon: built for the model's single input row; only its shape matters here.
                     many = alibi[: view.n_heads].repeat(n * state["rows"], *[1] * (alibi.ndim - 1))
                     kwargs = {**kwargs, "alibi": many}
                 return args, kwargs
@@ -337,11 +336,11 @@ class PrefixCache:
             logits = view.model(token, return_type="logits", **lean)
         found = left[0] if left else logits
         if found.shape[0] != n * state["rows"] or found.shape[1] != 1:
-            raise PrefixCacheUnsupported("its passes do not keep one row for each row of the residual stream")
+            raise PrefixCacheUnsupported("the model's passes do not keep one row per row of the residual stream")
         return found[:, 0].unflatten(0, (n, -1))
 
     def _norm_scale(self, layer: int, x: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row"] | None:
-        """Of each row, where edits of learned positions need it."""
+        """Return each row's norm scale if edits of learned positions need it, else None."""
         position_free = self.keys[layer].position_free
         if position_free is None or position_free.q_share is None:
             return None
@@ -351,19 +350,19 @@ class PrefixCache:
         return norm_scale(x.to(position_free.q_share.dtype), eps=norm.eps, center=norm.center)
 
     def _check_z(self, layer: int, ours: Tensor) -> None:
-        """A row in which nothing is edited yet must attend as the model's last position does."""
+        """Raise PrefixCacheUnsupported unless an unedited row attends like the model's last position."""
         theirs = self.z[layer]
         error = float((ours.float() - theirs.float()).abs().max() / (theirs.float().abs().max() + 1e-30))
         if not error <= PATTERN_TOLERANCE.get(theirs.dtype, 1e-4):
             raise PrefixCacheUnsupported(
-                f"in layer {layer} of {self.view.architecture} attention over kept keys is not the model's own "
+                f"attention over cached keys differs from the model's in layer {layer} of {self.view.architecture} "
                 f"(relative error {error:.1e})"
             )
 
 
 def check_no_hooks(view: ModelView) -> None:
-    """Raises NotShared where hooks are at work on the model: what they edit at earlier positions is not known."""
-    # Permanent ones belong to the model: TransformerLens' own, in OPT's FFN.
-    at_work = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
-    if not all(getattr(hook, "is_permanent", False) for hook in at_work):
-        raise PrefixCacheUnsupported("other hooks or interventions are at work on the model")
+    """Raise PrefixCacheUnsupported if hooks are active on the model, since they may edit earlier positions."""
+    # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
+    hooks = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
+    if not all(getattr(hook, "is_permanent", False) for hook in hooks):
+        raise PrefixCacheUnsupported("other hooks or interventions are active on the model")

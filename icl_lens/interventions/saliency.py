@@ -1,9 +1,9 @@
-"""How much the answer's loss hangs on each attention edge, and how much flows from texts to labels to the last token.
+"""Saliency of attention edges for the answer's loss, and its flow from texts to labels to the last position.
 
-The saliency of the edge from query i to key j in a layer is the sum over heads of |A ⊙ ∂loss/∂A| at (i, j). What a head
-gives at i is z_i = Σ_j A_ij v_j, so ∂loss/∂A_ij = ∂loss/∂z_i · v_j: gradients of z are enough, also in families
-that take no edit of the pattern. Source: Wang et al., "Label words are anchors", arXiv 2305.14160 (their released code
-sums over heads before it takes the absolute value, their formula after).
+The saliency of the edge from query i to key j in a layer is the sum over heads of |A ⊙ ∂loss/∂A| at (i, j). A head's
+z at i is z_i = Σ_j A_ij v_j, so ∂loss/∂A_ij = ∂loss/∂z_i · v_j: gradients of z suffice, even for families that ignore
+edits of the pattern. Source: Wang et al., "Label words are anchors", arXiv 2305.14160 (their released code sums over
+heads before taking the absolute value, their formula after).
 """
 
 from collections.abc import Callable
@@ -24,17 +24,17 @@ from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# How far the pattern times the values may be from z, relative to the largest |z|, by dtype of the model.
+# Tolerance between pattern times values and z, relative to the largest |z|, by dtype of the model.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 
 @dataclass(frozen=True)
 class SaliencyFlow:
-    """Mean saliency of the attention edges of each kind, by layer, in nats: loss units, and never negative.
+    """Mean saliency of the attention edges of each kind, by layer, in nats (loss units, non-negative).
 
-    Edges go from a query position i to an earlier key position j. The first three are the published ones: p are the
-    demonstrations' label positions, the last token of each label; q is the last position. The other two are parts of
-    `rest`, beside which the first two can be seen: as many kinds of tokens, in the same part of the prompt.
+    Edges go from a query position i to an earlier key position j. The first three kinds are the published ones: p are
+    the demonstrations' label positions, the last token of each label; q is the last position. The other two are subsets
+    of `rest` that serve as baselines for the first two: the same kind of edge without labels.
 
     Example:
         >>> flow = il.saliency_flow(model, batch)
@@ -53,15 +53,15 @@ class SaliencyFlow:
     text_to_other: Float[Tensor, "batch layer"]
     """i any other token of the demonstrations, j any position before it."""
     other_to_last: Float[Tensor, "batch layer"]
-    """i the last position, j any position that is no label."""
+    """i the last position, j any position that is not a label."""
 
     def share(self, kind: str, versus: str) -> Float[Tensor, "batch layer"]:
-        """One kind's share (0–1) in the sum of two; one half where both are as salient, NaN where neither is."""
+        """Return one kind's share (0–1) of the sum of two kinds; ½ if both are equally salient, NaN if both are 0."""
         one, other = getattr(self, kind), getattr(self, versus)
         return one / (one + other)
 
     def to_frame(self) -> pd.DataFrame:
-        """prompt, layer, text_to_label, label_to_last, rest, text_to_other, other_to_last (nats)."""
+        """Return prompt, layer, text_to_label, label_to_last, rest, text_to_other and other_to_last (nats)."""
         frame = long_frame(self.text_to_label, ("prompt", "layer"), value="text_to_label")
         for name in KINDS[1:]:
             frame[name] = getattr(self, name).detach().float().cpu().flatten().numpy()
@@ -88,14 +88,14 @@ KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_la
 
 @locks_model
 def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch layer query key"]:
-    """How much each prompt's loss hangs on each attention edge: the sizes of A ⊙ ∂loss/∂A, summed over heads, nats.
+    """Return the saliency of each attention edge for each prompt's loss: |A ⊙ ∂loss/∂A|, summed over heads, nats.
 
-    The loss is the cross-entropy of the answer among the prompt's labels; of prompts without demonstrations, that of
-    the target over the vocabulary. One forward and one backward pass. Memory: layer · pos² numbers a prompt for the
-    result; `saliency_flow` keeps a number for each layer and kind of edge.
+    The loss is the cross-entropy of the answer among the prompt's labels or, for prompts without demonstrations, of the
+    target over the vocabulary. One forward and one backward pass. The result takes layer · pos² numbers per prompt;
+    `saliency_flow` returns one number per layer and kind of edge.
 
-    Raises InputError for prompts that have neither answer nor target, and for models whose heads are not their
-    patterns times their values. Source: Wang et al., arXiv 2305.14160, equation 1.
+    Raise InputError for prompts with neither answer nor target, and for models whose z is not pattern times values.
+    Source: Wang et al., arXiv 2305.14160, equation 1.
 
     Example:
         >>> saliency = il.attention_saliency(model, batch)
@@ -108,9 +108,9 @@ def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch l
 
 @locks_model
 def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
-    """Mean saliency of edges from texts to labels (S_wp), labels to the last position (S_pq) and all others (S_ww).
+    """Return the mean saliency of edges text → label (S_wp), label → last position (S_pq) and all others (S_ww).
 
-    See `attention_saliency` for saliency and loss, `SaliencyFlow` for the kinds of edges. Raises InputError for prompts
+    See `attention_saliency` for saliency and loss, `SaliencyFlow` for the kinds of edges. Raise InputError for prompts
     without demonstrations or answer. Source: Wang et al., arXiv 2305.14160, section 2.
 
     Example:
@@ -118,7 +118,7 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
         >>> bool((flow.label_to_last > 0).all()), float(flow.text_to_label[0, -1])
         (True, 0.0)
     """
-    batch.require_labels("flow through labels", "attention_saliency takes prompts without them")
+    batch.require_labels("flow through labels", "use attention_saliency, which needs no labels")
     kinds = edge_kinds(batch)
 
     def means(saliency: Tensor, rows: slice) -> Float[Tensor, "batch kind"]:
@@ -133,7 +133,7 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
 
 
 def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]:
-    """The edges of each kind of `SaliencyFlow`, between real tokens, from each query to earlier keys only."""
+    """Return the edges of each kind in `SaliencyFlow`: from real tokens to earlier real tokens."""
     place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     real = batch.attention_mask.bool()
     earlier = (place[:, None] > place) & real[:, :, None] & real[:, None, :]
@@ -153,9 +153,10 @@ def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]
 
 
 def _by_layer(view: ModelView, batch: PromptBatch, kept: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """[batch layer ...] what is kept of each layer's saliency; few prompts at a time."""
+    """Return [batch layer ...] `kept` of each layer's saliency, computed in pieces of few prompts."""
     if bool((batch.answer_tokens < 0).any()):
-        raise InputError("a prompt has neither an answer nor a target, so it has no loss; give each one")
+        row = int((batch.answer_tokens < 0).nonzero()[0])
+        raise InputError(f"batch must have an answer or target for every prompt, got none for prompt {row}")
     width, size = batch.tokens.shape[1], prompts_at_once(view, batch)
     pieces = []
     for start in range(0, len(batch), size):
@@ -196,7 +197,7 @@ def _saliency(view: ModelView, batch: PromptBatch) -> list[Float[Tensor, "batch 
 
 
 def _loss(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Float[Tensor, ""]:
-    """The sum of the prompts' losses: each has gradients of its own."""
+    """Return the sum of the prompts' losses, whose gradients are independent."""
     rows = torch.arange(len(batch), device=log_probs.device)
     own = log_probs[rows, batch.answer_tokens.clone().to(log_probs.device)]
     if not batch.labels:
@@ -207,12 +208,12 @@ def _loss(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Floa
 
 
 def _check(view: ModelView, layer: int, pattern: Tensor, v: Tensor, z: Tensor, batch: PromptBatch) -> None:
-    """Raises InputError where a layer's z is not its pattern times its values."""
+    """Raise InputError if a layer's z is not its pattern times its values."""
     mixed = einsum(pattern, v, "batch head query key, batch key head d_head -> batch query head d_head")
     real = batch.attention_mask.to(z.device, mixed.dtype)[:, :, None, None]
     off = float(((mixed - z.to(mixed.dtype)) * real).abs().max() / z.abs().max().clamp(min=1e-30))
     if not off <= TOLERANCE.get(z.dtype, 1e-3):
         raise InputError(
-            f"{view.architecture} is not supported here: in layer {layer} what heads give is not their attention times "
-            f"their values (off by {off:.1e} of the largest), or something edits it; leave other edits out"
+            f"{view.architecture} is not supported by saliency: z of layer {layer} is not pattern times values "
+            f"(relative error {off:.1e}); remove any active edits"
         )

@@ -1,4 +1,4 @@
-"""Which heads and positions a block edits: the arguments all blocks share, checked and grouped by layer."""
+"""Arguments that all blocks share: heads, grouped by layer, and positions."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -11,9 +11,9 @@ Positions = Literal["all", "last"]
 
 
 def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
-    """Layer -> its chosen heads, each once; raises InputError for a head the model does not have."""
+    """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown head."""
     if not isinstance(heads, Iterable):
-        raise InputError(f"heads={heads!r} are no heads; give several, as in [(1, 6), 'L22H0']")
+        raise InputError(f"heads must be an iterable of heads, got {heads!r}; e.g. [(1, 6), 'L22H0']")
     by_layer: dict[int, list[int]] = {}
     for layer, index in sorted({view.check_head(head) for head in heads}):
         by_layer.setdefault(layer, []).append(index)
@@ -21,5 +21,5 @@ def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> 
 
 
 def flatten_heads(by_layer: dict[int, list[int]]) -> list[Head]:
-    """The heads of a grouping by layer, as made by `group`."""
+    """Return the heads of a grouping by layer, as returned by `group_by_layer`."""
     return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]

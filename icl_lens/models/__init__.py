@@ -1,10 +1,10 @@
-"""Every difference between models: families, model classes, versions of TransformerLens.
+"""Differences between models: families, model classes, versions of TransformerLens.
 
-1. `load`: a bundled model, a folder or a name on the Hub becomes a `TransformerBridge` with raw weights.
-2. `view`: a `ModelView` says where a model's weights and hooks are and what a block does to a head's output; all other
-   rooms read weights through it. `norms` and `scores` are its parts: what a norm does, how queries and keys become
-   attention scores.
-3. `readout`: final norm and unembedding, by which a vector becomes log-probabilities, ranks and words.
+1. `load`: loads a bundled model, a folder or a Hub repository as a `TransformerBridge` with raw weights.
+2. `view`: `ModelView` locates a model's weights and hooks and describes what a block does to a head's output; all other
+   packages read weights through it. `norms` infers what a norm computes, and `attention_scores` how queries and keys
+   become attention scores.
+3. `readout`: maps a vector through final norm and unembedding to log-probabilities, ranks and words.
 
-`head` names a head: `L22H0`.
+`head` defines head names such as `L22H0`.
 """

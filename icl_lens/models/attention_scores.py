@@ -1,4 +1,4 @@
-"""How a family turns queries and keys into attention scores: scale, cap, window, rotation, ALiBi."""
+"""Compute attention scores from queries and keys: scale, soft cap, window, rotation, ALiBi."""
 
 import sys
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from icl_lens.models.view import ModelView
 
 
 class RotaryAnglesUnavailable(InputError):
-    """A model rotates queries and keys and does not show by which angles."""
+    """Raised when a model does not expose its rotary angles."""
 
 
 class AttentionScoring(NamedTuple):
-    """How one attention layer scores keys: `soft_cap(scale · q·k)`, what carries position, and how far back it sees."""
+    """The scoring of one attention layer: `soft_cap(scale · q·k)`, positional embedding, and attention window."""
 
     scale: float
     soft_cap: float | None
@@ -27,11 +27,11 @@ class AttentionScoring(NamedTuple):
 
 
 def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
-    """How a layer turns queries and keys into attention scores."""
+    """Return how a layer computes attention scores."""
     attn, cfg = view.attn(layer), view.cfg
     inner = getattr(attn, "original_component", None)
     position = str(getattr(cfg, "positional_embedding_type", "standard"))
-    if inner is None:  # HookedTransformer says everything itself
+    if inner is None:  # HookedTransformer has all settings in cfg
         local = bool(getattr(cfg, "use_local_attn", False)) and cfg.attn_types[layer] == "local"
         cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
         scale = 1.0 / float(attn.attn_scale)
@@ -45,7 +45,7 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
 
 
 def _window(view: ModelView, inner: Any) -> int | None:
-    """How many keys back a layer's queries see, themselves included; None for all."""
+    """Return how many keys a layer's queries see, including their own position; None for all."""
     kind = getattr(inner, "attention_type", None)  # GPT-Neo
     if kind is not None:
         return int(view.hf_config_value("window_size", 0)) if kind == "local" else None
@@ -56,26 +56,26 @@ def _window(view: ModelView, inner: Any) -> int | None:
 
 
 def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Where queries and keys can be read after a norm of their own, before rotation; fires where there is one."""
+    """Return the hooks of queries and keys after their norm and before rotation; they fire if there is a norm."""
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
     return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
 
 def unhooked_qk_norm(view: ModelView, layer: int, name: str) -> NormView | None:
-    """The norm that queries ("q") or keys ("k") still go through after their hook, where no hook shows the result."""
+    """Return the norm applied to queries ("q") or keys ("k") after their hook if no hook has its output, else None."""
     if getattr(view.attn(layer), "original_component", None) is not None or normed_hooks(view, layer):
         return None
     return view.q_norm(layer) if name == "q" else view.k_norm(layer)
 
 
 def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
-    """Where a layer's cosines and sines can be read [batch pos d_rotary]; None where they are in a table."""
+    """Return the hooks of a layer's cosines and sines [batch pos d_rotary]; None if they are in a table."""
     names = f"blocks.{layer}.attn.hook_cos", f"blocks.{layer}.attn.hook_sin"
     return names if names[0] in view.hook_names else None
 
 
 def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines at positions [batch pos], for families that keep them in a table."""
+    """Return cosines and sines at positions [batch pos], for families that store them in a table."""
     attn = view.attn(layer)
     inner = getattr(attn, "original_component", None)
     if inner is None:
@@ -83,14 +83,14 @@ def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tens
     table = getattr(inner, "embed_positions", None)
     if table is None:
         raise RotaryAnglesUnavailable(
-            f"{view.architecture} shows no rotation angles, so its attention scores cannot be recomputed"
+            f"{view.architecture} does not expose its rotary angles, so its attention scores cannot be recomputed"
         )
     sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [batch pos head d_head] turned by angles [batch pos d_rotary]; what lies beyond d_rotary is left alone."""
+    """Rotate x [batch pos head d_head] by angles [batch pos d_rotary]; dimensions after d_rotary are unchanged."""
     n = cos.shape[-1]
     part, rest = x[..., :n], x[..., n:]
     if interleaved:
@@ -101,7 +101,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch head key"]:
-    """What ALiBi adds to the scores of each key, up to a constant for each query."""
+    """Return ALiBi's bias for the scores of each key, up to a constant per query."""
     attn = view.attn(layer)
     inner = getattr(attn, "original_component", None)
     if inner is None:
@@ -109,13 +109,13 @@ def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch
         return attn.create_alibi_bias(view.n_heads, n_keys, key_mask.device)[None, :, -1].expand(len(key_mask), -1, -1)
     build = sys.modules[type(inner).__module__].build_alibi_tensor
     bias = build(key_mask.long(), view.n_heads, view.compute_dtype)
-    # Falcon's eager attention adds it twice: to the scores before they are scaled, and to the mask.
+    # Falcon's eager attention adds it twice: to the unscaled scores and to the mask.
     times = 2.0 * float(inner.inv_norm_factor) if view.architecture.startswith("Falcon") else float(inner.beta)
     return bias.reshape(len(key_mask), view.n_heads, -1) * times
 
 
 def _score_scale(inner: Any) -> float:
-    """What a Hugging Face attention module multiplies q·k with; modules without a word on it do not scale."""
+    """Return the factor of q·k in a Hugging Face attention module; modules without such an attribute do not scale."""
     for name in ("scaling", "inv_norm_factor"):
         if hasattr(inner, name):
             return float(getattr(inner, name))

@@ -1,9 +1,9 @@
 """Load GGUF files: convert each one once into a Hugging Face folder in the user's cache.
 
-1. The file is checked: that it is GGUF, complete, and of an architecture that transformers reads.
-2. transformers' own GGUF loader dequantizes the weights and rebuilds the configuration and the tokenizer.
-3. The result is written to a new folder and moved into place, so a killed process leaves nothing half-written. From
-   then on the file loads like any other folder; reading the file again would take most of the loading time.
+1. Check that the file is complete GGUF of an architecture that transformers reads.
+2. Dequantize the weights and rebuild the configuration and tokenizer with transformers' GGUF loader.
+3. Write the result to a new folder and move it into place, so that an interrupted process leaves no partial result.
+   Later loads use this folder, since reading the file again would take most of the loading time.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ from icl_lens.models.quiet import without_bars, without_reports
 
 MAGIC = b"GGUF"
 ORIGIN = "dequantized_from"
-"""The entry in a converted folder's config.json that describes the file it was converted from."""
+"""The key in a converted folder's config.json that describes the original file."""
 UNQUANTIZED = ("F32", "F16", "BF16", "F64")
 CONVERSION = 1
-"""Rises when a file is converted differently, so that folders converted before are not used."""
+"""Version of the conversion; increase it to invalidate folders converted before."""
 
 
 def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> Path:
-    """Return the Hugging Face folder that `file` has been converted to, converting it first if necessary.
+    """Return the Hugging Face folder converted from `file`, converting it if necessary.
 
-    Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's content, of which
-    `digest` is the SHA-256 digest if it is known already, so a changed file is converted anew. Raises InputError if the
-    file cannot be read as GGUF, or the cache cannot be written.
+    Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's content, so a changed
+    file is reconverted; `digest` is the SHA-256 digest if known. Raises InputError if the file cannot be read as GGUF
+    or the cache cannot be written.
     """
     _check_magic(file)
     dtype = torch.float32 if dtype == torch.float64 else dtype
@@ -48,7 +48,7 @@ def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> P
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.parent / f"{name}.lock"):
             if not folder.is_dir():
-                for partial in folder.parent.glob(f"{name}.partial-*"):  # of a process that was killed
+                for partial in folder.parent.glob(f"{name}.partial-*"):  # from an interrupted process
                     shutil.rmtree(partial, ignore_errors=True)
                 with (
                     tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}.partial-") as partial,
@@ -96,7 +96,7 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    # A folder of its own: transformers would also read a config.json next to the file.
+    # In a separate folder, since transformers would also read a config.json next to the file.
     link = partial / "file" / file.name
     link.parent.mkdir()
     link.symlink_to(file.resolve())
@@ -119,7 +119,7 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
                 AutoTokenizer.from_pretrained(link.parent, **where).save_pretrained(folder)
         except InputError:
             raise
-        except Exception as error:  # from several libraries: there is no closed list
+        except Exception as error:  # many types, from several libraries
             if isinstance(error, OSError) and error.errno is not None:  # transformers raises others without a number
                 raise
             raise InputError(

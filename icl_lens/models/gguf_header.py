@@ -1,7 +1,7 @@
-"""A GGUF file's header: what it says about the model, and what transformers' loader leaves out of it.
+"""Read a GGUF file's header, including the settings that transformers' loader ignores.
 
-Tested against the original models for `ARCHITECTURES`. Files of others are refused: transformers drops some settings
-and weights of them without a word, and wrong numbers would follow.
+Tested against the original models for `ARCHITECTURES`. Files of other architectures are rejected, since transformers
+silently drops some of their settings and weights, which gives wrong results.
 """
 
 from collections import Counter
@@ -38,9 +38,9 @@ class Header:
             reader = gguf.GGUFReader(str(file))
             if not reader.tensors:
                 raise ValueError("it contains no weights")
-        except Exception as error:  # whatever numpy raises where the bytes run out
+        except Exception as error:  # numpy raises many types for truncated files
             raise InputError(
-                f"{file.name!r} must be a complete GGUF file, got one that is damaged or cut short "
+                f"{file.name!r} must be a complete GGUF file, got a corrupt or truncated one "
                 f"({size(file.stat().st_size)}; {first_line(error)}); download it again"
             ) from error
         self._fields = reader.fields
@@ -53,7 +53,7 @@ class Header:
             )
         if (parts := self._field("split.count", 1)) > 1:
             raise InputError(
-                f"{file.name!r} must be a whole model, got one of {parts} parts; join them with "
+                f"{file.name!r} must be a complete model, got one of {parts} parts; join them with "
                 "llama-gguf-split --merge"
             )
 
@@ -71,7 +71,7 @@ class Header:
         return "tokenizer.ggml.tokens" in self._fields
 
     def complete(self, config: Any) -> None:
-        """Add to a configuration what transformers' loader leaves out; raise InputError where that is not possible."""
+        """Add the settings that transformers' loader ignores to a configuration; raise InputError if impossible."""
         for key, name in _COPIED.items():
             value = self._setting(key)
             if value is not None and hasattr(config, name):
@@ -81,7 +81,7 @@ class Header:
         if self._architecture == "gpt2":
             return  # its positions are learned
         rope = config.rope_parameters
-        rope = rope.get("full_attention", rope)  # Gemma 3 has other ones in layers with a sliding window
+        rope = rope.get("full_attention", rope)  # Gemma 3 has others in layers with a sliding window
         if (theta := self._setting("rope.freq_base")) is not None:
             rope["rope_theta"] = theta
         scaling = self._setting("rope.scaling.type", "none")
@@ -100,7 +100,7 @@ class Header:
             self._refuse(f"with heads of width {scalar}, got {d_head}")
 
     def check_used(self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any) -> None:
-        """Raise InputError if a model loaded from the file lacks some of its weights, or has others."""
+        """Raise InputError if a model loaded from the file has missing, mismatched or unused weights."""
         stored = sum(int(tensor.n_elements) for name, tensor in self._tensors.items() if name != _ROPE_FACTORS)
         used = sum(parameter.numel() for parameter in model.parameters())
         if missing_keys:
@@ -109,7 +109,7 @@ class Header:
             name, found, expected = min(mismatched_keys)
             self._refuse(f"with {name} of shape {tuple(expected)}, got {tuple(found)}")
         if stored != used:
-            self._refuse(f"whose weights transformers reads all, got {stored:,} numbers of which it reads {used:,}")
+            self._refuse(f"whose {stored:,} parameters transformers reads completely, got {used:,} of them")
 
     def _field(self, key: str, default: Any = None) -> Any:
         return self._fields[key].contents() if key in self._fields else default
@@ -123,7 +123,7 @@ class Header:
 
 @contextmanager
 def parsed_once(name: str) -> Iterator[None]:
-    """Keep what the gguf package parses: transformers reads the same header several times, seconds each.
+    """Cache the gguf package's parser, since transformers parses the same header several times, for seconds each.
 
     Raises InputError if the gguf package is missing.
     """

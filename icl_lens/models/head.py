@@ -1,4 +1,4 @@
-"""Naming a head."""
+"""Names of heads."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class Head(NamedTuple):
 
     @classmethod
     def from_index(cls, index: int, n_heads: int) -> "Head":
-        """The head with this number, where heads are counted layer by layer: `layer · n_heads + head`.
+        """Return the head with index `layer · n_heads + head`.
 
         Example:
             >>> print(il.Head.from_index(17, n_heads=8))
@@ -31,10 +31,10 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Head":
-        """Reads `L22H0`; raises InputError for anything else."""
+        """Parse `L22H0`; raise InputError for anything else."""
         if not isinstance(text, str):
-            raise InputError(f"{text!r} names no head; write a layer and a head like L22H0")
+            raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")
         layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
         if not sep or not layer.isdigit() or not head.isdigit():
-            raise InputError(f"{text!r} names no head; write a layer and a head like L22H0")
+            raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")
         return cls(int(layer), int(head))

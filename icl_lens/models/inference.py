@@ -1,4 +1,4 @@
-"""Passes of our own: modules that run otherwise for their time, and nothing kept but what hooks keep."""
+"""Context managers for inference passes that keep no attention or KV cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-# Where rounding after each step, as the formula written out has it, is below what can be told apart.
+# Dtypes in which the rounding of the expanded formula is negligible.
 EXACT = (torch.float32, torch.float64)
 
 
 @contextmanager
 def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
-    """Arguments for passes in the block that keep nothing but what hooks keep; see `ModelView.lean_pass`."""
+    """Yield arguments for passes that keep only what hooks record; see `ModelView.inference_pass`."""
     from transformers.activations import NewGELUActivation
 
     original = getattr(model, "original_model", None)
@@ -27,9 +27,9 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
         attn._pattern = None
 
     handles = [block.attn.register_forward_hook(forget) for block in model.blocks if hasattr(block.attn, "_pattern")]
-    written_out = [module for module in original.modules() if type(module) is NewGELUActivation]
+    gelu_modules = [module for module in original.modules() if type(module) is NewGELUActivation]
     try:
-        with replaced_forwards([(module, partial(_gelu, module.forward)) for module in written_out]):
+        with replaced_forwards([(module, partial(_gelu, module.forward)) for module in gelu_modules]):
             yield {"output_attentions": False, "use_cache": False}
     finally:
         for handle in handles:
@@ -37,13 +37,13 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _gelu(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """GELU by tanh in one kernel: written out, it goes over the widest activations eight times."""
+    """Compute tanh GELU in one kernel; the expanded formula makes eight passes over the widest activations."""
     return gelu(x, approximate="tanh") if x.dtype in EXACT else own(x)
 
 
 @contextmanager
 def replaced_forwards(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Modules with another `forward` while the block runs."""
+    """Replace the `forward` of modules inside the block."""
     before = [vars(module).get("forward") for module, _ in forwards]
     try:
         for module, forward in forwards:

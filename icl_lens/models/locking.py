@@ -1,7 +1,7 @@
-"""One thread at a time on a model: hooks and edits belong to the model, not to the thread that set them.
+"""Lock a model for one thread, since hooks and edits belong to the model, not to the thread that sets them.
 
-A pass waits until another thread's pass is over. A block that edits the model may stay open for any time, so what
-another thread asks of the model meanwhile is refused.
+A pass waits for another thread's pass to end. A block that edits the model may stay open indefinitely, so other threads
+get an InputError in the meantime.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class _Turn:
-    """Who is at work on one model: a thread, in so many passes and so many open blocks."""
+    """The thread that uses a model, with its numbers of running passes and open blocks."""
 
     changed: Condition = field(default_factory=Condition)
     thread: int | None = None
@@ -35,19 +35,18 @@ def _turn(model: Any) -> _Turn:
     try:
         with _MAKING:
             return _TURNS.setdefault(model, _Turn())
-    except TypeError:  # nothing that hooks could be set on
-        raise InputError(f"{type(model).__name__} is no model; give what il.load_model(name) returns") from None
+    except TypeError:  # not an object with hooks
+        raise InputError(
+            f"expected a TransformerLens model, got {type(model).__name__}; load one with il.load_model(name)"
+        ) from None
 
 
 def _busy() -> InputError:
-    return InputError(
-        "the model is being edited in another thread, and edits belong to the model, whoever runs it; end that block "
-        "first, or load the model once for each thread"
-    )
+    return InputError("model is being edited in another thread; exit that block or load one model per thread")
 
 
 def check_thread(model: Any) -> None:
-    """Raises InputError in a thread other than the one that edits the model."""
+    """Raise InputError if another thread edits the model."""
     turn = _turn(model)
     with turn.changed:
         if turn.thread not in (None, get_ident()):
@@ -56,9 +55,9 @@ def check_thread(model: Any) -> None:
 
 @contextmanager
 def model_lock(model: Any, *, block: bool = False) -> Iterator[None]:
-    """The model is this thread's while the block runs; waits for another thread's pass to end.
+    """Lock the model for this thread, after waiting for another thread's pass to end.
 
-    `block`: what runs here is the caller's, and may take any time. Raises InputError while another thread has such a
+    Set `block` for a block of user code, which may take any time. Raises InputError while another thread has such a
     block open.
     """
     turn, me = _turn(model), get_ident()
@@ -82,7 +81,7 @@ def model_lock(model: Any, *, block: bool = False) -> Iterator[None]:
 
 
 def locks_model(function: F) -> F:
-    """A function with a model as its first argument, run while the model is this thread's."""
+    """Decorate a function so that it holds the lock of the model, its first argument."""
 
     @wraps(function)
     def waiting(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Norms as maps with a data-dependent scale, found out by asking the module."""
+"""Infer a norm's gain, shift and eps by probing the module."""
 
 import math
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class NormView(NamedTuple):
         return torch.ones((), dtype=dtype) if self.gain is None else self.gain.to(dtype)
 
     def __call__(self, x: Float[Tensor, "*rest d"]) -> Float[Tensor, "*rest d"]:
-        """What the module gives for `x`, in the dtype of `x`."""
+        """Return the module's output for `x`, in the dtype of `x`."""
         if not self.normalize:
             return x
         y = x - x.mean(-1, keepdim=True) if self.center else x
@@ -35,10 +35,10 @@ class NormView(NamedTuple):
 
 
 def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
-    """Finds out what a norm module does by asking it.
+    """Infer what a norm module computes from its outputs.
 
-    Families disagree on where gains live and whether they are stored as `w` or `1 + w`; the module's answers
-    to a few vectors do not. The vectors are long enough that eps does not show, then short enough that it does.
+    Families differ in where gains are and whether they are stored as `w` or `1 + w`; the outputs for a few vectors do
+    not depend on this. The first vectors are long enough to make eps negligible, the last is short enough to test it.
     """
     with weights_loaded(module):
         return _probed(module, d_model, device, default_eps)
@@ -46,7 +46,7 @@ def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: 
 
 def _probed(module: Any, d_model: int, device: torch.device, default_eps: float) -> NormView:
     weight = next((p for p in module.parameters()), None)
-    # The module's own dtype: probing in it is exact for half precision, whose gains round the same way.
+    # Probing in the module's own dtype is exact for half precision, since the gains round the same way.
     dtype = torch.float32 if weight is None else weight.dtype
     where = device if weight is None else weight.device
     signs = torch.ones(1, 1, d_model, dtype=torch.float64)
@@ -71,12 +71,12 @@ def _probed(module: Any, d_model: int, device: torch.device, default_eps: float)
         expected = shift + gain * signs[0, 0] / math.sqrt(2)
         if not torch.allclose(ask(signs * math.sqrt(eps)), expected, rtol=2e-2, atol=2e-2):
             raise InputError(
-                f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm with eps={eps}: this family's "
-                "norm is not supported"
+                f"norm must be a LayerNorm or an RMSNorm, got {type(module).__name__}, which is neither with "
+                f"eps={eps}; this family is not supported"
             )
-    # Odd widths leave the alternating vector with a mean; LayerNorm then answers for a centered one.
+    # With an odd width the alternating vector has a mean, which LayerNorm removes.
     if center and d_model % 2:
-        raise InputError(f"d_model={d_model} is odd, which no supported family has")
+        raise InputError(f"d_model must be even for a LayerNorm, got {d_model}")
     keep_shift = shift.to(device) if bool(shift.any()) else None
     keep_gain = None if bool((gain == 1).all()) else gain.to(device)
     return NormView(keep_gain, keep_shift, eps, center, True, d_model)

@@ -1,8 +1,8 @@
-"""Weights that accelerate keeps in main memory or on the disk until a pass needs them: read a module at a time.
+"""Read weights that accelerate offloads to CPU memory or disk, one module at a time.
 
-Where a model does not fit, accelerate leaves parameters without numbers (the "meta" device) and hangs a hook on each
-module that brings them in before the module runs and drops them afterwards. The same hook is asked here when weights
-are read outside a pass. Source: accelerate.hooks.AlignDevicesHook.
+If a model does not fit, accelerate puts parameters on the "meta" device and adds a hook to each module that loads them
+before the module runs and drops them afterwards. This module calls the same hooks to read weights outside a pass.
+Source: accelerate.hooks.AlignDevicesHook.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,31 +15,31 @@ from torch import Tensor, nn
 
 from icl_lens.errors import InputError
 
-# Models some of whose weights are kept elsewhere: others are not searched for them at every reading.
+# Models with offloaded weights; others need no search for align hooks at each read.
 _OFFLOADED: "WeakSet[Any]" = WeakSet()
 
 
 def mark_offloaded(model: Any, *, away: bool) -> None:
-    """Remembers whether a model has weights that are kept elsewhere."""
+    """Record whether a model has offloaded weights."""
     _OFFLOADED.add(model) if away else _OFFLOADED.discard(model)
 
 
 @contextmanager
 def weights_loaded_if_offloaded(model: Any, owner: Any) -> Iterator[None]:
-    """`present`, for a part of a model of which `note` has been told."""
+    """Like `weights_loaded`, but skip models without offloaded weights."""
     with weights_loaded(owner) if model in _OFFLOADED else nullcontext():
         yield
 
 
 def align_hooks(module: nn.Module) -> list[Any]:
-    """The hooks that bring a module's own weights in; none where they are in place."""
+    """Return the hooks that load a module's own weights; empty if they are not offloaded."""
     hook = getattr(module, "_hf_hook", None)
     hooks = getattr(hook, "hooks", (hook,))
     return [one for one in hooks if getattr(one, "offload", False) and getattr(one, "weights_map", None) is not None]
 
 
 def modules_of(owner: Any) -> Iterator[nn.Module]:
-    """Every module of a bridge or a model once, also those of the Hugging Face module that it stands for."""
+    """Yield every module of a bridge or model once, including those of the wrapped Hugging Face module."""
     seen: set[int] = set()
     for root in (owner, getattr(owner, "original_component", None), getattr(owner, "original_model", None)):
         for module in root.modules() if isinstance(root, nn.Module) else ():
@@ -50,27 +50,27 @@ def modules_of(owner: Any) -> Iterator[nn.Module]:
 
 @contextmanager
 def weights_loaded(owner: Any) -> Iterator[None]:
-    """A part of a model has its weights in memory while the block runs; what is read of them stays valid after it."""
+    """Load the weights of a part of a model while the block runs; tensors read inside stay valid after it."""
     with ExitStack() as stack:
         for module in modules_of(owner):
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
-                for keeper in align_hooks(module):
-                    stack.callback(keeper.post_forward, module, None)
-                    keeper.pre_forward(module)
+                for hook in align_hooks(module):
+                    stack.callback(hook.post_forward, module, None)
+                    hook.pre_forward(module)
         yield
 
 
 def execution_device(owner: Any) -> torch.device | None:
-    """Where accelerate brings a module's weights to when it runs; None where nothing says so."""
+    """Return the device on which accelerate runs a module; None if it is not offloaded."""
     for module in modules_of(owner):
-        for keeper in align_hooks(module):
-            if keeper.execution_device is not None:
-                return torch.device(keeper.execution_device)
+        for hook in align_hooks(module):
+            if hook.execution_device is not None:
+                return torch.device(hook.execution_device)
     return None
 
 
 def has_missing_weights(model: Any) -> bool:
-    """Whether a model has weights without numbers that no hook brings in."""
+    """Return whether a model has weights on the meta device that no hook loads."""
     away = {id(parameter) for parameter in model.parameters() if parameter.is_meta}
     if not away:
         return False
@@ -81,7 +81,7 @@ def has_missing_weights(model: Any) -> bool:
 
 
 class ParameterMap(Mapping[str, Tensor]):
-    """A model's parameters by name, read one at a time where they are kept elsewhere."""
+    """A model's parameters by name; offloaded ones are loaded one at a time."""
 
     def __init__(self, model: Any):
         self._named: dict[str, Tensor] = dict(model.named_parameters())
@@ -97,7 +97,7 @@ class ParameterMap(Mapping[str, Tensor]):
         if not parameter.is_meta:
             return parameter
         if id(parameter) not in self._kept:
-            raise InputError(f"the weights {name} are not in memory (on the meta device); load the model with weights")
+            raise InputError(f"weights {name} are not loaded (on the meta device); load the model with weights")
         module, own = self._kept[id(parameter)]
         return align_hooks(module)[0].weights_map[own]
 

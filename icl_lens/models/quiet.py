@@ -1,4 +1,4 @@
-"""Keep transformers quiet while it loads what needs no report: its progress bars and its tables of weights."""
+"""Suppress transformers' progress bars and weight reports while loading."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Disable transformers' progress bars, which would report a load that takes no time."""
+    """Disable transformers' progress bars for fast loads."""
     from transformers.utils import logging as reports
 
     shown = reports.is_progress_bar_enabled()
@@ -21,7 +21,7 @@ def without_bars() -> Iterator[None]:
 
 @contextmanager
 def without_reports() -> Iterator[None]:
-    """Leave out transformers' table of missing weights: they are refused in one sentence."""
+    """Suppress transformers' table of missing weights, which raise InputError instead."""
     logger = logging.getLogger("transformers.modeling_utils")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Reading residual-stream vectors out through the final norm and the unembedding."""
+"""Map residual-stream vectors to logits through the final norm and the unembedding."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from icl_lens.errors import InputError, check_choice
 
 FinalNorm = Literal["frozen", "own"]
 
-# Logits of a few hundred rows at a time: enough for one large matrix product, small beside any model.
+# Logits of a few hundred rows at a time: large enough for an efficient matrix product, small compared with a model.
 LOGIT_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Readout:
-    """The map from a residual-stream vector to logits, with its conventions written out.
+    """The map from a residual-stream vector to logits, with explicit conventions.
 
-    `logits(y) = soft_cap(norm(y) @ W_U + b_U)`. With `final_norm="frozen"` the norm's scale is the one of each
-    prompt's final residual (`scale`, computed once), so that before-softmax values of parts add up; with
-    `"own"` it is computed anew for each vector (the classic logit lens). `bias=False` leaves out the final
-    norm's shift and b_U, as the authors' GPT-2 code does.
+    `logits(y) = soft_cap(norm(y) @ W_U + b_U)`. With `final_norm="frozen"` the norm's scale is that of each prompt's
+    final residual (`scale`, computed once), so that before-softmax values of parts add up; with `"own"` it is computed
+    for each vector (the classic logit lens). `bias=False` omits the final norm's shift and b_U, as the paper's GPT-2
+    code does.
 
-    Every method takes vectors whose FIRST axis is the prompt, because the frozen scale belongs to a prompt.
+    The FIRST axis of the vectors must be the prompt in every method, because the frozen scale belongs to a prompt.
     Source: docs/howto/numbers.md.
 
     Example:
@@ -51,31 +51,31 @@ class Readout:
     bias: bool = True
 
     def using(self, *, final_norm: FinalNorm, bias: bool) -> "Readout":
-        """The same readout under another convention; raises InputError for an unknown `final_norm`."""
+        """Return the readout with another convention; raise InputError for an unknown `final_norm`."""
         check_choice("final_norm", final_norm, ("frozen", "own"))
         return replace(self, final_norm=final_norm, bias=bias)
 
     def select_prompts(self, index: Any) -> "Readout":
-        """The readout of some of the prompts."""
+        """Return the readout of the selected prompts."""
         return replace(self, scale=self.scale[index])
 
     @property
     def dtype(self) -> torch.dtype:
-        """float64 for float64 models, else float32 (half precision is read out in float32)."""
+        """float64 for float64 models, else float32 (also for half precision)."""
         return self.scale.dtype
 
     @property
     def is_affine(self) -> bool:
-        """Whether logits are affine in the vector, which the bounds of `icl_lens.attribution.search` need."""
+        """Whether logits are affine in the vector, as the bounds of `icl_lens.attribution.search` require."""
         return self.soft_cap is None and (self.final_norm == "frozen" or not self.normalize)
 
     def norm(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_model"]:
-        """The final norm applied to `x`, with its shift if `bias`."""
+        """Apply the final norm to `x`, with its shift if `bias`."""
         y = self._linear(x, self._scale(x))
         return y if self.shift is None or not self.bias else y + self.shift
 
     def _linear(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        """The norm's linear part: centring, scale, gain."""
+        """Apply the linear part of the norm: centering, scale, gain."""
         x = x.to(self.dtype)
         if self.center:
             x = x - x.mean(-1, keepdim=True)
@@ -91,7 +91,7 @@ class Readout:
         return self.scale.reshape(-1, *[1] * (x.ndim - 1))
 
     def logits(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_vocab"]:
-        """Logits of the whole vocabulary. Materialises `[.., d_vocab]`: for many vectors use `token_log_probs`."""
+        """Return logits of the full vocabulary, `[..., d_vocab]`; for many vectors use `token_log_probs`."""
         logits = self._unembed(self.norm(x))
         if self.bias and self.b_U is not None:
             logits = logits + self.b_U
@@ -101,7 +101,7 @@ class Readout:
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
     def log_probs(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_vocab"]:
-        """Natural-log probabilities of the whole vocabulary, nats."""
+        """Return natural-log probabilities of the full vocabulary, nats."""
         return torch.log_softmax(self.logits(x), dim=-1)
 
     def token_log_probs(
@@ -111,11 +111,10 @@ class Readout:
         *,
         against: Int[Tensor, "batch other"] | None = None,
     ) -> Float[Tensor, "batch n"]:
-        """Natural-log probability of each prompt's token, for `n` vectors per prompt, nats.
+        """Return the natural-log probability of each prompt's token, for `n` vectors per prompt, nats.
 
-        With `against` (-1: no token), log p(token) − log Σ p(against): the softmax's normalizer cancels, so only the
-        named columns of W_U are read. Works through the vectors in bounded pieces, never holding
-        `[batch, n, d_vocab]`.
+        With `against` (-1: no token), return log p(token) − log Σ p(against): the softmax's normalizer cancels, so only
+        these columns of W_U are read. Vectors are processed in pieces, so `[batch, n, d_vocab]` is never materialized.
         """
         batch, n, _ = x.shape
         out = x.new_empty((batch, n), dtype=self.dtype)
@@ -131,7 +130,7 @@ class Readout:
         return out
 
     def pieces(self, batch: int, n: int) -> Iterator[tuple[slice, slice]]:
-        """Cuts `[batch, n]` vectors into pieces whose logits fit in `LOGIT_BYTES`."""
+        """Split `[batch, n]` vectors into pieces whose logits fit in `LOGIT_BYTES`."""
         size = max(1, LOGIT_BYTES // (self.W_U.shape[1] * self.scale.element_size()))
         if n <= size:
             step = max(1, size // n)
@@ -143,7 +142,7 @@ class Readout:
                     yield slice(row, row + 1), slice(start, min(start + size, n))
 
     def contrast_pieces(self, batch: int, n: int, n_against: int) -> Iterator[tuple[slice, slice]]:
-        """Cuts `[batch, n]` vectors into pieces that fit in `LOGIT_BYTES` with what `relative_logits` makes of them."""
+        """Split `[batch, n]` vectors into pieces that fit in `LOGIT_BYTES` with the results of `relative_logits`."""
         width = self.W_U.shape[0] + n_against
         size = max(1, LOGIT_BYTES // (width * self.scale.element_size()))
         rows, columns = max(1, size // max(n, n_against + 1)), max(1, min(n, size))
@@ -157,9 +156,9 @@ class Readout:
         tokens: Int[Tensor, " batch"],
         against: Int[Tensor, "batch other"],
     ) -> Float[Tensor, "batch n other"]:
-        """Logits of the tokens in `against` minus that of each prompt's token; -inf where `against` is -1.
+        """Return the logits of the tokens in `against` minus that of each prompt's token; -inf where `against` is -1.
 
-        `-logsumexp` of them is log p(token) − log Σ p(against).
+        Their negative logsumexp is log p(token) − log Σ p(against).
         """
         y = self.norm(x)
         missing = (against < 0)[:, None]
@@ -179,25 +178,25 @@ class Readout:
     def relative_columns(
         self, tokens: Int[Tensor, " batch"], against: Int[Tensor, "batch other"]
     ) -> Float[Tensor, "batch other d_model"]:
-        """W_U's columns of the tokens in `against` minus that of each prompt's token; zero where `against` is -1."""
+        """Return W_U's columns of the `against` tokens minus that of each prompt's token; zero for -1."""
         columns = self.token_columns(against.clamp(min=0)) - self.token_columns(tokens)[:, None]
         return columns.masked_fill((against < 0)[..., None], 0.0)
 
     def contrast_direction(
         self, tokens: Int[Tensor, " batch"], others: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch d_model"]:
-        """The vector `g` with `u · g = b_token(u) − b_other(u)`: what a part adds to log p(token) − log p(other), nats.
+        """Return `g` with `u · g = b_token(u) − b_other(u)`: what u adds to log p(token) − log p(other), nats.
 
-        The same for every layer, since the softmax's normalizer cancels. Raises InputError unless logits are affine in
-        the part (`is_affine`). Source: docs/howto/numbers.md.
+        It is the same for every layer, since the softmax's normalizer cancels. Raises InputError unless logits are
+        affine in the part (`is_affine`). Source: docs/howto/numbers.md.
         """
         return self.direction(-self.relative_columns(tokens, others[:, None])[:, 0])
 
     def _unembed(self, y: Tensor) -> Tensor:
-        """`y @ W_U * logit_scale`, upcasting a half-precision W_U in slices instead of as a whole."""
+        """Return `y @ W_U * logit_scale`, upcasting a half-precision W_U in slices."""
         y = y if self.logit_scale == 1.0 else y * self.logit_scale
         if self.W_U.dtype == y.dtype:
-            # As one matrix, in order: a stack of matrices in another order is multiplied one by one, half as fast.
+            # As one contiguous matrix: a permuted stack is multiplied matrix by matrix, at half the speed.
             return (y.reshape(-1, y.shape[-1]) @ self.W_U).unflatten(0, y.shape[:-1]) if y.ndim > 1 else y @ self.W_U
         d_model, d_vocab = self.W_U.shape
         out = y.new_empty((*y.shape[:-1], d_vocab))
@@ -207,9 +206,9 @@ class Readout:
         return out
 
     def pull_back(self, weights: Float[Tensor, "batch *rest d_vocab"]) -> Float[Tensor, "batch *rest d_model"]:
-        """The vector `g` with `u · g = Σ_j weights_j b_j(u)`, where b_j(u) are part u's before-softmax values.
+        """Return `g` with `u · g = Σ_j weights_j b_j(u)`, where b_j(u) are the before-softmax values of part u.
 
-        Needs logits affine in the part (`is_affine`). Source: docs/howto/numbers.md.
+        Requires logits affine in the part (`is_affine`). Source: docs/howto/numbers.md.
         """
         self._check_affine()
         if self.W_U.dtype == weights.dtype:
@@ -224,7 +223,7 @@ class Readout:
         return self.direction(g)
 
     def direction(self, columns: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_model"]:
-        """Combined columns of W_U taken back through the norm's linear part: `pull_back` from there on."""
+        """Pull combined columns of W_U back through the linear part of the norm: the last step of `pull_back`."""
         self._check_affine()
         g = columns * self.logit_scale
         if self.gain is not None:
@@ -235,22 +234,24 @@ class Readout:
 
     def _check_affine(self) -> None:
         if not self.is_affine:
-            raise InputError("the readout is not affine (own norm or logit soft-cap): there is no pull-back")
+            raise InputError(
+                "readout must be affine for a pull-back, got own norm or logit soft-cap; use final_norm='frozen'"
+            )
 
     def token_columns(self, tokens: Int[Tensor, "*rest"]) -> Float[Tensor, "*rest d_model"]:
-        """W_U's columns of some tokens."""
-        # Each column once: prompts mostly share their labels. Not index_select, which copies a transposed W_U whole.
+        """Return W_U's columns of the tokens."""
+        # Each column once, since prompts often share labels. `index_select` would copy a whole transposed W_U.
         distinct, where = tokens.unique(return_inverse=True)
         return self.W_U.T[distinct].to(self.dtype)[where]
 
     def vocabulary_scores(
         self, vectors: Float[Tensor, "*rest d_model"], *, bias: bool = False
     ) -> Float[Tensor, "*rest d_vocab"]:
-        """Before-softmax values of directions in the residual stream, for ranking tokens.
+        """Return before-softmax values of directions in the residual stream, for ranking tokens.
 
-        The direction is centered and multiplied by the gain and W_U. Its length does not change the order, so
-        neither does the norm's scale: the two `final_norm` conventions give the same ranking. By default no
-        bias is added, since a part of the stream has none of its own.
+        The direction is centered and multiplied by the gain and W_U. The length of the direction and the norm's scale
+        do not change the order, so both `final_norm` conventions give the same ranking. By default no bias is added,
+        since the biases do not belong to a part of the stream.
         Source: Dar et al. 2022, as used in the paper's section 3.2.
         """
         scores = self._unembed(self._linear(vectors, None))
@@ -267,13 +268,13 @@ class Readout:
         bias: bool = False,
         keep: Callable[[str], bool] | None = None,
     ) -> list[Any]:
-        """The `k` tokens each vector points to most, as strings: nested lists shaped like `vectors` without d_model.
+        """Return the `k` top tokens of each vector as strings: nested lists shaped like `vectors` without d_model.
 
-        `keep` filters token strings (for instance `icl_lens.is_content_word`); filtered tokens are replaced by
-        the next ones. Raises InputError if the model has no tokenizer.
+        `keep` filters token strings (e.g. `icl_lens.is_content_word`); the next tokens replace those it rejects.
+        Raises InputError if the model has no tokenizer.
         """
         if self.decode is None:
-            raise InputError("the model has no tokenizer, so tokens have no names; load one with the model")
+            raise InputError("model must have a tokenizer for token names; load it with one")
         d_vocab = self.W_U.shape[1]
         flat = vectors.reshape(-1, vectors.shape[-1])
         names: list[list[str]] = []
@@ -302,7 +303,7 @@ class Readout:
         *,
         bias: bool = False,
     ) -> Int[Tensor, "*rest"]:
-        """Rank of a token among the whole vocabulary for each vector; 1 is the top. Ties share the better rank.
+        """Return the rank of a token in the full vocabulary for each vector; 1 is the top. Ties share the better rank.
 
         `token_ids` has the shape of `vectors` without d_model (broadcast if smaller).
         """
@@ -319,7 +320,7 @@ class Readout:
 
 
 def norm_scale(x: Float[Tensor, "*rest d_model"], *, eps: float, center: bool) -> Float[Tensor, "*rest"]:
-    """A norm's scale, 1 / sqrt(variance + eps) (LayerNorm, `center`) or 1 / sqrt(mean square + eps) (RMSNorm)."""
+    """Return a norm's scale: 1 / sqrt(variance + eps) if `center` (LayerNorm), else 1 / sqrt(mean square + eps)."""
     if center:
         x = x - x.mean(-1, keepdim=True)
     return torch.rsqrt(x.pow(2).mean(-1) + eps)

@@ -1,4 +1,4 @@
-"""Where a model's files are: bundled, in a folder, a GGUF file, or fetched from the Hub; always a folder in the end."""
+"""Resolve a model name to a folder: bundled, local, converted from GGUF, or downloaded from the Hub."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _TOKENIZER = re.compile(r"tokenizer\.json|vocab\.(json|txt)|.*\.(model|tiktoken)
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A folder to load from, the name to show for it, and whether it is the user's own or in one of the caches."""
+    """The folder of a model, its display name, and whether it is local or in a cache."""
 
     name: str
     folder: Path
@@ -32,7 +32,7 @@ class ModelSource:
 
 
 def bundled_models() -> list[str]:
-    """Names of the models that come with the package and load without a network.
+    """Return the names of the models bundled with the package, which load offline.
 
     Example:
         >>> "icl-mini" in il.bundled_models()
@@ -51,10 +51,10 @@ def resolve_model(
     code: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> ModelSource:
-    """The folder of a bundled or local model, or of one of the Hub, from which what is missing here is fetched.
+    """Return the folder of a bundled or local model, or of a Hub model after downloading missing files.
 
-    `weights`, `tokenizer` and `code` say what is needed; a GGUF file is converted to weights in `dtype`. Raises
-    InputError if it cannot be had.
+    `weights`, `tokenizer` and `code` select the required files; a GGUF file is converted to weights in `dtype`. Raises
+    InputError if the model is unavailable.
     """
     if name in INSTALLED_MODELS:
         _check_no_revision(name, revision)
@@ -69,19 +69,21 @@ def resolve_model(
     official = _official(name)
 
     def is_complete(repository: Repository) -> bool:
-        here = repository.files
-        if "config.json" not in here or (tokenizer and not has_tokenizer(here)):
+        names = repository.files
+        if "config.json" not in names or (tokenizer and not has_tokenizer(names)):
             return False
-        return not weights or set(_weights(repository)) <= set(here)
+        return not weights or set(_weights(repository)) <= set(names)
 
     repository = open_repository(
         official, kind="model", revision=revision, whole=is_complete, known=(*bundled_models(), *KNOWN_MODELS)
     )
     if "config.json" not in repository.files:
-        what = "an adapter of another model" if "adapter_config.json" in repository.files else "no transformers model"
+        what = (
+            "an adapter of another model" if "adapter_config.json" in repository.files else "not a transformers model"
+        )
         remedy = _name_gguf_file(name, repository.files)
         raise InputError(
-            f"model {name!r} on the Hugging Face Hub is {what}: there is no config.json in it "
+            f"model {name!r} on the Hugging Face Hub is {what}: it has no config.json "
             f"({_shown(repository.files)}); {remedy or 'choose another, or merge and save it with transformers first'}"
         )
     small = [f for f in repository.files if _needed(f, code)]
@@ -97,18 +99,18 @@ def resolve_model(
 def _check_no_revision(name: str, revision: str | None) -> None:
     if revision is not None:
         raise InputError(
-            f"{name!r} is no model of the Hugging Face Hub, so it has no revision {revision!r}; leave --revision "
+            f"{name!r} is not a Hugging Face Hub model and has no revision {revision!r}; leave --revision "
             "(revision= in Python) out"
         )
 
 
 def _gguf_file(name: str, revision: str | None) -> Path:
-    """The GGUF file at a local path, or the one that "owner/repository/file.gguf" names on the Hub."""
+    """Return the GGUF file at a local path, or "OWNER/REPOSITORY/FILE.gguf" from the Hub."""
     path = Path(name).expanduser()
     try:
         is_file = path.is_file()
     except (OSError, ValueError) as error:
-        raise InputError(f"{name!r} is not a valid path: {error}; pass another") from error
+        raise InputError(f"invalid path {name!r}: {error}; pass another") from error
     if is_file:
         _check_no_revision(name, revision)
         return path
@@ -128,34 +130,34 @@ def _gguf_file(name: str, revision: str | None) -> Path:
 
 
 def _name_gguf_file(name: str, files: Sequence[str]) -> str:
-    """The advice to name one of the GGUF files that a folder or repository contains; empty if it contains none."""
+    """Return a hint to pass one of the GGUF files of a folder or repository; empty if there are none."""
     found = sorted(file for file in files if file.endswith(".gguf"))
     if not found:
         return ""
     more = f" (or another of its {len(found)} GGUF files)" if len(found) > 1 else ""
     path = f"{name.rstrip('/')}/{found[0]}"
-    return f"name its GGUF file: {path!r}{more}"
+    return f"pass its GGUF file: {path!r}{more}"
 
 
 def has_tokenizer(names: Sequence[str]) -> bool:
-    """Whether one of the files may be a tokenizer's."""
+    """Return whether one of the files can be a tokenizer's."""
     return any(_TOKENIZER.fullmatch(name) for name in names)
 
 
 def missing_tokenizer_error(name: str) -> str:
-    """What is said of a model without one."""
+    """Return the error message for a model without a tokenizer."""
     if name.endswith(".gguf"):
         return (
             f"{name!r} must contain a tokenizer, got none; pass load_model(..., tokenizer=) in Python, or another file"
         )
     return (
-        f"model {name!r} has no tokenizer beside it (no tokenizer.json, tokenizer.model or vocab.json); put its "
-        "tokenizer's files into its folder, or pass load_model(..., tokenizer=) in Python"
+        f"model {name!r} has no tokenizer (no tokenizer.json, tokenizer.model or vocab.json); copy the tokenizer's "
+        "files into its folder, or pass load_model(..., tokenizer=) in Python"
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights in a folder, in the order in which transformers chooses; empty if there are none."""
+    """Return a folder's weight files in the format that transformers prefers; empty if there are none."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / one for one in _shards(folder / name)] if name.endswith(".index.json") else [folder / name]
@@ -163,7 +165,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _local(name: str) -> Path | None:
-    """The folder of a bundled or local model; None for a name of the Hub."""
+    """Return the folder of a bundled or local model; None for a Hub name."""
     if name in bundled_models():
         return Path(str(files("icl_lens") / "bundled" / name))
     path = Path(name).expanduser()
@@ -171,26 +173,26 @@ def _local(name: str) -> Path | None:
         path.stat()
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:  # too long, a folder one may not enter, a null byte
+    except (OSError, ValueError) as error:  # name too long, no permission, a null byte
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{name!r} is no name of a model or folder: {reason}; give another") from error
+        raise InputError(f"invalid model or folder name {name!r}: {reason}; pass another") from error
     if path.is_dir():
         if not (path / "config.json").is_file():
             what = (
                 "it is an adapter; merge it into its model with peft and save that"
                 if (path / "adapter_config.json").is_file()
-                else "there is no config.json in it"
+                else "it has no config.json"
             )
             if remedy := _name_gguf_file(name, [file.name for file in path.iterdir()]):
                 what = f"{what}; {remedy}"
-            raise InputError(f"the folder {name!r} holds no Hugging Face model: {what}")
+            raise InputError(f"folder {name!r} is not a Hugging Face model: {what}")
         return path
     if path.is_file():
         raise InputError(
-            f"{name!r} is a file, and not a .gguf file; pass the folder it is in, with config.json and a tokenizer"
+            f"a model file must be a .gguf file, got {name!r}; pass its folder, with config.json and a tokenizer"
         )
     if path.is_absolute() or name.startswith((".", "~")):
-        raise InputError(f"there is no folder {name!r}; give an existing Hugging Face folder or a Hub name")
+        raise InputError(f"there is no folder {name!r}; pass an existing Hugging Face folder or a Hub name")
     near = close_matches(name, bundled_models())
     if near and "/" not in name and name.lower().startswith("icl-"):
         raise InputError(f"there is no bundled model {name!r}; did you mean {' or '.join(map(repr, near))}?")
@@ -198,7 +200,7 @@ def _local(name: str) -> Path | None:
 
 
 def _official(name: str) -> str:
-    """TransformerLens has names of its own for some models, such as "gpt2-small"."""
+    """Return the Hub name for one of TransformerLens' aliases, such as "gpt2-small"."""
     from transformer_lens.supported_models import MODEL_ALIASES
 
     for official, aliases in MODEL_ALIASES.items():
@@ -214,7 +216,7 @@ def _needed(file: str, code: bool) -> bool:
 
 
 def _weights(repository: Repository) -> list[str]:
-    """The files with weights of a repository; its index, where it has one, is fetched."""
+    """Return a repository's weight files, downloading the index if there is one."""
     for name in _WEIGHTS:
         if name in repository.files:
             if not name.endswith(".index.json"):
@@ -233,11 +235,11 @@ def _shards(index: Path) -> list[str]:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
-            f"{str(index)!r} does not list the files with the weights ({type(error).__name__}); delete it and fetch "
-            "it again"
+            f"{str(index)!r} is not a valid index of weight files ({type(error).__name__}); delete it and download it "
+            "again"
         ) from error
 
 
 def _shown(names: Sequence[str]) -> str:
-    chosen = [name for name in names if not name.startswith(".")]
-    return f"it has {', '.join(chosen[:5])}{', …' if len(chosen) > 5 else ''}" if chosen else "it is empty"
+    visible = [name for name in names if not name.startswith(".")]
+    return f"it has {', '.join(visible[:5])}{', …' if len(visible) > 5 else ''}" if visible else "it is empty"

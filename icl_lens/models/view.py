@@ -1,7 +1,7 @@
-"""Every difference between model classes, families and TransformerLens versions, behind one view.
+"""A uniform view of model classes, families and TransformerLens versions.
 
-`ModelView` is the one place that knows where weights live and what blocks do to a head's output; everything
-else reads weights through it. No weight is cached: weights are views of the model's own parameters.
+Only `ModelView` knows where weights are and what blocks do to a head's output; all other modules read weights through
+it. Weights are views of the model's own parameters and are not cached.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ from icl_lens.models.readout import Readout, norm_scale
 
 
 def tl_version() -> tuple[int, int]:
-    """Major and minor version of the installed TransformerLens."""
+    """Return the major and minor version of the installed TransformerLens."""
     major, minor, *_ = version("transformer-lens").split(".")
     return int(major), int(minor)
 
 
 @dataclass(frozen=True)
 class ModelView:
-    """What the rest of the package needs to know of a model: sizes, hook names, weights, the final readout.
+    """A uniform view of a model: sizes, hook names, weights, and the final readout.
 
     Works on `TransformerBridge` (TransformerLens 3.9 and 4.x) and `HookedTransformer` (3.9), raw or processed.
     Weight accessors return views in TransformerLens' axis order and the model's dtype, without gradients.
@@ -48,24 +48,24 @@ class ModelView:
 
     @classmethod
     def of(cls, model: Any) -> "ModelView":
-        """The view of a model; raises InputError for what is no decoder with attention + FFN blocks."""
+        """Return the view of a model; raise InputError unless it is a decoder of attention + FFN blocks."""
         cfg = getattr(model, "cfg", None)
         if cfg is None or not hasattr(model, "blocks") or not hasattr(model, "hook_dict"):
             raise InputError(
-                f"{type(model).__name__} is no TransformerLens model; load it with icl_lens.load_model or "
+                f"expected a TransformerLens model, got {type(model).__name__}; load one with il.load_model or "
                 "TransformerBridge.boot_transformers"
             )
         missing = [part for part in ("ln_final", "unembed") if not hasattr(model, part)]
         if missing:
             raise InputError(
-                f"{type(getattr(model, 'original_model', model)).__name__} is not supported in this configuration: it "
-                f"has no {' and no '.join(missing)}, so there is no final norm and unembedding to read vectors out with"
+                f"model must have a final norm and an unembedding, got "
+                f"{type(getattr(model, 'original_model', model)).__name__} without {' and '.join(missing)}"
             )
         name = type(getattr(model, "original_model", model)).__name__
         if name.startswith("Cohere") and tl_version() < (4, 0):
             raise InputError(
-                f"{name} is not supported on TransformerLens 3, whose logits for it differ from the model's; "
-                "install transformer-lens>=4"
+                f"{name} is not supported with TransformerLens 3, which computes different logits; install "
+                "transformer-lens>=4"
             )
         _check_weights(model, name)
         return cls(model)
@@ -76,7 +76,7 @@ class ModelView:
 
     @property
     def name(self) -> str:
-        """The name shown to users, with the quantization of the weights, if any, and the training of named models."""
+        """The display name, with the quantization of the weights, if any, and the training of installed models."""
         name = str(self.cfg.model_name)
         name = Path(name).name if os.path.exists(name) else name
         about = [INSTALLED_MODELS[name].training] if name in INSTALLED_MODELS else []
@@ -85,13 +85,13 @@ class ModelView:
 
     @property
     def source(self) -> str:
-        """The name that loads the model again with `load_model`: of a model, a path, or a Hub repository."""
+        """The name that reloads the model with `load_model`: a model name, a path, or a Hub repository."""
         name = str(self.cfg.model_name)
         return Path(name).name if Path(name).parent == Path(__file__).parents[1] / "bundled" else name
 
     @property
     def quantization(self) -> str:
-        """How the weights were quantized, such as "Q4_1"; empty if they were not."""
+        """The quantization of the weights, such as "Q4_1"; empty if there is none."""
         stored = self.hf_config_value(ORIGIN, None)  # of a GGUF file, whose weights are dequantized before use
         if stored is not None:
             return str(stored["quantization"]) if stored["quantization"] not in UNQUANTIZED else ""
@@ -100,7 +100,7 @@ class ModelView:
 
     @property
     def architecture(self) -> str:
-        """The Hugging Face class the model is of, such as `GPT2LMHeadModel`."""
+        """The model's Hugging Face class, such as `GPT2LMHeadModel`."""
         original = getattr(self.model, "original_model", None)
         if original is not None:
             return type(original).__name__
@@ -128,24 +128,24 @@ class ModelView:
 
     @property
     def parallel(self) -> bool:
-        """Attention and FFN read the same input (GPT-J, Pythia)."""
+        """Whether attention and FFN read the same input (GPT-J, Pythia)."""
         return bool(self.cfg.parallel_attn_mlp)
 
     @property
     def unembed_device(self) -> torch.device:
-        """Where recorded activations are kept: the device that the unembedding runs on."""
+        """The device of the unembedding, on which recorded activations are kept."""
         device = self.model.W_U.device
         return device if device.type != "meta" else execution_device(self.model.unembed) or torch.device("cpu")
 
     @property
     def has_hooks(self) -> bool:
-        """Whether hooks are at work on the model, which may edit it: interventions, or the user's own."""
+        """Whether hooks are active on the model, from interventions or the user, which may edit it."""
         return any(point.fwd_hooks for point in self.model.hook_dict.values())
 
     def fingerprint(self) -> str:
-        """A digest of the weights: evenly spaced entries of embedding, unembedding and every attention matrix.
+        """Return a digest of evenly spaced entries of the embedding, unembedding and all attention matrices.
 
-        Differs for other weights, dtypes and weight processing; the same on every device and TransformerLens version.
+        It depends on weights, dtype and weight processing, but not on the device or the TransformerLens version.
         """
         digest = hashlib.sha256()
         for matrix in self._matrices():
@@ -153,8 +153,8 @@ class ModelView:
                 continue
             sample = matrix.detach()
             for axis, size in enumerate(matrix.shape):
-                some = torch.linspace(0, size - 1, min(size, 16)).round().long().to(sample.device)
-                sample = sample.index_select(axis, some)
+                indices = torch.linspace(0, size - 1, min(size, 16)).round().long().to(sample.device)
+                sample = sample.index_select(axis, indices)
             digest.update(f"{tuple(matrix.shape)} {matrix.dtype}".encode())
             digest.update(sample.double().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -177,39 +177,39 @@ class ModelView:
         return self.model.blocks[layer].attn
 
     def kv_head(self, head: int) -> int:
-        """The key-value group a query head reads."""
+        """Return the key-value head that a query head reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def heads(self) -> list[Head]:
-        """Every head, layer by layer."""
+        """Return all heads, layer by layer."""
         return [Head.from_index(index, self.n_heads) for index in range(self.n_layers * self.n_heads)]
 
     def check_head(self, head: Head | tuple[int, int] | str) -> Head:
-        """The head as a `Head`, also from its name; raises InputError if the model has no such head."""
+        """Return the head as a `Head`, also from its name; raise InputError if the model has no such head."""
         if isinstance(head, str):
             head = Head.parse(head)
         try:
             layer, index = map(int, head)
         except (TypeError, ValueError):
-            raise InputError(f"{head!r} is no head; give one as Head(layer, head), (layer, head) or 'L22H0'") from None
+            raise InputError(f"invalid head {head!r}; pass Head(layer, head), (layer, head) or 'L22H0'") from None
         if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
             raise InputError(
-                f"{Head(layer, index)} does not exist: {self.name} has layers 0–{self.n_layers - 1} with heads "
-                f"0–{self.n_heads - 1}"
+                f"head must be in layers 0–{self.n_layers - 1} and heads 0–{self.n_heads - 1} of {self.name}, got "
+                f"{Head(layer, index)}"
             )
         return Head(layer, index)
 
     # Weights ---------------------------------------------------------------------------------------------
     #
-    # Output matrices are given as they act on the residual stream: times the gain of a norm that follows the
-    # sublayer (its data-dependent scale is `Activations.attn_scale`), times Granite's residual multiplier.
+    # Output matrices include everything up to the residual stream: the gain of a norm after the sublayer (its
+    # data-dependent scale is `Activations.attn_scale`) and Granite's residual multiplier.
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        """From a head's z to the residual stream."""
+        """Return the map from a head's z to the residual stream."""
         return self.to_residual(self.raw_W_O(layer), self.attn_post_norm(layer))
 
     def b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        """The attention output's bias, which belongs to no head; None if the model has none."""
+        """Return the attention output's bias, which belongs to no head; None if the model has none."""
         b_O = self.raw_b_O(layer)
         return None if b_O is None else self.to_residual(b_O, self.attn_post_norm(layer))
 
@@ -222,28 +222,28 @@ class ModelView:
             return None if b_O is None else b_O.detach().to(self.unembed_device)
 
     def to_residual(self, weight: Tensor, post: NormView | None) -> Tensor:
-        """A raw output matrix or bias as it acts on the residual stream."""
+        """Convert a raw output matrix or bias to its effect on the residual stream."""
         if post is not None:
             weight = weight.to(self.compute_dtype) * post.gain_as(self.compute_dtype)
         return weight if self.residual_multiplier == 1.0 else weight * self.residual_multiplier
 
     @property
     def residual_multiplier(self) -> float:
-        """What Granite multiplies every sublayer's output with; 1 elsewhere."""
+        """The factor of every sublayer's output in Granite; 1 in other families."""
         return float(self.hf_config_value("residual_multiplier", 1.0))
 
     @property
     def logit_scale(self) -> float:
-        """What Cohere multiplies, and Granite divides, the logits by; 1 elsewhere.
+        """The factor of the logits (Cohere multiplies, Granite divides); 1 in other families.
 
-        Weight processing moves Cohere's into W_U: the model's own attribute says so, the configuration does not.
+        Weight processing folds Cohere's factor into W_U, which changes the model's attribute but not its configuration.
         """
         own = _optional(getattr(self.model, "original_model", None), "logit_scale")
         scale = own if isinstance(own, (int, float)) else self.hf_config_value("logit_scale", 1.0)
         return float(scale) / float(self.hf_config_value("logits_scaling", 1.0))
 
     def hf_config_value(self, name: str, default: Any) -> Any:
-        """A setting that only some families have, from the Hugging Face configuration."""
+        """Return a value of the Hugging Face configuration that only some families have."""
         config = getattr(getattr(self.model, "original_model", None), "config", None)
         return getattr(config, name, default)
 
@@ -257,26 +257,26 @@ class ModelView:
         return self._weight(self.attn(layer), "W_Q")
 
     def _weight(self, owner: Any, name: str) -> Tensor:
-        """A weight on the home device, brought in for the moment where accelerate keeps it elsewhere."""
+        """Return a weight on `unembed_device`, loading it temporarily if it is offloaded."""
         with weights_loaded_if_offloaded(self.model, owner):
             return getattr(owner, name).detach().to(self.unembed_device)
 
     def b_Q(self, layer: int) -> Float[Tensor, "head d_head"] | None:
-        """The queries' bias; None if the model has none."""
+        """Return the queries' bias; None if the model has none."""
         b_Q = _optional(self.attn(layer), "b_Q")
         return None if b_Q is None else b_Q.detach().to(self.unembed_device).reshape(self.n_heads, self.d_head)
 
     def b_K(self, layer: int) -> Float[Tensor, "kv_head d_head"] | None:
-        """The keys' bias; None if the model has none."""
+        """Return the keys' bias; None if the model has none."""
         b_K = _optional(self.attn(layer), "b_K")
         return None if b_K is None else self._grouped(b_K.detach().to(self.unembed_device).reshape(-1, self.d_head))
 
     def _grouped(self, weight: Tensor) -> Tensor:
-        """One matrix a key-value group, also where TransformerLens repeats it for every query head."""
+        """Return one matrix per key-value head, also if TransformerLens repeats it for every query head."""
         return weight if weight.shape[0] == self.n_kv_heads else weight[:: self.n_heads // self.n_kv_heads]
 
     def W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        """From FFN coefficients to the residual stream; raises InputError for a mixture of experts."""
+        """Return the map from FFN coefficients to the residual stream; raise InputError for a mixture of experts."""
         return self.to_residual(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
@@ -285,8 +285,8 @@ class ModelView:
             weight = _optional(mlp, "W_out")
         if weight is None or weight.ndim != 2:
             raise InputError(
-                f"layer {layer} of {self.name} has no single FFN output matrix (a mixture of experts?): "
-                "neurons cannot be told apart; layer and head increases still work"
+                f"layer {layer} of {self.name} must have a single FFN output matrix to separate neurons, got none (a "
+                "mixture of experts?); use layer and head increases instead"
             )
         return weight.detach().to(self.unembed_device)
 
@@ -299,11 +299,11 @@ class ModelView:
     # Norms -----------------------------------------------------------------------------------------------
 
     def attn_post_norm(self, layer: int) -> NormView | None:
-        """The norm between attention's output and the residual stream (Gemma-2/3, OLMo-2), if there is one."""
+        """Return the norm between attention's output and the residual stream (Gemma-2/3, OLMo-2), if there is one."""
         return self._post_norm(layer, "ln1_post", "post_attention_layernorm")
 
     def mlp_post_norm(self, layer: int) -> NormView | None:
-        """The norm between the FFN's output and the residual stream, if there is one."""
+        """Return the norm between the FFN's output and the residual stream, if there is one."""
         return self._post_norm(layer, "ln2_post", "post_feedforward_layernorm")
 
     def _post_norm(self, layer: int, name: str, hf_name: str) -> NormView | None:
@@ -316,11 +316,11 @@ class ModelView:
         return None if module is None else infer_norm(module, self.d_model, self.unembed_device, default_eps=self._eps)
 
     def q_norm(self, layer: int) -> NormView | None:
-        """The norm of queries before rotation (Qwen3, Gemma-3, OLMo-2): over d_head, or over all heads' together."""
+        """Return the norm of queries before rotation (Qwen3, Gemma-3, OLMo-2), over d_head or all heads jointly."""
         return self._qk_norm(layer, "q_norm", self.n_heads)
 
     def k_norm(self, layer: int) -> NormView | None:
-        """The norm of keys before rotation, if there is one: over d_head, or over all key-value groups' together."""
+        """Return the norm of keys before rotation, if any, over d_head or all key-value heads jointly."""
         return self._qk_norm(layer, "k_norm", self.n_kv_heads)
 
     def _qk_norm(self, layer: int, name: str, n_heads: int) -> NormView | None:
@@ -334,17 +334,17 @@ class ModelView:
             norm = infer_norm(module, width, self.unembed_device, default_eps=self._eps)
         if norm is None or (norm.center and width != self.d_head):
             raise InputError(
-                f"{self.architecture} normalizes queries and keys in a way icl_lens does not know (weights {shapes} in "
-                f"layer {layer}): queries cannot be carried to the keys' side; everything else works"
+                f"the query and key norm of {self.architecture} is not supported (weights {shapes} in layer {layer}), "
+                "so query vectors cannot be computed in key space; other analyses work"
             )
         return norm
 
     def query_in_key_space(
         self, layer: int, q: Float[Tensor, "batch head d_head"]
     ) -> Float[Tensor, "batch head d_head"]:
-        """Queries as they meet the keys' projections: after their norm, times the gain of the keys' norm.
+        """Return queries in the space of the key projections: after their norm, times the gain of the keys' norm.
 
-        Only each key's own scale is missing. Unchanged where nothing is normalized.
+        Only each key's own scale is missing. Without norms, queries are unchanged.
         """
         q_norm, k_norm = self.q_norm(layer), self.k_norm(layer)
         if q_norm is not None:
@@ -352,14 +352,14 @@ class ModelView:
         if k_norm is None:
             return q
         gain = k_norm.gain_as(q.dtype).expand(k_norm.width)
-        if k_norm.width != self.d_head:  # one norm over all key-value groups
+        if k_norm.width != self.d_head:  # one norm over all key-value heads
             gain = gain.unflatten(0, (self.n_kv_heads, self.d_head))
             gain = gain.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
         q = q * gain
         return q - q.mean(-1, keepdim=True) if k_norm.center else q
 
     def attn_input_norm(self, layer: int) -> NormView:
-        """The norm that queries and keys are made from; one that does nothing where they read the stream itself."""
+        """Return the norm before queries and keys; the identity if they read the residual stream directly."""
         if self.architecture.startswith("Olmo2"):
             return NormView(None, None, self._eps, False, False, self.d_model)
         return infer_norm(self.model.blocks[layer].ln1, self.d_model, self.unembed_device, default_eps=self._eps)
@@ -373,7 +373,7 @@ class ModelView:
         return torch.float64 if self.model.W_U.dtype == torch.float64 else torch.float32
 
     def readout(self, final_resid: Float[Tensor, "batch d_model"]) -> Readout:
-        """The readout with the scale frozen at each prompt's final residual."""
+        """Return the readout with the scale frozen at each prompt's final residual."""
         dtype = self.compute_dtype
         norm = infer_norm(self.model.ln_final, self.d_model, self.unembed_device, default_eps=self._eps)
         final = final_resid.to(self.unembed_device, dtype)
@@ -401,20 +401,20 @@ class ModelView:
 
     @contextmanager
     def inference_pass(self) -> Iterator[dict[str, Any]]:
-        """Arguments for forward passes in the block that keep nothing but what hooks keep.
+        """Yield arguments for forward passes in the block that keep only what hooks record.
 
-        Otherwise Hugging Face models gather every layer's attention weights and a key-value cache, and bridges hold on
-        to the weights: heads · pos² numbers per layer. GELU by tanh, which some models write out, is one kernel in
-        float32 and float64: the same within rounding.
+        Otherwise Hugging Face models collect every layer's attention weights and a KV cache, and bridges keep the
+        attention weights: heads · pos² values per layer. In float32 and float64, an expanded tanh GELU is replaced by
+        one kernel, which gives the same result within rounding.
         """
         with self.exclusive_pass(), inference_kwargs(self.model) as arguments:
             yield arguments
 
     @contextmanager
     def exclusive_pass(self) -> Iterator[None]:
-        """A pass of our own: of this thread alone, without dropout; modules in training mode are put back after it."""
+        """Lock the model for this thread and disable dropout; restore modules in training mode afterwards."""
         with model_lock(self.model):
-            # A bridge does not count all modules of the model that it stands for among its own.
+            # A bridge does not register all modules of the model that it wraps.
             roots = {id(root): root for root in (self.model, getattr(self.model, "original_model", self.model))}
             training = [module for root in roots.values() for module in root.modules() if module.training]
             for module in training:
@@ -429,31 +429,31 @@ class ModelView:
 
     @cached_property
     def hook_names(self) -> frozenset[str]:
-        """Of all hooks. Kept, since a bridge makes its dictionary of them anew whenever it is asked."""
+        """The names of all hooks, cached because a bridge rebuilds its dictionary at each access."""
         return frozenset(self.model.hook_dict)
 
     def hook(self, layer: int, *names: str) -> str:
-        """The first of a layer's hooks, by TransformerLens name, that the model has."""
+        """Return the first of a layer's hooks, by TransformerLens name, that the model has."""
         for name in names:
             full = f"blocks.{layer}.{name}"
             if full in self.hook_names:
                 return full
         raise InputError(
-            f"{self.name} has no hook blocks.{layer}.{names[0]}: only decoders of attention + FFN blocks are supported"
+            f"model must be a decoder of attention + FFN blocks, got {self.name} without hook blocks.{layer}.{names[0]}"
         )
 
     @property
     def last_logits_hook(self) -> str:
-        """Where the stream can be cut down to the rows whose logits are wanted, so that no others are computed."""
+        """The hook at which to select the rows whose logits are needed, so that no others are computed."""
         return "unembed.hook_in" if "unembed.hook_in" in self.hook_names else "ln_final.hook_normalized"
 
 
-# Dtypes whose weights can be read and multiplied with as they are.
+# Dtypes whose weights can be read and multiplied directly.
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _check_weights(model: Any, name: str) -> None:
-    """Raises InputError for weights that cannot be read: quantized, or not in memory."""
+    """Raise InputError for unreadable weights: quantized, or not in memory."""
     quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
     away = False
     dtypes: set[torch.dtype] = set()
@@ -464,19 +464,18 @@ def _check_weights(model: Any, name: str) -> None:
     packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in SUPPORTED_DTYPES)
     if quantized or packed:
         raise InputError(
-            f"the weights of {name} are quantized{' (' + ', '.join(packed) + ')' if packed else ''}, and heads cannot "
-            "be read out of packed weights; load the model unquantized, in dtype=torch.bfloat16 where memory is short"
+            f"weights of {name} must not be quantized, got {', '.join(packed) or 'packed weights'}; load the model "
+            "unquantized, with dtype=torch.bfloat16 to save memory"
         )
     if away and has_missing_weights(model):
         raise InputError(
-            f"some weights of {name} are not in memory (on the meta device), and no hook of accelerate brings them in; "
-            "load the model with its weights: dtype=torch.bfloat16 where memory is short, or device_map= with an "
-            "offload_folder="
+            f"some weights of {name} are not loaded (on the meta device), and no accelerate hook loads them; load the "
+            "model with its weights, with dtype=torch.bfloat16 or device_map= and offload_folder= to save memory"
         )
 
 
 def _optional(owner: Any, name: str) -> Any:
-    """An attribute that some families lack; TransformerBridge raises AttributeError for missing biases."""
+    """Return an attribute, or None if the family lacks it (TransformerBridge raises AttributeError for biases)."""
     try:
         return getattr(owner, name)
     except AttributeError:

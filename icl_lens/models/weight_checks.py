@@ -1,4 +1,4 @@
-"""Whether a model's weights are the ones its configuration asks for, and numbers."""
+"""Check that weights match the config and are finite."""
 
 import re
 from collections.abc import Iterable
@@ -21,17 +21,17 @@ _MASK = re.compile(r"(attn|attention|self_attn|self_attention)\.bias$")
 
 
 class StrictLoader:
-    """A model class for `boot_transformers(model_class=)` that refuses weights which do not fit the configuration.
+    """A model class for `boot_transformers(model_class=)` that rejects weights that do not match the configuration.
 
-    transformers would give random numbers to weights that the checkpoint lacks, and drop those it has too many of.
-    `inner` is the class to load with, None to let TransformerLens choose.
+    transformers itself initializes missing weights at random and drops unexpected ones. `inner` is the class to load
+    with; None lets TransformerLens choose.
     """
 
     def __init__(self, name: str, inner: Any = None) -> None:
         self._name, self._inner = name, inner
 
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
-        """What `inner` gives; raises InputError for weights missing, left over, misshapen or not finite."""
+        """Load with `inner`; raise InputError for weights that are missing, unexpected, misshapen or not finite."""
         inner = self._inner or _class_for(kwargs["config"])
         check_parameter_count(self._name, Path(folder), kwargs["config"], inner)
         check_not_quantized(self._name, Path(folder), kwargs["config"])
@@ -41,19 +41,19 @@ class StrictLoader:
         return model
 
     def from_config(self, config: Any, **kwargs: Any) -> Any:
-        """A model with random weights, as `inner` makes it."""
+        """Create a model with random weights."""
         return (self._inner or _class_for(config)).from_config(config, **kwargs)
 
 
 def check_parameter_count(name: str, folder: Path, config: Any, inner: Any) -> None:
-    """Raises InputError if the configuration asks for more than twice the numbers that the weights hold.
+    """Raise InputError if the configuration needs more than twice the parameters that the weights contain.
 
-    It is then of another model, and room for billions of random numbers would be made before that is seen. Only the
-    headers of safetensors are read; packed weights, and classes that cannot be made without memory, pass.
+    It then belongs to another model, and loading would allocate billions of random parameters before failing. Only
+    the headers of safetensors are read; packed weights and classes that need memory to be created are skipped.
     """
     files = weight_files(folder)
-    plain = files and all(file.suffix == ".safetensors" for file in files)
-    if not plain or getattr(config, "quantization_config", None) is not None:
+    is_safetensors = files and all(file.suffix == ".safetensors" for file in files)
+    if not is_safetensors or getattr(config, "quantization_config", None) is not None:
         return
     try:
         held = 0
@@ -62,19 +62,19 @@ def check_parameter_count(name: str, folder: Path, config: Any, inner: Any) -> N
                 held += sum(prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118
         with torch.device("meta"):
             wanted = sum(parameter.numel() for parameter in inner.from_config(config).parameters())
-    except Exception:  # whatever it is, loading will say it of the file or the configuration itself
+    except Exception:  # loading reports the fault of the file or the configuration
         return
     if wanted > 2 * held:
         raise InputError(
-            f"the weights of {name!r} do not fit its config.json: they hold {held:,} numbers, and it asks for "
-            f"{wanted:,}; use the config.json these weights were saved with"
+            f"weights of {name!r} hold {held:,} parameters, config.json expects {wanted:,}; use the config.json that "
+            "was saved with these weights"
         )
 
 
 def check_not_quantized(name: str, folder: Path, config: Any) -> None:
-    """Raises InputError if weights are stored as whole numbers and the configuration names no quantizer.
+    """Raise InputError if weights are stored as integers and the configuration has no quantizer.
 
-    transformers would take quantized weights for the numbers they are packed into. Masks and positions are no weights.
+    transformers would use the packed integers as weights. Masks and positions are not weights.
     """
     files = weight_files(folder)
     if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
@@ -85,20 +85,20 @@ def check_not_quantized(name: str, folder: Path, config: Any) -> None:
             with safe_open(file, framework="pt") as stored:
                 kinds = {key: str(stored.get_slice(key).get_dtype()) for key in stored.keys()}  # noqa: SIM118
             packed += [key for key, kind in kinds.items() if _WHOLE.fullmatch(kind) and not _is_buffer(key)]
-    except Exception:  # whatever it is, loading will say it of the file
+    except Exception:  # loading reports the fault of the file
         return
     if packed:
         raise InputError(
-            f"the weights of {name!r} are whole numbers in {_few(packed)}: they are quantized, and its config.json "
-            "does not say how; use the unquantized model"
+            f"weights of {name!r} are integers in {_few(packed)}, but config.json has no quantization_config; use the "
+            "unquantized model"
         )
 
 
 def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
-    """Raises InputError unless every weight came from the checkpoint and every one of the checkpoint is used.
+    """Raise InputError unless every weight is in the checkpoint and every weight of the checkpoint is used.
 
-    Buffers, such as rotary frequencies and causal masks, and heads beside the model, such as a classifier, are no
-    weights of the model: they may be missing or left over. `info` is transformers' `output_loading_info`.
+    Buffers, such as rotary frequencies and causal masks, and extra heads, such as a classifier, are not checked.
+    `info` is transformers' `output_loading_info`.
     """
     buffers = {key for key, _ in model.named_buffers()}
     missing = [key for key in info["missing_keys"] if key not in buffers]
@@ -106,20 +106,20 @@ def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
     shapes = [_Mismatch(*mismatched[:3]) for mismatched in info["mismatched_keys"]]
     parts = []
     if missing:
-        parts.append(f"missing are {_few(missing)}")
+        parts.append(f"missing {_few(missing)}")
     if extra:
-        parts.append(f"left over are {_few(extra)}")
+        parts.append(f"unexpected {_few(extra)}")
     if shapes:
-        parts.append(f"of another shape are {_few(map(str, shapes))}")
+        parts.append(f"wrong shape {_few(map(str, shapes))}")
     if parts:
         raise InputError(
-            f"the weights of {name!r} do not fit its config.json: {'; '.join(parts)}; they would be random or "
-            "dropped: use the config.json these weights were saved with, or save the model anew"
+            f"weights of {name!r} do not match config.json ({'; '.join(parts)}); use the config.json that was saved "
+            "with these weights, or save the model again"
         )
 
 
 def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Raises InputError if a parameter holds NaN or infinity: one pass over the weights, no copy of them."""
+    """Raise InputError if a parameter contains NaN or infinity, in one pass over the weights and without a copy."""
     bad: list[str] = []
     kinds: set[str] = set()
     for key, parameter in model.named_parameters():
@@ -134,12 +134,12 @@ def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None
             continue
         bad.append(key)
     if bad:
-        how = (
-            "use --dtype float32 or bfloat16 (dtype= in Python), which hold larger numbers"
+        remedy = (
+            "use --dtype float32 or bfloat16 (dtype= in Python), which have a larger range"
             if dtype == torch.float16 and kinds == {"infinity"}
-            else "the checkpoint is damaged or its training diverged: use another"
+            else "use another checkpoint, since this one is corrupt or its training diverged"
         )
-        raise InputError(f"weights of {name!r} hold {' and '.join(sorted(kinds))} in {_few(bad)}; {how}")
+        raise InputError(f"weights of {name!r} contain {' and '.join(sorted(kinds))} in {_few(bad)}; {remedy}")
 
 
 class _Mismatch:
@@ -147,7 +147,7 @@ class _Mismatch:
         self._key, self._found, self._wanted = key, tuple(found), tuple(wanted)
 
     def __str__(self) -> str:
-        return f"{self._key} ({_size(self._found)}, by the configuration {_size(self._wanted)})"
+        return f"{self._key} ({_size(self._found)}, expected {_size(self._wanted)})"
 
 
 def _size(shape: tuple[int, ...]) -> str:
@@ -155,7 +155,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _belongs(key: str, model: nn.Module) -> bool:
-    """Whether a key of the checkpoint speaks of a part the model has, or of a layer it should have."""
+    """Return whether a checkpoint key belongs to a module of the model, or to a layer that it should have."""
     if _is_buffer(key):
         return False
     lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
@@ -181,7 +181,7 @@ def _few(keys: Iterable[str]) -> str:
 
 
 def _class_for(config: Any) -> Any:
-    """The transformers class that TransformerLens would load with."""
+    """Return the transformers class that TransformerLens would load with."""
     from transformer_lens.model_bridge.sources.transformers import (
         determine_architecture_from_hf_config,
         get_hf_model_class_for_architecture,

@@ -1,9 +1,8 @@
-"""Text to tokens, with the position of everything.
+"""Convert text to tokens and track the position of every part.
 
-1. `prompt`: demonstrations and a query become a text; where each text and label stands is counted while it is put
-   together, never searched for.
-2. `tasks`: words and sentence datasets become many such prompts.
-3. `spelling`: character offsets of the whole prompt say which tokens each text and label has.
-4. `tokenize` (and `free`, for texts without demonstrations): prompts become one right-padded tensor of tokens, a
-   `PromptBatch` (`batch`), which knows by which token each label is scored.
+1. `prompt`: renders demonstrations and a query as text and counts the character span of each text and label.
+2. `tasks`: builds lists of prompts from word lists and sentence datasets (`datasets`).
+3. `token_alignment`: maps each text and label to its tokens, using the character offsets of the full prompt.
+4. `tokenize` (and `plain_text`, for texts without demonstrations): converts prompts to a right-padded `PromptBatch`
+   (`batch`), which stores the token that scores each label.
 """

@@ -1,4 +1,4 @@
-"""Tokenized prompts (`PromptBatch`), and where in them every part is."""
+"""Tokenized prompts (`PromptBatch`) and the positions of their parts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -30,16 +30,15 @@ _DEFAULT_TEMPLATE = Template()
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """Tokenized prompts, padded on the right, and where in them everything is.
+    """Tokenized prompts, padded on the right, with the positions of their parts.
 
-    Positions count tokens from the row's start, a beginning-of-sequence token included. -1 stands where a row
-    has fewer demonstrations than another, or no answer. All tensors lie on one device. `batch[2:5]` and
-    `batch[[0, 3]]` are smaller batches with the same labels, without the padding that none of their rows
-    needs.
+    Positions count tokens from the start of the row, including a beginning-of-sequence token. -1 marks a missing
+    demonstration or answer. All tensors are on one device. `batch[2:5]` and `batch[[0, 3]]` are smaller batches with
+    the same labels, without padding that none of their rows needs.
 
-    Made by `tokenize`; by `tokenize_text` and `from_tokens` without demonstrations: no label then, `prompts` is empty
-    and `targets` says what each row is scored by. `at` gives rows that end at other positions of the same prompts.
-    Source: docs/howto/own_dataset.md.
+    Created by `tokenize`, or without demonstrations by `tokenize_text` and `from_tokens`; then there are no labels,
+    `prompts` is empty, and `targets` holds the token each row is scored by. `at` returns rows that end at other
+    positions of the same prompts. Source: docs/howto/own_dataset.md.
 
     Example:
         >>> [batch.token_strings[0][position] for position in batch.label_positions[0]]
@@ -49,46 +48,46 @@ class PromptBatch:
     """
 
     tokens: Int[Tensor, "batch pos"]
-    """Token ids; what lies beyond `attention_mask` is padding."""
+    """Token ids; padding where `attention_mask` is 0."""
     attention_mask: Int[Tensor, "batch pos"]
     """1 on tokens, 0 on padding."""
     last: Int[Tensor, " batch"]
-    """Each row's last token, at which the label is predicted."""
+    """Position of each row's last token, where the label is predicted."""
     label_positions: Int[Tensor, "batch demo"]
-    """The last token of each demonstration's label."""
+    """Position of the last token of each demonstration's label."""
     label_index: Int[Tensor, "batch demo"]
     """Each demonstration's label, as an index into `labels`."""
     label_mask: Bool[Tensor, "batch label"]
-    """Which labels are choices in each row: the prompt's own."""
+    """Labels that are choices in each row: those of its prompt."""
     label_tokens: Int[Tensor, " label"]
-    """The token each label is scored by: the first with which it continues a prompt."""
+    """The token each label is scored by: its first token after the query or the appended shared prefix."""
     answer: Int[Tensor, " batch"]
-    """The right label, as an index into `labels`."""
+    """The correct label, as an index into `labels`."""
     text_ranges: Int[Tensor, "batch demo 2"]
-    """The first token of each demonstration's text, and the one after its last."""
+    """The token range of each demonstration's text: start and end, end exclusive."""
     query_range: Int[Tensor, "batch 2"]
-    """The first token of the query's text, and the one after its last."""
+    """The token range of the query's text: start and end, end exclusive."""
     labels: tuple[str, ...]
-    """The labels of all prompts together."""
+    """The labels of all prompts."""
     prompts: tuple[Prompt, ...]
-    """One a row; empty for texts without demonstrations."""
+    """One per row; empty for texts without demonstrations."""
     template: Template
     token_strings: list[list[str]]
-    """Each row's tokens without padding, each decoded alone: for display, not for putting together again."""
+    """Each row's tokens without padding, decoded one by one: for display only, since joining them loses white space."""
     token_names: list[list[str]] = field(default_factory=list)
-    """The same with white space visible: "▁to" where the vocabulary writes it so, else "␣to"; line breaks as "⏎"."""
+    """`token_strings` with visible white space: "▁to" if the vocabulary uses "▁", else "␣to"; line breaks as "⏎"."""
     texts: tuple[str, ...] = ()
-    """The whole text each row was made of."""
+    """The full text of each row."""
     targets: Int[Tensor, " batch"] | None = None
-    """The token each row is scored by where that is not its answer's label; -1 where there is none."""
+    """The token each row is scored by if it is not the answer's label token; -1 for none."""
     against: Int[Tensor, "batch other"] | None = None
-    """Tokens to compare each row's with; -1 where a row has fewer. None: with none."""
+    """Tokens to compare each row's target with, padded with -1; None for no comparison."""
     prompt_index: Int[Tensor, " batch"] | None = None
-    """Where rows are positions of prompts: which prompt each is of. Rows of one prompt begin with the same tokens."""
+    """The prompt of each row, if rows are positions of prompts. Rows of one prompt begin with the same tokens."""
     prediction_positions: Int[Tensor, "batch demo"] | None = None
-    """Where each demonstration's label is predicted: the token before the one it is scored by."""
+    """Where each demonstration's label is predicted: the position before the token it is scored by."""
     vocabulary: str = ""
-    """A digest of the tokenizer's vocabulary, so that no other model is run on these ids; empty where none is known."""
+    """A digest of the tokenizer's vocabulary, used to reject other models; empty if unknown."""
 
     def __post_init__(self) -> None:
         if not self.token_names:
@@ -96,23 +95,23 @@ class PromptBatch:
 
     @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:
-        """The token each row is scored by: its target, or its answer's; -1 where it has neither."""
+        """The token each row is scored by: its target or its answer's label token; -1 if it has neither."""
         if self.targets is not None:
             return self.targets
         return torch.where(self.answer < 0, -1, self.label_tokens[self.answer])
 
     @property
     def other_label_tokens(self) -> Int[Tensor, "batch other"]:
-        """The tokens of each prompt's labels but its answer, -1 where a prompt has fewer than another, or no answer.
+        """The tokens of each prompt's labels except its answer, padded with -1; all -1 without an answer.
 
-        What to give as `against`, to ask which parts tell the answer from the other labels.
+        Pass it as `against` to find the parts that favor the answer over the other labels.
         """
         return self.label_tokens_except(self.answer)
 
     def label_tokens_except(self, label: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"]:
-        """The tokens of each prompt's labels but one, an index into `labels` (-1: no row of tokens), in their order.
+        """Return the tokens of each prompt's labels except `label`, an index into `labels` (-1 selects no tokens).
 
-        -1 on the right where a prompt has fewer than another. The axis has a place even if no prompt has another label.
+        Rows are padded with -1 on the right. The last axis has at least one entry, even if no prompt has another label.
         """
         label = label.to(self.label_mask.device)
         wanted = self.label_mask & (label >= 0)[:, None]
@@ -121,7 +120,7 @@ class PromptBatch:
         return torch.where(wanted.gather(1, order), self.label_tokens[order], -1)
 
     def require_labels(self, what: str, alternative: str) -> None:
-        """Raises InputError where there is no label at all, so that `what` means nothing; `instead` is the remedy."""
+        """Raise InputError if the batch has no labels, so that `what` is undefined; `alternative` is the fix."""
         if not self.labels:
             raise InputError(f"these prompts have no demonstrations, so there is no {what}; {alternative}")
 
@@ -134,7 +133,7 @@ class PromptBatch:
 
     @property
     def size_summary(self) -> str:
-        """How many prompts of how many tokens, in words: "100 prompts × 14 tokens"."""
+        """The number of prompts and tokens, such as "100 prompts × 14 tokens"."""
         lengths = (self.last + 1).tolist()
         tokens = f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
         n = len(self) if self.prompt_index is None else len(self.prompt_index.unique())
@@ -153,15 +152,16 @@ class PromptBatch:
         against: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None,
         positions: TokenPositions | None = None,
     ) -> "PromptBatch":
-        """Token ids [batch pos], or rows of different lengths, as prompts without demonstrations.
+        """Create a batch without demonstrations from token ids [batch pos] or rows of different lengths.
 
-        Nothing is put in front. With the `model`, ids are checked against its vocabulary and context, tokens have
-        names, and the batch lies on its device. `targets`: one id, or one a row; left out, each position is scored by
-        the token that follows it, and the last by none. `against`: ids to compare the targets with, one for all, one a
-        row, or a list a row. `positions` picks others than the last, see `at`.
+        No beginning-of-sequence token is added. With `model`, ids are checked against its vocabulary and context
+        length, tokens have names, and the batch is on its device. `targets` is one id or one per row; by default each
+        position is scored by the next token, and the last one has no target. `against` has the ids to compare the
+        targets with: one for all rows, one per row, or a list per row. `positions` selects positions other than the
+        last, see `at`.
 
-        Raises InputError for no tokens, for ids the model does not have, rows longer than its context, and targets or
-        positions that do not fit.
+        Raises InputError for empty rows, ids outside the model's vocabulary, rows longer than its context, and targets
+        or positions that do not match.
 
         Example:
             >>> random = il.PromptBatch.from_tokens([[5, 8, 13, 5, 8, 13]], model=model, positions="all")
@@ -171,10 +171,10 @@ class PromptBatch:
         try:
             rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
         except (TypeError, ValueError):
-            raise InputError(f"{tokens!r} are no rows of token ids; give one list of integers a prompt") from None
+            raise InputError(f"tokens must be one list of integers per prompt, got {tokens!r}") from None
         check_ids(None, [id for row in rows for id in row])
         if not rows or not all(rows):
-            raise InputError("there are no tokens in some row; give each prompt at least one")
+            raise InputError("each row of tokens must have at least one token, got an empty one; remove it")
         device = tokens.device if isinstance(tokens, Tensor) else None
         if model is not None:
             check_context_length(model, rows)
@@ -194,12 +194,12 @@ class PromptBatch:
         return picked if positions is not None else replace(picked, prompt_index=None)
 
     def at(self, positions: TokenPositions) -> "PromptBatch":
-        """The same prompts read at other positions: one row for each prompt and position, ending there.
+        """Return one row per prompt and position, ending at that position.
 
-        `positions` is one for every row, several for every row, or a list for each; negative ones count from the row's
-        end; "all" is every position. A row that ends before its prompt does is scored by the token that follows
-        (`answer_tokens`), has no answer, and no label beyond its end. `prompt_index` says which prompt each row is of;
-        `capture` runs the rows of a prompt as one. Raises InputError for a position that a row does not have.
+        `positions` is one position for all rows, several for all rows, a list per row, or "all"; negative positions
+        count from the end of the row. A row that ends before its prompt is scored by the next token (`answer_tokens`)
+        and has no answer and no labels after its end. `prompt_index` holds the prompt of each row; `capture` runs the
+        rows of a prompt in one pass. Raises InputError for a position outside a row.
 
         Example:
             >>> first = int(batch.label_positions[0, 0])
@@ -208,8 +208,8 @@ class PromptBatch:
             ([':', 'bar'], tensor(True))
         """
         device = self.tokens.device
-        chosen = resolve_positions(positions, (self.last + 1).tolist())
-        ends = [(row, place) for row, places in enumerate(chosen) for place in places]
+        selected = resolve_positions(positions, (self.last + 1).tolist())
+        ends = [(row, place) for row, places in enumerate(selected) for place in places]
         index = [row for row, _ in ends]
         rows, place = torch.tensor(ends, device=device).unbind(-1)
         early = place < self.last[rows]
@@ -218,7 +218,7 @@ class PromptBatch:
         following = self.tokens[rows, (place + 1).clamp(max=self.tokens.shape[1] - 1)]
         hidden = self.label_positions[rows] > place[:, None]
         unread = (self.text_ranges[rows, :, 1] > place[:, None] + 1)[..., None]
-        asked = (self.query_range[rows, 1] <= place + 1)[:, None]
+        has_query = (self.query_range[rows, 1] <= place + 1)[:, None]
         against = None if self.against is None else self.against[rows].masked_fill(early[:, None], -1)
         return replace(
             self,
@@ -233,7 +233,7 @@ class PromptBatch:
             label_mask=self.label_mask[rows],
             answer=self.answer[rows].masked_fill(early, -1),
             text_ranges=self.text_ranges[rows].masked_fill(unread, -1),
-            query_range=torch.where(asked, self.query_range[rows], -1),
+            query_range=torch.where(has_query, self.query_range[rows], -1),
             prompts=tuple(self.prompts[row] for row in index) if self.prompts else (),
             token_strings=[self.token_strings[row][: end + 1] for row, end in ends],
             token_names=[self.token_names[row][: end + 1] for row, end in ends],
@@ -244,22 +244,22 @@ class PromptBatch:
         )
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "PromptBatch":
-        """The rows named, as a batch: an integer gives a batch of one.
+        """Return the selected rows as a batch; an integer selects a batch of one row.
 
-        Raises IndexError for a row that is not there, InputError when no row is left.
+        Raises IndexError for a row out of range and InputError if no row is selected.
         """
         everything = range(len(self))
         if isinstance(index, slice):
             rows = list(everything[index])
         elif isinstance(index, Tensor):
             if index.dtype == torch.bool and len(index) != len(self):
-                raise IndexError(f"a mask of {len(index)} rows does not fit a batch of {len(self)}")
+                raise IndexError(f"mask must have one value per row of the batch ({len(self)}), got {len(index)}")
             kept = index.nonzero().flatten() if index.dtype == torch.bool else index.flatten()
             rows = [everything[row] for row in kept.tolist()]
         else:
             rows = [everything[row] for row in ([index] if isinstance(index, int) else index)]
         if not rows:
-            raise InputError(f"{index!r} picks no row of a batch of {len(self)}; name at least one")
+            raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
         at = torch.tensor(rows, device=self.tokens.device)
         width = int(self.last[at].max()) + 1
         by_row = {name: getattr(self, name)[at] for name in _BY_ROW if getattr(self, name) is not None}
@@ -275,13 +275,13 @@ class PromptBatch:
         )
 
     def split(self, size: int) -> Iterator["PromptBatch"]:
-        """The batch in pieces of `size` rows, the last perhaps smaller. Raises InputError if `size` < 1."""
+        """Split the batch into pieces of `size` rows; the last may be smaller. Raises InputError if `size` < 1."""
         if size < 1:
-            raise InputError(f"cannot split into pieces of {size} rows; give a size of at least 1")
+            raise InputError(f"size must be at least 1, got {size}")
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The batch as tensors and plain data, for files; `from_state` is the way back."""
+        """Return the batch as tensors and JSON-serializable data; `from_state` restores it."""
         tensors = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)}
         prompts = [
             [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
@@ -293,7 +293,7 @@ class PromptBatch:
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":
-        """The batch that `described` made tensors and plain data of."""
+        """Restore a batch from the output of `to_state`."""
         prompts = tuple(
             Prompt([Demonstration(*one) for one in shown], query, answer, labels)
             for shown, query, answer, labels in about["prompts"]
@@ -310,7 +310,7 @@ class PromptBatch:
         )
 
     def to(self, device: torch.device | str) -> "PromptBatch":
-        """The same batch with its tensors on `device`."""
+        """Return the batch with its tensors on `device`."""
         tensors = {
             one.name: value.to(device) for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)
         }
@@ -318,7 +318,7 @@ class PromptBatch:
 
 
 def prompts_digest(batch: PromptBatch) -> str:
-    """Sixteen hexadecimal digits that tell prompts apart by what the model reads, padding left out, and is asked."""
+    """Return a 16-digit hexadecimal digest of the unpadded token ids and the scored tokens."""
     tokens = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
     return json_digest([tokens, batch.answer_tokens.tolist()])
 
@@ -341,37 +341,31 @@ _BY_ROW = (
 
 
 def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
-    """Raises InputError where a batch's ids are those of another tokenizer than the model's, or none of its own."""
+    """Raise InputError if a batch was tokenized with another vocabulary than the model's."""
     size = getattr(model.cfg, "d_vocab", None)
     largest = int(batch.tokens.max())
     if size is not None and largest >= size:
         raise InputError(
-            f"the {what} holds token id {largest}, and the model's vocabulary is {size}: it was tokenized for another "
-            "model; tokenize the prompts for this one"
+            f"{what} was tokenized for another model: it contains token id {largest}, and the model's vocabulary size "
+            f"is {size}; re-tokenize the prompts for this model"
         )
     tokenizer = getattr(model, "tokenizer", None)
     if batch.vocabulary and tokenizer is not None and vocabulary_digest(tokenizer) != batch.vocabulary:
-        raise InputError(
-            f"the {what} was tokenized with another vocabulary than the model's, where the same ids are other words; "
-            "tokenize the prompts for this model"
-        )
+        raise InputError(f"{what} was tokenized with another vocabulary; re-tokenize the prompts for this model")
 
 
 def check_against_differs(batch: PromptBatch) -> None:
-    """Raises InputError where a row's target is also among what it is compared with."""
+    """Raise InputError if a row's target is also one of its `against` tokens."""
     if batch.targets is None or batch.against is None:
         return
     same = ((batch.against == batch.targets[:, None]) & (batch.against >= 0)).any(-1)
     if bool(same.any()):
         row = int(same.nonzero()[0])
-        raise InputError(
-            f"row {row} has token {int(batch.targets[row])} both as its target and against it, so there is nothing to "
-            "compare; choose tokens that differ"
-        )
+        raise InputError(f"targets and against must differ, got token {int(batch.targets[row])} in both for row {row}")
 
 
 def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
-    """Rows of ids as a batch without labels; without a tokenizer, ids are their own names."""
+    """Return rows of ids as a batch without labels; without a tokenizer, tokens are named by their ids."""
     n, longest = len(rows), max(map(len, rows))
     strings = names = [[str(token) for token in row] for row in rows]
     if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""Rows of labeled texts: from files of your own, or from plain data files of the Hub, fetched once and kept."""
+"""Read labeled texts from local files or from data files on the Hub, which are downloaded once and cached."""
 
 import csv
 import json
@@ -17,12 +17,12 @@ from icl_lens.prompts.prompt import quoted_list
 Row = Mapping[str, Any]
 
 SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
-"""What can be read."""
+"""Supported file suffixes."""
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """Rows as read. `class_names[column]` are the names that the numbers in a column stand for."""
+    """Raw rows. `class_names[column]` has the class names of a column of class indices."""
 
     rows: list[dict[str, Any]]
     class_names: Mapping[str, Sequence[str]]
@@ -30,10 +30,10 @@ class RawTable:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Where on the Hub a dataset lies: in plain data files, which need no code from the repository.
+    """The location of a dataset on the Hub, in data files that need no code from the repository.
 
-    `files` is a pattern of the names of a split's files. The first of `labels` that is there is read; `class_names`
-    are those of its numbers where the file does not name them. Of large datasets the first `at_most` rows are read.
+    `files` is a pattern for the names of a split's files. The first existing column of `labels` is read; `class_names`
+    are its class names if the file does not define them. At most the first `max_rows` rows are read.
     """
 
     repository: str
@@ -45,9 +45,9 @@ class HubDataset:
 
 
 DATASETS = {
-    # The copy in GLUE has no labels in its test split; this one does.
+    # The copy in GLUE has no labels in its test split.
     "sst2": HubDataset("SetFit/sst2", "text", ("label_text", "label"), r"{split}\.jsonl", ("negative", "positive")),
-    # The first repository of TREC needs a script. Coarse classes: ABBR, DESC, ENTY, HUM, LOC, NUM.
+    # The original repository of TREC needs a script. Coarse classes: ABBR, DESC, ENTY, HUM, LOC, NUM.
     "trec": HubDataset("SetFit/TREC-QC", "text", ("label_coarse_original",), r"{split}\.jsonl"),
     "agnews": HubDataset(
         "fancyzhx/ag_news",
@@ -63,7 +63,7 @@ DATASETS = {
         r"{split}\.jsonl",
         ("no hate speech", "hate speech"),
     ),
-    # 1.1 GB, of which no more is fetched than is used.
+    # 1.1 GB; only the rows used are downloaded.
     "amazon": HubDataset(
         "fancyzhx/amazon_polarity",
         "content",
@@ -73,17 +73,17 @@ DATASETS = {
         max_rows=20_000,
     ),
 }
-"""The sentence datasets that have a name of their own."""
+"""The built-in sentence datasets by name."""
 
 _REPOSITORIES = tuple(source.repository for source in DATASETS.values())
 
 
 def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTable], tuple[str, str]]:
-    """The rows of splits of one of `DATASETS`, and the columns of text and label.
+    """Return the rows of the splits of one of `DATASETS`, and the names of its text and label columns.
 
-    Its files are fetched once, into the cache of huggingface_hub, and are read from there ever after, also offline.
-    Of a dataset that is large, the first rows are fetched alone, by their place in the file.
-    Raises InputError, with what is kept and how to go on, if they cannot be had.
+    Files are downloaded once into the cache of huggingface_hub and then read from there, also offline. Of a large
+    dataset, only the first rows are downloaded. Raises InputError, with the reason and how to resume, if the download
+    fails.
     """
     source = DATASETS[name]
     try:
@@ -91,34 +91,35 @@ def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTabl
     except InputError as error:
         if "path=" in str(error) or "choose one of" in str(error):
             raise
-        raise InputError(f"{error}; or give a copy of your own with path=") from error.__cause__
-    there = {column for table in tables.values() for row in table.rows[:1] for column in row}
-    label = next((column for column in source.labels if column in there), None)
-    if source.text not in there or label is None:
+        raise InputError(f"{error}; or pass a local copy with path=") from error.__cause__
+    columns = {column for table in tables.values() for row in table.rows[:1] for column in row}
+    label = next((column for column in source.labels if column in columns), None)
+    if source.text not in columns or label is None:
         raise InputError(
-            f"{source.repository!r} has the columns {quoted_list(sorted(there)) or 'none'}, and needed are {source.text!r} "
-            f"and {' or '.join(map(repr, source.labels))}: it has changed; give a copy of your own with path="
+            f"{source.repository!r} must have the columns {source.text!r} and "
+            f"{' or '.join(map(repr, source.labels))}, got {quoted_list(sorted(columns)) or 'none'}; pass a local copy "
+            "with path="
         )
     return tables, (source.text, label)
 
 
 def read_files(paths: Sequence[Path]) -> RawTable:
-    """The rows of one file, or of the shards of one, as written; raises InputError where they cannot be read.
+    """Return the raw rows of one file or its shards; raise InputError if they cannot be read.
 
-    Cells of a .csv are strings ("01" stays "01", "NA" stays "NA"), and an empty one is missing.
+    Cells of a .csv are strings ("01" stays "01", "NA" stays "NA"); an empty cell is a missing value.
     """
     readers = dict(zip(SUFFIXES, (_json_lines, _csv, _parquet), strict=True))
     tables = []
     for path in paths:
         if not path.is_file():
-            raise InputError(f"there is no file {str(path)!r}; give the path of an existing file or folder")
+            raise InputError(f"there is no file {str(path)!r}; pass the path of an existing file or folder")
         if path.suffix not in SUFFIXES:
-            raise InputError(f"{str(path)!r} cannot be read; give a {quoted_list(SUFFIXES)} file")
+            raise InputError(f"path must be a file of type {quoted_list(SUFFIXES)}, got {str(path)!r}")
         try:
             tables.append(readers[path.suffix](path))
-        except Exception as error:  # whatever the readers raise, it is the file that is wrong
+        except Exception as error:  # the readers raise many types; the file is at fault
             raise InputError(
-                f"{str(path)!r} cannot be read as {path.suffix}: {_reason(error)}; mend the file, or give another"
+                f"cannot read {str(path)!r} as {path.suffix}: {_reason(error)}; fix the file or pass another"
             ) from error
     return _joined(tables)
 
@@ -134,19 +135,19 @@ def _json_lines(path: Path) -> RawTable:
             except RecursionError:
                 raise ValueError(f"line {number} is nested too deeply") from None
             except ValueError as error:
-                raise ValueError(f"line {number} is no JSON ({error})") from error
+                raise ValueError(f"line {number} is not valid JSON ({error})") from error
             if not isinstance(row, dict):
-                raise ValueError(f'line {number} is no JSON object such as {{"text": "…", "label": "…"}}')
+                raise ValueError(f'line {number} is not a JSON object like {{"text": "…", "label": "…"}}')
             rows.append(row)
     return RawTable(rows, {})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; raises ValueError where a name is given twice, of which one would be lost."""
+    """Return the pairs as a dict; raise ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-        raise ValueError(f"{twice!r} is there twice")
+        raise ValueError(f"duplicate key {twice!r}")
     return found
 
 
@@ -165,8 +166,8 @@ def _csv(path: Path) -> RawTable:
                 continue
             if len(cells) != len(header):
                 raise ValueError(
-                    f"line {reader.line_num} has {len(cells)} cells and the header {len(header)}; cells with commas "
-                    "need quotes"
+                    f"line {reader.line_num} has {len(cells)} cells and the header {len(header)}; quote cells that "
+                    "contain commas"
                 )
             rows.append({name: cell or None for name, cell in zip(header, cells, strict=True)})
     return RawTable(rows, {})
@@ -199,23 +200,21 @@ def _joined(tables: Sequence[RawTable]) -> RawTable:
 
 
 def _first_rows(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, RawTable]:
-    """The first rows of splits, from files of our own in the cache once they have been fetched."""
+    """Return the first rows of the splits, kept as separate files in the cache."""
     from huggingface_hub import cached_assets_path
 
     try:
         folder = cached_assets_path("icl_lens", namespace=source.repository, subfolder="main")
     except OSError as error:
-        raise InputError(
-            f"the cache cannot be written ({error.strerror}); set HF_HOME to a folder you may write to"
-        ) from error
+        raise InputError(f"cannot write to the cache ({error.strerror}); set HF_HOME to a writable folder") from error
     kept = {
         split: folder / f"{re.sub(r'[^A-Za-z0-9]', '-', split)}-first-{source.max_rows}.parquet" for split in splits
     }
     missing = [split for split in splits if not kept[split].is_file()]
     if missing and offline():
         raise InputError(
-            f"the first rows of {source.repository!r} ({quoted_list(missing)}) are not in the cache, and HF_HUB_OFFLINE "
-            f"forbids the network: unset it once, or give a copy of your own with path="
+            f"the first rows of {source.repository!r} ({quoted_list(missing)}) are not in the cache, and "
+            "HF_HUB_OFFLINE is set; unset it once, or pass a local copy with path="
         )
     if missing:
         repository = open_repository(source.repository, kind="dataset", whole=lambda _: False, known=_REPOSITORIES)
@@ -226,18 +225,18 @@ def _first_rows(name: str, source: HubDataset, splits: Sequence[str]) -> dict[st
 
 
 def _fetched(repository: Repository, source: HubDataset, files: Sequence[str]) -> Any:
-    """The first rows of some files, as an arrow table."""
+    """Return the first rows of some files as an Arrow table."""
     import pyarrow as pa
 
     columns, tables, left = (source.text, *source.labels), [], source.max_rows or 0
     for file in files:
         try:
             tables.append(_prefix(RemoteFile(repository, file), columns, left))
-        except RangeRequestsUnsupported:  # a mirror that knows whole files only
+        except RangeRequestsUnsupported:  # a mirror that serves complete files only
             tables.append(_prefix(str(repository.fetch([file]) / file), columns, left))
         except Exception as error:  # from the network, its libraries or the reader
             raise InputError(
-                f"{repository.explain_error(error)} (the first rows of {file} were being fetched; nothing of them is kept)"
+                f"{repository.explain_error(error)} (while downloading the first rows of {file}; none were kept)"
             ) from error
         left -= tables[-1].num_rows
         if left <= 0:
@@ -248,19 +247,19 @@ def _fetched(repository: Repository, source: HubDataset, files: Sequence[str]) -
 def _keep(table: Any, path: Path) -> None:
     import pyarrow.parquet as pq
 
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".icl_lens.", suffix=".parquet")
+    handle, temp_path = tempfile.mkstemp(dir=path.parent, prefix=".icl_lens.", suffix=".parquet")
     os.close(handle)
     try:
-        pq.write_table(table, beside, compression="zstd")
-        os.replace(beside, path)
+        pq.write_table(table, temp_path, compression="zstd")
+        os.replace(temp_path, path)
     except OSError as error:
-        raise InputError(f"the rows cannot be kept ({error.strerror}); make room in {str(path.parent)!r}") from error
+        raise InputError(f"cannot cache the rows ({error.strerror}); free space in {str(path.parent)!r}") from error
     finally:
-        Path(beside).unlink(missing_ok=True)
+        Path(temp_path).unlink(missing_ok=True)
 
 
 def _prefix(file: Any, columns: Sequence[str], count: int) -> Any:
-    """At most `count` rows of a parquet file, of which no more is read than the row groups they lie in."""
+    """Return at most `count` rows of a parquet file, reading only their row groups."""
     import pyarrow.parquet as pq
 
     parquet = pq.ParquetFile(file)
@@ -275,7 +274,7 @@ def _prefix(file: Any, columns: Sequence[str], count: int) -> Any:
                 start = column.dictionary_page_offset or column.data_page_offset
                 spans += [start, start + column.total_compressed_size]
     if isinstance(file, RemoteFile) and spans:
-        file.read_ahead(min(spans), max(spans))  # one request instead of one for each column of each group
+        file.read_ahead(min(spans), max(spans))  # one request for all columns and groups
     return parquet.read_row_groups(groups, columns=wanted).slice(0, count)
 
 
@@ -285,7 +284,7 @@ def _files(repository: Repository, source: HubDataset, split: str) -> list[str]:
 
 
 def _of_split(name: str, repository: Repository, source: HubDataset, split: str) -> list[str]:
-    """The files of a split; raises InputError, naming those there are, if it has none."""
+    """Return the files of a split; raise InputError that lists the existing splits if there are none."""
     if not (files := _files(repository, source, split)):
         raise InputError(_no_split(name, repository, source, split))
     return files
@@ -293,14 +292,15 @@ def _of_split(name: str, repository: Repository, source: HubDataset, split: str)
 
 def _no_split(name: str, repository: Repository, source: HubDataset, split: str) -> str:
     pattern = re.compile(source.files.replace("{split}", r"(\w+)"))
-    there = sorted({found[1] for file in repository.files if (found := pattern.fullmatch(file))})
+    names = sorted({found[1] for file in repository.files if (found := pattern.fullmatch(file))})
+    splits = quoted_list(names) or "none"
     if repository.from_cache:
-        return f"{name} has no split {split!r} in the cache but {quoted_list(there) or 'none'}; fetch it once with a network"
-    return f"{name} has no split {split!r} but {quoted_list(there) or 'none'}; choose one of them"
+        return f"{name} has no split {split!r} in the cache, only {splits}; download it once with network access"
+    return f"{name} has no split {split!r}, only {splits}; choose one of them"
 
 
 def _read(path: Path, source: HubDataset) -> RawTable:
-    """The rows of a fetched file: JSON lines, or parquet with the names of its classes."""
+    """Return the rows of a downloaded file: JSON lines, or parquet with its class names."""
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
@@ -311,11 +311,11 @@ def _read(path: Path, source: HubDataset) -> RawTable:
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
             names = {}
         if not all(isinstance(row, dict) for row in rows):
-            raise ValueError("a line is no object")
+            raise ValueError("a line is not an object")
     except (OSError, ValueError, ArithmeticError, TypeError) as error:  # pyarrow's errors are ValueErrors and OSErrors
         raise InputError(
-            f"{path.name!r} of {source.repository!r} is damaged ({_reason(error)}); delete {str(path)!r} and try "
-            "again: it is fetched anew"
+            f"{path.name!r} of {source.repository!r} is corrupt ({_reason(error)}); delete {str(path)!r} and retry to "
+            "download it again"
         ) from error
     return RawTable(
         rows, {**dict.fromkeys(source.labels, source.class_names), **names} if source.class_names else names
@@ -323,7 +323,7 @@ def _read(path: Path, source: HubDataset) -> RawTable:
 
 
 def _named(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
-    """Names of classes as `datasets` writes them beside the columns."""
+    """Return the class names that the library `datasets` stores with the columns."""
     features = json.loads(metadata.get(b"huggingface") or b"{}").get("info", {}).get("features", {})
     return {column: kind["names"] for column, kind in features.items() if isinstance(kind, dict) and kind.get("names")}
 

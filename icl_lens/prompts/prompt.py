@@ -1,7 +1,7 @@
-"""Prompts as data, and the text they become, with the character span of every part.
+"""Prompts as data, and their rendered text with the character span of every part.
 
-Spans are counted while the text is put together and never searched for, so a text may contain the label word,
-braces or a colon.
+Spans are counted while the text is assembled and never searched for, so a text may contain the label word, braces or a
+colon.
 """
 
 import re
@@ -13,29 +13,29 @@ from icl_lens.errors import InputError
 
 Span = tuple[int, int]
 
-# A colon that is a word of its own; "Warning: bad" holds none.
+# A colon surrounded by white space; "Warning: bad" has none.
 _COLON = re.compile(r"(?<!\S):(?!\S)")
 
 
 def check_unicode(*texts: object) -> None:
-    """Raises InputError for what is no text, or holds half a surrogate pair, which no tokenizer reads."""
+    """Raise InputError for values that are not strings, and for unpaired surrogates, which no tokenizer reads."""
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{text!r} is no text; give a string")
+            raise InputError(f"text must be a string, got {text!r}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{text[:60]!r} is no valid Unicode text at character {error.start} (its bytes were not UTF-8, or a "
-                "surrogate stands alone); write it anew as UTF-8"
+                f"text must be valid Unicode, got an unpaired surrogate at character {error.start} of {text[:60]!r}; "
+                "re-encode it as UTF-8"
             ) from None
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One example the prompt shows: a text and the label it has.
+    """An example in the prompt: a text and its label.
 
-    Raises InputError when either is empty or white space only.
+    Raises InputError if either is empty or only white space.
 
     Example:
         >>> il.Demonstration("a sad love", "bar")
@@ -48,21 +48,20 @@ class Demonstration:
     def __post_init__(self) -> None:
         check_unicode(self.text, self.label)
         if not self.text.strip():
-            raise InputError(f"the demonstration with label {self.label!r} has an empty text; give it a text")
+            raise InputError(f"the demonstration with label {self.label!r} has an empty text; add the text")
         if not self.label.strip():
-            raise InputError(f"the demonstration {self.text!r} has an empty label; give it a label")
+            raise InputError(f"the demonstration {self.text!r} has an empty label; add the label")
 
 
 @dataclass(frozen=True, init=False)
 class Prompt:
-    """An in-context classification prompt: demonstrations, then the query whose label is asked for.
+    """An in-context classification prompt: demonstrations followed by a query whose label is predicted.
 
-    `answer` is the right label where one is known. `labels` are the choices; left out, they are the
-    demonstrations' labels in order of first appearance. The text itself is made by a `Template`;
-    `str(prompt)` uses the default one.
+    `answer` is the correct label, if known. `labels` are the choices; the default is the demonstrations' labels in
+    order of first appearance. A `Template` renders the text; `str(prompt)` uses the default template.
 
-    Raises InputError for a prompt without demonstrations or query, an empty or repeated label, a
-    demonstration's label that is not among `labels`, and an answer that is no label.
+    Raises InputError for a prompt without demonstrations or query, an empty or repeated label, and a demonstration's
+    label or an answer that is not among `labels`.
 
     Example:
         >>> shown = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
@@ -85,9 +84,9 @@ class Prompt:
         labels: Sequence[str] | None = None,
     ) -> None:
         if isinstance(labels, str):
-            raise InputError(f"labels={labels!r} is one string; give a sequence such as ({labels!r},)")
+            raise InputError(f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)")
         shown = tuple(dict.fromkeys(demonstration.label for demonstration in demonstrations))
-        # Past the frozen __setattr__: sequences become tuples, so that prompts can be compared and hashed.
+        # Bypass the frozen __setattr__. Sequences become tuples, so that prompts can be compared and hashed.
         object.__setattr__(self, "demonstrations", tuple(demonstrations))
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "answer", answer)
@@ -99,49 +98,48 @@ class Prompt:
         if not self.demonstrations:
             raise InputError(
                 f"the prompt with query {self.query!r} has no demonstration; "
-                "in-context learning needs at least one text with its label before the query"
+                "add at least one text with its label before the query"
             )
         if not self.query.strip():
-            raise InputError("the prompt has no query; put the text whose label is asked for after the last label")
+            raise InputError("the prompt has no query; add the text to classify after the last label")
         if not all(label.strip() for label in self.labels):
-            raise InputError(f"the labels {quoted_list(self.labels)} contain an empty one; leave it out")
+            raise InputError(f"the labels {quoted_list(self.labels)} contain an empty one; remove it")
         if len(set(self.labels)) != len(self.labels):
-            raise InputError(f"the labels {quoted_list(self.labels)} repeat one; name each once")
+            raise InputError(f"the labels {quoted_list(self.labels)} contain a duplicate; list each once")
         missing = [label for label in shown if label not in self.labels]
         if missing:
             raise InputError(
                 f"the demonstrations use {quoted_list(missing)}, not among the labels {quoted_list(self.labels)}; "
-                "add what is missing, or leave labels out to take those of the demonstrations"
+                "add what is missing, or omit labels= to use those of the demonstrations"
             )
         if self.answer is not None and self.answer not in self.labels:
             raise InputError(
                 f"the answer {self.answer!r} is not one of the labels {quoted_list(self.labels)}; "
-                "answer with a label, or leave the answer out"
+                "use one of them, or omit the answer"
             )
 
     @classmethod
     def parse(cls, text: str, answer: str | None = None) -> "Prompt":
-        """Read "love : bar like : bar eight : foo two : foo one :".
+        """Parse "love : bar like : bar eight : foo two : foo one :".
 
-        Texts and labels alternate around colons that stand alone: the first word after a colon is the label,
-        the rest up to the next colon is the next text, and the last text is the query. The colon after the
-        query may be left out. Labels of several words, and texts that hold a colon standing alone, need the
-        constructor.
+        Texts and labels alternate around " : " separators: the first word after a separator is the label, the rest up
+        to the next separator is the next text, and the last text is the query. The final colon is optional. Use the
+        constructor for labels of several words and for texts that contain " : ".
 
-        Raises InputError when there is no demonstration or no query.
+        Raises InputError if there is no demonstration or no query.
         """
         check_unicode(text)
         pieces = [piece.strip() for piece in _COLON.split(text)]
         if len(pieces) == 1:
             raise InputError(
-                f"{text!r} has no colon standing alone, so no demonstration; write 'text : label' for each, "
-                "with a space on both sides of the colon, then the query, as in 'love : bar one : foo two :'"
+                f"no ' : ' separator in {text!r}; write 'text : label' pairs, then the query, e.g. "
+                "'love : bar one : foo two :'"
             )
         if not pieces[-1]:
             pieces.pop()  # nothing after the query's own colon
         elif pieces[-1].endswith(":"):
             raise InputError(
-                f"{text!r} ends in a colon that is part of a word; "
+                f"the last colon of {text!r} is part of a word; "
                 "put a space on both sides of every colon between a text and its label"
             )
         demonstrations = []
@@ -152,8 +150,8 @@ class Prompt:
             current = rest[0] if rest else ""
         if not current:
             raise InputError(
-                f"{text!r} ends in a label and has no query; add the text whose label is asked for, "
-                "as in 'love : bar one : foo two :'"
+                f"{text!r} ends in a label and has no query; add the text to classify, e.g. "
+                "'love : bar one : foo two :'"
             )
         return cls(demonstrations, current, answer)
 
@@ -163,11 +161,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt's text and where its parts lie in it.
+    """A prompt's text and the spans of its parts.
 
-    Spans are (start, end) in characters, end exclusive, without the template's own characters. `text_spans`
-    and `label_spans` follow the demonstrations; a continuation has one label span more, that of the label it
-    ends in.
+    Spans are (start, end) in characters, end exclusive, and exclude the template's own characters. `text_spans` and
+    `label_spans` have one span per demonstration; a continuation has an additional label span for its final label.
     """
 
     text: str
@@ -178,16 +175,14 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Template:
-    """How a prompt is written: `prefix`, the demonstrations and the query, joined by `separator`.
+    """The format of a prompt: `prefix`, then the demonstrations and the query, joined by `separator`.
 
-    `demonstration` and `query` hold `{text}`, and `demonstration` also `{label}`, once each and nothing else
-    that is replaced: other braces stay as they are. The query must be the demonstration cut before its label
-    and without the spaces there, because most tokenizers make " foo" one token: a query that ends in that
-    space would be followed by a token no demonstration holds. `prefix=" "` does the same for the very first
-    word, which such tokenizers may otherwise cut differently from the same word further on.
+    `demonstration` contains `{text}` and `{label}` once each, and `query` contains `{text}`; other braces are kept.
+    The query must be the demonstration cut before its label, without the spaces there: most tokenizers make " foo"
+    one token, so a query that ends in a space would be followed by a token that no demonstration contains.
+    `prefix=" "` does the same for the first word, which such tokenizers may otherwise split differently.
 
-    Raises InputError for a field that is missing, repeated or out of order, and for a query that is not that
-    cut.
+    Raises InputError for a field that is missing, repeated or out of order, and for any other query.
 
     Example:
         >>> template = il.Template("{text} -> {label}", "{text} ->", separator="; ")
@@ -207,25 +202,25 @@ class Template:
         ):
             if count != 1:
                 raise InputError(
-                    f"the template's demonstration {self.demonstration!r} holds {field} {count} times; "
-                    "write it once, as in '{text} : {label}'"
+                    f"demonstration must contain {field} once, got {self.demonstration!r} with {count}; "
+                    "write e.g. '{text} : {label}'"
                 )
         if self.demonstration.index("{label}") < self.demonstration.index("{text}"):
             raise InputError(
-                f"the template's demonstration {self.demonstration!r} has {{label}} before {{text}}; "
-                "the model is asked to continue with the label, so put it after the text"
+                f"demonstration must have {{text}} before {{label}}, got {self.demonstration!r}; the model predicts "
+                "the label after the text"
             )
         before, between, _ = self._pieces
         wanted = f"{before}{{text}}{between.rstrip(' ')}"
         if self.query != wanted:
             raise InputError(
-                f"the template's query {self.query!r} is not its demonstration {self.demonstration!r} "
-                f"cut before the label, spaces there left out; write query={wanted!r}"
+                f"query must be the demonstration {self.demonstration!r} cut before the label and its spaces, got "
+                f"{self.query!r}; write query={wanted!r}"
             )
 
     @property
     def gap(self) -> str:
-        """The spaces a demonstration has before its label; the query ends before them."""
+        """The spaces before a demonstration's label; the query ends before them."""
         between = self._pieces[1]
         return between[len(between.rstrip(" ")) :]
 
@@ -236,14 +231,13 @@ class Template:
         return before, between, after
 
     def render(self, prompt: Prompt) -> Rendered:
-        """The prompt's text up to where its label is asked for."""
+        """Return the prompt's text up to where its label is predicted."""
         return self._write(prompt, None)
 
     def continuation(self, prompt: Prompt, label: str) -> Rendered:
-        """The prompt's text with `label` after the query, written just as a demonstration's.
+        """Return the prompt's text with `label` after the query, formatted like a demonstration.
 
-        The last of `label_spans` is that label's. This is how a label is seen in the context in which the
-        model is to produce it.
+        The last of `label_spans` is that of `label`: the label in the context in which the model predicts it.
         """
         return self._write(prompt, label)
 
@@ -278,17 +272,17 @@ class Template:
 
 
 def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
-    """One prompt or several, of which strings are read as `Prompt.parse` does; raises InputError for anything else."""
-    given: tuple[Any, ...] = (prompts,)
+    """Return prompts as a tuple, parsing strings with `Prompt.parse`; raise InputError for anything else."""
+    items: tuple[Any, ...] = (prompts,)
     if isinstance(prompts, Iterable) and not isinstance(prompts, str):
-        given = tuple(prompts)
-    several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in given)
+        items = tuple(prompts)
+    several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in items)
     for one in several:
         if not isinstance(one, Prompt):
-            raise InputError(f"{one!r} is no prompt; give an il.Prompt, or a text such as 'love : bar one : foo two :'")
+            raise InputError(f"prompts must be il.Prompt or texts like 'love : bar one : foo two :', got {one!r}")
     return several
 
 
 def quoted_list(labels: Sequence[str]) -> str:
-    """Labels as an error names them: quoted, with commas."""
+    """Return labels quoted and separated by commas."""
     return ", ".join(repr(label) for label in labels)

@@ -1,6 +1,6 @@
 """Tasks as lists of prompts: two categories of words, or sentences of a labeled dataset.
 
-Labels carry no meaning ("foo", "bar"), so what a model answers it has learnt from the demonstrations.
+Labels are arbitrary words ("foo", "bar"), so a model can only learn them from the demonstrations.
 """
 
 import json
@@ -31,17 +31,17 @@ Layout = Literal["order", "reorder", "imbalanced", "random"]
 QueryClass = Literal["true", "false", "both"]
 
 MAX_PROMPTS = 1_000_000
-"""Prompts of one call: more of them fill the memory before anything is computed."""
+"""Maximum number of prompts per call, which limits memory."""
 
 Rows = list[tuple[str, str]]
-"""Texts with their classes."""
+"""Texts and their classes."""
 
 _DEFAULT_TEMPLATE = Template()
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
-"""The paper's word tasks. The category named last is the true class, that of the query."""
+"""The paper's word tasks. The second category is the true class, that of the query."""
 
-# No two begin with the same token in GPT-2's vocabulary or in those of the bundled models.
+# All begin with different tokens in the vocabularies of GPT-2 and the bundled models.
 _LABELS = ("foo", "bar", "baz", "qux", "dax", "wug", "mib", "zib", "toma", "gorp", "nerf", "lorp", "vint", "kiki")
 
 
@@ -51,16 +51,16 @@ SENTENCE_TASKS = tuple(DATASETS)
 
 @dataclass(frozen=True)
 class _Draw:
-    """One prompt's texts: of each false class, of the true class, and the query of either."""
+    """One prompt's texts: those of each false class and of the true class, and a query of either."""
 
     false: list[tuple[str, list[str]]]
     true: tuple[str, list[str]]
     query: str
     false_query: str | None
-    """A text of the first false class that is not shown; None where there is none left."""
+    """An unused text of the first false class; None if all are used."""
 
     def turned(self) -> "_Draw":
-        """The same demonstrations with the other class's query, whose class is then the true one."""
+        """Return the same demonstrations with the query of the other class, which becomes the true class."""
         return _Draw([self.true], self.false[0], _left(self), self.query)
 
 
@@ -82,41 +82,40 @@ def load_task(
     same_length_for: Any = None,
     template: Template = _DEFAULT_TEMPLATE,
 ) -> list[Prompt]:
-    """Prompts of a word task ("sentiment-number") or a sentence dataset ("sst2"), each with its answer.
+    """Return prompts of a word task ("sentiment-number") or a sentence dataset ("sst2"), each with its answer.
 
-    Every prompt has a true class, that of its query, and a false class, each with `demonstrations` texts. The
-    true class's label is `labels[0]` and the false one's `labels[1]`, "foo" and "bar" unless given. `layout`
-    places them: "order" shows the true demonstrations last, next to the query; "reorder" shows them first;
-    "imbalanced" is "order" without the last true one. The same seed gives the same texts. The answer is thus the same
-    label in every prompt, and in "order" it is the one shown last.
-    "random" shuffles them, and neither a fixed answer nor the last label helps: a word task's queries are of both
-    classes in turn (`query_class="both"`), and both labels are the answer equally often (`balanced`). Labels that name the
-    classes stay with them. `balanced` exchanges the two labels in every second prompt, or pair of prompts.
-    `query_class="false"` puts the same demonstrations with another query, of the (first) false class, and its answer.
+    Every prompt has a true class, that of its query, and a false class, with `demonstrations` texts each. The labels
+    of the true and false class are `labels[0]` and `labels[1]` (default: "foo" and "bar"). `layout` orders the
+    demonstrations: "order" puts those of the true class last, next to the query; "reorder" puts them first;
+    "imbalanced" is "order" without the last one. The same seed gives the same texts. With these layouts the answer is
+    the same label in every prompt, and with "order" it is also the last label.
 
-    Word tasks are "FALSE-TRUE" for any two categories of the word list; the paper's are `WORD_TASKS`. Words
-    of both categories are left out. Prompts are all different as long as the words allow it. `path` may name
-    another word list, a .json file with {"categories": {name: [words]}}.
+    `layout="random"` shuffles the demonstrations, so that neither a constant answer nor the last label scores above
+    chance: the queries of a word task alternate between both classes (`query_class="both"`), and both labels are the
+    answer equally often (`balanced`). Labels that are names of the classes stay with their classes. `balanced` swaps
+    the two labels in every second prompt or, with both query classes, every second pair of prompts.
+    `query_class="false"` combines the same demonstrations with a query of the (first) false class and its answer.
 
-    Sentence datasets are `SENTENCE_TASKS`, fetched once from the Hub, or any name with `path`: a .jsonl, .csv or
-    .parquet file with the two `columns`, text and label, or a folder with a file for each split ("train.jsonl",
-    "sst2-test.csv"). Demonstrations come from the train split, queries from `split`; where these are the
-    same, as with a single file, half of each class goes to either. No text is used for both. When all queries
-    have been used, they are used again with other demonstrations. In texts, white space is collapsed; those
-    without label, empty, longer than `max_words` words, or there before are skipped. Of Amazon polarity, the
-    first 20,000 rows of a split are used.
+    Word tasks are "FALSE-TRUE" for any two categories of the word list; the paper's are `WORD_TASKS`. Words that are
+    in both categories are skipped. All prompts differ as long as there are enough words. `path` may be another word
+    list, a .json file with {"categories": {name: [words]}}.
 
-    `classes="all"`, for sentence datasets, demonstrates every class. Then `labels[i]` belongs to the i-th
-    class in alphabetical order, in every prompt, and the false classes come in random order, one after the
-    other.
+    Sentence datasets are `SENTENCE_TASKS`, downloaded once from the Hub, or any name with `path`: a .jsonl, .csv or
+    .parquet file with the two `columns` text and label, or a folder with one file per split ("train.jsonl",
+    "sst2-test.csv"). Demonstrations come from the train split and queries from `split`; if both are the same, as with
+    a single file, each class is divided in half. No text is used for both. After all queries have been used, they are
+    reused with other demonstrations. White space in texts is collapsed. Duplicates and texts without a label, empty or
+    longer than `max_words` words are skipped. For Amazon polarity, the first 20,000 rows of a split are used.
 
-    `same_length_for`, a model, keeps the texts of one length in its tokens, that of which every class has most, so that all
-    rows of `il.tokenize(model, prompts, template=template)` have labels and end at the same positions, as patching
-    between prompts needs. `template` matters for that only.
+    `classes="all"`, for sentence datasets, demonstrates every class. Then `labels[i]` belongs to the i-th class in
+    alphabetical order in every prompt, and the false classes appear one after another in random order.
 
-    Raises InputError for names, layouts, splits and files that are not there, for a Hub that cannot be
-    reached, for a class with too few texts, and for too few labels; with `same_length_for` also for labels of different
-    numbers of tokens.
+    `same_length_for`, a model, keeps only texts with one number of tokens, the one that is most frequent in every
+    class, so that all rows of `il.tokenize(model, prompts, template=template)` have their labels and end at the same
+    positions. Patching between prompts requires this. `template` is used for nothing else.
+
+    Raises InputError for unknown names, layouts, splits and files, an unreachable Hub, a class with too few texts, and
+    too few labels; with `same_length_for` also for labels with different numbers of tokens.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -127,30 +126,29 @@ def load_task(
     check_choice("layout", layout, get_args(Layout))
     if query_class is None:
         query_class = "both" if layout == "random" else "true"
-    check_choice("asked", query_class, get_args(QueryClass))
+    check_choice("query_class", query_class, get_args(QueryClass))
     check_choice("classes", classes, ("binary", "all"))
     check_unicode(name)
     check_integers(n=n, demonstrations=demonstrations, seed=seed, max_words=1 if max_words is None else max_words)
     if n < 1 or demonstrations < 1:
-        raise InputError(f"n={n} and demonstrations={demonstrations} must both be at least 1")
+        raise InputError(f"n and demonstrations must be at least 1, got n={n} and demonstrations={demonstrations}")
     if n > MAX_PROMPTS:
-        raise InputError(f"n={n} prompts are more than the {MAX_PROMPTS:,} that can be drawn at once; ask for fewer")
+        raise InputError(f"at most {MAX_PROMPTS:,} prompts can be drawn at once, got n={n}")
     if max_words is not None and max_words < 1:
-        raise InputError(f"max_words={max_words} leaves no text; it must be at least 1")
+        raise InputError(f"the word limit must be at least 1, got max_words={max_words}")
     if isinstance(columns, str) or len(columns) != 2 or not all(isinstance(column, str) for column in columns):
-        raise InputError(f"columns={columns!r} must be two names, those of texts and labels")
+        raise InputError(f"columns must be two names, those of texts and labels, got {columns!r}")
     if layout == "imbalanced" and demonstrations < 2:
         raise InputError(
-            "layout='imbalanced' leaves out one of the true demonstrations, and there is only one; "
-            "ask for demonstrations=2 or more"
+            f"layout='imbalanced' needs at least 2 demonstrations per class, got demonstrations={demonstrations}"
         )
     if labels is not None and not isinstance(labels, Sequence):
-        raise InputError(f"labels={labels!r} have no order; give a list, of which the first is the true class's")
+        raise InputError(f"labels must be a sequence that starts with the true class's label, got {labels!r}")
     path = _there(path)
     rng = random.Random(seed)
     label = labels[0] if labels else _LABELS[0]
-    of_sentences = name in DATASETS if path is None else path.suffix != ".json"
-    if not of_sentences:
+    is_sentence_task = name in DATASETS if path is None else path.suffix != ".json"
+    if not is_sentence_task:
         false, false_words, true, true_words = _words(name, path)
         if same_length_for is not None:
             false_words, true_words = _of_one_length([false_words, true_words], label, same_length_for, template)
@@ -158,7 +156,7 @@ def load_task(
         fixed = None
     else:
         if path is not None and not path.is_dir():
-            split = "train"  # one file for both demonstrations and queries
+            split = "train"  # one file for demonstrations and queries
         rows = _rows(name, path, split, columns, max_words)
         if same_length_for is not None:
             rows = _rows_of_one_length(rows, label, same_length_for, template)
@@ -170,19 +168,19 @@ def load_task(
         balanced = layout == "random" and fixed is None
     if balanced and fixed is not None:
         raise InputError(
-            "balanced=True exchanges two labels; with classes='all' a label belongs to a class: leave it out"
+            "balanced must be None or False with classes='all', where each label belongs to a class, got True"
         )
     prompts = []
-    in_turn = query_class == "both" and not of_sentences
+    alternates = query_class == "both" and not is_sentence_task
     for number, draw in enumerate(islice(draws, n)):
         if fixed is None:
-            exchanged = balanced and (number // 2 if in_turn else number) % 2
+            exchanged = balanced and (number // 2 if alternates else number) % 2
             true, false = choices[::-1] if exchanged else choices
             label_of = {draw.true[0]: true, draw.false[0][0]: false}
             label_of = _named_classes(choices, label_of) or label_of
         else:
             label_of = dict(zip(fixed, choices, strict=True))
-        draw = draw.turned() if in_turn and number % 2 else draw
+        draw = draw.turned() if alternates and number % 2 else draw
         prompts.append(_arranged(draw, label_of, choices, layout, query_class))
     if same_length_for is not None:
         _check_rows_align(prompts, same_length_for, template, choices)
@@ -190,27 +188,27 @@ def load_task(
 
 
 def _there(path: str | Path | None) -> Path | None:
-    """`path` as one; raises InputError for what is none, and for a file or folder that one may not look at."""
+    """Return `path` as a Path; raise InputError if it is not a path or cannot be accessed."""
     if path is None:
         return None
     if not isinstance(path, str | Path):
-        raise InputError(f"path={path!r} is no path; give the name of a file or folder as a string")
+        raise InputError(f"path must be the path of a file or folder, got {path!r}")
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass  # said where it is read
+        pass  # reported where it is read
     except OSError as error:
         raise InputError(
-            f"the file {str(path)!r} cannot be looked at: {error.strerror}; give the path of another file or folder"
+            f"cannot access {str(path)!r}: {error.strerror}; pass the path of another file or folder"
         ) from error
     return Path(path)
 
 
 def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
-    """The texts of each group that take up one number of tokens, chosen so that the smallest group is largest.
+    """Return the texts of each group with one number of tokens, the number that maximizes the smallest group.
 
-    Counted with what stands around a text: from the prompt's start to its label, and from a label to the query's end,
-    since at the start some tokenizers cut a word otherwise than further on.
+    Tokens are counted in context, from the start of the prompt to the label and from the label to the end of the
+    query, since some tokenizers split a word differently at the start.
     """
     texts = list(dict.fromkeys(text for group in groups for text in group))
     shown = [Prompt([Demonstration(text, label)], text) for text in texts]
@@ -233,42 +231,42 @@ def _rows_of_one_length(rows: dict[str, Rows], label: str, model: Any, template:
 
 
 def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, choices: tuple[str, ...]) -> None:
-    """Raises InputError naming the first row whose labels or end lie elsewhere than the first row's."""
+    """Raise InputError for the first row whose labels or end have other positions than those of row 0."""
     batch = tokenize(model, prompts, template=template, labels=choices, shared_prefix="append")
     places = torch.cat([batch.label_positions, batch.last[:, None]], dim=1)
     other = (places != places[0]).any(-1)
     if bool(other.any()):
         row = int(other.nonzero()[0])
         raise InputError(
-            f"prompt {row} has its labels and end at {places[row].tolist()}, prompt 0 at {places[0].tolist()}, though "
-            f"all texts have equally many tokens; choose labels of equally many tokens in place of {quoted_list(choices)}"
+            f"labels must have the same number of tokens, got {quoted_list(choices)}, which put the labels and end of "
+            f"prompt {row} at {places[row].tolist()} and of prompt 0 at {places[0].tolist()}; choose other labels"
         )
 
 
 def _arranged(
-    draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, asked: QueryClass
+    draw: _Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, query_class: QueryClass
 ) -> Prompt:
     false = [Demonstration(text, label_of[kind]) for kind, texts in draw.false for text in texts]
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
     shown = [*true, *false] if layout == "reorder" else [*false, *(true[:-1] if layout == "imbalanced" else true)]
-    if layout == "random":  # by a generator of its own, so that all layouts show the same texts
+    if layout == "random":  # with a separate generator, so that all layouts have the same texts
         random.Random(f"{draw}").shuffle(shown)
-    if asked != "false":
+    if query_class != "false":
         return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
     return Prompt(shown, _left(draw), label_of[draw.false[0][0]], choices)
 
 
 def _left(draw: _Draw) -> str:
-    """A text of the first false class that is not shown; raises InputError if there is none."""
+    """Return an unused text of the first false class; raise InputError if there is none."""
     if draw.false_query is None:
         raise InputError(
-            f"all texts of class {draw.false[0][0]!r} are shown, and none is left to ask about; show fewer, or add some"
+            f"class {draw.false[0][0]!r} has no unused text for the query; reduce demonstrations or add texts"
         )
     return draw.false_query
 
 
 def _named_classes(labels: Sequence[str], classes: Iterable[str]) -> dict[str, str] | None:
-    """The label that names each class, where every label names one; None where labels are arbitrary."""
+    """Return the label of each class if labels are class names; None if labels are arbitrary."""
     by_name = {label.casefold(): label for label in labels}
     found = {kind: by_name.get(kind.casefold()) for kind in classes}
     return None if None in found.values() else {kind: str(label) for kind, label in found.items()}
@@ -277,10 +275,10 @@ def _named_classes(labels: Sequence[str], classes: Iterable[str]) -> dict[str, s
 def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
     if labels is None:
         if count > len(_LABELS):
-            raise InputError(f"there are {count} classes and {len(_LABELS)} default label words; give {count} labels")
+            raise InputError(f"{count} classes need labels= with {count} words (there are {len(_LABELS)} defaults)")
         return _LABELS[:count]
     if isinstance(labels, str) or len(labels) != count or len(set(labels)) != count:
-        raise InputError(f"labels={labels!r} must be {count} different words, one for each class")
+        raise InputError(f"labels must be {count} different words, one per class, got {labels!r}")
     return tuple(labels)
 
 
@@ -292,10 +290,10 @@ def data_digest(
     columns: tuple[str, str] = ("text", "label"),
     max_words: int | None = None,
 ) -> str:
-    """Sixteen hexadecimal digits that change with the data that `load_task` draws a task's prompts from.
+    """Return a 16-digit hexadecimal digest of the data that `load_task` draws a task's prompts from.
 
-    Of a word task the whole word list; of sentences every usable row's text and class. Raises InputError as
-    `load_task` does.
+    It covers the full word list of a word task, and the text and class of every usable row of a sentence dataset.
+    Raises InputError as `load_task` does.
 
     Example:
         >>> from icl_lens.prompts.tasks import data_digest
@@ -313,7 +311,7 @@ def data_digest(
 
 
 def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
-    """The categories of a word list, the bundled one unless a .json file is named, with their words.
+    """Return the categories and words of the bundled word list or a .json file.
 
     Raises InputError as `load_task` does.
 
@@ -326,32 +324,32 @@ def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
 
 
 def _categories(path: str | Path | None) -> dict[str, list[str]]:
-    """The categories of a word list, the bundled one unless another is named, with their words."""
+    """Return the categories and words of the bundled word list or another."""
     source = files("icl_lens") / "bundled" / "words.json" if path is None else Path(path)
     if not source.is_file():
-        raise InputError(f"there is no word list {str(source)!r}; give the path of an existing file")
+        raise InputError(f"there is no word list {str(source)!r}; pass the path of an existing file")
     try:
         categories = json.loads(source.read_text(encoding="utf-8-sig"))["categories"]
         wrong = _not_words(categories)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        wrong, categories = f"it cannot be read as one: {type(error).__name__}", {}
+        wrong, categories = f"cannot be read: {type(error).__name__}", {}
     if wrong:
         raise InputError(
-            f'{str(source)!r} is not a word list; write {{"categories": {{name: [words]}}}} into it, '
-            f"or give sentences as one of {quoted_list(SUFFIXES)} ({wrong})"
+            f'{str(source)!r} is not a word list ({wrong}); write {{"categories": {{name: [words]}}}}, or pass '
+            f"sentences in a file of type {quoted_list(SUFFIXES)}"
         )
     return categories
 
 
 def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, list[str]]:
-    """The false category and its words, then the true one and its words."""
+    """Return the false category and its words, then the true category and its words."""
     categories = _categories(path)
     false, _, true = name.partition("-")
     if false not in categories or true not in categories or false == true:
         raise InputError(
-            f"there is no task {name!r}; choose a sentence dataset ({', '.join(SENTENCE_TASKS)}), a word task such "
-            f"as {WORD_TASKS[0]!r} from two of the categories {', '.join(sorted(categories))}, or give your own "
-            "sentences with path="
+            f"unknown task {name!r}; choose a sentence dataset ({', '.join(SENTENCE_TASKS)}), a word task such as "
+            f"{WORD_TASKS[0]!r} from two of the categories {', '.join(sorted(categories))}, or pass your own sentences "
+            "with path="
         )
     both = {*categories[false]} & {*categories[true]}
     only = [[word for word in dict.fromkeys(categories[c]) if word not in both] for c in (false, true)]
@@ -359,15 +357,15 @@ def _words(name: str, path: str | Path | None) -> tuple[str, list[str], str, lis
 
 
 def _not_words(categories: Any) -> str | None:
-    """What is wrong with the categories of a word list; None where nothing is."""
+    """Return the fault of a word list's categories, None if they are valid."""
     if not isinstance(categories, dict):
-        return "its categories are no object"
+        return "categories must be an object"
     for name, words in categories.items():
         if not isinstance(words, list):
-            return f"the category {name!r} is no list"
+            return f"category {name!r} must be a list"
         for word in words:
             if not isinstance(word, str) or not word.strip() or _HALF.search(word):
-                return f"the category {name!r} holds {word!r:.40}, which is no word"
+                return f"category {name!r} must contain words, got {word!r:.40}"
     return None
 
 
@@ -377,8 +375,8 @@ def _word_draws(
     for category, words, needed in ((false, false_words, count), (true, true_words, count + 1)):
         if len(words) < needed:
             raise InputError(
-                f"the category {category!r} has {len(words)} words of its own, and a prompt takes {needed}; "
-                "show fewer demonstrations"
+                f"category {category!r} must have at least {needed} words that are not in the other category, got "
+                f"{len(words)}; use fewer demonstrations"
             )
     possible = perm(len(false_words), count) * perm(len(true_words), count + 1)
     seen = set()
@@ -399,51 +397,50 @@ def _word_draws(
 def _sentence_draws(
     pool: dict[str, list[str]], queries: Rows, count: int, classes: str, rng: random.Random
 ) -> Iterator[_Draw]:
-    asked: dict[str, list[str]] = {}
+    texts_of: dict[str, list[str]] = {}
     for text, kind in queries:
-        asked.setdefault(kind, []).append(text)
+        texts_of.setdefault(kind, []).append(text)
     while True:
         for query, true in rng.sample(queries, len(queries)):
             others = [kind for kind in sorted(pool) if kind != true]
             chosen = [rng.choice(others)] if classes == "binary" else rng.sample(others, len(others))
             false = [(kind, rng.sample(pool[kind], count)) for kind in chosen]
             kind, shown = false[0]
-            texts = asked.get(kind) or pool[kind]
+            texts = texts_of.get(kind) or pool[kind]
             yield _Draw(false, (true, rng.sample(pool[true], count)), query, _another(texts, shown, query))
 
 
 def _another(texts: list[str], shown: list[str], query: str) -> str | None:
-    """One of the texts that is not shown, chosen by the rest of the prompt: other prompts stay as they are."""
+    """Return an unused text, chosen by a seed from this prompt, so that other prompts do not change."""
     left = [text for text in texts if text not in shown]
     return random.Random(f"{query} {shown}").choice(left) if left else None
 
 
 def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) -> tuple[dict[str, list[str]], Rows]:
-    """The texts to demonstrate each class with, and the queries with their classes: no text is in both."""
+    """Return the demonstration texts of each class, and the queries with their classes, without overlap."""
     queries = rows[split]
     if split == "train":
         of_class: dict[str, Rows] = {}
         for text, kind in rng.sample(queries, len(queries)):
             of_class.setdefault(kind, []).append((text, kind))
         queries = [row for kind in sorted(of_class) for row in of_class[kind][: len(of_class[kind]) // 2]]
-    asked = {text for text, _ in queries}
+    query_texts = {text for text, _ in queries}
     pool: dict[str, list[str]] = {}
     for text, kind in rows["train"]:
-        if text not in asked:
+        if text not in query_texts:
             pool.setdefault(kind, []).append(text)
     kinds = sorted({*pool} | {kind for _, kind in queries})
     if not queries or len(kinds) < 2 or any(len(pool.get(kind, ())) < count for kind in kinds):
         counts = ", ".join(f"{len(pool.get(kind, ()))} of class {kind!r}" for kind in kinds) or "none"
         raise InputError(
-            f"there are {len(queries)} texts to ask for and, to demonstrate with, {counts}; needed are one text "
-            f"to ask for and two classes or more, each with {count} to demonstrate: give more rows, a larger "
-            "max_words, or fewer demonstrations"
+            f"the data must have at least one query and two classes with {count} demonstration texts each, got "
+            f"{len(queries)} queries and {counts}; add rows, or use a larger max_words or fewer demonstrations"
         )
     return pool, queries
 
 
 def _rows(name: str, path: Path | None, split: str, columns: tuple[str, str], max_words: int | None) -> dict[str, Rows]:
-    """Text and class of the usable rows of the train split and of `split`."""
+    """Return text and class of the usable rows of the train split and of `split`."""
     splits = tuple(dict.fromkeys(("train", split)))
     if path is None:
         tables, columns = load_hub_splits(name, splits)
@@ -456,7 +453,7 @@ def _rows(name: str, path: Path | None, split: str, columns: tuple[str, str], ma
 
 def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
     if columns[0] == columns[1]:
-        raise InputError(f"columns={columns!r} name one column for both text and label; name two")
+        raise InputError(f"columns must be two different columns, got {columns!r}")
     class_names = table.class_names.get(columns[1], ())
     seen = set()
     written: dict[str, bool] = {}
@@ -464,17 +461,17 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
         missing = [column for column in columns if column not in row]
         if missing:
             raise InputError(
-                f"row {number} has no column {quoted_list(missing)} but {quoted_list(tuple(row)) or 'none'}; "
-                "name the two that hold text and label with columns=(text, label)"
+                f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; "
+                "set the text and label columns with columns=(text, label)"
             )
         text, label = (_plain(row[column], number, column) for column in columns)
         if class_names and isinstance(label, int):
             if not -1 <= label < len(class_names):
                 raise InputError(
-                    f"row {number} has the label {label}, and there are {len(class_names)} classes, "
-                    f"{quoted_list(class_names)}; mend the file"
+                    f"the label of row {number} must be one of {len(class_names)} classes "
+                    f"({quoted_list(class_names)}), got {label}; fix the file"
                 )
-            label = class_names[label] if label >= 0 else None  # -1: a label kept secret
+            label = class_names[label] if label >= 0 else None  # -1: hidden label
         words = "" if text is None else str(text)
         text = " ".join(words.split())
         if not text or label is None or not str(label).strip():
@@ -482,8 +479,8 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
         kind = str(label)
         if written.setdefault(kind, isinstance(label, str)) != isinstance(label, str):
             raise InputError(
-                f"the label {kind} is a number in some rows and the string {kind!r} in others (row {number}), which "
-                "would be one class; write it one way"
+                f"the label {kind} is a number in some rows and the string {kind!r} in others (row {number}); write it "
+                "the same way in all rows"
             )
         if text in seen or (max_words is not None and len(words.split()) > max_words):
             continue
@@ -492,19 +489,18 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
 
 
 def _plain(value: Any, number: int, column: str) -> str | int | float | None:
-    """A cell that is text or a number, as written; raises InputError for anything else."""
+    """Return a cell that is text or a number; raise InputError for other types."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InputError(f"row {number} has {value} in column {column!r}; write a text or a number, or nothing")
+            raise InputError(f"row {number} has {value} in column {column!r}; use text, a number or an empty cell")
         return int(value) if value.is_integer() else value  # integers in a column with gaps are read as floats
     if value is not None and not isinstance(value, (str, int)):
         raise InputError(
-            f"row {number} has {_article(type(value).__name__)} in column {column!r}; write a text or a number"
+            f"row {number} has {_article(type(value).__name__)} in column {column!r}; use text or a number"
         )
     if isinstance(value, str) and (half := _HALF.search(value)):
         raise InputError(
-            f"row {number} has half a surrogate pair, {half[0]!r}, in column {column!r}, which is no text; write it "
-            "anew as UTF-8"
+            f"row {number} has an unpaired surrogate {half[0]!r} in column {column!r}; re-encode the file as UTF-8"
         )
     return value
 
@@ -514,14 +510,14 @@ def _article(kind: str) -> str:
 
 
 def _files_of(folder: Path, name: str, split: str) -> list[Path]:
-    """The file of a split, or its shards; of several datasets in a folder, those of `name`."""
-    here = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
-    found = [file for file in here if split in re.split(r"[\W_]+", file.stem)]
+    """Return the file of a split or its shards; if a folder has several datasets, those of `name`."""
+    readable = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    found = [file for file in readable if split in re.split(r"[\W_]+", file.stem)]
     found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
     if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
-        names = quoted_list([file.name for file in found or here]) or "none that can be read"
+        names = quoted_list([file.name for file in found or readable]) or "no readable file"
         raise InputError(
-            f"the folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such as "
-            f"'{split}.jsonl', but has {names}; rename it, choose another split, or give the path of one file"
+            f"folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such as '{split}.jsonl', "
+            f"got {names}; rename the file, choose another split, or pass the path of one file"
         )
     return found

@@ -1,6 +1,6 @@
-"""Rendered prompts as tokens: which of them each text and label has, by the character offsets of the whole prompt.
+"""Align texts and labels with tokens, using the character offsets of the full prompt.
 
-A label tokenized alone may come out as other tokens than the same label in its place (" foo" and "foo").
+A label tokenized alone may have other tokens than the same label in context ("foo" and " foo").
 """
 
 import re
@@ -18,21 +18,21 @@ from icl_lens.prompts.token_ids import decode_tokens
 
 
 def require_fast_tokenizer(model: Any) -> Any:
-    """The model's tokenizer; raises InputError for a slow one, or none."""
+    """Return the model's tokenizer; raise InputError if it is slow or missing."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
-        raise InputError(f"{type(model).__name__} is no model with a tokenizer; give what il.load_model(name) returns")
+        raise InputError(f"model must have a tokenizer, got {type(model).__name__}; load one with il.load_model(name)")
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
-            f"the model's tokenizer ({type(tokenizer).__name__}) gives no character offsets, by which "
-            "labels are found; load the fast tokenizer of the model (use_fast=True)"
+            f"the model's tokenizer must be a fast tokenizer with character offsets, got {type(tokenizer).__name__}; "
+            "load the fast tokenizer of the model (use_fast=True)"
         )
     return tokenizer
 
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A rendered prompt and its tokens, without special tokens, each with the characters it covers."""
+    """A rendered prompt and its tokens, without special tokens, with the character range of each."""
 
     rendered: Rendered
     ids: list[int]
@@ -40,46 +40,45 @@ class TokenizedText:
     ends: list[int]
 
     def range_of(self, span: Span, shift: int = 0) -> tuple[int, int]:
-        """The tokens that overlap `span`, `shift` positions on. Raises InputError if there is none."""
-        # Offsets never run backwards. A token of no width (white space whose offsets were trimmed away)
-        # overlaps what it lies inside of.
+        """Return the range of tokens that overlap `span`, shifted by `shift`. Raises InputError if there are none."""
+        # Offsets never decrease. A zero-width token (white space whose offsets were trimmed) overlaps the span that
+        # contains it.
         start, stop = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
         if start >= stop:
             raise InputError(
-                f"the tokenizer makes no token of {self._at(*span)!r}, in {self._around(span)!r}; "
-                "use other words, or leave the prompt out"
+                f"the tokenizer produces no token for {self._at(*span)!r} in {self._around(span)!r}; "
+                "use other words or remove the prompt"
             )
         return start + shift, stop + shift
 
     def label_range(self, span: Span, gap: str) -> tuple[int, int]:
-        """The tokens of the label at `span`, with those of the `gap` before it, which a query leaves out.
+        """Return the token range of the label at `span`, including the `gap` before it, which a query omits.
 
-        Raises InputError if one of them also covers other characters.
+        Raises InputError if one of the tokens also covers other characters.
         """
         self.range_of(span)
         start, stop = self.range_of((span[0] - len(gap), span[1]))
         outside = self._at(self.starts[start], span[0]).strip() + self._at(span[1], self.ends[stop - 1])
         if outside:
             raise InputError(
-                f"the label {self._at(*span)!r} shares a token with the {outside!r} beside it, in "
-                f"{self._around(span)!r}; choose a template that keeps them apart"
+                f"the label {self._at(*span)!r} shares a token with the adjacent {outside!r} in "
+                f"{self._around(span)!r}; choose a template that separates them"
             )
         return start, stop
 
-    def continuation_tokens(self, asked: "TokenizedText", gap: str) -> list[int]:
-        """The tokens of the label with which this text continues `asked`.
+    def continuation_tokens(self, query: "TokenizedText", gap: str) -> list[int]:
+        """Return the tokens of the label with which this text continues `query`.
 
-        Raises InputError if they do not directly follow the tokens of `asked`.
+        Raises InputError if they do not directly follow the tokens of `query`.
         """
         span = self.rendered.label_spans[-1]
         _, stop = self.label_range(span, gap)
-        if self.ids[: len(asked.ids)] != asked.ids:
+        if self.ids[: len(query.ids)] != query.ids:
             raise InputError(
-                f"the end of {asked.rendered.text[-30:]!r} becomes other tokens when the label "
-                f"{self._at(*span)!r} follows, so the label's first token is not what is predicted there; "
-                "choose a template whose query ends where a token ends"
+                f"the end of {query.rendered.text[-30:]!r} is tokenized differently when the label "
+                f"{self._at(*span)!r} follows; choose a template whose query ends at a token boundary"
             )
-        return self.ids[len(asked.ids) : stop]
+        return self.ids[len(query.ids) : stop]
 
     def _at(self, start: int, end: int) -> str:
         return self.rendered.text[start:end]
@@ -89,7 +88,7 @@ class TokenizedText:
 
 
 def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedText]:
-    """Tokenize texts in one call. Raises InputError naming the words the tokenizer does not know."""
+    """Tokenize texts in one call. Raises InputError that lists unknown words."""
     encoded = tokenizer(
         [one.text for one in rendered],
         add_special_tokens=False,
@@ -109,19 +108,16 @@ def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedTe
         word_around(text.rendered.text, start, end)
         for text in texts
         for token, start, end in zip(text.ids, text.starts, text.ends, strict=True)
-        if token == unknown  # never, where no token stands for unknown words
+        if token == unknown  # never if the tokenizer has no unknown token
     )
     if words:
         shown = quoted_list(tuple(words)[:10]) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
-        raise InputError(
-            f"the model's tokenizer does not know {shown}, so any answer would mean nothing; "
-            "use words of its vocabulary, or another model"
-        )
+        raise InputError(f"words must be in the tokenizer's vocabulary, got {shown}; use other words or another model")
     return texts
 
 
 def word_around(text: str, start: int, end: int) -> str:
-    """The word that the characters from `start` to `end` are in; only they, where no white space is near."""
+    """Return the word that contains the characters from `start` to `end`; only these if no white space is near."""
     piece = text[start:end].strip()
     if text[start:end] != piece:
         return piece
@@ -130,41 +126,41 @@ def word_around(text: str, start: int, end: int) -> str:
 
 
 class LabelTokens:
-    """The tokens of each label, which must be the same wherever it stands."""
+    """The tokens of each label, which must be the same in every context."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.seen: dict[str, tuple[list[int], str]] = {}
 
     def add(self, label: str, ids: list[int], where: str) -> None:
-        known, there = self.seen.setdefault(label, (ids, where))
+        known, first_place = self.seen.setdefault(label, (ids, where))
         if ids != known:
             raise InputError(
-                f"the label {label!r} is {self._shown(known)} {there} but {self._shown(ids)} {where}; "
-                "choose a template in which what stands before a label is always the same"
+                f"the label {label!r} is {self._shown(known)} {first_place} but {self._shown(ids)} {where}; "
+                "choose a template with the same text before every label"
             )
 
     def scored(self, labels: tuple[str, ...], shared_prefix: str) -> tuple[list[int], list[int]]:
-        """The tokens to append to every row, and the token that each label is scored by after them.
+        """Return the tokens to append to every row, and the token that scores each label after them.
 
         Raises InputError if two labels are scored by the same token.
         """
-        spelled = {label: self.seen[label][0] for label in labels}
-        columns = zip(*spelled.values(), strict=False) if len(labels) > 1 else ()
+        tokens = {label: self.seen[label][0] for label in labels}
+        columns = zip(*tokens.values(), strict=False) if len(labels) > 1 else ()
         common = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
         shared = common if shared_prefix == "append" else []
         scored: dict[int, str] = {}
-        for label, ids in spelled.items():
-            same = [other for other in labels if other != label and spelled[other] == ids]
+        for label, ids in tokens.items():
+            same = [other for other in labels if other != label and tokens[other] == ids]
             if same:
                 raise InputError(
-                    f"labels {label!r} and {same[0]!r} are both {self._shown(ids)} to the model's tokenizer; "
+                    f"labels {label!r} and {same[0]!r} have the same tokens {self._shown(ids)}; "
                     "choose labels that differ in more than white space"
                 )
             if len(ids) == len(shared):
                 raise InputError(
-                    f"label {label!r} is {self._shown(ids)}, with which all of {quoted_list(labels)} begin, so no "
-                    "token of its own tells it apart; choose labels none of which begins another"
+                    f"all labels ({quoted_list(labels)}) begin with the tokens of {label!r}, {self._shown(ids)}; "
+                    "choose labels that are not prefixes of others"
                 )
             other = scored.setdefault(ids[len(shared)], label)
             if other != label:
@@ -173,7 +169,7 @@ class LabelTokens:
                 if common and not shared:
                     remedy += ', or pass shared_prefix="append"'
                 elif shared_prefix == "append":
-                    remedy += f", since not all of {quoted_list(labels)} begin with it"
+                    remedy += f" (not all of {quoted_list(labels)} begin with it)"
                 token = ids[len(shared)]
                 raise InputError(
                     f"labels {other!r} and {label!r} share their {which} token {self._shown([token])} "
@@ -186,37 +182,37 @@ class LabelTokens:
 
 
 def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None) -> list[int]:
-    """The tokens in front of every row; raises InputError for what `prepend_bos` cannot be."""
+    """Return the tokens to prepend to every row; raise InputError for an invalid `prepend_bos`."""
     if prepend_bos not in (None, True, False):
-        raise InputError(f"prepend_bos={prepend_bos!r} must be True, False, or None for what the tokenizer itself does")
+        raise InputError(f"prepend_bos must be True, False or None (the tokenizer's default), got {prepend_bos!r}")
     if prepend_bos is None:
         published = _as_published(tokenizer)
-        whole = published(text.rendered.text, add_special_tokens=True, verbose=False)["input_ids"]
-        for start in range(len(whole) - len(text.ids) + 1):
-            if whole[start : start + len(text.ids)] == text.ids:
-                return whole[:start]
+        ids = published(text.rendered.text, add_special_tokens=True, verbose=False)["input_ids"]
+        for start in range(len(ids) - len(text.ids) + 1):
+            if ids[start : start + len(text.ids)] == text.ids:
+                return ids[:start]
         raise InputError(
-            f"the tokenizer cuts {text.rendered.text[:40]!r} differently with special tokens around it; "
+            f"the tokenizer splits {text.rendered.text[:40]!r} differently with special tokens; "
             "pass prepend_bos=True or False"
         )
     if not prepend_bos:
         return []
-    # TransformerLens names one for every tokenizer; where the vocabulary lacks it, its id is that of unknown words.
+    # TransformerLens sets one for every tokenizer; if the vocabulary lacks it, its id is that of the unknown token.
     if tokenizer.bos_token_id is None or tokenizer.decode([tokenizer.bos_token_id]) != tokenizer.bos_token:
-        raise InputError("the model's tokenizer has no beginning-of-sequence token to prepend; leave prepend_bos out")
+        raise InputError("the model's tokenizer has no beginning-of-sequence token; leave prepend_bos out")
     return [tokenizer.bos_token_id]
 
 
 def _as_published(tokenizer: Any) -> Any:
-    """The tokenizer before TransformerLens, which gives every model a copy made with add_bos_token=True."""
+    """Return the published tokenizer; TransformerLens replaces it with a copy that has add_bos_token=True."""
     if tokenizer.init_kwargs.get("add_bos_token") is not True:
         return tokenizer
     try:
         return _stored(tokenizer.name_or_path)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"the model's tokenizer was made with add_bos_token=True, and whether {tokenizer.name_or_path!r} has "
-            "that by itself cannot be read any more; pass prepend_bos=True or False"
+            f"cannot read the published tokenizer of {tokenizer.name_or_path!r}, and the loaded copy has "
+            "add_bos_token=True; pass prepend_bos=True or False"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Prompts to a batch: their tokens, the position of every part, and the token each label is scored by."""
+"""Tokenize prompts into a `PromptBatch`."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -26,16 +26,16 @@ def tokenize(
 ) -> PromptBatch:
     """Tokenize prompts for a model, on the model's device.
 
-    Strings are read by `Prompt.parse`. `model` is anything with a fast Hugging Face `tokenizer` and a `cfg` with
-    `n_ctx`. `labels` fixes the order of `PromptBatch.labels` and may name more than the prompts do; left out, they come
-    in the order in which the prompts name them. `prepend_bos=None` puts in front what the model's published tokenizer
-    does (nothing for GPT-2, <s> for Llama), even where TransformerLens has loaded it with `add_bos_token=True`; nothing
-    is ever put at the end. `shared_prefix="append"` is for labels that begin with the same tokens: those are appended
-    to every row, so that the token after them tells the labels apart, and `last` is the last of them.
+    Strings are parsed by `Prompt.parse`. `model` needs a fast Hugging Face `tokenizer` and a `cfg` with `n_ctx`.
+    `labels` fixes the order of `PromptBatch.labels` and may include more labels than the prompts; the default is their
+    order of appearance. `prepend_bos=None` prepends what the model's published tokenizer prepends (nothing for GPT-2,
+    <s> for Llama), even if TransformerLens loaded it with `add_bos_token=True`; nothing is appended. Use
+    `shared_prefix="append"` for labels that begin with the same tokens: the shared tokens are appended to every row, so
+    that the next token discriminates the labels, and `last` is the last shared token.
 
-    Raises InputError when there is no prompt, a prompt is longer than the context, the tokenizer is slow or
-    does not know a word, a label or text has no tokens of its own, a label's token does not directly follow
-    the query or is not the same everywhere, or two labels are scored by the same token.
+    Raises InputError if there is no prompt, a prompt is longer than the context, the tokenizer is slow or does not know
+    a word, a label or text has no separate tokens, a label's token does not directly follow the query or differs
+    between contexts, or two labels are scored by the same token.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -45,27 +45,27 @@ def tokenize(
     """
     prompts = as_prompts(prompts)
     if not isinstance(template, Template):
-        raise InputError(f"template={template!r} is no template; write il.Template(demonstration, query)")
+        raise InputError(f"template must be an il.Template(demonstration, query), got {template!r}")
     check_choice("shared_prefix", shared_prefix, ("error", "append"))
     if not prompts:
-        raise InputError("there is no prompt to tokenize; give at least one")
+        raise InputError("prompts must contain at least one prompt, got none")
     every_label = _every_label(prompts, labels)
     tokenizer = require_fast_tokenizer(model)
     texts = tokenize_texts(tokenizer, [template.render(prompt) for prompt in prompts])
-    # Each label after each query that offers it; a label no prompt offers, after the first.
-    asked = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.labels]
-    offered = {label for _, label in asked}
-    asked += [(0, label) for label in every_label if label not in offered]
-    continued = tokenize_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in asked])
+    # Each label after each query that has it as a choice; a label of no prompt, after the first query.
+    pairs = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.labels]
+    choices = {label for _, label in pairs}
+    pairs += [(0, label) for label in every_label if label not in choices]
+    continuations = tokenize_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in pairs])
 
     label_ranges = [[text.label_range(span, template.gap) for span in text.rendered.label_spans] for text in texts]
-    spellings = LabelTokens(tokenizer)
-    for (row, label), text in zip(asked, continued, strict=True):
-        spellings.add(label, text.continuation_tokens(texts[row], template.gap), f"after the query of prompt {row}")
+    label_tokens = LabelTokens(tokenizer)
+    for (row, label), text in zip(pairs, continuations, strict=True):
+        label_tokens.add(label, text.continuation_tokens(texts[row], template.gap), f"after the query of prompt {row}")
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         for demonstration, (start, stop) in zip(prompt.demonstrations, label_ranges[row], strict=True):
-            spellings.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
-    shared, scored = spellings.scored(every_label, shared_prefix)
+            label_tokens.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
+    shared, scored = label_tokens.scored(every_label, shared_prefix)
 
     front = special_prefix(tokenizer, texts[0], prepend_bos)
     rows = [[*front, *text.ids, *shared] for text in texts]
@@ -112,7 +112,7 @@ def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> t
     missing = [label for label in used if label not in labels]
     if missing or len(set(labels)) != len(labels):
         raise InputError(
-            f"labels={labels!r} must name every label of the prompts, {quoted_list(used)}, once"
-            + (f"; add {quoted_list(missing)}" if missing else "; leave out the repeated ones")
+            f"labels must contain every label of the prompts ({quoted_list(used)}) once, got {labels!r}"
+            + (f"; add {quoted_list(missing)}" if missing else "; remove the duplicates")
         )
     return labels

@@ -1,8 +1,8 @@
-"""What was found, shown: tables, figures, terminal output, pages.
+"""Tables, figures, terminal output and pages of results.
 
-1. `findings`: everything an explanation of one prompt holds, as plain data.
-2. `tables`, `plots`, `terminal`, `html`: each draws such data in its own way; none of them computes, and none knows
-   `explain`. They are loaded when they are first used.
+1. `findings`: the contents of an explanation of one prompt, as plain data.
+2. `tables`, `plots`, `terminal`, `html`: renderers of that data. They compute no results, do not import `explain`, and
+   are loaded on first use.
 """
 
 import lazy_loader

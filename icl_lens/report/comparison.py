@@ -1,4 +1,4 @@
-"""Two explanations compared, as a table and a page."""
+"""Comparison of two explanations, as a table and a page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ SHOWN = 8
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Two explanations, A and B, side by side; made by `compare`.
+    """A comparison of two explanations, A and B, returned by `compare`.
 
     Example:
         >>> a = il.explain(model, prompt)
@@ -34,18 +34,19 @@ class Comparison:
 
     @property
     def same_heads(self) -> bool:
-        """Whether both have the same layers and heads, so that heads can be compared one by one."""
+        """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
         return _shape(self.a) == _shape(self.b)
 
     def to_frame(self) -> pd.DataFrame:
-        """Every head's increase in both and the change, nats, largest change first: layer, head, name, a, b, change.
+        """Return every head's increases and their change (nats), largest change first: layer, head, name, a, b, change.
 
-        Each increase is of its explanation's own target. Raises InputError for models of different layers or heads.
+        Increases refer to each explanation's own target. Raises InputError if the models have different numbers of
+        layers or heads.
         """
         if not self.same_heads:
             raise InputError(
-                f"{self.a.model} has layers and heads {_shape(self.a)}, {self.b.model} {_shape(self.b)}: their heads "
-                "do not correspond; see each one's own table: a.to_frame(), b.to_frame()"
+                f"models must have the same (layers, heads), got {_shape(self.a)} for {self.a.model} and "
+                f"{_shape(self.b)} for {self.b.model}; use a.to_frame() and b.to_frame() instead"
             )
         rows = [
             {"layer": layer, "head": head, "name": str(Head(layer, head)), "a": x, "b": y, "change": y - x}
@@ -59,7 +60,7 @@ class Comparison:
     @overload
     def to_html(self, path: str | Path) -> None: ...
     def to_html(self, path: str | Path | None = None) -> str | None:
-        """Both side by side as one self-contained page, or written to `path`: beside it first, then moved."""
+        """Return a self-contained comparison page, or write it to `path` atomically."""
         page = compare_page(self.a, self.b)
         if path is None:
             return page
@@ -84,9 +85,9 @@ def _shape(explanation: Findings) -> tuple[int, int]:
 
 
 def compare(a: Findings, b: Findings) -> Comparison:
-    """Two explanations side by side: two prompts, two targets, or two models.
+    """Compare two explanations of different prompts, targets or models.
 
-    Raises InputError for what is no explanation.
+    Raises InputError for arguments that are not explanations.
 
     Example:
         >>> il.compare(il.explain(model, prompt), il.explain(model, prompt)).to_frame()["change"].abs().max()
@@ -94,5 +95,7 @@ def compare(a: Findings, b: Findings) -> Comparison:
     """
     for one in (a, b):
         if not isinstance(one, Findings):
-            raise InputError(f"{one!r:.60} is no explanation; give what il.explain or il.Explanation.load returns")
+            raise InputError(
+                f"expected an explanation, got {one!r:.60}; pass the result of il.explain or il.Explanation.load"
+            )
     return Comparison(a, b)

@@ -1,4 +1,4 @@
-"""Explanations as JSON files, and back: every field by its name, under a version."""
+"""Save and load explanations as versioned JSON."""
 
 import json
 from dataclasses import fields, is_dataclass
@@ -12,33 +12,33 @@ from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
 
 FORMAT, VERSION = "icl-lens explanation", 2
-"""What a file says of itself; the version rises when a field changes its meaning or goes."""
+"""Header of a file; the version increases when a field changes its meaning or is removed."""
 
 Kind = TypeVar("Kind", bound=Findings)
 
 
 def save(explanation: Findings, path: str | Path) -> None:
-    """Writes everything as JSON, beside `path` first; raises InputError where the folder does not allow it."""
+    """Write an explanation as JSON atomically. Raise InputError if the folder is not writable."""
     plain = {"format": FORMAT, "version": VERSION, **explanation.to_dict()}
     write_text(path, json.dumps(plain, indent=1) + "\n")
 
 
 def load(kind: type[Kind], path: str | Path) -> Kind:
-    """What `save` wrote; raises InputError for a file that is missing, damaged, or of another kind or version."""
+    """Load an explanation. Raise InputError for a file that is missing, damaged, or of another kind or version."""
     path = Path(path)
-    remedy = "give a file that Explanation.save, or icl-lens explain --json, has written"
+    remedy = "pass a file written by Explanation.save or icl-lens explain --json"
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error.strerror or error}; {remedy}") from error
+        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{str(path)!r} is no JSON ({error}); {remedy}") from error
+        raise InputError(f"{str(path)!r} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise InputError(f"{str(path)!r} is no stored explanation; {remedy}")
+        raise InputError(f"{str(path)!r} is not a saved explanation; {remedy}")
     if plain.get("version") != VERSION:
         raise InputError(
-            f"{str(path)!r} is of version {plain.get('version')}, and this icl-lens reads {VERSION}; "
-            "read it with the icl-lens it names under versions, or explain anew"
+            f"version of {str(path)!r} must be {VERSION}, got {plain.get('version')}; load it with the icl-lens "
+            "version that it lists under versions, or rerun explain"
         )
     try:
         plain["versions"] = list((plain.get("versions") or {}).items())
@@ -50,7 +50,7 @@ def load(kind: type[Kind], path: str | Path) -> Kind:
 
 
 def _check_lengths(found: Findings) -> None:
-    """Raises ValueError where lists that belong together have lost some of their entries."""
+    """Raise ValueError if lists have inconsistent lengths."""
     layers, contrasts = len(found.layer_attn), len(found.layer_attn_contrast)
     for name, wanted in {
         "layer_ffn": layers,
@@ -61,25 +61,25 @@ def _check_lengths(found: Findings) -> None:
         "demonstration_labels": len(found.label_positions),
     }.items():
         if len(getattr(found, name)) != wanted:
-            raise ValueError(f"{name} has {len(getattr(found, name))} entries instead of {wanted}")
+            raise ValueError(f"{name} must have {wanted} entries, got {len(getattr(found, name))}")
     demos = len(found.label_positions)
     for report in found.heads:
         sizes = [len(row) for row in report.similarity]
         if sizes and (sizes != [demos] * (demos + 1) or len(found.prediction_positions) != demos):
-            raise ValueError(f"similarity of {report.head} does not fit {demos} demonstrations")
+            raise ValueError(f"similarity of {report.head} does not match {demos} demonstrations")
     last = max((*found.label_positions, *found.attended_positions), default=-1)
     if last >= len(found.tokens):
-        raise ValueError(f"position {last} is not there, with {len(found.tokens)} tokens")
+        raise ValueError(f"position {last} is out of range for {len(found.tokens)} tokens")
 
 
 def _restored(kind: Any, value: Any) -> Any:
-    """The value of a type that JSON wrote: tuples were lists, heads were names, and dataclasses were objects."""
+    """Convert a JSON value to a type: lists to tuples, names to heads, objects to dataclasses."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Head:
         return Head.parse(value)
     if origin is Literal:
         if value not in inner:
-            raise ValueError(f"{value!r} is none of {inner}")
+            raise ValueError(f"{value!r} is not one of {inner}")
         return value
     if origin in (Union, UnionType):
         if value is None and type(None) in inner:
@@ -98,5 +98,5 @@ def _restored(kind: Any, value: Any) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value

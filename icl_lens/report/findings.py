@@ -1,4 +1,4 @@
-"""What an explanation of one prompt holds: data only, drawn by the other modules of this room."""
+"""Contents of an explanation of one prompt, as plain data that the other modules of this package render."""
 
 import math
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from icl_lens.prompts.prompt import Prompt, Template
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity"]
 
 MIN_CONTRAST_RATIO = 0.5
-"""A head tells the target from what it is compared with if its contrast is at least this share of its increase."""
+"""A head discriminates if its contrast is at least this fraction of its increase."""
 
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """What `explain` was asked for: the conventions its numbers stand under."""
+    """Arguments of `explain` that its numbers depend on."""
 
     final_norm: FinalNorm = "frozen"
     bias: bool = True
@@ -32,23 +32,24 @@ class ExplainOptions:
     prepend_bos: bool | None = None
     dtype: str = "float32"
     target: str | int | None = None
-    """A free prompt's target as it was given; None: the model's most probable token."""
+    """Target of plain text as passed by the user; None means the model's most probable token."""
     against: tuple[str | int, ...] | None = None
-    """What to compare the target with, as it was given; None: a prompt's other labels, a free prompt's nothing."""
+    """What the target is compared with; None means a prompt's other labels, and nothing for plain text."""
     shared_prefix: Literal["error", "append"] = "error"
 
 
 @dataclass(frozen=True)
 class HeadReport:
-    """One located head: increase (nats), attention and increase by token position, words, effect of removing it.
+    """A located head: increase (nats), attention and increase by token position, top words, effect of zeroing it.
 
-    `value_words`, `key_words`, `value_ranks` have one entry a demonstration; `value_ranks` is the rank of the
-    demonstration's own label in its value's projection. `ablated` are the label log-probabilities (nats) with
-    only this head zeroed. `contrast` and `position_contrasts` are what the head adds to the target's log-probability
-    minus that of what it is compared with, where it is compared. In a free prompt, words and ranks are of `positions`,
-    those the head attends to most, there are no keys, and a rank is that of the token's own name. `similarity`: scores,
-    position left out, of the queries that each label is predicted from and of the last one with the keys at the labels
-    (`label_similarity`); empty in a free prompt, and where the model does not show how it turns queries and keys.
+    `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is the rank of the
+    demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
+    only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
+    head's contributions to the difference in log-probability between the target and those tokens. For plain text, words
+    and ranks refer to `positions`, the tokens that the head attends to most, ranks are those of the tokens themselves,
+    and there are no key words. `similarity` holds position-free attention scores between the queries at the prediction
+    positions and at the last token, and the keys at the labels (`label_similarity`); it is empty for plain text and for
+    models that do not expose their rotary angles.
     """
 
     head: Head
@@ -67,25 +68,25 @@ class HeadReport:
 
     @property
     def discriminates(self) -> bool:
-        """Whether the contrast is at least half of a positive increase: the rule is `MIN_CONTRAST_RATIO`.
+        """Whether the increase is positive and the contrast at least `MIN_CONTRAST_RATIO` of it.
 
-        Then what the target is compared with rises by no more than half as much, in log-probability.
+        The log-probability of the tokens compared with then increases at most half as much as the target's.
         """
         return self.contrast is not None and self.increase > 0 and self.contrast >= MIN_CONTRAST_RATIO * self.increase
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
-        """The positions that get most attention from the last token, with it, largest first."""
+        """Return the `n` positions with the most attention from the last token, and that attention, largest first."""
         ranked = sorted(enumerate(self.attention), key=lambda pair: (-pair[1], pair[0]))
         return tuple(ranked[:n])
 
     def label_attention(self, positions: Sequence[int]) -> tuple[float, ...]:
-        """Attention to the given (label) positions."""
+        """Return the attention to some (label) positions."""
         return tuple(self.attention[position] for position in positions)
 
 
 @dataclass(frozen=True)
 class SubheadReport:
-    """One located (head, position) part and its increase, nats."""
+    """A located (head, position) part and its increase, nats."""
 
     head: Head
     position: int
@@ -96,7 +97,7 @@ class SubheadReport:
 
 @dataclass(frozen=True)
 class AblationReport:
-    """Label log-probabilities (nats) with the located heads zeroed, and with as many random heads, draw by draw."""
+    """Label log-probabilities (nats) with the located heads, or each random set of the same size, zeroed."""
 
     heads: tuple[Head, ...]
     located: tuple[float, ...]
@@ -105,12 +106,12 @@ class AblationReport:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything `explain` found about one prompt, as plain data: what tables, figures, pages and the terminal draw.
+    """Results of `explain` for one prompt, as plain data for tables, figures, pages and the terminal.
 
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
-    whose log-probability is explained (the answer if the prompt has one, else the model's choice).
+    whose log-probability is explained (the answer if the prompt has one, else the prediction).
     `label_attention[layer][head][demo]` is every head's attention from the last token to the labels. `model` is the
-    name that is shown, `source` what loads the model again: for a folder its path.
+    displayed name; `source` is the argument that reloads the model, such as a folder's path.
     """
 
     model: str
@@ -138,115 +139,115 @@ class Findings:
     versions: tuple[tuple[str, str], ...]
     source: str = ""
     quantization: str = ""
-    """How the model's weights were quantized, such as "Q4_1"; empty if they were not."""
+    """Quantization of the weights, such as "Q4_1"; empty if they are not quantized."""
     text: str = ""
-    """What the model read, up to where it continues."""
+    """The text the model continues."""
     token_names: tuple[str, ...] = ()
     """The tokens with white space visible: "▁to" or "␣to"."""
     compared_with: tuple[str, ...] = ()
-    """The labels, or a free prompt's tokens, that contrasts compare the target with."""
+    """The labels, or tokens for plain text, that the target is compared with."""
     contrast_adds_up: bool = False
-    """Whether contrasts of parts sum to their whole's: one other token, frozen norm, no soft-cap."""
+    """Whether contrasts are additive over parts: one other token, frozen norm, no soft-cap."""
     head_contrasts: tuple[tuple[float, ...], ...] = ()
     layer_attn_contrast: tuple[float, ...] = ()
     layer_ffn_contrast: tuple[float, ...] = ()
     attended_positions: tuple[int, ...] = ()
-    """A free prompt's positions that some head attends to most; `attended_attention` is every head's attention there."""
+    """Positions in plain text with the most attention of any head; `attended_attention` is each head's attention."""
     attended_attention: tuple[tuple[tuple[float, ...], ...], ...] = ()
     prediction_positions: tuple[int, ...] = ()
-    """Where each demonstration's label is predicted: the token before the one it is scored by."""
+    """Position where each demonstration's label is predicted: the token before its scored token."""
     label_token_names: tuple[tuple[str, ...], ...] = ()
-    """Each label's tokens where it stands, white space visible; the scored one is number `n_shared`."""
+    """Each label's tokens in context, with white space visible; the scored token has index `n_shared_tokens`."""
     n_shared_tokens: int = 0
-    """Tokens that all labels begin with, appended to the prompt (`shared_prefix="append"`)."""
+    """Number of leading tokens that all labels share, appended to the prompt (`shared_prefix="append"`)."""
     whole_label_log_probs: tuple[float, ...] = ()
-    """log p of each whole label, summed over its tokens, each given those before; empty where each is one token."""
+    """log p of each full label, summed over its tokens; empty if every label is a single token."""
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether the prompt is any text, without demonstrations: `labels` are then the tokens that are scored."""
+        """Whether the prompt is plain text without demonstrations; `labels` are then the scored tokens."""
         return self.prompt is None
 
     @property
     def answer(self) -> str | None:
-        """The right label; None where there is none, and for free prompts."""
+        """The correct label; None if the prompt has none, and for plain text."""
         return None if self.prompt is None else self.prompt.answer
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """Tokens as they are drawn: in free prompts with white space visible."""
+        """Tokens for display; for plain text with white space visible."""
         return self.token_names if self.is_plain_text and self.token_names else self.tokens
 
     @property
     def scored_tokens(self) -> tuple[str, ...]:
-        """The token each label is scored by, white space visible; empty where it is not known."""
+        """The token that each label is scored by, with white space visible; empty if unknown."""
         return tuple(spelling[self.n_shared_tokens] for spelling in self.label_token_names)
 
     @property
     def has_multi_token_labels(self) -> bool:
-        """Whether some label is more than the one token it is scored by."""
+        """Whether any label has more than one token."""
         return any(len(spelling) > 1 for spelling in self.label_token_names)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to know about labels or targets of several tokens, in sentences; nothing where each is one token."""
+        """Notes on labels or targets of several tokens; empty if each is a single token."""
         if self.is_plain_text:
             return tuple(
-                f"{' + '.join(map(repr, spelling))} are {len(spelling)} tokens, of which the first, {spelling[0]!r}, "
-                "is scored; the log-probability of all of them stands beside."
+                f"{' + '.join(map(repr, spelling))} has {len(spelling)} tokens; only the first, {spelling[0]!r}, is "
+                "scored. The table also lists the log-probability of all its tokens."
                 for spelling in self.label_token_names
                 if len(spelling) > 1
             )
         if not self.has_multi_token_labels:
             return ()
-        found = ["A label of several tokens is scored by one of them; its whole log-probability stands beside."]
+        found = ["Labels of several tokens are scored by one token; the table also shows each full label's log p."]
         for label, token in zip(self.labels, self.scored_tokens, strict=True):
             if not token.strip("▁␣⏎⇥␍ "):
                 found.append(
-                    f"Label {label!r} is scored by {token!r}, which is white space only and says little about the "
-                    "label: choose other labels or another template, or, where all labels begin with it, "
-                    'shared_prefix="append".'
+                    f"Label {label!r} is scored by {token!r}, which is only white space; choose other labels or "
+                    'another template, or, if all labels start with it, shared_prefix="append".'
                 )
         return tuple(found)
 
     @property
     def verdict(self) -> str:
-        """Which located heads tell the target from what it is compared with, by which rule; empty without contrasts."""
+        """Which located heads distinguish the target from the tokens it is compared with; empty without contrasts."""
         if not self.compared_with:
             return ""
-        apart = [str(report.head) for report in self.heads if report.discriminates]
-        both = [str(report.head) for report in self.heads if report.increase > 0 and not report.discriminates]
+        discriminating = [str(report.head) for report in self.heads if report.discriminates]
+        others_too = [str(report.head) for report in self.heads if report.increase > 0 and not report.discriminates]
         if self.is_plain_text:
             others = " and ".join(self.compared_with)
-            first, second = f"Tell {self.target} from {others}", "Raise the others as well"
+            first, second = f"Distinguish {self.target} from {others}", "Raise all of them"
         else:
-            first, second = "Tell the labels apart", "Only raise all labels"
+            first, second = "Distinguish the labels", "Raise all labels"
             if len(self.compared_with) == 1:
-                second = "Only raise both labels"
-        rule = "A head tells them apart if its contrast is at least half of its increase."
-        return f"{first}: {', '.join(apart) or 'none'}. {second}: {', '.join(both) or 'none'}. {rule}"
+                second = "Raise both labels"
+        rule = "A head distinguishes them if its contrast is at least half of its increase."
+        return f"{first}: {', '.join(discriminating) or 'none'}. {second}: {', '.join(others_too) or 'none'}. {rule}"
 
     @property
     def headline(self) -> str:
-        """What the model says, in a few words."""
+        """The model's prediction, in a few words."""
         if self.is_plain_text:
             return f"The model continues with {self.next_tokens[0][0]!r}"
-        return f"{'Among its labels the model prefers' if self.has_multi_token_labels else 'The model says'} {self.predicted!r}"
+        verb = "Among the labels, the model prefers" if self.has_multi_token_labels else "The model predicts"
+        return f"{verb} {self.predicted!r}"
 
     @property
     def predicted(self) -> str:
-        """The label the model finds most probable; of a free prompt, the most probable of its scored tokens."""
+        """The most probable label; for plain text, the most probable of the scored tokens."""
         return max(zip(self.label_log_probs, self.labels, strict=True))[1]
 
     @property
     def label_probs(self) -> dict[str, float]:
-        """Probability of each label's token, among the whole vocabulary."""
+        """Probability of each label's token over the full vocabulary."""
         return {name: math.exp(value) for name, value in zip(self.labels, self.label_log_probs, strict=True)}
 
     def to_frame(self, table: Table = "heads") -> pd.DataFrame:
-        """One of the explanation's tables, tidy.
+        """Return one of the explanation's tables in tidy form.
 
-        "heads" (all heads), "layers", "subheads", "labels", "words" or "similarity" (of queries with labels' keys).
+        "heads" (all heads), "layers", "subheads", "labels", "words" or "similarity" (queries by label keys).
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
@@ -278,7 +279,7 @@ class Findings:
                     "label": label,
                     "log_prob": self.label_log_probs[i],
                     "log_prob_located_zeroed": self.ablation.located[i],
-                    # Of the mean probability, as the page and the terminal show it.
+                    # Log of the mean probability, as shown on the page and in the terminal.
                     "log_prob_random_zeroed": _log_mean_probability([draw[i] for draw in self.ablation.random]),
                 }
                 | ({"scored_token": self.scored_tokens[i]} if self.label_token_names else {})
@@ -293,7 +294,7 @@ class Findings:
 
     @property
     def query_labels(self) -> tuple[int, ...]:
-        """The label that each row of `HeadReport.similarity` asks for, as an index; -1 for an unknown answer."""
+        """Index of the label predicted at each row of `HeadReport.similarity`; -1 for an unknown answer."""
         last = -1 if self.answer is None else self.labels.index(self.answer)
         return (*self.demonstration_labels, last)
 
@@ -301,14 +302,14 @@ class Findings:
         queries = (*self.prediction_positions, len(self.tokens) - 1)
         names = (*self.labels, None)
         for report in self.heads:
-            for position, asked, row in zip(
+            for position, query_label, row in zip(
                 queries, self.query_labels, report.similarity, strict=bool(report.similarity)
             ):
                 for key, label, score in zip(self.label_positions, self.demonstration_labels, row, strict=True):
                     yield {
                         "name": str(report.head),
                         "query_position": position,
-                        "query_label": names[asked],
+                        "query_label": names[query_label],
                         "key_position": key,
                         "key_label": names[label],
                         "score": score,
@@ -317,9 +318,9 @@ class Findings:
     def _word_rows(self) -> Any:
         for report in self.heads:
             positions = report.positions or self.label_positions
-            keys_there = report.key_words or [()] * len(positions)
+            key_words = report.key_words or [()] * len(positions)
             for position, values, keys, rank in zip(
-                positions, report.value_words, keys_there, report.value_ranks, strict=True
+                positions, report.value_words, key_words, report.value_ranks, strict=True
             ):
                 token = self.shown_tokens[position]
                 yield {
@@ -350,7 +351,7 @@ class Findings:
             }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain lists, numbers and strings, for JSON. Heads are written `L22H0`."""
+        """Return all fields as lists, numbers and strings for JSON, with heads as `L22H0`."""
         plain = asdict(self)
         for report, entry in zip(self.heads, plain["heads"], strict=True):
             entry["head"] = str(report.head)
@@ -366,5 +367,5 @@ class Findings:
 
 
 def _log_mean_probability(log_probs: Sequence[float]) -> float:
-    largest = max(log_probs)  # taken out, so that no probability is too small to be told from 0
+    largest = max(log_probs)  # factored out so that no probability underflows to 0
     return largest + math.log(sum(math.exp(value - largest) for value in log_probs) / len(log_probs))

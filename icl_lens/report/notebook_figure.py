@@ -1,8 +1,8 @@
-"""A matplotlib figure that can be read on a light and on a dark notebook.
+"""A matplotlib figure that is legible in light and dark notebooks.
 
-A notebook's theme may change after a picture is stored, and an untrusted notebook runs nothing that could follow it.
-So one picture serves both: without a background, its ink a gray that stands out from white and from black alike. Files
-that `savefig` writes keep black ink on white.
+A notebook's theme may change after a figure is stored, and an untrusted notebook runs no script that could adapt it.
+Therefore the stored image has a transparent background and gray ink with enough contrast to white and black. Files
+saved with `savefig` keep black ink on white.
 """
 
 import base64
@@ -20,24 +20,24 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 INK = "#777777"
-"""4.5 to 1 against white, 4.2 to 1 against the #111 of JupyterLab's dark theme."""
+"""Contrast 4.5:1 to white, 4.2:1 to the #111 of JupyterLab's dark theme."""
 
-# How dark and how gray a color is that counts as ink.
+# Limits of brightness and saturation for a color to count as ink.
 _DARKEST, _GRAYEST = 0.5, 0.06
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows without a background, in ink for light and dark themes."""
+    """A figure that notebooks display on a transparent background, with ink for light and dark themes."""
 
     def _ipython_display_(self) -> None:
-        from IPython.display import display  # only where IPython asks
+        from IPython.display import display  # imported only in IPython
 
         picture = base64.b64encode(transparent_png(self)).decode("ascii")
         display({"image/png": picture, "text/plain": repr(self)}, raw=True)
 
 
 def transparent_png(figure: Figure) -> bytes:
-    """The figure as PNG without background, readable on light and on dark; the figure itself stays as it was."""
+    """Return the figure as PNG on a transparent background; the figure itself is unchanged."""
     file = io.BytesIO()
     with _in_gray(figure):
         figure.savefig(file, format="png", dpi=figure.dpi, facecolor="none", edgecolor="none")
@@ -46,7 +46,7 @@ def transparent_png(figure: Figure) -> bytes:
 
 @contextmanager
 def _in_gray(figure: Figure) -> Iterator[None]:
-    figure.draw_without_rendering()  # makes the ticks, which are colored one by one
+    figure.draw_without_rendering()  # creates the ticks, which are colored individually
     before: list[tuple[Artist, str, Any]] = []
 
     def change(artist: Artist, name: str, value: Any) -> None:
@@ -67,7 +67,7 @@ def _in_gray(figure: Figure) -> Iterator[None]:
 
 
 def _inked(artist: Artist) -> tuple[str, ...]:
-    """The properties of an artist that may be ink."""
+    """Return the color properties of an artist that may be ink."""
     if isinstance(artist, Text | LineCollection):
         return ("color",)
     if isinstance(artist, Line2D):
@@ -76,7 +76,7 @@ def _inked(artist: Artist) -> tuple[str, ...]:
 
 
 def _is_ink(color: Any) -> bool:
-    """Whether it is black or a dark gray that is seen at all; several colors, as of a collection, must all be."""
+    """Whether a color, or every color of a collection, is a visible black or dark gray."""
     colors = color if isinstance(color, list) or getattr(color, "ndim", 1) == 2 else [color]
     rgba = [to_rgba(one) for one in colors]
     return bool(rgba) and all(

@@ -1,4 +1,4 @@
-"""Numbers as they are read: probabilities in per cent, however small."""
+"""Format probabilities as percentages."""
 
 from decimal import Decimal
 
@@ -6,7 +6,7 @@ SMALLEST = 1e-8
 
 
 def percent(value: float) -> str:
-    """A probability in per cent: one decimal, or two digits where that would be zero; nothing in powers of ten.
+    """Format a probability as a percentage: one decimal, or two significant digits if small; no exponents.
 
     Example:
         >>> from icl_lens.report.number_format import percent

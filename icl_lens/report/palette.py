@@ -1,14 +1,14 @@
-"""The colors of everything that is drawn: figures, pages, the terminal.
+"""Colors of figures, pages and terminal output.
 
-They are Okabe and Ito's, which can be told apart with any color vision, also printed in gray. `html/page.css` names
-the same ones, with lighter ones for dark screens.
+The Okabe-Ito palette is safe for color-vision deficiency and grayscale printing. `html/page.css` defines the same
+colors, with lighter variants for dark themes.
 """
 
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"
-"""Of bars and lines. Where a sign is shown, blue is above zero and orange below."""
+"""Colors of bars and lines; for signed values, blue is above zero and orange below."""
 
 SKY, AMBER, PINK, YELLOW = "#56B4E9", "#E69F00", "#CC79A7", "#F0E442"
-"""Lighter ones: seen on a dark terminal too, and further series of a figure."""
+"""Lighter colors, for dark terminals and additional series of a figure."""
 
 PALE, INK = "#F7F5F2", "#1B1B1A"
-"""The middle of a scale of signed values; text and whiskers."""
+"""Center of the diverging scale; color of text and error bars."""

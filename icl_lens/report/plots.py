@@ -1,8 +1,8 @@
-"""Figures: tidy tables or arrays in, matplotlib Figures out. Nothing is shown or written.
+"""Matplotlib figures from tidy tables or arrays; functions return a Figure and neither show nor save it.
 
-Every function takes `width` in inches: `COLUMN` (3.3, one column of a paper) or `PAGE` (6.8). Colors are those of
-Okabe and Ito, or run from orange through white to blue, and can be told apart with any color vision. A notebook shows
-them without a background, readable in its light and its dark theme; files are black on white.
+Every function takes `width` in inches: `COLUMN` (3.3, one column of a paper) or `PAGE` (6.8). Colors are from the
+Okabe-Ito palette or a diverging orange-white-blue scale, both safe for color-vision deficiency. In a notebook, figures
+have no background and are legible in light and dark themes; saved files are black on white.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ _INCREASE = "log-probability increase (nats)"
 
 
 def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
-    """Attention and FFN increases by layer (nats), one above the other on one scale.
+    """Plot attention and FFN increases by layer (nats) in two panels with a shared scale.
 
-    `layers` has columns layer, component ("attn" | "ffn") and increase; several prompts are averaged. Raises
-    InputError for a table without these columns or rows.
+    `layers` has columns layer, component ("attn" | "ffn") and increase; rows of several prompts are averaged. Raises
+    InputError for missing columns or an empty table.
     """
     _require(layers, "layer", "component", "increase")
     figure = _figure(width, 0.75 * width)
@@ -50,10 +50,10 @@ def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
 def head_heatmap(
     heads: pd.DataFrame | Any, *, value: str = "increase", label: str = _INCREASE, width: float = COLUMN
 ) -> Figure:
-    """Values by layer and head, orange below zero and blue above, on a symmetric scale.
+    """Plot values by layer and head on a symmetric scale, orange below zero and blue above.
 
-    `heads` is a table with columns layer, head and `value` (several prompts are averaged) or a [layer head] array.
-    Raises InputError for a table without these columns or rows, or an array of another shape.
+    `heads` is a [layer head] array, or a table with columns layer, head and `value` (rows of several prompts are
+    averaged). Raises InputError for missing columns, an empty table, or an array of another shape.
     """
     if isinstance(heads, pd.DataFrame):
         _require(heads, "layer", "head", value)
@@ -61,7 +61,7 @@ def head_heatmap(
     else:
         grid = _array(heads)
         if grid.ndim != 2:
-            raise InputError(f"an array of shape {grid.shape} has no layer and head axis; give [layer head]")
+            raise InputError(f"heads must have shape [layer head], got {list(grid.shape)}; pass one value per head")
     reach = float(np.nanmax(np.abs(grid))) or 1.0
     n_layers, n_heads = grid.shape
     figure = _figure(width, min(max(width * n_heads / n_layers * 0.8 + 0.8, 1.8), 1.3 * width))
@@ -85,15 +85,16 @@ def similarity_matrix(
     label: str = "score",
     width: float = COLUMN,
 ) -> Figure:
-    """What a head's metric makes of every query and key [query key], orange below zero and blue above.
+    """Plot a head's metric between queries and keys [query key], orange below zero and blue above.
 
-    Rows and columns keep their order, so give words of one class beside one another: a metric that tells classes apart
-    then shows as blocks. Raises InputError if the sizes do not fit.
+    Rows and columns keep their order; group words by class so that a metric that distinguishes classes shows blocks.
+    Raises InputError if the sizes do not match.
     """
     grid = _array(values)
     if grid.shape != (len(queries), len(keys)):
         raise InputError(
-            f"an array of shape {grid.shape} does not fit {len(queries)} queries and {len(keys)} keys; give [query key]"
+            f"values must have shape [query key] = {[len(queries), len(keys)]}, got {list(grid.shape)}; pass one row "
+            "per query and one column per key"
         )
     reach = float(np.nanmax(np.abs(grid))) or 1.0
     figure = _figure(width, min(max(width * len(queries) / len(keys), 1.5), 1.6 * width))
@@ -113,9 +114,9 @@ def similarity_matrix(
 def top_head_bars(
     heads: pd.DataFrame, *, k: int = 20, value: str = "increase", label: str = _INCREASE, width: float = COLUMN
 ) -> Figure:
-    """The `k` heads of largest value, best on top, with intervals where the table has `low` and `high`.
+    """Plot the `k` heads with the largest values, best on top, with intervals if the table has `low` and `high`.
 
-    Columns: name (L22H0) and `value`, optionally low, high. Raises InputError for a table without these or rows.
+    Columns: name (L22H0) and `value`, optionally low and high. Raises InputError for missing columns or an empty table.
     """
     _require(heads, "name", value)
     best = heads.nlargest(k, value).iloc[::-1]
@@ -138,11 +139,11 @@ def label_attention_bars(
     names: Mapping[Any, str] | None = None,
     width: float = COLUMN,
 ) -> Figure:
-    """Attention probability on true and false labels, one pair of bars per head, with intervals where given.
+    """Plot attention probability on true and false labels as a pair of bars per head, with intervals if given.
 
-    Columns: name, attention and `group` (default: is_answer, as `tables.label_attention_table` makes it), optionally
-    low and high for one row per head and group; several rows of one are averaged. Heads keep the table's order.
-    `names` says what the groups are called. Raises InputError for a table without these columns or rows.
+    Columns: name, attention and `group` (default: is_answer, as in `tables.label_attention_table`), optionally low and
+    high. Rows with the same head and group are averaged. Heads keep the table's order. `names` maps groups to legend
+    labels. Raises InputError for missing columns or an empty table.
     """
     _require(attention, "name", "attention", group)
     names = names or {True: "true label", False: "false label"}
@@ -169,10 +170,10 @@ def label_attention_bars(
 def attention_scatter(
     parts: pd.DataFrame, *, hue: str | None = None, names: Mapping[Any, str] | None = None, width: float = COLUMN
 ) -> Figure:
-    """Attention probability against log-probability increase (nats), one point per row.
+    """Plot log-probability increase (nats) over attention probability, one point per row.
 
-    Columns: attention, increase, and `hue` (if given) for color and marker. Raises InputError for a table without
-    these columns or rows.
+    Columns: attention, increase, and `hue` (if given) for color and marker. Raises InputError for missing columns or
+    an empty table.
     """
     _require(parts, "attention", "increase", *([hue] if hue else []))
     figure = _figure(width, 0.8 * width)
@@ -201,7 +202,7 @@ def attention_scatter(
 
 
 def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
-    """One explanation's figures: "layers", "heads" (heatmap), "top_heads" (the located ones)."""
+    """Return an explanation's figures: "layers", "heads" (heatmap) and "top_heads" (located heads)."""
     return {
         "layers": layer_bars(explanation.to_frame("layers"), width=width),
         "heads": head_heatmap(explanation.to_frame("heads"), width=width),
@@ -224,7 +225,7 @@ def _tidy(ax: Axes) -> None:
 
 
 def _legend(ax: Axes) -> None:
-    """Above the axes, where it covers nothing."""
+    """Place the legend above the axes."""
     ax.legend(
         frameon=False, fontsize=7, handlelength=1, columnspacing=1, ncols=3, loc="lower left", bbox_to_anchor=(0, 1)
     )
@@ -243,7 +244,7 @@ def _repeat(some: Sequence[str], n: int) -> list[str]:
 
 
 def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
-    """Distances of an interval's ends from the value; None without intervals. A bound past the value counts as it."""
+    """Return the distances of interval ends from the values, clipped at zero, or None without intervals."""
     if not {"low", "high"} <= set(rows):
         return None
     low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
@@ -258,7 +259,7 @@ def _color_bar(figure: Figure, ax: Axes, image: Any, label: str) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name as it is: matplotlib reads what stands between dollar signs as a formula."""
+    """Escape dollar signs, which matplotlib interprets as math."""
     return name.replace("$", r"\$")
 
 
@@ -271,6 +272,6 @@ def _array(values: Any) -> np.ndarray:
 def _require(frame: pd.DataFrame, *columns: str) -> None:
     missing = [column for column in columns if column not in frame]
     if missing:
-        raise InputError(f"the table has no column {', '.join(map(repr, missing))}; it has {list(frame.columns)}")
+        raise InputError(f"table must have the columns {', '.join(map(repr, missing))}, got {list(frame.columns)}")
     if frame.empty:
-        raise InputError("the table has no rows to draw; give at least one")
+        raise InputError("table must have at least one row, got none")

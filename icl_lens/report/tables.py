@@ -1,4 +1,4 @@
-"""Tensors to tidy tables: one row per value, named columns, heads as `L22H0`."""
+"""Convert tensors to tidy tables with one row per value and heads as `L22H0`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,39 +15,39 @@ from icl_lens.display import long_frame
 
 
 def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
-    """A tensor as a long table: one integer column per axis, one column of values.
+    """Return a tensor as a long table with one integer column per axis and one column of values.
 
     With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raises InputError if the number of axis
-    names does not fit.
+    names does not match the tensor.
     """
     return long_frame(values, axes, value=value)
 
 
 def layer_table(increases: LayerIncreases) -> pd.DataFrame:
-    """Layer increases: prompt, layer, component ("attn" | "ffn"), increase (nats)."""
+    """Return layer increases: prompt, layer, component ("attn" | "ffn"), increase (nats)."""
     return increases.to_frame().rename(columns={"value": "increase"})
 
 
 def head_table(increases: Tensor) -> pd.DataFrame:
-    """Head increases [batch layer head]: prompt, layer, head, name, increase (nats)."""
+    """Return head increases [batch layer head]: prompt, layer, head, name, increase (nats)."""
     return to_frame(increases, ("prompt", "layer", "head"), value="increase")
 
 
 def top_heads_table(top: TopHeads) -> pd.DataFrame:
-    """The located heads: rank, layer, head, name, increase (mean over prompts, nats)."""
+    """Return located heads: rank, layer, head, name, increase (mean over prompts, nats)."""
     return top.to_frame().rename(columns={"value": "increase"})
 
 
 def top_subheads_table(acts: Activations, top: TopSubheads) -> pd.DataFrame:
-    """The located (layer, head, position) parts: prompt, rank, layer, head, name, position, token, increase (nats)."""
+    """Return located parts: prompt, rank, layer, head, name, position, token, increase (nats)."""
     return replace(top, tokens=acts.batch.token_names).to_frame().rename(columns={"value": "increase"})
 
 
 def label_attention_table(acts: Activations) -> pd.DataFrame:
-    """Attention from the last position to label positions.
+    """Return attention from the last position to label positions.
 
-    Columns: prompt, layer, head, demo, name, attention, position, label, is_answer (the label is the prompt's answer;
-    False where it has none). Missing demonstrations have no row.
+    Columns: prompt, layer, head, demo, name, attention, position, label, is_answer (whether the label is the prompt's
+    answer; False without an answer). Missing demonstrations have no row.
     """
     frame = to_frame(attention_to_labels(acts), ("prompt", "layer", "head", "demo"), value="attention")
     row, demo = torch.tensor(frame["prompt"].tolist()), torch.tensor(frame["demo"].tolist())

@@ -1,4 +1,4 @@
-"""An explanation for the terminal, as rich renderables."""
+"""Render an explanation for the terminal with rich."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ from icl_lens.report.number_format import percent
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 
 BAR_WIDTH = 22
-# Columns of attention to labels, in characters, that fit beside the increases in a terminal of 80.
+# Characters available for label attention next to the increases in an 80-column terminal.
 ATTENTION_WIDTH = 44
 LABEL_STYLES = tuple(f"bold {color}" for color in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
 GAIN, LOSS, QUIET = SKY, AMBER, "dim"
 
 
 def render(explanation: Findings) -> Group:
-    """Everything `icl-lens explain` prints."""
+    """Return the output of `icl-lens explain`."""
     return Group(
         _title(explanation),
         _answer(explanation),
@@ -46,7 +46,7 @@ def _title(explanation: Findings) -> RenderableType:
 
 
 def _prompt(explanation: Findings) -> Text:
-    """The text the model continues, as it is written, its labels in their colors."""
+    """Return the text the model continues, with labels in their colors."""
     if explanation.prompt is None:
         return Text(explanation.text, overflow="fold")
     rendered = explanation.template.render(explanation.prompt)
@@ -58,13 +58,13 @@ def _prompt(explanation: Findings) -> Text:
 
 def _answer(explanation: Findings) -> RenderableType:
     free, several = explanation.is_plain_text, bool(explanation.whole_label_log_probs)
-    more = ["scored by", "whole label" if not free else "all tokens"] if several else []
+    more = ["scored token", "full label" if not free else "all tokens"] if several else []
     name = ("Next token", "token") if free else ("Answer", "label")
     table = _table(*name, *(("p", "log p") if several else ("probability", "log-prob (nats)")), *more, "")
     for column in table.columns[:-1]:
-        column.no_wrap = True  # narrow terminals break the notes, never numbers
+        column.no_wrap = True  # narrow terminals wrap the notes, not the numbers
     for i, label in enumerate(explanation.labels):
-        notes = {"predicted": None if free else explanation.predicted, "explained below": explanation.target}
+        notes = {"predicted": None if free else explanation.predicted, "explained": explanation.target}
         table.add_row(
             Text(label, _label_style(i)),
             percent(math.exp(explanation.label_log_probs[i])),
@@ -74,7 +74,7 @@ def _answer(explanation: Findings) -> RenderableType:
         )
     token, probability = explanation.next_tokens[0]
     remarks = [Text(remark) for remark in explanation.remarks]
-    return Group(table, Text(f"Most probable of all tokens: {token!r} ({percent(probability)})", QUIET), *remarks)
+    return Group(table, Text(f"Most probable token: {token!r} ({percent(probability)})", QUIET), *remarks)
 
 
 def _whole(explanation: Findings, i: int) -> list[Text | str]:
@@ -92,7 +92,7 @@ def _layers(explanation: Findings) -> RenderableType:
 
 
 def _bar(value: float, reach: float) -> Text:
-    """A bar as long as the value's share of the largest, in eighths of a character."""
+    """Return a bar scaled to `reach`, in eighths of a character."""
     eighths = round(abs(value) / reach * BAR_WIDTH * 8) if reach else 0
     blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return Text(blocks or "·", GAIN if value >= 0 else LOSS)
@@ -107,7 +107,7 @@ def _heads(explanation: Findings) -> RenderableType:
     ]
     if sum(len(name) + 3 for name in names) > ATTENTION_WIDTH:
         return _many_labels(explanation, [str(name).removeprefix("→ ") for name in names])
-    table = _table("Heads that raise it most, and where they look from the last token", *_columns(explanation), *names)
+    table = _table("Heads that raise it most, with attention from the last token", *_columns(explanation), *names)
     for report in explanation.heads:
         weights = report.label_attention(explanation.label_positions)
         table.add_row(*_increases(report), *[_weight(weight) for weight in weights])
@@ -115,8 +115,8 @@ def _heads(explanation: Findings) -> RenderableType:
 
 
 def _many_labels(explanation: Findings, names: Sequence[str]) -> RenderableType:
-    """With more demonstrations than columns: the labels that each head attends to most."""
-    title = "Heads that raise it most, and the labels they attend to most from the last token"
+    """Return the located heads with the labels they attend to most, for prompts with many demonstrations."""
+    title = "Heads that raise it most, with attention from the last token"
     table = _table(title, *_columns(explanation), "attends most to")
     for report in explanation.heads:
         weights = report.label_attention(explanation.label_positions)
@@ -126,7 +126,7 @@ def _many_labels(explanation: Findings, names: Sequence[str]) -> RenderableType:
 
 
 def _free_heads(explanation: Findings) -> RenderableType:
-    title = "Heads that raise it most, and the tokens they attend to most from the last one"
+    title = "Heads that raise it most, with attention from the last token"
     table = _table(title, *_columns(explanation), "attends most to")
     for report in explanation.heads:
         attended = [
@@ -142,8 +142,8 @@ def _columns(explanation: Findings) -> list[str]:
 
 
 def contrast_column(explanation: Findings) -> str:
-    """What the column of contrasts is called."""
-    return f"against {', '.join(explanation.compared_with)}" if explanation.is_plain_text else "tells labels apart"
+    """Return the name of the contrast column."""
+    return f"against {', '.join(explanation.compared_with)}" if explanation.is_plain_text else "contrast"
 
 
 def _increases(report: HeadReport) -> list[str]:
@@ -169,17 +169,17 @@ def _subheads(explanation: Findings) -> RenderableType:
         token = token if token.strip() else explanation.token_names[part.position]
         contrast = [] if part.contrast is None else [f"{part.contrast:+.3f}"]
         table.add_row(str(part.head), str(part.position), Text(token, style), f"{part.increase:+.3f}", *contrast)
-    how = (
-        f"exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated"
+    note = (
+        f"exact and certified: {explanation.n_exact} of {explanation.n_parts} parts evaluated"
         if explanation.certified
         else f"exact: all {explanation.n_parts} parts evaluated"
     )
-    return Group(table, Text(how, QUIET))
+    return Group(table, Text(note, QUIET))
 
 
 def _words(explanation: Findings) -> RenderableType:
     report = explanation.heads[0]
-    table = _table(f"What {report.head} says in words", "position", "token", "part", "top words")
+    table = _table(f"Top words of {report.head}", "position", "token", "part", "top words")
     if explanation.is_plain_text:
         for position, words in zip(report.positions, report.value_words, strict=True):
             table.add_row(str(position), Text(explanation.shown_tokens[position]), "value", _listed(words))
@@ -203,7 +203,7 @@ def _ablation(explanation: Findings) -> RenderableType:
     table = _table(
         f"Zeroing {names}",
         "token" if explanation.is_plain_text else "label",
-        "as it is",
+        "no ablation",
         "located heads zeroed",
         f"{len(ablation.heads)} random heads zeroed",
     )
@@ -217,8 +217,8 @@ def _ablation(explanation: Findings) -> RenderableType:
             spread,
         )
     note = (
-        f"random: mean (range) of {len(ablation.random)} draws. "
-        "Increases do not add up: the parts need not sum to the whole."
+        f"random: mean (range) over {len(ablation.random)} sets. "
+        "Increases are not additive: the parts need not sum to the whole."
     )
     return Group(table, Text(note, QUIET))
 
@@ -230,7 +230,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def _table(title: str, *columns: str | Text) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    words = ("label", "head", "token", "part", "top words", "scored by", "attends most to", "")
+    words = ("label", "head", "token", "part", "top words", "scored token", "attends most to", "")
     for i, column in enumerate(columns):
         numeric = str(column) not in words and i > 0
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")

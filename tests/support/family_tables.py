@@ -8,12 +8,12 @@ from icl_lens.models.view import tl_version
 def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
     """Family -> (what the error says, the reason in one clause), on a TransformerLens version."""
     reasons = {
-        "opt_post_norm": ("OPTForCausalLM is not supported", "no final norm before the unembedding"),
-        "falcon_new": ("could not be loaded", "TransformerLens cannot load it"),
+        "opt_post_norm": ("got OPTForCausalLM without", "no final norm before the unembedding"),
+        "falcon_new": ("could not load", "TransformerLens cannot load it"),
     }
     if version < (4, 0):
         reasons["cohere"] = (
-            "CohereForCausalLM is not supported on TransformerLens 3",
+            "CohereForCausalLM is not supported with TransformerLens 3",
             "TransformerLens 3 computes other logits than the model",
         )
     return reasons

@@ -63,60 +63,74 @@ ONLINE = [
     Case(
         "no such model", "gpt2-lrage", ("no public model 'gpt2-lrage'", "did you mean 'gpt2-large'", "HF_TOKEN"), kept=0
     ),
-    Case("no such model for a token", "no/such", ("no model 'no/such' that your token may read",), token="hf_good"),
+    Case("no such model for a token", "no/such", ("no model 'no/such' that your token can read",), token="hf_good"),
     Case("private", "some/private", ("no public model 'some/private'", "if it is private, log in")),
     Case("private, with its token", "some/private", ("ok some/private main",), token="hf_good"),
-    Case("gated", "some/gated", ("is gated: accept its license at https://huggingface.co/some/gated", "HF_TOKEN")),
-    Case("gated, no license", "some/gated", ("is gated, and the account of your token",), token="hf_nogrant"),
+    Case("gated", "some/gated", ("is gated; accept its license at https://huggingface.co/some/gated", "HF_TOKEN")),
+    Case("gated, no license", "some/gated", ("is gated, and your token's account",), token="hf_nogrant"),
     Case("gated, with license", "some/gated", ("ok some/gated main",), token="hf_good"),
-    Case("expired token", "gpt2", ("refuses your token", "expired or is mistyped", "hf auth logout"), token="hf_old"),
+    Case("expired token", "gpt2", ("rejected your token", "expired or mistyped", "hf auth logout"), token="hf_old"),
     Case("no such revision", "gpt2", ("no revision 'v9'", "'main', 'v1'", "--revision"), options={"revision": "v9"}),
-    Case("no name", "a/b/c", ("'a/b/c' is no name of a model",), requests=0),
+    Case("no name", "a/b/c", ("got 'a/b/c'",), requests=0),
     Case("forbidden", "gpt2", ("403 Forbidden", "proxy or firewall"), {"status": (403, "", EVER)}),
-    Case("too many requests", "gpt2", ("429", "wait 60 seconds"), {"status": (429, "", EVER), "retry": (60, "", 0)}),
-    Case("busy once", "gpt2", ("ok gpt2 main",), {"status": (429, "api", 1)}),
-    Case("out of order", "gpt2", ("out of order (503", "in some minutes"), {"status": (503, "", EVER)}),
-    Case("out of order once", "gpt2", ("ok gpt2 main",), {"status": (500, "api", 1)}),
-    Case("not a Hub", "gpt2", ("is not the Hugging Face Hub", "login page"), {"status": (200, "", EVER)}),
     Case(
-        "not a Hub for files", "gpt2", ("is not the Hugging Face Hub", "login page"), {"status": (200, "resolve", EVER)}
+        "too many requests",
+        "gpt2",
+        ("429", "retry after 60 seconds"),
+        {"status": (429, "", EVER), "retry": (60, "", 0)},
     ),
-    Case("hangs up", "gpt2", ("broke off", "try again"), {"drop": (1, "", EVER)}),
+    Case("busy once", "gpt2", ("ok gpt2 main",), {"status": (429, "api", 1)}),
+    Case("out of order", "gpt2", ("unavailable (503", "retry later"), {"status": (503, "", EVER)}),
+    Case("out of order once", "gpt2", ("ok gpt2 main",), {"status": (500, "api", 1)}),
+    Case("not a Hub", "gpt2", ("is not from the Hugging Face Hub", "login page"), {"status": (200, "", EVER)}),
     Case(
-        "never answers", "gpt2", ("did not answer within 1 seconds", "HF_HUB_ETAG_TIMEOUT"), {"delay": (30, "", EVER)}
+        "not a Hub for files",
+        "gpt2",
+        ("is not from the Hugging Face Hub", "login page"),
+        {"status": (200, "resolve", EVER)},
+    ),
+    Case("hangs up", "gpt2", ("interrupted", "retry"), {"drop": (1, "", EVER)}),
+    Case(
+        "never answers", "gpt2", ("did not respond within 1 seconds", "HF_HUB_ETAG_TIMEOUT"), {"delay": (30, "", EVER)}
     ),
     Case(
         "never answers for the weights",
         "gpt2",
-        ("did not answer within 1 seconds", "3 of 4 files", "are kept", "goes on with model.safetensors"),
+        ("did not respond within 1 seconds", "3 of 4 files downloaded", "resume at model.safetensors"),
         {"delay": (30, "model.safetensors", EVER)},
         kept=3,
     ),
     Case("goes on", "gpt2", ("ok gpt2 main",), keep=True, kept=GPT2_FILES),
-    Case("cut in the weights", "gpt2", ("broke off", "3 of 4 files", "kept"), {"cut": (9, "model.saf", EVER)}, kept=3),
+    Case(
+        "cut in the weights",
+        "gpt2",
+        ("interrupted", "3 of 4 files downloaded"),
+        {"cut": (9, "model.saf", EVER)},
+        kept=3,
+    ),
     Case("cut once", "gpt2", ("ok gpt2 main",), {"cut": (1000, "model.safetensors", 1)}),
     Case(
         "never answers, all in the cache",
         "gpt2",
-        ("ok gpt2 main", "taken from the cache", "did not answer"),
+        ("ok gpt2 main", "using the cached", "did not respond"),
         {"delay": (30, "", EVER)},
         keep=True,
     ),
     Case(
         "out of order, all in the cache",
         "gpt2",
-        ("ok gpt2 main", "taken from the cache", "503"),
+        ("ok gpt2 main", "using the cached", "503"),
         {"status": (503, "", EVER)},
         keep=True,
         requests=1,
     ),
     Case("no weights", "some/no-weights", ("has no weights as safetensors or PyTorch files",)),
     Case("no tokenizer", "some/no-tokenizer", ("has no tokenizer", "tokenizer=")),
-    Case("nothing", "some/empty", ("no transformers model: there is no config.json",)),
+    Case("nothing", "some/empty", ("not a transformers model: it has no config.json",)),
     Case("an adapter", "some/adapter", ("an adapter of another model",)),
-    Case("a pickle that runs a command", "some/evil", ("holds more than weights", "refused (weights_only)")),
-    Case("a pointer", "some/pointer", ("is a pointer of Git LFS", "git lfs pull")),
-    Case("cut weights on the Hub", "some/short", ("is damaged or cut short", "it is fetched anew")),
+    Case("a pickle that runs a command", "some/evil", ("contains more than weights", "(weights_only)")),
+    Case("a pointer", "some/pointer", ("is a Git LFS pointer", "git lfs pull")),
+    Case("cut weights on the Hub", "some/short", ("is corrupt or truncated", "retry to download it again")),
     Case("sst2", "sst2", ("ok negative positive",), task=True),
     Case("trec", "trec", ("ok ABBR DESC",), keep=True, task=True),
     Case("agnews", "agnews", ("ok Business Sci/Tech Sports World",), keep=True, task=True),
@@ -127,18 +141,18 @@ ONLINE = [
     Case(
         "no such split",
         "sst2",
-        ("no split 'nosuch' but 'test', 'train'",),
+        ("no split 'nosuch', only 'test', 'train'",),
         keep=True,
         task=True,
         options={"split": "nosuch"},
     ),
-    Case("data: cut", "trec", ("broke off", "path="), {"cut": (9, "train", EVER)}, task=True),
-    Case("data: never answers", "agnews", ("did not answer", "path="), {"delay": (30, "", EVER)}, task=True),
-    Case("data: out of order", "ethos", ("out of order (503", "path="), {"status": (503, "", EVER)}, task=True),
+    Case("data: cut", "trec", ("interrupted", "path="), {"cut": (9, "train", EVER)}, task=True),
+    Case("data: never answers", "agnews", ("did not respond", "path="), {"delay": (30, "", EVER)}, task=True),
+    Case("data: out of order", "ethos", ("unavailable (503", "path="), {"status": (503, "", EVER)}, task=True),
     Case(
         "data: cut in a part",
         "amazon",
-        ("broke off", "nothing of them is kept"),
+        ("interrupted", "none were kept"),
         {"cut": (9, "train", EVER)},
         task=True,
     ),
@@ -146,7 +160,7 @@ ONLINE = [
     # what follows is what the part without a network finds
     *(Case(f"fetch {name}", name, ("ok",), keep=True, task=True) for name in ("sst2", "trec", "agnews", "ethos")),
     Case("fetch gpt2", "gpt2", ("ok gpt2 main",), keep=True),
-    Case("fetch shards in part", "some/shards", ("broke off",), {"cut": (9, "-00002-of-", EVER)}, keep=True),
+    Case("fetch shards in part", "some/shards", ("interrupted",), {"cut": (9, "-00002-of-", EVER)}, keep=True),
 ]
 
 OFFLINE = [
@@ -163,11 +177,9 @@ OFFLINE = [
 ]
 
 REFUSED = [
-    Case("nobody listens", "some/bin", ("cannot be reached", "HTTPS_PROXY"), keep=True),
-    Case(
-        "nobody listens, data", "sst2", ("cannot be reached", "path="), keep=True, task=True, options={"split": "dev"}
-    ),
-    Case("nobody listens, all in the cache", "gpt2", ("ok gpt2 main", "taken from the cache"), keep=True),
+    Case("nobody listens", "some/bin", ("cannot reach", "HTTPS_PROXY"), keep=True),
+    Case("nobody listens, data", "sst2", ("cannot reach", "path="), keep=True, task=True, options={"split": "dev"}),
+    Case("nobody listens, all in the cache", "gpt2", ("ok gpt2 main", "using the cached"), keep=True),
 ]
 
 PARTS = {"online": ONLINE, "offline": OFFLINE}

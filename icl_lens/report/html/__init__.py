@@ -1,4 +1,4 @@
-"""Pictures as HTML: circuitsvis elements for notebooks and self-contained pages. Nothing here fetches anything."""
+"""HTML visualizations: circuitsvis elements for notebooks, and self-contained pages without external resources."""
 
 from icl_lens.report.html.compare import compare_page, most_changed
 from icl_lens.report.html.element import Element

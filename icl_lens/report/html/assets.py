@@ -1,4 +1,4 @@
-"""The scripts and styles of a page: circuitsvis' own bundle from the installed package, and ours."""
+"""Scripts and styles of a page: the bundle of the installed circuitsvis package, and this package's own files."""
 
 import base64
 import gzip
@@ -11,42 +11,41 @@ from icl_lens.errors import InputError
 
 @cache
 def circuitsvis_bundle() -> str:
-    """circuitsvis' bundled script without its source map; nothing is fetched.
+    """Return circuitsvis' bundled script without its source map.
 
-    Raises InputError where the installed circuitsvis has no such file.
+    Raises InputError if the installed circuitsvis does not contain the file.
     """
     path = files("circuitsvis") / "dist" / "cdn" / "iife.js"
     if not path.is_file():
-        raise InputError(
-            "the installed circuitsvis has no dist/cdn/iife.js to draw with; install circuitsvis 1.43 from its wheel"
-        )
+        raise InputError("the installed circuitsvis lacks dist/cdn/iife.js; install circuitsvis 1.43 from its wheel")
     source = path.read_text(encoding="utf-8")
-    # A browser's tools would try to fetch the source map.
+    # Browser developer tools would try to load the source map.
     return re.sub(r"\n//# sourceMappingURL=.*", "", source).strip()
 
 
 @cache
 def packed_bundle() -> str:
-    """The same in a third of the size: gzip, then base64. A page's own script unpacks it, with nothing but the browser.
+    """Return the bundle gzipped and base64-encoded, a third of its size; the page's script unpacks it.
 
-    One copy a picture: cells of a notebook are run, cleared and copied one by one, so none may lean on another's.
+    Every visualization embeds its own copy, because notebook cells are run, cleared and copied independently.
     """
     return base64.b64encode(gzip.compress(circuitsvis_bundle().encode(), 9, mtime=0)).decode()
 
 
 @cache
 def read_asset(name: str) -> str:
-    """One of our own files beside this module: `page.css`, `page.js`, `theme.js`, `frame.js`."""
+    """Return a file from this module's folder: `page.css`, `page.js`, `theme.js` or `frame.js`."""
     return (files("icl_lens.report.html") / name).read_text(encoding="utf-8").strip()
 
 
 def document(title: str, body: str, *, circuitsvis: bool) -> str:
-    """A complete, self-contained page around `body`. `title` must be escaped already."""
+    """Return a complete, self-contained page around `body`. `title` must already be escaped."""
     bundle = f'<script type="text/plain" id="circuitsvis">{packed_bundle()}</script>' if circuitsvis else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{read_asset('page.css')}</style><script>{read_asset('theme.js')}</script></head><body>{body}"
+        f"<title>{title}</title><style>{read_asset('page.css')}</style>"
+        f"<script>{read_asset('theme.js')}</script></head><body>{body}"
         f"{bundle}<script>{read_asset('page.js')}</script></body></html>\n"
     )

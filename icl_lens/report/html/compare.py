@@ -1,4 +1,4 @@
-"""Two explanations side by side: what changed from the first to the second."""
+"""A page that compares two explanations."""
 
 import math
 from collections.abc import Sequence
@@ -17,54 +17,52 @@ N_CHANGED = 12
 
 
 def compare_page(a: Findings, b: Findings) -> str:
-    """Two prompts, or two models, side by side as one self-contained page.
+    """Return a self-contained page that compares two prompts or two models.
 
-    Label probabilities, layer bars on one scale, and, where both have the same layers and heads, the heads whose
-    increase changed most and the change of every head; else each one's own best heads. Increases are of each one's
-    own explained label, which may differ: the page says so.
+    The page shows label probabilities, layer bars on a shared scale, and attention to labels. If both models have the
+    same number of layers and heads, it also shows the heads whose increase changed most and the change of every head;
+    otherwise, the best heads of each. Increases refer to each explanation's own target; the page notes where the
+    targets differ.
     """
     return document("Two explanations compared", f"<main>{compare_body(a, b)}</main>", circuitsvis=False)
 
 
 def compare_body(a: Findings, b: Findings) -> str:
-    """Everything on the page of two explanations, without scripts and styles."""
+    """Return the content of the comparison page, without scripts and styles."""
     same_heads = _shape(a) == _shape(b)
+    plain_text = a.is_plain_text or b.is_plain_text
     return (
         _headline(a, b)
         + section(
             "prompts",
             "Prompts",
-            "The two prompts."
-            if a.is_plain_text or b.is_plain_text
-            else "The two prompts, each with its labels in their colors.",
+            "The two prompts." if plain_text else "The two prompts, with labels highlighted in their colors.",
             _pair(a, b, prompt_text),
         )
         + section(
             "answers",
             "Answers",
-            f"Probability of each {'scored' if a.is_plain_text or b.is_plain_text else 'label’s'} token after each prompt.",
+            f"Probability of each {'scored' if plain_text else 'label’s'} token after each prompt.",
             _answers(a, b),
         )
         + section(
             "layers",
             "Layers",
-            f"What each layer adds to the explained {'token' if a.is_plain_text or b.is_plain_text else 'label'}’s log-probability, on "
-            "one scale; increases do not add up.",
+            f"What each layer adds to the log-probability of the explained {'token' if plain_text else 'label'}, on a "
+            "shared scale. Increases are not additive.",
             _layers(a, b),
         )
         + (_changed(a, b) if same_heads else _own_best(a, b))
         + (
             ""
-            if a.is_plain_text or b.is_plain_text  # which have no labels to attend to
+            if plain_text  # no labels to attend to
             else section("attention", "Attention to labels", _ATTENTION_HOW, _attention(a, b, same_heads))
         )
-        + section("configuration", "Configuration", "The commands that compute both again.", _pair(a, b, _command))
+        + section("configuration", "Configuration", "The commands that reproduce A and B.", _pair(a, b, _command))
     )
 
 
-_ATTENTION_HOW = (
-    "Attention from the last token, summed over the positions of each label, in the heads that changed or count most."
-)
+_ATTENTION_HOW = "Attention from the last token, summed over the positions of each label, for the heads listed above."
 
 
 def _shape(explanation: Findings) -> tuple[int, int]:
@@ -80,12 +78,12 @@ def _headline(a: Findings, b: Findings) -> str:
     elif same_prompt:
         what = f"One prompt, {safe(a.model)} and {safe(b.model)}"
     else:
-        what = f"{safe(a.model)} and {safe(b.model)}, each on its own prompt"
+        what = f"{safe(a.model)} and {safe(b.model)}, on different prompts"
     words = [x.next_tokens[0][0] if x.is_plain_text else x.predicted for x in (a, b)]
-    said = [
+    chips = [
         chip(word, x.labels.index(word) if word in x.labels else None) for word, x in zip(words, (a, b), strict=True)
     ]
-    change = f"Both say {said[0]}" if words[0] == words[1] else f"From {said[0]} to {said[1]}"
+    change = f"Both predict {chips[0]}" if words[0] == words[1] else f"A predicts {chips[0]}, B predicts {chips[1]}"
     note = "" if a.target == b.target else f" A explains {chip(a.target)}, B explains {chip(b.target)}."
     return (
         f'<header class="top"><p class="eyebrow">icl-lens · A and B</p><h1>{change}</h1><p>{what}.{note}</p></header>'
@@ -115,14 +113,14 @@ def _layers(a: Findings, b: Findings) -> str:
 
 
 def most_changed(a: Findings, b: Findings) -> list[Head]:
-    """The heads whose increase differs most between two explanations of equally shaped models, largest change first.
+    """Return the heads whose increase differs most between two explanations, largest change first.
 
-    Raises InputError where the models have different layers or heads.
+    Raises InputError if the models have different numbers of layers or heads.
     """
     if _shape(a) != _shape(b):
         raise InputError(
-            f"{a.model} has layers and heads {_shape(a)}, {b.model} {_shape(b)}: their heads do not correspond; "
-            "compare models of one shape"
+            f"models must have the same (layers, heads), got {_shape(a)} for {a.model} and {_shape(b)} for {b.model}; "
+            "compare models of the same shape"
         )
     n_layers, n_heads = _shape(a)
     heads = [Head.from_index(index, n_heads) for index in range(n_layers * n_heads)]
@@ -151,17 +149,17 @@ def _changed(a: Findings, b: Findings) -> str:
         [y - x for x, y in zip(row_a, row_b, strict=True)]
         for row_a, row_b in zip(a.head_increases, b.head_increases, strict=True)
     ]
-    everything = heatmap(difference, located=set(heads), caption="change of increase, B minus A, nats")
+    change_map = heatmap(difference, located=set(heads), caption="change of increase, B minus A, nats")
     return section(
         "changed",
         "Heads that changed most",
-        "Each head’s increase in both, and the difference: blue where it helps more in B, orange where it helps less.",
+        "Each head’s increase in A and B, and the change: blue if it is larger in B, orange if it is smaller.",
         table(["head", "#A, nats", "#B, nats", "#change, nats"], rows),
     ) + section(
         "changes",
         "Every head’s change",
-        "B minus A by layer and head; the heads of the table are ringed.",
-        everything,
+        "B minus A, by layer and head. The heads of the table above are ringed.",
+        change_map,
     )
 
 
@@ -179,8 +177,8 @@ def _own_best(a: Findings, b: Findings) -> str:
 
     return section(
         "best",
-        "Each one’s best heads",
-        "The models have different layers or heads, so that no head of one corresponds to a head of the other.",
+        "Best heads of each",
+        "The models have different numbers of layers or heads, so their heads do not correspond.",
         _pair(a, b, best),
     )
 
@@ -203,7 +201,7 @@ def _attention(a: Findings, b: Findings, same_heads: bool) -> str:
 
 
 def _label_sum(side: Findings, head: Head, label: str) -> float | None:
-    """Attention summed over a label's positions; None where the prompt does not know the label."""
+    """Return the attention summed over a label's positions, or None if the prompt does not have the label."""
     if label not in side.labels:
         return None
     index = side.labels.index(label)

@@ -1,8 +1,9 @@
-"""A picture that shows itself in a notebook and turns into a page.
+"""A visualization that displays itself in a notebook and renders as a page.
 
-In a notebook it is a static twin, and before it the page, held in an attribute until a script of three lines puts it
-into a frame and hides the twin. Viewers that take scripts away take unknown attributes too, and those that show what
-they do not allow as text (`nbconvert --sanitize-html`) drop attributes without a word: the page's source is never read.
+In a notebook, the output is a static fallback preceded by the page, which is stored in an attribute until a short
+script puts it into a frame and hides the fallback. Viewers that strip scripts also strip unknown attributes, and
+viewers that show disallowed tags as text (`nbconvert --sanitize-html`) drop attributes, so the page's source never
+appears as text.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ FRAME = read_asset("frame.js").strip()
 
 @dataclass(frozen=True)
 class Element:
-    """One picture. In a notebook it shows itself; `str(element)` is a self-contained page of it. Nothing is fetched.
+    """A visualization that displays itself in a notebook; `str(element)` is a self-contained page.
 
-    `body` is its HTML without scripts and styles. `repr(element)` and, where scripts are stripped, its HTML hold the
-    same numbers as text and tables.
+    `body` is its HTML without scripts and styles. `repr(element)`, and the HTML where scripts are stripped, show the
+    same numbers as text and tables. No external resources are loaded.
     """
 
     title: str
@@ -41,10 +42,10 @@ class Element:
 
 
 def frame(title: str, page: str, body: str, *, height: int = 320) -> str:
-    """A page as an inline frame, and the static twin of its `body` for where scripts are stripped.
+    """Return a page as an inline frame, with a static fallback of its `body` for viewers that strip scripts.
 
-    The page's scripts, names and styles cannot meet those of the notebook around it. The frame grows to its content's
-    height where the notebook lets it, and scrolls where not.
+    The frame isolates the page's scripts, names and styles from the surrounding notebook. It grows to its content's
+    height if the notebook allows it; otherwise it scrolls.
     """
     return (
         f'<b class="icl-lens-page" title="{escape(title)}" data-height="{height}" data-page="{escape(page)}"></b>'
@@ -61,11 +62,11 @@ def circuitsvis_mount(
     marks: Sequence[tuple[int, int, float | None]] = (),
     dim: bool = False,
 ) -> str:
-    """A place where circuitsvis draws one of its components, as soon as it is visible.
+    """Return a placeholder in which circuitsvis draws a component once it becomes visible.
 
-    `marks` are tokens to underline in a label's color: position, label, and how much of that color fills the token
-    (0 to 1; None leaves the fill to circuitsvis); `dim` fades all others. Tokens in `props` must be made safe by the
-    caller.
+    `marks` are tokens to underline in a label's color: position, label, and the share of that color that fills the
+    token (0 to 1; None leaves the fill to circuitsvis). `dim` fades all other tokens. The caller must escape the tokens
+    in `props` with `for_circuitsvis`.
     """
     data = json_script({"props": props, "marks": list(marks), "dim": dim})
     return (

@@ -1,4 +1,4 @@
-"""Strings from users and numbers, made fit for HTML: escaped, visible, and of a fixed form."""
+"""Escape user strings and format numbers for HTML."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape, unescape
 from typing import Any
 
-# Characters that draw nothing or turn the text around them, in words instead. Joiners stay: emoji need them.
+# Characters that are invisible or change the text direction, shown as code points. Joiners stay: emoji need them.
 _HIDDEN = set("\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff") | {
     chr(code) for start, stop in ((0x202A, 0x202F), (0x2066, 0x206A)) for code in range(start, stop)
 }
@@ -17,9 +17,9 @@ N_LABEL_COLORS = 6
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """The text with line breaks, controls, direction marks and lone surrogates written as signs anyone can see.
+    """Return text with line breaks, control characters, direction marks and lone surrogates as visible symbols.
 
-    Characters in `keep` stay as they are. Not escaped yet: this is text, not HTML.
+    Characters in `keep` are unchanged. The result is text and not escaped for HTML.
     """
     return "".join(char if char in keep else _sign(char) for char in text)
 
@@ -33,50 +33,50 @@ def _sign(char: str) -> str:
 
 
 def safe(text: str) -> str:
-    """Text for HTML content and attributes: visible and escaped."""
+    """Return visible, escaped text for HTML content and attributes."""
     return escape(visible(text))
 
 
 def token(text: str) -> str:
-    """One token as HTML: isolated, so that right-to-left text does not reorder its neighbors."""
+    """Return one token as HTML, isolated so that right-to-left text does not reorder its neighbors."""
     shown = visible(text)
     return isolated(shown if shown.strip() else "␣" * len(shown) or "∅")
 
 
 def isolated(text: str) -> str:
-    """Text as HTML that cannot reorder its neighbors; ASCII never does."""
+    """Return text as HTML that cannot reorder its neighbors; ASCII needs no isolation."""
     return safe(text) if text.isascii() else f"<bdi>{safe(text)}</bdi>"
 
 
 def chip(text: str, label: int | None = None) -> str:
-    """A token set off from prose; marked with its label's color if it belongs to one."""
+    """Return a token as an inline chip, in its label's color if it belongs to a label."""
     color = "" if label is None or label < 0 else f" {label_class(label)}"
     return f'<span class="tok{color}">{token(text.strip() or text)}</span>'
 
 
 def label_class(label: int) -> str:
-    """The style class of a label's color; colors repeat after six, names stay next to them."""
+    """Return the CSS class of a label's color; colors repeat after six labels."""
     return f"l{label % N_LABEL_COLORS}"
 
 
 def for_circuitsvis(text: str) -> str:
-    """A token for circuitsvis, which writes tokens into the page as HTML in one place and as text in another.
+    """Return a token for circuitsvis, which inserts tokens as HTML in one place and as text in another.
 
-    A word joiner (draws nothing) behind every `<` and `&` makes both show the same characters: no tag or entity can
-    begin with it.
+    An invisible word joiner after every `<` and `&` makes both show the same characters, because no tag or entity can
+    start with it.
     """
     shown = visible(text) or "∅"
     return shown.replace("<", "<" + _WORD_JOINER).replace("&", "&" + _WORD_JOINER)
 
 
 def json_script(value: Any) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element or open a comment."""
+    """Return JSON for a script element, with characters escaped that could end the element or open a comment."""
     text = json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plain(value: Any) -> Any:
-    """Floats to five significant digits, which is more than can be seen; what is not a number becomes null."""
+    """Round floats to five significant digits; non-finite values become null."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -87,12 +87,12 @@ def _plain(value: Any) -> Any:
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """`+0.123` or `−0.123`, with a real minus sign."""
+    """Format a number with its sign, as `+0.123` or `−0.123` (U+2212)."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
-    """An HTML table of cells that are HTML already. `head` entries that start with `#` are numeric columns."""
+    """Return an HTML table of HTML cells. Entries of `head` that start with `#` are numeric columns."""
     names = [name.removeprefix("#") for name in head]
     style = ['class="n" ' if name.startswith("#") else "" for name in head]
     header = "".join(f'<th scope="col" {s}>{name}</th>' for name, s in zip(names, style, strict=True))
@@ -111,7 +111,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
 
 
 def _untagged(markup: str) -> str:
-    """A column's name without its own tags, for the narrow layout, where each cell carries it."""
+    """Return a column's name without tags, for the narrow layout that repeats it in each cell."""
     out, inside = [], False
     for char in markup:
         inside = char == "<" or (inside and char != ">")

@@ -1,4 +1,4 @@
-"""Heads: the map of all of them, the table of the located ones, and what each of those says."""
+"""Head sections: the map of all heads, the table of located heads, and a panel for each."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -10,14 +10,14 @@ from icl_lens.report.html.similarity import matrix
 from icl_lens.report.html.token_strips import attention_strip, label_legend, scale_legend, value_strip
 from icl_lens.report.number_format import percent
 
-# Rows of words shown without a scroll bar.
+# Rows of words shown without a scrollbar.
 LONG = 12
-# Demonstrations whose labels and queries are compared with one another on the page.
+# Maximum number of demonstrations in the similarity panel.
 MOST_COMPARED = 16
 
 
 def explorer(explanation: Findings) -> str:
-    """The map of all heads with the shown head below it: a click on a cell shows that head."""
+    """Return the map of all heads, with the selected head below it."""
     located = {report.head: rank for rank, report in enumerate(explanation.heads, 1)}
     panels = "".join(panel(explanation, report, rank) for rank, report in enumerate(explanation.heads, 1))
     positions, labels = explanation.label_positions, explanation.demonstration_labels
@@ -42,7 +42,7 @@ def explorer(explanation: Findings) -> str:
 
 
 def heatmap(increases: Sequence[Sequence[float]], *, located: Collection[Head], caption: str = "increase, nats") -> str:
-    """Buttons by layer and head, colored by value; `located` heads are ringed."""
+    """Return buttons by layer and head, colored by value; `located` heads are ringed."""
     n_heads = max(map(len, increases))
     reach = max((abs(x) for row in increases for x in row), default=0.0) or 1.0
     cells = ['<span class="corner">head</span>', *[f'<span class="hh">{head}</span>' for head in range(n_heads)]]
@@ -65,9 +65,9 @@ def heatmap(increases: Sequence[Sequence[float]], *, located: Collection[Head], 
 
 
 def located_table(explanation: Findings) -> str:
-    """The located heads in a row each: increase, contrast, attention, and what zeroing one alone does.
+    """Return a table with one row per located head: increase, contrast, attention, and the effect of zeroing it alone.
 
-    Attention is summed by label; of a free prompt, the tokens that get most are named.
+    Attention is summed by label; for plain text, the most attended tokens are listed.
     """
     target = explanation.labels.index(explanation.target)
     before = explanation.label_log_probs[target]
@@ -102,36 +102,36 @@ def located_table(explanation: Findings) -> str:
     target_name = chip(explanation.target, target)
     more = [f"#{contrast_name(explanation)}, nats"] if explanation.compared_with else []
     names += ["attends most to"] if explanation.is_plain_text else []
-    head = ["head", "#increase, nats", *more, *names, f"#p({target_name}) without it", "#change of log p, nats"]
+    head = ["head", "#increase, nats", *more, *names, f"#p({target_name}) with head zeroed", "#change of log p, nats"]
     verdict = f'<p class="key">{safe(explanation.verdict)}</p>' if explanation.compared_with else ""
     return table(head, rows, kind="located") + verdict
 
 
 def _attended(explanation: Findings, report: HeadReport) -> str:
-    """The tokens that get most attention, with it."""
+    """Return the most attended tokens with their attention."""
     return " ".join(
         f"{chip(explanation.shown_tokens[position])}\u00a0{weight:.2f}" for position, weight in report.top_attended(3)
     )
 
 
 def contrast_name(explanation: Findings) -> str:
-    """What the column of contrasts is called, as HTML."""
+    """Return the name of the contrast column, as HTML."""
     if not explanation.is_plain_text:
-        return "tells labels apart"
+        return "contrast"
     return "against " + ", ".join(chip(name, explanation.labels.index(name)) for name in explanation.compared_with)
 
 
 def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
-    """Everything about one located head."""
+    """Return the panel of one located head."""
     positions, labels = explanation.label_positions, explanation.demonstration_labels
     name, tokens = str(report.head), explanation.shown_tokens
     reach = max(map(abs, report.position_increases), default=0.0)
     legend = "" if explanation.is_plain_text else label_legend(explanation.labels)
-    apart = ""
+    contrast = ""
     if explanation.is_plain_text and report.position_contrasts:
         farthest = max(map(abs, report.position_contrasts))
         strip = value_strip(tokens, report.position_contrasts, f"{name} {_plain_contrast(explanation)}", reach=farthest)
-        apart = f"<h4>What each position adds {contrast_name(explanation)}</h4>{strip}{scale_legend(farthest)}"
+        contrast = f"<h4>Contrast by position, {contrast_name(explanation)}</h4>{strip}{scale_legend(farthest)}"
     added = value_strip(
         tokens,
         report.position_increases,
@@ -144,36 +144,36 @@ def panel(explanation: Findings, report: HeadReport, rank: int) -> str:
         f'<article class="panel" data-head="{name}" aria-label="Head {name}" hidden>'
         f"<header><h3>{name}</h3><p>rank {rank} of {sum(map(len, explanation.head_increases))}, "
         f"{signed(report.increase)} nats</p></header>"
-        f'<div class="two"><section><h4>Where it looks</h4>'
+        f'<div class="two"><section><h4>Attention from the last token</h4>'
         f"{legend}"
         f"{attention_strip(tokens, report.attention, positions, labels, name)}"
         f'<div class="weights"></div></section>'
-        f"<section><h4>What each position adds to log p({chip(explanation.target)})</h4>"
-        f"{added}{scale_legend(reach)}{apart}"
-        f"<h4>Without this head</h4>{_without(explanation, report)}</section></div>"
-        f"<h4>In words</h4>{words(explanation, report)}{similarity_panel(explanation, report)}</article>"
+        f"<section><h4>Increase of log p({chip(explanation.target)}) by position</h4>"
+        f"{added}{scale_legend(reach)}{contrast}"
+        f"<h4>With this head zeroed</h4>{_without(explanation, report)}</section></div>"
+        f"<h4>Top words</h4>{words(explanation, report)}{similarity_panel(explanation, report)}</article>"
     )
 
 
 def similarity_panel(explanation: Findings, report: HeadReport) -> str:
-    """What the head's metric makes of each place where a label comes next and of each label.
+    """Return the head's attention scores between each prediction position and each label, or "" if unavailable.
 
-    Nothing where it is not known, or where there is only one label to look at. Scores are shown less their row's mean:
-    what a query adds to all its scores alike, softmax takes out. A text's own label is in no mean.
+    Omitted for fewer than two labels. Scores are centered by row, because softmax is invariant to a constant added to
+    all scores of a query. A demonstration's own label is excluded from the means.
     """
     count = len(explanation.label_positions)
     if explanation.prompt is None or not report.similarity or count < 2:
         return ""
     shown = range(max(0, count - MOST_COMPARED), count)
-    labels, asked = explanation.demonstration_labels, explanation.query_labels
+    labels, row_labels = explanation.demonstration_labels, explanation.query_labels
     centered = {row: _centered(report.similarity[row], row) for row in (*shown, count)}
     texts = [*(one.text for one in explanation.prompt.demonstrations), explanation.prompt.query]
-    name = f"What {report.head} compares"
+    name = f"Attention scores of {report.head} without positions"
     table = matrix(
         [[centered[row][column] for column in shown] for row in (*shown, count)],
         [_cut(texts[row]) for row in (*shown, count)],
         [_cut(texts[column]) for column in shown],
-        ([asked[row] for row in (*shown, count)], [labels[column] for column in shown]),
+        ([row_labels[row] for row in (*shown, count)], [labels[column] for column in shown]),
         unit="score",
         name=name,
     )
@@ -183,27 +183,27 @@ def similarity_panel(explanation: Findings, report: HeadReport) -> str:
             centered[row][column]
             for row in (*shown, count)
             for column in shown
-            if row != column and asked[row] >= 0 and (labels[column] == asked[row]) == same
+            if row != column and row_labels[row] >= 0 and (labels[column] == row_labels[row]) == same
         ]
         means += [f"{signed(sum(found) / len(found), 2)} with {which}"] if found else []
-    said = f" On average {', '.join(means)}, a text’s own label left out." if means else ""
-    some = "" if len(shown) == count else f" The last {len(shown)} of {count} demonstrations are shown."
+    average = f" Average: {', '.join(means)}, excluding each text’s own label." if means else ""
+    subset = "" if len(shown) == count else f" The last {len(shown)} of {count} demonstrations are shown."
     return (
-        '<h4>What it compares</h4><p class="key">Each row is a place where a label comes next (the last row: after the '
-        "text that is asked about), each column a label that is given, both under the name of their text. Numbers are "
-        "attention scores, less the row’s mean; positions are left out, so labels behind a row’s place are scored as "
-        f"well.{said}{some}</p>{table}"
+        '<h4>Attention scores without positions</h4><p class="key">Each row is a position where a label is predicted '
+        "(last row: after the query), each column a demonstration’s label; both are named by their text. Values are "
+        "attention scores minus the row’s mean. Position terms and the causal mask are omitted, so labels after a "
+        f"row’s position are scored too.{average}{subset}</p>{table}"
     )
 
 
 def _centered(row: Sequence[float], own: int) -> list[float]:
-    """Scores less the mean of those with other texts' labels."""
+    """Subtract the mean of the scores with other texts' labels."""
     others = [score for column, score in enumerate(row) if column != own]
     return [score - sum(others) / len(others) for score in row]
 
 
 def _cut(text: str) -> str:
-    """A text's first characters, on one line."""
+    """Truncate a text to one short line."""
     text = " ".join(text.split())
     return text if len(text) <= 24 else f"{text[:22].rstrip()} …"
 
@@ -215,9 +215,8 @@ def _without(explanation: Findings, report: HeadReport) -> str:
             zip(explanation.labels, explanation.label_log_probs, report.ablated, strict=True)
         )
     ]
-    return table(
-        ["token" if explanation.is_plain_text else "label", "#as it is", "#head zeroed", "#change of log p, nats"], rows
-    )
+    name = "token" if explanation.is_plain_text else "label"
+    return table([name, "#no ablation", "#head zeroed", "#change of log p, nats"], rows)
 
 
 def _plain_contrast(explanation: Findings) -> str:
@@ -225,9 +224,9 @@ def _plain_contrast(explanation: Findings) -> str:
 
 
 def words(explanation: Findings, report: HeadReport) -> str:
-    """The head's values and keys at the labels, and its last query, as the words nearest to them.
+    """Return the top words of the head's values and keys at the labels, and of its query at the last token.
 
-    Of a free prompt: its values at the tokens it attends to most, in the order of the text.
+    For plain text: of its values at the tokens it attends to most, in text order.
     """
     if explanation.is_plain_text:
         return _free_words(explanation, report)
@@ -249,7 +248,7 @@ def words(explanation: Findings, report: HeadReport) -> str:
         )
     ]
     query = _query(explanation, report)
-    shown = table(["at", "#position", "value", "#own label’s rank", "key"], rows, kind="words")
+    shown = table(["token", "#position", "value", "#rank of own label", "key"], rows, kind="words")
     if len(rows) > LONG:
         shown = f'<div class="long" tabindex="0" role="region" aria-label="Words of {report.head}">{shown}</div>'
     return shown + query
@@ -260,7 +259,8 @@ def _free_words(explanation: Findings, report: HeadReport) -> str:
         [chip(explanation.shown_tokens[position]), str(position), listed(values), str(rank)]
         for position, values, rank in zip(report.positions, report.value_words, report.value_ranks, strict=True)
     ]
-    return table(["at", "#position", "value", "#own token’s rank"], rows, kind="words") + _query(explanation, report)
+    shown = table(["token", "#position", "value", "#rank of own token"], rows, kind="words")
+    return shown + _query(explanation, report)
 
 
 def _query(explanation: Findings, report: HeadReport) -> str:
@@ -272,10 +272,10 @@ def _query(explanation: Findings, report: HeadReport) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words in order, as HTML."""
+    """Return a list of words as HTML."""
     return ", ".join(isolated(word.strip() or word) for word in words) or "–"
 
 
 def bar(share: float, kind: str) -> str:
-    """A small bar, as long as `share` of the column's width."""
+    """Return a small bar that fills `share` of the column's width."""
     return f'<span class="bar {kind}" style="--v:{min(100.0, 100 * abs(share)):.1f}%" aria-hidden="true"></span>'

@@ -52,7 +52,7 @@
     } catch (error) {
       for (const place of all(".cv")) {
         place.classList.add("failed");
-        place.append(make("p", "key", `This browser could not draw these tokens (${error}); it must be of 2023 or newer.`));
+        place.append(make("p", "key", `This browser cannot draw these tokens (${error}); use a browser from 2023 or later.`));
       }
     }
     document.documentElement.dataset.ready = "1";
@@ -89,9 +89,9 @@
         const rank = ranked.indexOf(cell) + 1;
         header.append(make("h3", "", name),
           make("p", "", `rank ${rank} of ${cells.length}, ${signed(Number(cell.dataset.value))} nats`));
-        other.replaceChildren(header, make("h4", "", "Where it looks"), make("div", "weights"),
-          make("p", "key", `The ${data.k} heads of largest increase are described in full. This one is number ${rank}: to have it described too, `
-            + `make the page anew with --top ${rank} (in Python k=${rank}) or more.`));
+        other.replaceChildren(header, make("h4", "", "Attention from the last token"), make("div", "weights"),
+          make("p", "key", `Only the ${data.k} heads with the largest increase are described in full. This head is number ${rank}: `
+            + `to include it, recreate the page with --top ${rank} (k=${rank} in Python) or more.`));
         other.dataset.head = name;
         other.setAttribute("aria-label", `Head ${name}`);
       }

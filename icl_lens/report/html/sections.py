@@ -1,4 +1,4 @@
-"""The page's sections that are not about single heads: prompt, answer, layers, removal, parts, configuration."""
+"""Page sections that are not about single heads: prompt, answer, layers, ablation, parts, configuration."""
 
 import math
 import shlex
@@ -15,12 +15,12 @@ from icl_lens.report.number_format import percent
 
 
 def section(ident: str, title: str, caption: str, body: str) -> str:
-    """A titled section; `how` is one sentence on how to read it. All but `title` and `ident` are HTML."""
+    """Return a titled section; `caption` explains how to read it. `caption` and `body` are HTML."""
     return f'<section id="{ident}"><h2>{safe(title)}</h2><p class="how">{caption}</p>{body}</section>'
 
 
 def prompt_text(explanation: Findings) -> str:
-    """The prompt as the model read it, its labels in their colors."""
+    """Return the prompt as the model reads it, with labels highlighted in their colors."""
     if explanation.prompt is None:
         return _quoted(_prose(explanation.text))
     rendered = explanation.template.render(explanation.prompt)
@@ -40,18 +40,18 @@ def _quoted(prose: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Running text, line breaks kept."""
+    """Return running text with its line breaks."""
     return "\n".join(safe(line) for line in text.split("\n"))
 
 
 def answer(explanation: Findings) -> str:
-    """Each label's probability, and the most probable tokens of all."""
+    """Return a table of label probabilities, and the most probable tokens of the vocabulary."""
     rows, several = [], bool(explanation.whole_label_log_probs)
     for i, (label, value) in enumerate(zip(explanation.labels, explanation.label_log_probs, strict=True)):
         notes = {
             "predicted": explanation.predicted == label and not explanation.is_plain_text,
-            "right answer": explanation.answer == label,
-            "explained here": explanation.target == label,
+            "correct answer": explanation.answer == label,
+            "explained": explanation.target == label,
             "compared with": explanation.is_plain_text and label in explanation.compared_with,
         }
         rows.append(
@@ -64,14 +64,14 @@ def answer(explanation: Findings) -> str:
             ]
         )
     tokens = ", ".join(f"{chip(token)} {percent(value)}" for token, value in explanation.next_tokens)
-    more = ["scored by", "#whole, log p, nats"] if several else []
+    more = ["scored token", "#full label, log p, nats"] if several else []
     head = ["token" if explanation.is_plain_text else "label", "#probability", "#log p, nats", *more, "note"]
     remarks = "".join(f'<p class="key">{safe(remark)}</p>' for remark in explanation.remarks)
-    return table(head, rows, kind="answer") + f'<p class="key">Most probable of all tokens: {tokens}</p>' + remarks
+    return table(head, rows, kind="answer") + f'<p class="key">Most probable tokens: {tokens}</p>' + remarks
 
 
 def _whole(explanation: Findings, i: int) -> list[str]:
-    """Of label i, the token it is scored by among its tokens, and the log-probability of all of them."""
+    """Return the scored token of label i among its tokens, and the log-probability of the full label."""
     spelling = explanation.label_token_names[i]
     of = "" if len(spelling) == 1 else f" of {' '.join(chip(token) for token in spelling)}"
     return [
@@ -81,7 +81,7 @@ def _whole(explanation: Findings, i: int) -> list[str]:
 
 
 def layer_bars(attn: Sequence[float], ffn: Sequence[float], *, reach: tuple[float, float] | None = None) -> str:
-    """Bars by layer, attention above FFN, on one scale: `reach` (lowest, highest value), or the values' own."""
+    """Return bars by layer, attention above FFN, scaled to `reach` (lowest, highest) or to the values' own range."""
     low, high = reach or layer_reach(attn, ffn)
     step = math.ceil(len(attn) / 12)
     labels = "".join(f"<span>{i if i % step == 0 else ''}</span>" for i in range(len(attn)))
@@ -94,9 +94,9 @@ def layer_bars(attn: Sequence[float], ffn: Sequence[float], *, reach: tuple[floa
 
 
 def layer_reach(*values: Sequence[float]) -> tuple[float, float]:
-    """The lowest and highest of all values, zero included."""
-    everything = [0.0, *(x for some in values for x in some)]
-    low, high = min(everything), max(everything)
+    """Return the lowest and highest of all values and zero."""
+    flat = [0.0, *(x for row in values for x in row)]
+    low, high = min(flat), max(flat)
     return (low, high) if high > low else (0.0, 1.0)
 
 
@@ -106,7 +106,7 @@ def _axis(low: float, high: float) -> str:
             f'<span style="top:{100 * (high - value) / (high - low):.2f}%">{signed(value, 2) if value else "0"}</span>'
         )
 
-    # A tick too near to zero would be drawn over it.
+    # A tick too close to zero would overlap it.
     ends = [value for value in (low, high) if abs(value) > 0.12 * (high - low)]
     return f'<div class="axis" aria-hidden="true">{"".join(map(tick, [0.0, *ends]))}</div>'
 
@@ -127,7 +127,7 @@ def _bars(values: Sequence[float], name: str, low: float, high: float) -> str:
 
 
 def layers(explanation: Findings) -> str:
-    """Layer bars, with the numbers behind them."""
+    """Return layer bars and a table of their values."""
     columns = {"attention": explanation.layer_attn, "FFN": explanation.layer_ffn}
     if explanation.compared_with:
         against = contrast_name(explanation)
@@ -137,12 +137,12 @@ def layers(explanation: Findings) -> str:
     numbers = table(["#layer", *[f"#{name}, nats" for name in columns]], rows)
     return (
         layer_bars(explanation.layer_attn, explanation.layer_ffn)
-        + f"<details><summary>The numbers</summary>{numbers}</details>"
+        + f"<details><summary>Values</summary>{numbers}</details>"
     )
 
 
 def removal(explanation: Findings) -> str:
-    """Label probabilities with the located heads zeroed together, against random heads, draw by draw."""
+    """Return label probabilities with the located heads zeroed, compared with each set of random heads."""
     ablation, rows = explanation.ablation, []
     for i, label in enumerate(explanation.labels):
         before, after = math.exp(explanation.label_log_probs[i]), math.exp(ablation.located[i])
@@ -152,14 +152,14 @@ def removal(explanation: Findings) -> str:
     n = len(ablation.heads)
     head = [
         "token" if explanation.is_plain_text else "label",
-        "#as it is",
+        "#no ablation",
         "#located zeroed",
         f"#{n} random zeroed",
         "0 – 100%",
     ]
     key = (
-        '<p class="key"><i class="dot was"></i> as it is <i class="dot now"></i> located heads zeroed '
-        f'<i class="dot draw"></i> one draw of {n} other heads ({len(ablation.random)} draws: mean and range)</p>'
+        '<p class="key"><i class="dot was"></i> no ablation <i class="dot now"></i> located heads zeroed '
+        f'<i class="dot draw"></i> a random set of {n} other heads ({len(ablation.random)} sets: mean and range)</p>'
     )
     return table(head, rows, kind="removal") + key
 
@@ -178,7 +178,7 @@ def _dots(before: float, after: float, draws: Sequence[float]) -> str:
 
 
 def parts(explanation: Findings) -> str:
-    """The (head, position) parts of largest increase."""
+    """Return a table of the (head, position) parts with the largest increase."""
     label_at = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
     reach = max((abs(part.increase) for part in explanation.subheads), default=0.0) or 1.0
     shown = [
@@ -196,7 +196,7 @@ def parts(explanation: Findings) -> str:
         for part, token in zip(explanation.subheads, shown, strict=True)
     ]
     caption = (
-        f"Exact and certified: {explanation.n_exact} of {explanation.n_parts} parts had to be evaluated."
+        f"Exact and certified: {explanation.n_exact} of {explanation.n_parts} parts were evaluated."
         if explanation.certified
         else f"Exact: all {explanation.n_parts} parts were evaluated."
     )
@@ -205,12 +205,12 @@ def parts(explanation: Findings) -> str:
 
 
 def configuration(explanation: Findings) -> str:
-    """What was computed under which conventions, with which versions, by which command."""
+    """Return the settings, versions and the command behind the numbers."""
     settings = explanation.settings
-    bos = {None: "the tokenizer’s own habit", True: "forced", False: "left out"}[settings.prepend_bos]
+    bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[settings.prepend_bos]
     template, free = explanation.template, explanation.is_plain_text
     others = ", ".join(map(repr if free else str, explanation.compared_with))
-    caption = "parts add up" if explanation.contrast_adds_up else "parts need not add up"
+    caption = "additive over parts" if explanation.contrast_adds_up else "not additive over parts"
     named = repr(explanation.labels[0])
     entries = {
         "model": explanation.model,
@@ -220,12 +220,12 @@ def configuration(explanation: Findings) -> str:
         "explained": f"log p of the token {named}"
         if free
         else f"log p of the token {explanation.target_token!r}, for the label {explanation.target}",
-        "contrast": f"log p of that token − log Σ p of {others}'s; {caption}" if others else "",
+        "contrast": f"log p of that token − log Σ p of {others}; {caption}" if others else "",
         "tokens": f"{len(explanation.tokens)}; beginning-of-sequence token: {bos}",
         "template": f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
         + (f", after {template.prefix!r}" if template.prefix else "")
         + (
-            f"; then the {explanation.n_shared_tokens} tokens all labels begin with"
+            f"; then the {explanation.n_shared_tokens} tokens that all labels share"
             if explanation.n_shared_tokens
             else ""
         )
@@ -233,7 +233,7 @@ def configuration(explanation: Findings) -> str:
         else "",
         "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",
         "heads": f"{settings.k} described; {settings.n_ablated} zeroed",
-        "random heads": f"{settings.n_random} draws of {settings.n_ablated}, seed {settings.seed}",
+        "random heads": f"{settings.n_random} sets of {settings.n_ablated}, seed {settings.seed}",
         "versions": ", ".join(f"{name} {number}" for name, number in explanation.versions),
     }
     rows = "".join(f"<dt>{name}</dt><dd>{safe(text)}</dd>" for name, text in entries.items() if text)
@@ -241,12 +241,12 @@ def configuration(explanation: Findings) -> str:
 
 
 def safe_lines(text: str) -> str:
-    """Several lines of text as HTML for a `pre`."""
+    """Return lines of text as HTML for a `pre`."""
     return "\n".join(safe(line) for line in text.split("\n"))
 
 
 def command(explanation: Findings) -> str:
-    """What to type to get this explanation again: a command, or Python where the command line cannot say it."""
+    """Return the shell command that reproduces the explanation, or Python code if the CLI cannot express it."""
     explanation = replace(explanation, model=explanation.source or explanation.model)  # a folder's path, not its name
     settings, prompt = explanation.settings, explanation.prompt
     if _typed(explanation):
@@ -301,7 +301,7 @@ def _free_python(explanation: Findings) -> str:
 
 
 def _typed(explanation: Findings) -> bool:
-    """Whether the command line can say all of it."""
+    """Whether the command line can express all settings."""
     settings = explanation.settings
     if settings.n_random != 20:
         return False
@@ -312,7 +312,7 @@ def _typed(explanation: Findings) -> bool:
 
 
 def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:
-    """Whether the command line would read the same prompt, with the same choices, from its text."""
+    """Whether the command line parses the same prompt, with the same labels, from its text."""
     try:
         same = Prompt.parse(str(prompt), answer=prompt.answer) == prompt
     except InputError:

@@ -1,4 +1,4 @@
-"""A matrix of scores between queries and keys as a table: tinted cells, names on both axes."""
+"""A table of scores between queries and keys, with tinted cells."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def matrix(
     unit: str,
     name: str,
 ) -> str:
-    """Blue above zero, orange below, on one scale; `classes` of queries and keys color their names, -1 none."""
+    """Return a table of scores, blue above zero and orange below; `classes` color the query and key names, -1 none."""
     reach = max((abs(x) for row in rows for x in row), default=0.0) or 1.0
     head = "".join(f'<th scope="col">{_named(key, which)}</th>' for key, which in zip(keys, classes[1], strict=True))
     body = "".join(
@@ -25,7 +25,7 @@ def matrix(
     table = (
         f'<table class="similarity"><thead><tr><th>query \\ key</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
-    # Wide tables scroll, from the keyboard too.
+    # Wide tables scroll, also by keyboard.
     place = f'<div class="scroll" tabindex="0" role="region" aria-label="{safe(name)}">'
     return f"{place}{table}</div>{scale_legend(reach, unit)}"
 

@@ -1,8 +1,8 @@
-"""The static twin of a picture: the same numbers as HTML without scripts and style sheets, and as plain text.
+"""Static fallbacks of visualizations: the same numbers as HTML without scripts and style sheets, and as plain text.
 
-It shows where a notebook's scripts and frames are taken away: an untrusted notebook, a repository's viewer. One reader
-goes through our own markup once: what circuitsvis would draw becomes tinted tokens with the largest values in words,
-the map of heads a table, tables stay tables; what only opens by a click, and what only paints, is left out.
+They are shown where scripts and frames are stripped, such as in untrusted notebooks and repository viewers. A parser
+converts this package's markup in one pass: circuitsvis drawings become tinted tokens with the largest values as text,
+the head map becomes a table, and tables are kept. Interactive and purely decorative elements are dropped.
 """
 
 import json
@@ -14,26 +14,26 @@ from typing import Any
 
 from icl_lens.report.html.escaping import safe, signed
 
-# Colors that are read on white and on black: a tint over whatever lies behind, ink as it is there.
+# Colors that are legible on white and on black: a translucent tint with the inherited text color.
 BLUE, ORANGE, GRAY = "0,114,178", "213,94,0", "128,128,128"
 LABELS = ("86,180,233", "230,159,0", "0,158,115", "204,121,167", "216,201,0", "213,94,0")
-# The largest values named under a strip; columns up to which a map's cells hold their numbers.
+# Number of largest values listed under a strip; most columns for which the map's cells show numbers.
 NAMED, NUMBERED = 5, 16
-NOTE = "Static picture; in a notebook that is trusted and run it is interactive."
+NOTE = "Static version; trust and run the notebook for the interactive one."
 
 VOID = {"br", "hr", "img", "input", "line", "rect", "circle"}
 KEPT = {"p", "b", "table", "thead", "tbody", "tr", "blockquote", "dl", "dt", "dd", "pre", "code", "bdi"}
-# With white space behind them, and behind cells: where even tags are taken away, words stay apart.
+# Followed by white space, as are cells, so that words stay separate where tags are stripped.
 BLOCKS = {"p", "tr", "blockquote", "dt", "dd", "pre"}
 HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5", "h4": "h5"}
 SKIPPED_TAGS = {"svg", "figure", "article", "summary", "i", "style"}
 SKIPPED_CLASSES = {"bar", "caret", "maphead", "readout", "corner", "hh", "hl", "weights", "scale"}
-# What speaks of clicks, or of marks that are only painted, by section.
+# Text about clicks or graphical marks, by section.
 SKIPPED_IN = {"heads": {"how"}, "removal": {"key"}}
 
 
-# `nbconvert --sanitize-html` leaves div, span, pre, code, table, tr, td, blockquote, lists, a, b, em, and writes every
-# other tag as text. Margins are in style attributes, which it drops without a word.
+# `nbconvert --sanitize-html` keeps div, span, pre, code, table, tr, td, blockquote, lists, a, b and em, and shows other
+# tags as text. Margins are in style attributes, which it silently drops.
 _PARAGRAPH, _HEADING = '<div style="margin: 0.5em 0">', '<div style="margin: 1em 0 0.3em; font-size: 1.1em">'
 PLAIN = {
     "p": (_PARAGRAPH, "</div>"),
@@ -51,12 +51,12 @@ PLAIN = {
 
 
 def static_html(body: str) -> str:
-    """A picture's body as HTML that needs neither script nor style sheet; `body` is our own markup."""
+    """Return `body`, markup of this package, as HTML that needs no scripts or style sheets."""
     return re.sub(r"<(/?)(\w+)([^>]*)>", _plain, _static(body))
 
 
 def _plain(found: re.Match[str]) -> str:
-    """A tag in terms of those that every sanitizer leaves."""
+    """Return a tag in terms of tags that sanitizers keep."""
     end, tag, attributes = found.groups()
     if tag not in PLAIN:
         return found[0]
@@ -72,7 +72,7 @@ def _static(body: str) -> str:
 
 
 def static_text(body: str) -> str:
-    """The same as plain text, tables in columns."""
+    """Return `body` as plain text, with tables in aligned columns."""
     reader = _Lines()
     reader.feed(_static(body))
     reader.close()
@@ -80,14 +80,14 @@ def static_text(body: str) -> str:
 
 
 class _Static(HTMLParser):
-    """Goes through a body and writes its static form into `out`."""
+    """Parser that appends the static form of a body to `out`."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.out: list[str] = []
-        self._ends: list[str] = []  # what each open element writes when it closes
-        self._skip = 0  # elements open inside one that is left out
-        self._data: str | None = None  # a circuitsvis place's JSON, while it is read
+        self._ends: list[str] = []  # closing text of each open element
+        self._skip = 0  # open elements inside a dropped one
+        self._data: str | None = None  # JSON of a circuitsvis placeholder while it is read
         self._component = ""
         self._cells: list[tuple[str, float]] | None = None
         self._section, self._legend = "", False
@@ -116,7 +116,7 @@ class _Static(HTMLParser):
         self._ends.append(end)
 
     def _element(self, tag: str, named: dict[str, str], classes: set[str]) -> tuple[str, str]:
-        """What an element writes when it opens and when it closes."""
+        """Return the opening and closing text of an element."""
         if "cv" in classes:
             self._component = named["data-component"]
             return f"<p><em>{safe(named['aria-label'])}</em></p>", ""
@@ -131,8 +131,8 @@ class _Static(HTMLParser):
         if tag == "mark" or "tok" in classes:
             label = next((int(name[1:]) for name in classes if name[0] == "l" and name[1:].isdigit()), None)
             color, share = (GRAY, 0.15) if label is None else (LABELS[label], 0.4)
-            apart = " " if self._legend else ""
-            return f"<span{tint(color, share)}>", f"</span>{apart}"
+            space = " " if self._legend else ""
+            return f"<span{tint(color, share)}>", f"</span>{space}"
         if tag in HEADINGS:
             return f"<{HEADINGS[tag]}>", f"</{HEADINGS[tag]}>\n"
         if tag in ("td", "th"):
@@ -164,12 +164,12 @@ class _Static(HTMLParser):
 
 
 def tint(color: str, share: float) -> str:
-    """A style attribute that tints what lies behind the text."""
+    """Return a style attribute that tints the background of text."""
     return f' style="background-color: rgba({color},{share:.2f})"' if share >= 0.01 else ""
 
 
 def cell_tint(named: dict[str, str], classes: set[str]) -> str:
-    """The rest of a style attribute, for the cells of a matrix, which say how full their color is."""
+    """Return the rest of a style attribute for matrix cells, which state their color intensity."""
     style = named.get("style", "")
     if not style.startswith("--v:"):
         return ""
@@ -178,9 +178,9 @@ def cell_tint(named: dict[str, str], classes: set[str]) -> str:
 
 
 def circuitsvis_fallback(component: str, data: dict[str, Any]) -> str:
-    """What circuitsvis draws from `data`, without it: tokens tinted by value, the largest values in words."""
+    """Return a static version of a circuitsvis drawing: tokens tinted by value and the largest values as text."""
     props = data["props"]
-    if component == "AttentionHeads":  # of a full pattern the last token's row, which is where the answer is read
+    if component == "AttentionHeads":  # only the last token's row of a full pattern, where the answer is predicted
         return "".join(
             f"<h5>{safe(name)}, from the last token</h5>"
             f"{strip(props['tokens'], pattern[-1], reach=1.0, marks={}, attention=True)}"
@@ -193,7 +193,7 @@ def circuitsvis_fallback(component: str, data: dict[str, Any]) -> str:
 def strip(
     tokens: Sequence[str], values: Sequence[float | None], *, reach: float, marks: dict[int, int], attention: bool
 ) -> str:
-    """Tokens tinted by signed values, or by attention: labels (`marks`) in their color then, the others gray."""
+    """Return tokens tinted by signed value or by attention (labels in `marks` in their color, others gray)."""
     numbers = [value or 0.0 for value in values]
     shown = []
     for i, (token, value) in enumerate(zip(tokens, numbers, strict=True)):
@@ -208,7 +208,7 @@ def strip(
 
 
 def head_map(cells: Sequence[tuple[str, float]]) -> str:
-    """Increases by layer and head as a table, heads down and layers across, as the map lies on a wide screen."""
+    """Return increases as a table with heads as rows and layers as columns, like the map on a wide screen."""
     at = {tuple(map(int, name[1:].split("H"))): value for name, value in cells}
     n_layers, n_heads = 1 + max(layer for layer, _ in at), 1 + max(head for _, head in at)
     reach = max(map(abs, at.values())) or 1.0
@@ -230,7 +230,7 @@ def head_map(cells: Sequence[tuple[str, float]]) -> str:
 
 
 class _Lines(HTMLParser):
-    """Reads static HTML as lines of text; a table's cells line up."""
+    """Parser that reads static HTML as lines of text with aligned table cells."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -267,6 +267,6 @@ class _Lines(HTMLParser):
         self._text = ""
 
     def lines(self) -> list[str]:
-        """Everything read so far."""
+        """Return all lines read so far."""
         self._flush()
         return self._lines

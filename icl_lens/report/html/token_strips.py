@@ -1,4 +1,4 @@
-"""Tokens in a row, colored by circuitsvis, and the keys to their colors."""
+"""Token strips colored by circuitsvis, and their color legends."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ def attention_strip(
     labels: Sequence[int],
     name: str,
 ) -> str:
-    """The last token's attention over the prompt: label tokens in their label's color, the others gray and dimmed.
+    """Return the last token's attention over the prompt, label tokens in color, others gray and dimmed.
 
-    Without labels all are gray.
+    Without labels, all tokens are gray.
     """
     reach = max(weights, default=0.0) or 1.0
     marks = [
@@ -37,7 +37,7 @@ def attention_strip(
     strip = circuitsvis_mount(
         "ColoredTokens", props, f"Attention of {name} from the last token", marks=marks, dim=bool(marks)
     )
-    return f'{strip}<p class="key">Attention probability; full color at {reach:.2f}, this head’s largest weight.</p>'
+    return f'{strip}<p class="key">Attention probability; full color is {reach:.2f}, the head’s largest weight.</p>'
 
 
 def value_strip(
@@ -50,7 +50,7 @@ def value_strip(
     label_positions: Sequence[int] = (),
     labels: Sequence[int] = (),
 ) -> str:
-    """Signed values over tokens, blue above zero and orange below; label tokens underlined in their label's color."""
+    """Return signed values over tokens, blue above zero and orange below, with label tokens underlined in color."""
     marks = [(position, label, None) for position, label in zip(label_positions, labels, strict=True)]
     reach = reach or 1.0
     props = {
@@ -66,7 +66,7 @@ def value_strip(
 
 
 def label_legend(labels: Sequence[str]) -> str:
-    """The labels, each in its color."""
+    """Return a legend of the label colors."""
     names = "".join(
         f'<span class="tok {label_class(i)}"><bdi>{safe(label)}</bdi></span>' for i, label in enumerate(labels)
     )
@@ -74,6 +74,6 @@ def label_legend(labels: Sequence[str]) -> str:
 
 
 def scale_legend(reach: float, unit: str = "nats") -> str:
-    """The signed color scale with its ends in numbers."""
+    """Return a legend of the signed color scale."""
     low, high = signed(-reach, 2), signed(reach, 2)
     return f'<p class="legend scale"><span>{low}</span><i aria-hidden="true"></i><span>{high} {safe(unit)}</span></p>'

@@ -1,4 +1,4 @@
-"""Pictures of one explanation's parts, for notebooks; the page is put together from the same fragments."""
+"""Visualizations of an explanation for notebooks, built from the same fragments as the page."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ from icl_lens.report.html.escaping import for_circuitsvis, safe
 def attention_to_labels(
     source: Findings | Activations, heads: Sequence[Head] | None = None, *, row: int = 0
 ) -> Element:
-    """The last token's attention of some heads over the prompt; label tokens in their label's color, others dimmed.
+    """Show the attention of some heads from the last token, with label tokens in color and all others dimmed.
 
-    From an Explanation: its located heads (default: the first four), whose rows it holds. From Activations: any
-    heads, of prompt `row`. Color is attention probability, full at each head's own largest weight. Drawn by
-    circuitsvis. Raises InputError for heads whose rows are not there.
+    From an Explanation: located heads only (default: the first four). From Activations: any heads, for prompt `row`.
+    Color intensity is attention probability, scaled to each head's largest weight. Rendered by circuitsvis. Raises
+    InputError for heads that the explanation does not describe.
     """
     if isinstance(source, Findings):
         reports = _reports(source, heads)
@@ -32,7 +32,7 @@ def attention_to_labels(
         names = [str(report.head) for report in reports]
     else:
         if not heads:
-            raise InputError("heads is empty; name the heads to draw, as in heads=[Head(3, 1)]")
+            raise InputError("heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]")
         for head in heads:
             source.view.check_head(head)
         tokens = tuple(source.batch.token_strings[row])
@@ -54,15 +54,15 @@ def attention_to_labels(
 def attention_patterns(
     tokens: Sequence[str], patterns: Float[Tensor, "head query key"], heads: Sequence[Head]
 ) -> Element:
-    """Full attention patterns of chosen heads, as circuitsvis' attention_heads: hover to see, click to keep a head.
+    """Show full attention patterns as circuitsvis' attention_heads: hover to preview a head, click to pin it.
 
-    `patterns` are attention probabilities, e.g. `cache["blocks.3.attn.hook_pattern"][0, [0, 5]]`. Every number goes
-    into the page: 10 heads of 200 tokens are about 1.5 MB. Raises InputError if the sizes do not fit.
+    `patterns` are attention probabilities, e.g. `cache["blocks.3.attn.hook_pattern"][0, [0, 5]]`. The page contains
+    every value: 10 heads over 200 tokens take about 1.5 MB. Raises InputError if the sizes do not match.
     """
     if tuple(patterns.shape) != (len(heads), len(tokens), len(tokens)):
         raise InputError(
-            f"patterns of shape {tuple(patterns.shape)} do not fit {len(heads)} heads and {len(tokens)} tokens; "
-            "give [head query key]"
+            f"patterns must have shape [head query key] = {[len(heads), len(tokens), len(tokens)]}, got "
+            f"{list(patterns.shape)}; pass one pattern per head over all tokens"
         )
     props = {
         "attention": [[[round(x, 4) for x in row] for row in head] for head in patterns.float().tolist()],
@@ -81,14 +81,14 @@ def attention_patterns(
 def token_values(
     tokens: Sequence[str], values: Float[Tensor, "row pos"], names: Sequence[str], *, unit: str = "nats"
 ) -> Element:
-    """Signed values over tokens, one row a name: blue above zero, orange below, on one scale for all rows.
+    """Show signed values over tokens, one row per name, blue above zero and orange below on a shared scale.
 
-    Drawn by circuitsvis' colored_tokens. Raises InputError if the sizes do not fit.
+    Rendered by circuitsvis' colored_tokens. Raises InputError if the sizes do not match.
     """
     if tuple(values.shape) != (len(names), len(tokens)):
         raise InputError(
-            f"values of shape {tuple(values.shape)} do not fit {len(names)} names and {len(tokens)} tokens; "
-            "give [row pos]"
+            f"values must have shape [row pos] = {[len(names), len(tokens)]}, got {list(values.shape)}; pass one row "
+            "per name and one column per token"
         )
     rows = values.float().tolist()
     reach = max((abs(x) for row in rows for x in row), default=0.0)
@@ -108,26 +108,26 @@ def similarity_matrix(
     key_classes: Sequence[int] | None = None,
     unit: str = "score",
 ) -> Element:
-    """What a head's metric makes of every query and key, as a table: blue above zero, orange below, on one scale.
+    """Show a head's metric between queries and keys as a table, blue above zero and orange below on a shared scale.
 
-    `query_classes` and `key_classes` color the names as labels are; rows and columns keep their order, so give words
-    of one class beside one another. Raises InputError if the sizes do not fit.
+    `query_classes` and `key_classes` give the names their label colors. Rows and columns keep their order, so group
+    words by class. Raises InputError if the sizes do not match.
     """
     classes = (query_classes or [-1] * len(queries), key_classes or [-1] * len(keys))
     if tuple(values.shape) != (len(queries), len(keys)) or tuple(map(len, classes)) != tuple(values.shape):
         raise InputError(
-            f"values of shape {tuple(values.shape)} do not fit {len(queries)} queries and {len(keys)} keys with "
-            f"{len(classes[0])} and {len(classes[1])} classes; give [query key]"
+            f"values must have shape [query key] = {[len(queries), len(keys)]} with one class per name, got "
+            f"{list(values.shape)} with {len(classes[0])} and {len(classes[1])} classes"
         )
     name = "Similarity of queries and keys"
     return Element(name, similarity.matrix(values.float().tolist(), queries, keys, classes, unit=unit, name=name))
 
 
 def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
-    """What located heads add to the answer's log-probability by moving each token (nats), as colored tokens.
+    """Show what located heads add to the answer's log-probability at each position (nats), as colored tokens.
 
-    Default: the first four located heads. Each position is taken alone; the parts need not sum to the head's
-    increase. Raises InputError for heads the explanation does not describe.
+    Default: the first four located heads. Each position is evaluated on its own, so the parts need not sum to the
+    head's increase. Raises InputError for heads that the explanation does not describe.
     """
     reports = _reports(explanation, heads)
     values = torch.tensor([report.position_increases for report in reports])
@@ -135,9 +135,9 @@ def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -
 
 
 def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
-    """The words that located heads' values and keys at each label, and their last query, are nearest to.
+    """Show the top words of located heads' values and keys at each label, and of their query at the last token.
 
-    Default: the first located head. Raises InputError for heads the explanation does not describe.
+    Default: the first located head. Raises InputError for heads that the explanation does not describe.
     """
     reports = _reports(explanation, heads, default=1)
     body = "".join(f"<h3>{report.head}</h3>{head_parts.words(explanation, report)}" for report in reports)
@@ -145,14 +145,14 @@ def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None
 
 
 def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
-    """Log-probability increase by layer and head (nats); cells are buttons, reached by Tab and the arrow keys.
+    """Show log-probability increases by layer and head (nats); cells are buttons for mouse, Tab and arrow keys.
 
-    From an Explanation a click shows that head. From a tensor a cell shows its value only.
+    From an Explanation, selecting a cell shows that head. From a tensor, a cell only shows its value.
     """
     if isinstance(source, Findings):
         return Element("Increase by layer and head", head_parts.explorer(source))
     if source.ndim != 2:
-        raise InputError(f"increases of shape {tuple(source.shape)} have no layer and head axis; give [layer head]")
+        raise InputError(f"increases must have shape [layer head], got {list(source.shape)}; pass one value per head")
     return Element("Increase by layer and head", head_parts.heatmap(source.float().tolist(), located=()))
 
 
@@ -163,7 +163,7 @@ def _reports(explanation: Findings, heads: Sequence[Head] | None, default: int =
     missing = [str(head) for head in heads if head not in described]
     if missing or not heads:
         raise InputError(
-            f"the explanation does not describe {', '.join(missing) or 'an empty list of heads'}; it describes "
-            f"{', '.join(map(str, described))}: explain with a larger k for more"
+            f"heads must be located heads of the explanation ({', '.join(map(str, described))}), got "
+            f"{', '.join(missing) or 'an empty list'}; call il.explain with a larger k"
         )
     return [described[head] for head in heads]
