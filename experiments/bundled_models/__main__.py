@@ -114,9 +114,8 @@ def keep(folders: FoldersArgument) -> None:
         run = training_record(folder)
         target = SEEDS / f"{NAMES[run['arch']]}-{run['seed']}"
         dtype, change = store_half_precision(folder, target, load_words())
-        PlainConsole().print(
-            f"{target.name}: {str(dtype).removeprefix('torch.')}, labels' log-probabilities moved by {change.nats:.4f} nats at most"
-        )
+        stored = str(dtype).removeprefix("torch.")
+        PlainConsole().print(f"{target.name}: {stored}, log-probabilities moved by {change.nats:.4f} nats at most")
 
 
 @app.command()

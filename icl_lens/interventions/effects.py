@@ -99,7 +99,7 @@ class HeadEffects:
     def _shown(self) -> tuple[str, dict[str, list[Any]]]:
         heads = self.top(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": [str(head) for head in heads]}
-        for name, values in (("log p lost", self.log_prob), ("log-odds lost", self.log_odds)):
+        for name, values in (("log p drop", self.log_prob), ("log-odds drop", self.log_odds)):
             mean = values.float().nanmean(0)
             columns[name] = [format_signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
