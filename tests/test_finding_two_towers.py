@@ -82,9 +82,9 @@ def test_swaps_agree_with_attention_computed_by_hand(study: Study, swap: finding
         "texts": study.tokenize([exchange_texts(prompt) for prompt in study.held_out.prompts]),
         "labels": study.halves(exchanged=True)[1],
     }[swap.source]
-    found = finding.patched_log_probs(study, [HEADS, HEADS[:1]], source, swap.what)
+    found = finding.patched_log_probs(study, [HEADS, HEADS[:1]], source, swap.activation)
     for row in range(3):
-        torch.testing.assert_close(found[row, 0], swapped_by_hooks(study, row, swap.what, source), atol=1e-4, rtol=0)
+        torch.testing.assert_close(found[row, 0], swapped_by_hooks(study, row, swap.activation, source), atol=1e-4, rtol=0)
 
 
 def test_exchanged_texts_stay_with_their_class() -> None:

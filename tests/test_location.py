@@ -117,7 +117,7 @@ def test_top_heads_of_the_mean(gpt2_acts, gpt2_batch):
 
 @pytest.mark.parametrize("k", [0, 12 * 10 + 1])
 def test_a_k_beyond_the_parts_is_refused(gpt2_acts, gpt2_batch, k):
-    with pytest.raises(il.InputError, match=f"k={k} .* 1 to 120"):
+    with pytest.raises(il.InputError, match=f"k must be between 1 and 120 .* got {k}"):
         il.top_subheads(gpt2_acts, gpt2_batch.answer_tokens, k=k)
 
 

@@ -19,7 +19,7 @@ def test_to_frame_puts_each_value_in_its_row():
     assert one.to_dict("list") == {"prompt": [0, 1], "value": [5.0, 6.0]}
     half = tables.to_frame(torch.tensor([1.5], dtype=torch.bfloat16), ["prompt"])
     assert half["value"].tolist() == [1.5]
-    with pytest.raises(il.InputError, match="2 axis names"):
+    with pytest.raises(il.InputError, match="one name per axis"):
         tables.to_frame(values, ("prompt", "layer"))
 
 

@@ -226,11 +226,10 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
         0.3333333333333333
     """
     n = one.numel()
-    if one.shape != other.shape or not 1 <= k <= n:
-        raise InputError(
-            f"k must be between 1 and the number of heads and shapes must be equal, got {k!r}, {tuple(one.shape)} and "
-            f"{tuple(other.shape)}"
-        )
+    if one.shape != other.shape:
+        raise InputError(f"one and other must have the same shape, got {tuple(one.shape)} and {tuple(other.shape)}")
+    if not 1 <= k <= n:
+        raise InputError(f"k must be between 1 and {n} (heads), got {k!r}")
     first, second = (scores.flatten().double().cpu() for scores in (one, other))
     best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
     return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
