@@ -136,5 +136,5 @@ def test_agreement_by_hand():
     assert agreement(causal, -static, k=3).overlap == 0
     tied = agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)
     assert tied.spearman == pytest.approx(1.5 / 3**0.5)  # ranks ½ ½ 2 against 0 1 2
-    with pytest.raises(il.InputError, match="between 1 and 6 .* got 7"):
+    with pytest.raises(il.InputError, match=r"between 1 and 6 .* got 7"):
         agreement(causal, static, k=7)

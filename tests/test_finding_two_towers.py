@@ -84,7 +84,8 @@ def test_swaps_agree_with_attention_computed_by_hand(study: Study, swap: finding
     }[swap.source]
     found = finding.patched_log_probs(study, [HEADS, HEADS[:1]], source, swap.activation)
     for row in range(3):
-        torch.testing.assert_close(found[row, 0], swapped_by_hooks(study, row, swap.activation, source), atol=1e-4, rtol=0)
+        expected = swapped_by_hooks(study, row, swap.activation, source)
+        torch.testing.assert_close(found[row, 0], expected, atol=1e-4, rtol=0)
 
 
 def test_exchanged_texts_stay_with_their_class() -> None:
