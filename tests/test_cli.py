@@ -361,9 +361,9 @@ def test_commands_keep_the_memory_that_passes_free(tiny):
         pytest.skip("malloc is not glibc's")
     script = """if True:
         import resource, sys, torch
-        from icl_lens.cli.options import DtypeChoice, load
+        from icl_lens.cli.options import load
         if sys.argv[2:]:
-            load(sys.argv[1], device="cpu", dtype=DtypeChoice.float32, revision=None)
+            load(sys.argv[1], device="cpu", dtype="float32", revision=None)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(24):
             torch.ones(24 * 2**20)

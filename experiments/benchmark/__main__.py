@@ -6,10 +6,9 @@ run. Peak memory is that of a child process that does nothing else.
 
 import tempfile
 from collections.abc import Iterator
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -59,17 +58,15 @@ def batches(
         per_token = (rows[0].seconds or 0.0) / (tokens * batch)
 
 
-class Only(StrEnum):
-    everything = "everything"
-    effects = "effects"
+Only = Literal["everything", "effects"]
 
 
-def on_real_weights(n: int, device: str, *, repeats: int, only: Only = Only.everything) -> Iterator[Row]:
+def on_real_weights(n: int, device: str, *, repeats: int, only: Only = "everything") -> Iterator[Row]:
     """The bundled models."""
     for name in il.bundled_models():
         model = il.load_model(name, device=device)
         batch = il.tokenize(model, load_task("sentiment-number", n=n))
-        if only is Only.effects:
+        if only == "effects":
             yield from removing_at_last(model, name, batch[:100], repeats=repeats)
             continue
         yield from batches(model, name, [(14, 16)], [(14, 16)], repeats=repeats)
@@ -81,9 +78,9 @@ def on_real_weights(n: int, device: str, *, repeats: int, only: Only = Only.ever
         yield from mean_effects(model, name, batch, repeats=1)
 
 
-def memory(folder: Path, n: int, *, only: Only = Only.everything) -> Iterator[Peak]:
+def memory(folder: Path, n: int, *, only: Only = "everything") -> Iterator[Peak]:
     """Peaks of everything that is promised to be small."""
-    if only is Only.effects:
+    if only == "effects":
         for tokens in AT_LAST_TOKENS:
             yield peak_of(folder, "removed", 1, tokens)
         return
@@ -114,7 +111,7 @@ def main(
     ] = "llama-7b",
     only: Annotated[
         Only, typer.Option(help="Everything, or the effects of all heads at the last position, exact and estimated.")
-    ] = Only.everything,
+    ] = "everything",
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
     """Time and memory of location, relative to a forward pass: one table, one run."""
@@ -141,7 +138,7 @@ def main(
             folder = Path(temporary) / name
             build(SHAPES[name], folder)
             model = il.load_model(str(folder), device=device, dtype=SHAPES[name].dtype)
-            if only is Only.effects:
+            if only == "effects":
                 for tokens in AT_LAST_TOKENS:
                     add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
                 del model
@@ -159,7 +156,7 @@ def main(
         add(on_real_weights(n, device, repeats=repeats, only=only))
         if with_memory and device == "cpu":
             measured = [memory(Path(temporary) / shape, n, only=only)]
-            if only is Only.everything:
+            if only == "everything":
                 add(two_processes(Path(temporary) / shape, n))
                 measured += [explained(largest, Path(temporary) / largest)] if largest else []
             for peak in chain.from_iterable(measured):

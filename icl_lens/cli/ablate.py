@@ -12,8 +12,7 @@ from rich.text import Text
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
-    ByChoice,
-    ClassesChoice,
+    By,
     ModelOptions,
     TaskOption,
     TaskOptions,
@@ -44,7 +43,7 @@ class AblateTask(TaskOptions):
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Return prompts to locate heads on, and `n` held-out prompts to ablate them on."""
         half = self.n + self.n % 2  # pairs, so that both halves balance the labels
-        balanced = self.classes is ClassesChoice.binary  # with all classes, labels are fixed and answers vary
+        balanced = self.classes == "binary"  # with all classes, labels are fixed and answers vary
         prompts = self.prompts(n=2 * half, seed=seed, balanced=balanced)
         return prompts[:half], prompts[half:][: self.n]
 
@@ -60,7 +59,7 @@ class HeadsOptions:
     ] = None
     k: Annotated[int | None, typer.Option("--top", "-k", help="Number of heads to locate.", show_default="6")] = None
     by: Annotated[
-        ByChoice | None,
+        By | None,
         typer.Option(help="Locate by increase, or by contrast with other labels.", show_default="increase"),
     ] = None
     random_sets: Annotated[int, typer.Option(help="Number of random head sets to compare with.")] = 20
@@ -144,7 +143,7 @@ def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "Pro
         raise InputError(
             f"--top must be at most {len(view.heads())}, the number of heads of {view.name}, got {options.top}"
         )
-    return top_heads_by_increase(view.model, prompts(), options.top, by=options.by.value if options.by else "increase")
+    return top_heads_by_increase(view.model, prompts(), options.top, by=options.by or "increase")
 
 
 def _of_task(removal: "ControlledAblation") -> Table:

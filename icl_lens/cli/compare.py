@@ -85,7 +85,7 @@ def compare(
     settings: dict[str, Any] = {
         **reading.template_kwargs(),
         "prepend_bos": reading.bos,
-        "final_norm": reading.final_norm.value,
+        "final_norm": reading.final_norm,
         "bias": reading.bias,
     }
     before = explain(first, prompts[0], answer=answer, **settings)

@@ -87,7 +87,7 @@ def explain(
     check_writable(output.json_file, output.html)
     convention: dict[str, Any] = {
         "prepend_bos": reading.bos,
-        "final_norm": reading.final_norm.value,
+        "final_norm": reading.final_norm,
         "bias": reading.bias,
         "k": k,
         "n_ablated": n_ablated,

@@ -2,9 +2,8 @@
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 from rich import box
@@ -35,20 +34,9 @@ DEFAULT_TOP = 20
 """Default number of heads."""
 
 
-class RankChoice(StrEnum):
-    increase = "increase"
-    contrast = "contrast"
-    effect = "effect"
-
-
-class PositionsChoice(StrEnum):
-    last = "last"
-    all = "all"
-
-
-class MethodChoice(StrEnum):
-    exact = "exact"
-    gradient = "gradient"
+Rank = Literal["increase", "contrast", "effect"]
+Positions = Literal["last", "all"]
+Method = Literal["exact", "gradient"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,30 +51,30 @@ class LocateTask(TaskOptions):
         """Return the task's prompts."""
         return self.prompts(n=self.n, seed=self.seed)
 
-    def asked(self, model: ModelOptions, reading: ReadoutOptions, by: RankChoice) -> "RunRequest":
+    def asked(self, model: ModelOptions, reading: ReadoutOptions, by: Rank) -> "RunRequest":
         """Return the options that the run's manifest stores."""
         from icl_lens.locate.configuration import RunRequest
 
         return RunRequest(
             model=model.model,
             revision=model.revision,
-            dtype=model.dtype.value,
+            dtype=model.dtype,
             task=self.name or "",
             n=self.n,
             seed=self.seed,
-            layout=self.layout.value,
+            layout=self.layout,
             demonstrations=self.demonstrations,
             path=None if self.path is None else str(self.path),
             columns=self.columns.replace(" ", ""),
             split=self.split,
             max_words=self.max_words,
-            classes=self.classes.value,
+            classes=self.classes,
             template=reading.demonstration,
             separator=reading.separator_text,
             prefix=unescape(reading.prefix),
             bos=reading.bos,
-            shared_prefix=reading.shared_prefix.value,
-            by=by.value,
+            shared_prefix=reading.shared_prefix,
+            by=by,
         )
 
 
@@ -111,15 +99,11 @@ def locate(
         int | None, typer.Option("--top", "-k", help="Number of heads to find.", show_default="20, or all if fewer")
     ] = None,
     by: Annotated[
-        RankChoice,
+        Rank,
         typer.Option(help="Rank by increase, contrast with other labels, or ablation effect."),
-    ] = RankChoice.increase,
-    positions: Annotated[
-        PositionsChoice, typer.Option(help="With --by effect: positions to zero; all is slower.")
-    ] = PositionsChoice.last,
-    method: Annotated[
-        MethodChoice, typer.Option(help="With --by effect: exact, or a gradient estimate.")
-    ] = MethodChoice.exact,
+    ] = "increase",
+    positions: Annotated[Positions, typer.Option(help="With --by effect: positions to zero; all is slower.")] = "last",
+    method: Annotated[Method, typer.Option(help="With --by effect: exact, or a gradient estimate.")] = "exact",
     batch_size: Annotated[int | None, typer.Option(help="Prompts per batch.", show_default="as many as fit")] = None,
     budget: Annotated[int, typer.Option(help="Memory for a batch's activations, MiB.")] = 64,
 ) -> None:
@@ -138,7 +122,7 @@ def locate(
     from icl_lens.locate.run_folder import locked_folder
     from icl_lens.models.view import ModelView
 
-    if by is RankChoice.effect:
+    if by == "effect":
         reject_options("final_norm", "bias", reason="effects are measured on the model's output")
     else:
         reject_options("positions", "method", reason="only --by effect ablates heads")
@@ -148,7 +132,7 @@ def locate(
     console = PlainConsole(quiet=not distributed.is_main)
     warnings = PlainConsole(stderr=True, quiet=not distributed.is_main, soft_wrap=True, highlight=False)
     batches = {"batch_size": batch_size, "byte_budget": budget * 2**20}
-    norm, bias = reading.final_norm.value, reading.bias
+    norm, bias = reading.final_norm, reading.bias
     run_path = out if distributed.is_main else None
     with (
         interruptible(out, warnings),
@@ -160,19 +144,19 @@ def locate(
         batch = reading.tokenize(loaded, prompts)
         console.print(preview(batch))
         found = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if k is None else k
-        if by is RankChoice.effect:
-            options = EffectOptions(positions=positions.value, method=method.value, **batches)
+        if by == "effect":
+            options = EffectOptions(positions=positions, method=method, **batches)
         else:
             options = LocateOptions(k=found, final_norm=norm, bias=bias, **batches)
         folder = None
         if run_path is not None:
             folder = prepare_run_folder(run_path, loaded, batch, options, task.asked(model, reading, by))
-        ranked = _by_effect if by is RankChoice.effect else _by_increase
+        ranked = _by_effect if by == "effect" else _by_increase
         with progress_bar(console, hidden=not distributed.is_main) as progress:
             table, sentence = ranked(
                 loaded,
                 batch,
-                against=batch.other_label_tokens if by is RankChoice.contrast else None,
+                against=batch.other_label_tokens if by == "contrast" else None,
                 **asdict(options),
                 folder=folder,
                 distributed=distributed,
@@ -208,15 +192,15 @@ def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataF
     return effects.to_frame(), effects.summary()
 
 
-def _shown(table: "pd.DataFrame", by: RankChoice) -> Table:
+def _shown(table: "pd.DataFrame", by: Rank) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    value = "effect" if by is RankChoice.effect else "increase"
+    value = "effect" if by == "effect" else "increase"
     intervals = "low" in table
-    for name in ("rank", "head", f"mean {by.value} (nats)", *(["95 % interval"] if intervals else [])):
+    for name in ("rank", "head", f"mean {by} (nats)", *(["95 % interval"] if intervals else [])):
         shown.add_column(name, justify="left" if name == "head" else "right")
-    shown.add_column("log-odds drop" if by is RankChoice.effect else "evaluated", justify="right")
+    shown.add_column("log-odds drop" if by == "effect" else "evaluated", justify="right")
     for row in table.to_dict("records"):
         interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
-        more = f"{row['log_odds']:.4f}" if by is RankChoice.effect else f"{row['share_evaluated']:.0%}"
+        more = f"{row['log_odds']:.4f}" if by == "effect" else f"{row['share_evaluated']:.0%}"
         shown.add_row(*[Text(cell) for cell in [str(row["rank"]), row["name"], f"{row[value]:.4f}", *interval, more]])
     return shown

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -19,35 +18,15 @@ if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt, Template
 
 
-class LayoutChoice(StrEnum):
-    order = "order"
-    reorder = "reorder"
-    imbalanced = "imbalanced"
-    random = "random"
-
-
-class ClassesChoice(StrEnum):
-    binary = "binary"
-    all = "all"
-
-
-class FinalNormChoice(StrEnum):
-    frozen = "frozen"
-    own = "own"
-
-
-class DtypeChoice(StrEnum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float64 = "float64"
-
-
+Layout = Literal["order", "reorder", "imbalanced", "random"]
+Classes = Literal["binary", "all"]
+FinalNorm = Literal["frozen", "own"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="Bundled model, local folder or Hub name.")]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")
 ]
-DtypeOption = Annotated[DtypeChoice, typer.Option(help="Precision of the weights; the readout uses at least float32.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; the readout uses at least float32.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Hub revision: branch, tag or commit.")]
 TaskOption = Annotated[
     str | None,
@@ -71,7 +50,7 @@ class ModelOptions:
 
     model: ModelOption = "icl-mini"
     device: DeviceOption = None
-    dtype: DtypeOption = DtypeChoice.float32
+    dtype: DtypeOption = "float32"
     revision: RevisionOption = None
 
     def load(self, *, default_device: str | None = None) -> Any:
@@ -84,16 +63,8 @@ class ModelOptions:
         )
 
 
-class SharedPrefixChoice(StrEnum):
-    error = "error"
-    append = "append"
-
-
-class ByChoice(StrEnum):
-    increase = "increase"
-    contrast = "contrast"
-
-
+SharedPrefix = Literal["error", "append"]
+By = Literal["increase", "contrast"]
 DEFAULT_TEMPLATE = "{text} : {label}"
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
@@ -117,9 +88,9 @@ class TokenOptions:
     )
     prefix: Annotated[str, typer.Option(help="Text before the first demonstration.")] = ""
     shared_prefix: Annotated[
-        SharedPrefixChoice,
+        SharedPrefix,
         typer.Option(help="If labels share a prefix: fail, or append it."),
-    ] = SharedPrefixChoice.error
+    ] = "error"
     bos: Annotated[
         bool | None,
         typer.Option(
@@ -141,7 +112,7 @@ class TokenOptions:
     def is_default(self) -> bool:
         """Whether all options that affect only demonstrations have their defaults."""
         values = (self.template, self.separator, self.prefix, self.shared_prefix)
-        return values == (DEFAULT_TEMPLATE, None, "", SharedPrefixChoice.error)
+        return values == (DEFAULT_TEMPLATE, None, "", "error")
 
     def written(self) -> "Template":
         """Return the template of prompts; the query is formatted up to its label.
@@ -165,7 +136,7 @@ class TokenOptions:
 
     def template_kwargs(self) -> dict[str, Any]:
         """Return the template arguments of `explain`; empty for the defaults."""
-        return {} if self.is_default else {"template": self.written(), "shared_prefix": self.shared_prefix.value}
+        return {} if self.is_default else {"template": self.written(), "shared_prefix": self.shared_prefix}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
         """Format and tokenize prompts."""
@@ -176,7 +147,7 @@ class TokenOptions:
             prompts,
             template=self.written(),
             prepend_bos=self.bos,
-            shared_prefix=self.shared_prefix.value,
+            shared_prefix=self.shared_prefix,
         )
 
 
@@ -198,8 +169,8 @@ class ReadoutOptions(TokenOptions):
     """Conventions of the readout, and how prompts are tokenized."""
 
     final_norm: Annotated[
-        FinalNormChoice, typer.Option(help="Final norm's scale: frozen at the final residual, or recomputed.")
-    ] = FinalNormChoice.frozen
+        FinalNorm, typer.Option(help="Final norm's scale: frozen at the final residual, or recomputed.")
+    ] = "frozen"
     bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")] = True
 
 
@@ -224,12 +195,8 @@ class TaskOptions:
     panel: ClassVar[str] = "Task"
 
     task: TaskOption = None
-    classes: Annotated[ClassesChoice, typer.Option(help="Two classes per prompt, or all of a dataset.")] = (
-        ClassesChoice.binary
-    )
-    layout: Annotated[LayoutChoice, typer.Option(help="Position of demonstrations of the query's class.")] = (
-        LayoutChoice.order
-    )
+    classes: Annotated[Classes, typer.Option(help="Two classes per prompt, or all of a dataset.")] = "binary"
+    layout: Annotated[Layout, typer.Option(help="Position of demonstrations of the query's class.")] = "order"
     demonstrations: Annotated[int, typer.Option(help="Demonstrations per class.")] = 2
     path: Annotated[
         Path | None, typer.Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")
@@ -287,8 +254,8 @@ class TaskOptions:
             n=n,
             seed=seed,
             balanced=balanced,
-            classes=self.classes.value,
-            layout=self.layout.value,
+            classes=self.classes,
+            layout=self.layout,
             demonstrations=self.demonstrations,
             path=self.path,
             columns=(text.strip(), label.strip()),
@@ -325,12 +292,12 @@ def reject_options(*names: str, reason: str) -> None:
             raise InputError(f"{option} has no effect here: {reason}; remove it")
 
 
-def load(name: str, *, device: str | None, dtype: DtypeChoice, revision: str | None) -> Any:
+def load(name: str, *, device: str | None, dtype: Dtype, revision: str | None) -> Any:
     """Load a model, then keep memory that passes free in this process."""
     import torch
 
     from icl_lens import load_model
 
-    model = load_model(name, device=device, dtype=getattr(torch, dtype.value), revision=revision)
+    model = load_model(name, device=device, dtype=getattr(torch, dtype), revision=revision)
     keep_freed_memory()  # not the temporary memory of loading
     return model
