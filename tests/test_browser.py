@@ -166,7 +166,7 @@ def test_a_click_on_a_head_that_is_not_located_shows_its_attention(show, paper):
     text = panel.inner_text()
     assert f"rank {rank} of 24" in text
     assert f"{abs(minus):.3f}" in text
-    assert f"with --top {rank} (in Python k={rank})" in text
+    assert f"--top {rank} (k={rank} in Python)" in text
     shown = panel.locator(".weights > span:nth-child(3n)").all_inner_texts()
     assert [float(x) for x in shown] == pytest.approx(paper.label_attention[layer][head], abs=5e-4)
 

@@ -151,7 +151,7 @@ def test_an_earlier_level_ends_no_training(monkeypatch):
 
 
 def test_a_level_ends_by_its_accuracy_and_not_before_its_least_length(monkeypatch):
-    trainer = Trainer(replace(SMALL, at_least=2), WORDS)
+    trainer = Trainer(replace(SMALL, min_level_steps=2), WORDS)
     monkeypatch.setattr(training, "known_label_accuracy", lambda *args: 1.0)
     found = []
     for _ in range(8):

@@ -32,7 +32,7 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
     assert top is not None
     forward, seconds = (statistics.median(column) for column in zip(*times, strict=True))
     yield Row(name, prompts, "bare forward", forward, 1.0, repeats)
-    exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share:.1f} % of evaluations"
+    exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share_evaluated:.1f} % of evaluations"
     note = f"largest bound left out {top.unevaluated_bound:.3f}, last head {float(top.value[-1]):.3f} nats"
     yield Row(
         name, prompts, f"top {k} heads by exact mean, certified", seconds, seconds / forward, repeats, exact, note

@@ -41,7 +41,7 @@ def logging(each):
 
 
 if __name__ == "__main__":
-    runner.Runner.each = logging(runner.Runner.each)
+    runner.Runner.compute_all = logging(runner.Runner.compute_all)
     sys.argv.pop(1)
     from icl_lens.cli import main
 
