@@ -294,7 +294,7 @@ Fixed before any result was looked at: at every {run["check_every"]} steps of th
 pairs is measured ({run["n_checked"]} prompts of single words and as many of texts, with 2, 4, 8 or 16 right
 demonstrations, half of each class); at {run["decay_accuracy"]:.0f} % or more the learning rates begin to fall to zero
 over {run["cool_down"]:.0%} of the steps so far, and at {run["stop_accuracy"]:.0f} % training ends at once. No head is
-penalized or dropped. Other seeds are trained with the same recipe, and seed 0 is the bundled one whatever its results are.
+penalized or dropped. Other seeds are trained with the same recipe; seed 0 is bundled whatever its results are.
 
 {run["done"]:,} steps of a little more than {run["n_tokens"]:,} tokens, Muon (rate {run["matrix_rate"]}) for the layers'
 matrices and AdamW ({run["other_rate"]}) for the rest, seed {run["seed"]}; {run["seconds"] / 60:.0f} minutes of one CPU
