@@ -88,7 +88,7 @@ KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_la
 
 @locks_model
 def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch layer query key"]:
-    """Return the saliency of each attention edge for each prompt's loss: |A ⊙ ∂loss/∂A|, summed over heads, nats.
+    """Return the saliency of each attention edge for each prompt's loss: `abs(A · ∂loss/∂A)`, summed over heads, nats.
 
     The loss is the cross-entropy of the answer among the prompt's labels or, for prompts without demonstrations, of the
     target over the vocabulary. One forward and one backward pass. The result takes layer · pos² numbers per prompt;
