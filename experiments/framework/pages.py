@@ -157,7 +157,8 @@ def _counted(rows: Sequence[tuple[Stored, Row]]) -> str:
 
 def number_text(value: float, measure: Measure) -> str:
     """Return a stored number as it is shown."""
-    return "–" if math.isnan(value) else f"{value * measure.scale:.{measure.digits}f}".replace("-", "−")
+    # z: no minus in front of a rounded zero.
+    return "–" if math.isnan(value) else f"{value * measure.scale:z.{measure.digits}f}".replace("-", "−")
 
 
 def _interval(row: Row, measure: Measure) -> str:
