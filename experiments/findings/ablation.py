@@ -27,7 +27,7 @@ ACCURACY = Measure(
     "accuracy between the labels, points",
     scale=100,
     digits=1,
-    paper={"GPT-J and Llama-7B": 63.2},
+    paper={"GPT-J": 63.2},
 )
 INTACT = Measure(
     "intact",

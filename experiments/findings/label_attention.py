@@ -163,11 +163,11 @@ FINDING = Finding(
     caveats=(
         "A share says nothing about how much a head attends to labels: other heads may prefer the right class as well "
         "and hardly attend to it. See the gap below.",
-        "Chance became the main control, in place of other heads, after both had been seen on the real model: the "
-        "paper compares right labels with wrong ones.",
         "Attention times a value that is the same everywhere grows with attention by arithmetic, so that a high rank "
         "correlation shows that values differ less than attention, not that attention decides.",
         "Where labels name the classes, attention may follow the label word rather than its demonstration.",
     ),
+    post_hoc="Chance became the main control, in place of other heads, after both had been seen on the real model: the "
+    "paper compares right labels with wrong ones.",
     draw=draw,
 )

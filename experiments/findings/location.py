@@ -186,7 +186,7 @@ FINDING = Finding(
     question="Do contributions to the answer come from deep layers, and do cheap methods find the heads that matter?",
     claim="In GPT-2 large almost all improvements come from deep attention layers, and the important heads are in "
     "layers 18–31 of 36. The paper's method runs the model once, where causal methods run it many times; the published "
-    "version locates its 12 heads (about 1 %) by causal tracing as well.",
+    "version locates 12 heads by causal tracing as well.",
     covers="Figures 2–4 and 12–15, section 6.2, and the published version's causal tracing",
     measures=(DEPTH, DEPTH_OF_LAYERS, DEPTH_OF_EFFECTS, *LOST),
     measure=measure,

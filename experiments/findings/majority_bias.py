@@ -128,9 +128,9 @@ FINDING = Finding(
     "the rest is divided by its sum.",
     caveats=(
         "The paper does not say in which unit its bias was reduced by 22 %; here it is the answer's log-odds.",
-        "Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, which is "
-        "right in nearly all prompts.",
         "A model that is right in nearly all prompts has little room for a gap in accuracy; log-odds still show it.",
     ),
+    post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
+    "which is right in nearly all prompts.",
     draw=draw,
 )

@@ -155,8 +155,8 @@ FINDING = Finding(
     predicted=False,
     measures=MEASURES,
     measure=measure,
-    look_for="Filled dots as high as the squares: the classes are as clear in the inputs as in the head's form. Both "
-    "above the diamonds: a form that was not learned loses part of it.",
+    look_for="In the second figure, dots as high as squares: the classes are as clear in the inputs as in the form. "
+    "Both above the diamonds: a form that was not learned loses part of it.",
     method="Inputs of located heads at the last position and at labels, after the norm, less their means over the "
     "same prompts, for the form and for the cosine alike. Biases and rotation are no part of the form. Each prompt "
     "shows two labels of each class in balanced random order. Rotated keys keep their lengths; each rotation counts "

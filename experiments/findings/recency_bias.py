@@ -165,9 +165,9 @@ FINDING = Finding(
     "the queries that they have when one text is of the other class; everything else stays.",
     caveats=(
         "The paper does not say in which unit its bias was reduced by 17 %; here it is the answer's log-odds.",
-        "Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, which is "
-        "right in nearly all prompts.",
         "Position also enters through the residual stream, from earlier layers; the fix leaves that in place.",
     ),
+    post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
+    "which is right in nearly all prompts.",
     draw=draw,
 )

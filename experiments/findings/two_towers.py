@@ -47,10 +47,18 @@ SWAPS = (
     Swap("query", "q", "query", "Q, query of the other class", "located heads with a query of the other class"),
     Swap("value_labels", "v", "labels", "V, labels exchanged", "located heads with values of exchanged labels"),
     Swap(
-        "key_labels", "k", "labels", "K, labels exchanged (idle)", "located heads with keys of exchanged labels (idle)"
+        "key_labels",
+        "k",
+        "labels",
+        "K, labels exchanged (idle)",
+        "located heads with keys of exchanged labels (predicted: no effect)",
     ),
     Swap(
-        "value_texts", "v", "texts", "V, texts exchanged (idle)", "located heads with values of exchanged texts (idle)"
+        "value_texts",
+        "v",
+        "texts",
+        "V, texts exchanged (idle)",
+        "located heads with values of exchanged texts (predicted: no effect)",
     ),
 )
 
@@ -178,10 +186,10 @@ FINDING = Finding(
         "control and widen its interval.",
         "Late heads may read the answer that earlier ones wrote at the last position; keys with exchanged labels show "
         "it.",
-        "The exchange of keys' texts became the main measure, in place of the AUROC, after both had been seen on 40 "
-        "prompts of the real model: other heads of the same layers also score the query's class higher, but the answer "
-        "does not depend on them.",
     ),
+    post_hoc="The exchange of keys' texts became the main measure, in place of the AUROC, after both had been seen on "
+    "40 prompts of the real model: other heads of the same layers also score the query's class higher, but "
+    "the answer does not depend on them.",
     draw=draw,
     arbitrary_labels=True,
 )

@@ -149,8 +149,8 @@ FINDING = Finding(
     covers="Figures 5, 16–18 and 22–24; Tables 1 and 3; the published version's label features",
     measures=(RANK, MAGNITUDE, FOLLOWS, FEATURES, COPY_LABELS, COPY_TEXTS, KEY_WORDS, QUERY_WORDS),
     measure=measure,
-    look_for="Filled dots far above the hollow ones. Where the squares are as high as the dots, the head writes the "
-    "word whether or not that label is there.",
+    look_for="Filled dots are far above hollow ones. In the second figure, where squares are as high as dots, the head "
+    "writes the word whether or not that label is there.",
     method="Values at label positions go through W_O, unweighted by attention, and are ranked against the whole "
     "vocabulary without biases. Exchanging labels keeps every text in place. Log-odds are the difference between foo "
     "and bar positions, halved, so that a preference for one label cancels. The eigenvalue score is that of the OV "

@@ -113,6 +113,8 @@ class Finding:
     """What a reader should look for in the figure."""
     method: str
     caveats: Sequence[str] = ()
+    post_hoc: str = ""
+    """What was changed after results had been seen, and why; empty if nothing was."""
     draw: Callable[[pd.DataFrame], Figure] | None = None
     """A second figure from the details of all cells, with columns model and task."""
     predicted: bool = True

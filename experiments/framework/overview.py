@@ -22,6 +22,7 @@ from experiments.framework.pages import (
 )
 from experiments.framework.plotting import STYLE, overview_forest
 
+CHANCE = 0.5
 Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
 
@@ -99,7 +100,7 @@ def sentences(numbered: Numbered) -> list[str]:
         return bool(real[finding.id]) and not everywhere(finding, real) and not nowhere(finding)
 
     found = {
-        f"**On every task of {REAL}**, these are above their control:{{}}": (
+        f"**On every task of {REAL} where they were measured**, these are above their control:{{}}": (
             lambda finding: everywhere(finding, real),
             real,
         ),
@@ -115,17 +116,25 @@ def sentences(numbered: Numbered) -> list[str]:
     said = [phrase.format(listed(*of)) for phrase, of in found.items() if listed(*of)]
     return [
         *_removed(numbered),
+        *_known_words(numbered),
         *said,
         *_by_increase(numbered),
         *_rankings(numbered),
         _sizes([cell for _, cells in numbered for cell in cells]),
+        *_post_hoc(numbered),
+        *_missing(numbered),
     ]
 
 
 def _named(finding: Finding, rows: Sequence[tuple[Stored, Row]]) -> str:
     main = finding.main
-    pairs = [f"{number_text(row.quantity, main)} against {number_text(row.control, main)}" for _, row in rows]
-    return f"[{finding.short}]({finding.id}.md): {', '.join(pairs)} ({main.unit})"
+    pairs = [
+        f"{number_text(row.quantity, main)} against {number_text(row.control, main)} on {cell.task}"
+        for cell, row in rows
+    ]
+    if rows[0][0].model != REAL:
+        pairs = [" against ".join(_range(main, rows, attribute) for attribute in ("quantity", "control"))]
+    return f"[{finding.short}]({finding.id}.md): {'; '.join(pairs)} ({main.unit})"
 
 
 def _removed(numbered: Numbered) -> list[str]:
@@ -143,6 +152,20 @@ def _removed(numbered: Numbered) -> list[str]:
     return [f"**Removing the located heads of {REAL}** lowers [accuracy](ablation.md) from {'; from '.join(said)}."]
 
 
+def _known_words(numbered: Numbered) -> list[str]:
+    """On which of the real model's tasks exchanged labels are not learned: it knows the label words."""
+    cells = next((cells for finding, cells in numbered if finding.id == "behavior"), [])
+    said = [
+        f"{100 * row.quantity:.1f} % on {cell.task}"
+        for cell in groups(cells)[0]
+        if (row := cell.row("exchanged")) and row.quantity < CHANCE
+    ]
+    return [
+        f"**{REAL} knows the label words** where exchanged labels leave its [accuracy](behavior.md) below chance: "
+        f"{'; '.join(said)}. Other tasks are learned from the demonstrations."
+    ] * bool(said)
+
+
 def _by_increase(numbered: Numbered) -> list[str]:
     """Findings of the real model that depend on the ranking: above the control by contrast, and not by increase."""
     said = []
@@ -155,7 +178,8 @@ def _by_increase(numbered: Numbered) -> list[str]:
         ]
         if pairs:
             said.append(f"\n  - {_named(finding, pairs)}")
-    return [f"**With heads ranked by increase, as in the paper**, these are not above it:{''.join(said)}"] * bool(said)
+    start = f"**On {REAL}, with heads ranked by increase as in the paper**, these are not above their control:"
+    return [start + "".join(said)] * bool(said)
 
 
 def _rankings(numbered: Numbered) -> list[str]:
@@ -180,10 +204,33 @@ def _rankings(numbered: Numbered) -> list[str]:
     if not said:
         return []
     return [
-        "**By the paper's ranking** (increase, which also counts what raises every label alike), removing the located "
-        f"heads [costs the answer less](ablation.md) than by contrast in {fewer} of {total} pairs of model and task: "
+        "**By the paper's ranking** (increase of log p(answer), which also rewards heads that raise both labels), "
+        f"removing the located heads [costs the answer less](ablation.md) than by contrast in {fewer} of {total} pairs "
+        "of model and task: "
         f"{'; '.join(said)}."
     ]
+
+
+def _post_hoc(numbered: Numbered) -> list[str]:
+    """Which main measures were changed after results had been seen."""
+    changed = [f"[{finding.short}]({finding.id}.md)" for finding, _ in numbered if finding.post_hoc]
+    start = "**Changed after seeing results**: the main measure or control of"
+    return [f"{start} {', '.join(changed)}; each page says why."] * bool(changed)
+
+
+def _missing(numbered: Numbered) -> list[str]:
+    """Which findings have not been measured on which of the real model's tasks."""
+    tasks = dict.fromkeys(cell.task for _, cells in numbered for cell in groups(cells)[0])
+    said = []
+    for task in tasks:
+        lacking = [
+            str(number)
+            for number, (_, cells) in enumerate(numbered, start=1)
+            if task not in {cell.task for cell in groups(cells)[0]}
+        ]
+        if lacking:
+            said.append(f"findings {', '.join(lacking)} on {task}")
+    return [f"**Not measured yet** on {REAL}: {'; '.join(said)}."] * bool(said)
 
 
 def _sizes(cells: Iterable[Stored]) -> str:

@@ -127,12 +127,11 @@ def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
     main, said = finding.main, []
     real, small, seeds = groups(cells)
     if rows := main_rows(real):
-        numbers = "; ".join(
-            f"{number_text(row.quantity, main)} against {number_text(row.control, main)} on {cell.task}"
-            for cell, row in rows
-        )
-        said.append(f"On {REAL}, {numbers} ({main.unit}: {main.quantity}, against {main.control}).")
-        said.append(f"This is {_counted(rows)} task{'s' * (len(rows) > 1)}.")
+        numbers = [(number_text(row.quantity, main), number_text(row.control, main), cell.task) for cell, row in rows]
+        (quantity, control, task), *others = numbers
+        more = "".join(f"; {quantity} and {control} on {task}" for quantity, control, task in others)
+        said.append(f"{REAL}: {main.quantity}: {quantity}; {main.control}: {control} on {task}{more} ({main.unit}).")
+        said.append(f"The first is {_counted(rows)} task{'s' * (len(rows) > 1)}.")
     elif real:
         said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
     if rows := main_rows(small):
@@ -189,7 +188,7 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
     for who, value in measure.paper.items():
         lines.append(line("the paper", who, f"{value:.{measure.digits}f}", *[""] * (4 if with_seeds else 3)))
     if lines:
-        names = ["difference [95 %]", *(["other seeds"] if with_seeds else []), "prompts"]
+        names = ["difference [95 %]", *(["other seeds: range (number)"] if with_seeds else []), "prompts"]
         head = line("model", "task", measure.quantity, measure.control, *names)
         lines = [f"Unit: {measure.unit}.\n", head, line("---", "---", *["---:"] * (2 + len(names))), *lines]
     if notes:
@@ -317,7 +316,7 @@ def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str
     located = [f"- {cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in shipped(cells)]
     parts += [
         "## Caveats",
-        "\n".join(f"- {caveat}" for caveat in (*finding.caveats, REAL_NOTE)),
+        "\n".join(f"- {caveat}" for caveat in (*finding.caveats, *filter(None, [finding.post_hoc]), REAL_NOTE)),
         f"Every number, by model, training seed, task and ranking: [{finding.id}.csv](data/{finding.id}.csv).",
         "## How it was measured",
         f"```bash\n{command} {finding.id} {shipped(cells)[0].options}\n```",
