@@ -242,8 +242,10 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
     nan = float("nan")
     values = {"a": (1.0, 0.0, 0.5, 1.5), "b": (0.0, 0.1, -1.0, 1.0), "c": (0.0, 2.0, -2.5, -1.5)}
     page, index = written(tmp_path, icl_mini, values | {"d": (nan, nan, nan, nan)})
-    said = "above the control in 1 and below the control in 1 and not distinguishable from the control in 1 of 3"
-    assert said in page
+    said = (
+        "above the control in 1 of 3 pairs of model and task, below the control in 1, not distinguishable from it in 1"
+    )
+    assert said.replace("from it", "from the control") in page
     assert "| 1. [made up](made-up.md) | – | – | nats | – | 1 of 3 |" in index
     assert "| icl-mini | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] | 8 |" in page
     assert "| icl-mini | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] | 8 |" in page
@@ -251,7 +253,11 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
     assert (tmp_path / "docs" / "figures" / "made-up.svg").stat().st_size > 1000
 
 
-SENTENCES = ("**On every task of smollm2-135m**", "**On some tasks of smollm2-135m**", "**On no task of smollm2-135m")
+SENTENCES = (
+    "**On every task of smollm2-135m where they were measured**",
+    "**On some tasks of smollm2-135m**",
+    "**On no task of smollm2-135m",
+)
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,13 @@ def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
         (quantity, control, task), *others = numbers
         more = "".join(f"; {quantity} and {control} on {task}" for quantity, control, task in others)
         said.append(f"{REAL}: {main.quantity}: {quantity}; {main.control}: {control} on {task}{more} ({main.unit}).")
-        said.append(f"The first is {_counted(rows)} task{'s' * (len(rows) > 1)}.")
+        said.append(f"The first is {_counted(rows, 'tasks')}.")
     elif real:
         said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
     if rows := main_rows(small):
-        more = f", and {_counted(found)} with other training seeds" if (found := main_rows(seeds)) else ""
-        said.append(f"On the small models, it is {_counted(rows)} pairs of model and task{more}.")
+        said.append(f"On the small models, it is {_counted(rows, 'pairs of model and task')}.")
+        if found := main_rows(seeds):
+            said.append(f"With other training seeds, it is {_counted(found, 'pairs')}.")
     return " ".join(said)
 
 
@@ -147,11 +148,12 @@ def groups(cells: Sequence[Stored]) -> tuple[list[Stored], list[Stored], list[St
     return real, [cell for cell in small if not cell.training_seed], [cell for cell in small if cell.training_seed]
 
 
-def _counted(rows: Sequence[tuple[Stored, Row]]) -> str:
-    """Such as "above the control in 2 and not distinguishable from it in 1 of 3"."""
+def _counted(rows: Sequence[tuple[Stored, Row]], nouns: str) -> str:
+    """Return how many rows have each outcome: "above the control in 2 of 3 tasks, below the control in 1"."""
     found = [outcome(row) for _, row in rows]
-    parts = [f"{words} in {found.count(kind)}" for kind, words in OUTCOMES.items() if kind in found]
-    return f"{' and '.join(parts)} of {len(found)}"
+    first, *others = [(words, found.count(kind)) for kind, words in OUTCOMES.items() if kind in found]
+    total = f"{first[0]} in {first[1]} of {len(found)} {nouns}"
+    return ", ".join([total, *(f"{words} in {number}" for words, number in others)])
 
 
 def number_text(value: float, measure: Measure) -> str:
@@ -214,7 +216,7 @@ def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
         rows = [row for cell in small if (row := cell.row(measure.name)) and outcome(row) != "not applicable"]
         if rows:
             ranges = (span((getattr(row, name) for row in rows), measure) for name in ("quantity", "control"))
-            counts = f"{_counted([(small[0], row) for row in rows])} pairs of model and task"
+            counts = _counted([(small[0], row) for row in rows], "pairs of model and task")
             lines.append(line(said, "small models", *ranges, counts))
         for who, value in measure.paper.items():
             lines.append(line("", f"the paper, {who}", f"{value:.{measure.digits}f}", "", ""))
