@@ -196,8 +196,9 @@ FINDING = Finding(
     "left out where the heads located on the other half add nothing here that is above zero. Every method ranks all "
     "heads on one half of the prompts; its best heads are set to zero at the last position of the other half, next to "
     "the mean of 20 random sets of as many heads from the same layers. Causal tracing runs the prompt with its labels "
-    "exchanged, restores one head's output at the last position, and measures the log-odds restored. Passes count runs "
-    "of the model per prompt, a backward pass as two; seconds are per 100 prompts.",
+    "exchanged, restores one head's output at the last position, and measures the log-odds restored. Contrast, "
+    "increase and attention cost one forward pass per prompt, the gradient estimate five (a backward one "
+    "counts as two), exact effects and causal tracing one for each head. Seconds are per 100 prompts.",
     caveats=(
         "Contrast and increase count only what a head writes directly into the answer; exact effects and tracing also "
         "count what later layers make of it.",

@@ -175,8 +175,8 @@ FINDING = Finding(
     measure=measure,
     look_for="Filled dots near 100 %: located heads are induction heads. In the second figure, located heads high in "
     "the left panel are induction heads, and high in the right panel function-vector heads.",
-    method=f"Scores are means over {SEQUENCES} sequences of {RANDOM_TOKENS} random tokens shown twice, where even "
-    "attention gives about 3 %. A function vector is the sum "
+    method=f"Scores are means over {SEQUENCES} sequences of {RANDOM_TOKENS} random tokens shown twice (their "
+    "number stands under prompts), where even attention gives about 3 %. A function vector is the sum "
     "of heads' mean outputs at the last position over prompts with one assignment of labels to classes. It is added "
     "to the last position of prompts whose labels are shuffled, or of queries without demonstrations, which ask about "
     f"other words; the layer is chosen on the locating prompts, for each of {VECTOR_SETS} random sets as well. Both "
