@@ -1,5 +1,6 @@
 """Shared fixtures: tiny models of every family, loaded through the package's own loader."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ PROMPTS = [
 QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
 ON_ALL_FAMILIES = {"test_families", "test_reference"}
 
+os.environ["OMP_NUM_THREADS"] = "1"  # in the programs that tests start
 torch.set_num_threads(1)
 
 

@@ -65,28 +65,30 @@ def expected(hf, tokens, target, *, folded, final_norm, bias):
     return theirs
 
 
-def check_increases(acts, batch, hf, *, folded, final_norm="frozen", bias=True):
+def check_increases(acts, batch, hf, *, folded, conventions=CONVENTIONS):
     """Layers, heads, subheads, neurons, label log-probabilities and attention rows of a batch, prompt by prompt."""
-    convention = {"final_norm": final_norm, "bias": bias}
     targets = batch.answer_tokens
-    layers = il.layer_log_prob_increase(acts, targets, **convention)
-    heads = il.head_log_prob_increase(acts, targets, **convention)
-    subheads = il.subhead_log_prob_increase(acts, targets, **convention)
-    n_layers = heads.shape[1]
-    neurons = [il.neuron_log_prob_increase(acts, targets, layer, **convention) for layer in range(n_layers)]
-    for i in range(len(batch)):
-        n_tokens = int(batch.last[i]) + 1
-        theirs = expected(hf, batch.tokens[i, :n_tokens], int(targets[i]), folded=folded, **convention)
-        for what, ours, other in [
-            ("attention layers", layers.attn[i], theirs.attn),
-            ("FFN layers", layers.ffn[i], theirs.ffn),
-            ("heads", heads[i], theirs.heads),
-            ("subheads", subheads[i, :, :, :n_tokens], theirs.subheads),
-            ("label log-probabilities", acts.label_log_probs[i], theirs.log_probs[batch.label_tokens]),
-            ("attention", acts.pattern[i, :, :, :n_tokens], theirs.attention),
-            *[(f"neurons of layer {layer}", neurons[layer][i], theirs.neurons[layer]) for layer in range(n_layers)],
-        ]:
-            assert_close(ours, other, msg=f"{what} of prompt {i}")
+    layers = range(acts.resid_pre.shape[1])
+    for final_norm, bias in conventions:
+        convention = {"final_norm": final_norm, "bias": bias}
+        of_layers = il.layer_log_prob_increase(acts, targets, **convention)
+        heads = il.head_log_prob_increase(acts, targets, **convention)
+        subheads = il.subhead_log_prob_increase(acts, targets, **convention)
+        neurons = [il.neuron_log_prob_increase(acts, targets, layer, **convention) for layer in layers]
+        for i in range(len(batch)):
+            n_tokens = int(batch.last[i]) + 1
+            theirs = expected(hf, batch.tokens[i, :n_tokens], int(targets[i]), folded=folded, **convention)
+            for what, ours, other in [
+                ("attention layers", of_layers.attn[i], theirs.attn),
+                ("FFN layers", of_layers.ffn[i], theirs.ffn),
+                ("heads", heads[i], theirs.heads),
+                ("subheads", subheads[i, :, :, :n_tokens], theirs.subheads),
+                ("padding", subheads[i, :, :, n_tokens:], torch.zeros_like(subheads[i, :, :, n_tokens:])),
+                ("label log-probabilities", acts.label_log_probs[i], theirs.log_probs[batch.label_tokens]),
+                ("attention", acts.pattern[i, :, :, :n_tokens], theirs.attention),
+                *[(f"neurons of layer {layer}", neurons[layer][i], theirs.neurons[layer]) for layer in layers],
+            ]:
+                assert_close(ours, other, msg=f"{what} of prompt {i}, {convention}")
 
 
 def check_search(acts, batch, *, certified, k=9):
@@ -99,6 +101,15 @@ def check_search(acts, batch, *, certified, k=9):
     assert_close(top.value, everything.flatten(1).topk(k).values)
     rows = torch.arange(len(batch))[:, None]
     assert_close(everything[rows, top.layer, top.head, top.position], top.value)
+
+
+def check_cache(model, batch, acts):
+    """A cache from a plain run_with_cache gives the same activations, tensor by tensor."""
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    again = il.Activations.from_cache(model, cache, batch)
+    for field, value in vars(acts).items():
+        if isinstance(value, torch.Tensor):
+            assert_close(getattr(again, field), value, msg=field)
 
 
 def check_ablation(model, batch, hf, heads, *, folded):
