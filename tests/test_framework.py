@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from experiments.catalogue import IDS, find
 from experiments.framework import overview, pages, run
 from experiments.framework.estimate import compare, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
@@ -273,6 +275,59 @@ def test_the_overview_says_where_the_real_model_differs_from_its_control(tmp_pat
     assert [sentence for sentence in SENTENCES if sentence in index] == [said]
     assert ("although the paper predicts it" in index) == (said == SENTENCES[2])
     assert "  - [made up](made-up.md): " in index
+
+
+def cell(finding_id: str, task: str, *rows: Row) -> tuple[Finding, pages.Stored]:
+    """A stored cell of the real model, made by hand."""
+    finding = find(finding_id)
+    located = {"contrast": ("L1H2", "L3H0"), "increase": ("L0H0",)}
+    return finding, pages.Stored(finding, pages.REAL, 0, task, "", 200, "", 0.0, rows, pd.DataFrame(), located)
+
+
+def test_heads_whose_removal_costs_nothing_are_said_apart():
+    finding, gone = cell(
+        "ablation", "a", Row("intact", 0.9, 0.6, 0.2, 0.4, "contrast"), Row("accuracy", 0.3, 0.02, 0.2, 0.4, "contrast")
+    )
+    _, kept = cell(
+        "ablation",
+        "b",
+        Row("intact", 1.0, 0.99, 0.0, 0.1, "contrast"),
+        Row("accuracy", 0.01, 0.0, -0.1, 0.1, "contrast"),
+    )
+    (said,) = [line for line in overview.sentences([(finding, [gone, kept])]) if "Removing" in line]
+    lowered, unchanged = said.split("no measurable accuracy")
+    assert "from 90.0 to 60.0 % on a (2 heads; as many random ones cost 2.0 points)" in lowered
+    assert "from 100.0 to 99.0 % on b" in unchanged
+
+
+def test_what_is_unlike_the_paper_is_measured():
+    order = [
+        Row("order", 1.0, 0.5, 0.4, 0.6),
+        Row("reorder", 0.2, 0.5, -0.4, -0.2),
+        Row("accuracy", 0.8, 0.5, 0.1, 0.5),
+    ]
+    by_contrast, by_increase = Row("log_odds", 2.0, 0.0, 1.0, 3.0, "contrast"), Row("log_odds", 0.5, 0.0, -1.0, 1.0, "increase")
+    numbered = [
+        (finding, [one])
+        for finding, one in (cell("behavior", "a", *order), cell("ablation", "a", by_contrast, by_increase))
+    ]
+    (said,) = [line for line in overview.sentences(numbered) if line.startswith("**Unlike the paper**")]
+    assert "with that class last and first is 100.0 and 20.0 % on a" in said
+    assert "in 1 of 1 pairs of model and task (0.50 instead of 2.00 nats" in said
+    assert "0.50 against 0.00 on a" in said
+
+
+def test_what_an_exchanged_measure_showed_before_is_counted():
+    finding, now = cell("label-attention", "a", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, -0.1, 0.3))
+    _, also = cell("label-attention", "b", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, 0.05, 0.3))
+    (said,) = [line for line in overview.sentences([(finding, [now, also])]) if "after seeing results" in line]
+    assert "[attention to the right labels](label-attention.md) (1 of 2)" in said
+
+
+@pytest.mark.parametrize("finding", [find(name) for name in IDS], ids=IDS)
+def test_a_changed_measure_is_still_measured(finding):
+    assert bool(finding.earlier) == bool(finding.post_hoc)
+    assert finding.earlier in ("", *(measure.name for measure in finding.measures[1:]))
 
 
 def test_an_outcome_is_where_the_interval_lies():

@@ -152,7 +152,7 @@ FINDING = Finding(
     covers="the paper's hypothesis (Figure 1), open question 1, and Wang et al. 2023 (label words are anchors)",
     measures=(TEXT, LABEL, *RANDOM, INTACT, *SALIENCY),
     measure=measure,
-    look_for="Filled dots right of the hollow ones in both tables. In the curve, text → label should peak in early "
+    look_for="Filled dots right of the hollow ones. In the curve, text → label should peak in early "
     "layers and label → last in later ones, both above random edges.",
     method="Demonstrations are in balanced random order. Attention is blocked in all heads of some layers, and what "
     "the edges had is divided among the query's other keys. Text → label: from each label, and the tokens before it "

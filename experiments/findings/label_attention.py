@@ -168,6 +168,7 @@ FINDING = Finding(
         "Where labels name the classes, attention may follow the label word rather than its demonstration.",
     ),
     post_hoc="Chance became the main control, in place of other heads, after both had been seen on the real model: the "
-    "paper compares right labels with wrong ones.",
+    "paper compares right labels with wrong ones. Other heads are in the table of other measures.",
+    earlier="share",
     draw=draw,
 )

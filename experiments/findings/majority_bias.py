@@ -115,11 +115,12 @@ FINDING = Finding(
     look_for="Filled dots right of the hollow ones: the majority label is preferred. In the second figure, a good fix "
     "brings the two dots of a line together by moving the lower one up; one that moves the upper dot down makes the "
     "model worse everywhere.",
-    method="Each query is shown with three demonstrations of its own class to one of the other, and with one to three "
-    "(with d demonstrations per class: 2d, of which the minority has d/2), in random order. The last demonstration has "
+    method="True labels are those of the query's class. Each query is shown twice, in random order: three quarters of "
+    "the demonstrations have its own class, or "
+    "one quarter. The last demonstration has "
     "the answer's label in half of the prompts of either kind, so copying the last label gives no gap. Control: the "
     "same prompts, with demonstrations between the first and the last exchanged so that both labels are equally "
-    "frequent: a model that copies the first or the last label has the same gap there; below 0 it counts as 0. "
+    "frequent: a model that copies the first or the last label has the same gap there; a negative control counts as 0. "
     "The fix "
     "divides attention from the last position to each label by (label frequency / mean frequency)^strength. The "
     "strength, at most 1, is the one with the smallest bias on the locating half among those that cost at most one "
@@ -131,6 +132,7 @@ FINDING = Finding(
         "A model that is right in nearly all prompts has little room for a gap in accuracy; log-odds still show it.",
     ),
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
-    "which is right in nearly all prompts.",
+    "which is right in nearly all prompts. Accuracy is in the table of other measures.",
+    earlier="gap",
     draw=draw,
 )

@@ -159,14 +159,15 @@ FINDING = Finding(
     "Both above the diamonds: a form that was not learned loses part of it.",
     method="Inputs of located heads at the last position and at labels, after the norm, less their means over the "
     "same prompts, for the form and for the cosine alike. Biases and rotation are no part of the form. Each prompt "
-    "shows two labels of each class in balanced random order. Rotated keys keep their lengths; each rotation counts "
-    "the way round that is better for it. Close categories are three pairs of the library's word list that share none "
+    "shows two labels of each class in balanced random order. Rotated keys keep their lengths; for each rotation, "
+    "the sign of its scores is the one that gives it the higher AUROC. Close categories are three pairs of the "
+    "library's word list that share none "
     "with the task.",
     caveats=(
         "Where the cosine is near 1, no form can be better: a tie there says that the inputs already separate the "
         "classes, not that the form was not learned.",
-        "Inputs of two classes differ mostly along one direction, which a random form, turned the way round that is "
-        "better for it, separates nearly as well: rotated keys are a hard control.",
+        "Inputs of two classes differ mostly along one direction, which a random form, with its better "
+        "sign, separates nearly as well: rotated keys are a hard control.",
         "Where both are near 0.5 on close categories, the model does not separate them at all.",
         "Located heads count alike, also those that add little to the answer; the best head has a row of its own.",
         "Where queries or keys have norms of their own, the form contains their gains only.",

@@ -57,8 +57,8 @@ ATTENTION = Measure(
 )
 NEIGHBOR = Measure(
     "neighbor",
-    "effect of the last demonstration's text on the query",
-    "of the text before it",
+    "share that the last demonstration's text has in moving the answer",
+    "share that the text before it has",
     "% of the effect of the input and the last demonstration's text",
     scale=100,
     digits=1,
@@ -154,10 +154,12 @@ FINDING = Finding(
     measure=measure,
     look_for="Filled dots right of the hollow ones: the last label counts for more than the first. In the second "
     "figure, a good fix brings the two dots of a line together by moving the lower one up.",
-    method="In balanced random order, the last demonstration changes places with one of the other label that is "
+    method="True labels are those of the query's class. In balanced random order, the last demonstration changes "
+    "places with one of the other label that is "
     "neither first nor last: the same words in two orders, one of which ends in the answer's label. Control: the same "
-    "with the first demonstration in place of the last, so that whatever any exchange does is in both; where the "
-    "first label is avoided, the control is 0. The fix removes a share of the position term from the scores with which "
+    "with the first demonstration in place of the last, so that whatever any exchange does is in both; a negative "
+    "control, of a model that avoids the first label, counts as 0. The fix removes a share of the position term from "
+    "the scores with which "
     "the located heads see the prompt from its last position. "
     "The share is the one with the smallest bias on the locating half among those that cost at most one point of "
     "accuracy over both orders; each of 5 random sets from the same layers gets its own. Attention in the paper's two "
@@ -168,6 +170,7 @@ FINDING = Finding(
         "Position also enters through the residual stream, from earlier layers; the fix leaves that in place.",
     ),
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
-    "which is right in nearly all prompts.",
+    "which is right in nearly all prompts. Accuracy is in the table of other measures.",
+    earlier="gap",
     draw=draw,
 )

@@ -165,8 +165,8 @@ FINDING = Finding(
     id="two-towers",
     short="queries matched with keys",
     title="Do queries and keys act as two towers?",
-    question="Do located heads score labels of the query's class higher, and does the answer follow queries, keys and "
-    "values as two towers predict?",
+    question="Do located heads score labels of the query's class higher, and does the answer change as two towers "
+    "predict when queries, keys or values are exchanged?",
     claim="Query and key matrices can be regarded as two towers that learn the similarity of the input and each "
     "demonstration; values carry the label. The paper infers it from attention and top words, gives no number, and "
     "swaps nothing.",
@@ -175,8 +175,9 @@ FINDING = Finding(
     measure=measure,
     look_for="The first three swaps far to the right in located heads, and the two idle ones near zero: queries and "
     "keys compare texts, values carry labels.",
-    method="Scores are those of the head without rotation (models with learned positions keep what inputs hold of "
-    "them). Two labels of each class are shown in balanced random order, and either label is the answer, so that a "
+    method="Scores are those of the head without rotary position embeddings; learned position embeddings "
+    "remain, as part of the inputs. Two labels of each class are shown in balanced random order, and either label is "
+    "the answer, so that a "
     "head that prefers a label or a place has 0.5. Swaps change all located heads at once, and only what the last "
     "position sees: its query, or keys or values at labels. Random sets have as many heads of the same layers.",
     caveats=(
@@ -189,7 +190,8 @@ FINDING = Finding(
     ),
     post_hoc="The exchange of keys' texts became the main measure, in place of the AUROC, after both had been seen on "
     "40 prompts of the real model: other heads of the same layers also score the query's class higher, but "
-    "the answer does not depend on them.",
+    "the answer does not depend on them. The AUROC is in the table of other measures.",
+    earlier="auroc",
     draw=draw,
     arbitrary_labels=True,
 )

@@ -115,6 +115,8 @@ class Finding:
     caveats: Sequence[str] = ()
     post_hoc: str = ""
     """What was changed after results had been seen, and why; empty if nothing was."""
+    earlier: str = ""
+    """The measure that was the main one before; empty if that was not changed."""
     draw: Callable[[pd.DataFrame], Figure] | None = None
     """A second figure from the details of all cells, with columns model and task."""
     predicted: bool = True

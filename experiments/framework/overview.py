@@ -63,19 +63,20 @@ def text(numbered: Numbered, *, command: str) -> str:
         rows.append(line(f"{number}. [{finding.short}]({finding.id}.md)", *spread, finding.main.unit, *counts))
     parts = [
         "# What we found",
+        f"{REAL_NOTE} A prompt shows labeled texts in random order and ends with a text to label. Heads are located on "
+        "other prompts than those they are measured on, by *contrast*: what a head adds to log p(answer) − "
+        "log p(other label). The paper ranks by *increase*, what it adds to log p(answer) alone.",
         "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
-        "*Filled dots are quantities, hollow dots their controls, and bars the 95 % intervals of the difference, "
-        f"shifted by the control's value. One line per task of {REAL} (blue), then one per small model and task "
-        "(gray). Where a bar does not reach the hollow dot, quantity and control differ.*",
+        f"*One line per task of {REAL} (blue), then one per small model and task (gray). Filled dot: the quantity. "
+        "Hollow dot: its control. Bar: the 95 % interval of the difference, added to the control. Where the bar does "
+        "not touch the hollow dot, the two differ.*",
         "## At a glance",
         f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the "
         "control:",
         "\n".join(rows),
-        f"{REAL_NOTE} Heads are located on other prompts than those they are measured on, by *contrast*: what a head "
-        "adds to log p(answer) − log p(other label). The paper ranks by *increase*, what it adds to log p(answer); "
-        "rows named “by increase” show these heads. [Ground truth](ground-truth.md) shows the same findings on models "
-        "whose circuit is known.",
+        "On the pages, rows named “by increase” show the heads of the paper's ranking. [Ground truth](ground-truth.md) "
+        "shows the same findings on models whose circuit is known.",
         f"One command computes all of this on your model, and resumes where it stopped: `{command} --all`.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
@@ -105,9 +106,14 @@ def sentences(numbered: Numbered) -> list[str]:
             real,
         ),
         f"**On some tasks of {REAL}**:{{}}": (sometimes, real),
-        f"**On no task of {REAL}**:{{}}": (lambda finding: nowhere(finding) and not finding.predicted, real),
-        f"**On no task of {REAL}, although the paper predicts it** (an interval that includes zero does not refute "
-        "it):{}": (lambda finding: nowhere(finding) and finding.predicted, real),
+        f"**On no task of {REAL}** could a difference be shown, which does not mean that there is none:{{}}": (
+            lambda finding: nowhere(finding) and not finding.predicted,
+            real,
+        ),
+        f"**On no task of {REAL}, although the paper predicts it**, could a difference be shown:{{}}": (
+            lambda finding: nowhere(finding) and finding.predicted,
+            real,
+        ),
         "**Everywhere on the small models, but not on every task of the real one**:{}": (
             lambda finding: everywhere(finding, small) and bool(real[finding.id]) and not everywhere(finding, real),
             small,
@@ -118,8 +124,7 @@ def sentences(numbered: Numbered) -> list[str]:
         *_removed(numbered),
         *_known_words(numbered),
         *said,
-        *_by_increase(numbered),
-        *_rankings(numbered),
+        *_unlike_the_paper(numbered),
         _sizes([cell for _, cells in numbered for cell in cells]),
         *_post_hoc(numbered),
         *_missing(numbered),
@@ -139,30 +144,51 @@ def _named(finding: Finding, rows: Sequence[tuple[Stored, Row]]) -> str:
 
 def _removed(numbered: Numbered) -> list[str]:
     """What the located heads are worth in accuracy, on the real model."""
-    cells = next((cells for finding, cells in numbered if finding.id == "ablation"), [])
-    said = []
-    for cell in groups(cells)[0]:
+    said: dict[bool, list[str]] = {True: [], False: []}
+    for cell in groups(_cells_of("ablation", numbered))[0]:
         intact, lost = cell.row("intact", "contrast"), cell.row("accuracy", "contrast")
         if intact is not None and lost is not None:
             before, after, random = (f"{100 * x:.1f}" for x in (intact.quantity, intact.control, lost.control))
-            n_heads = len(cell.located["contrast"])
-            said.append(f"{before} to {after} % on {cell.task} ({n_heads} heads; random ones cost {random} points)")
-    if not said:
-        return []
-    return [f"**Removing the located heads of {REAL}** lowers [accuracy](ablation.md) from {'; from '.join(said)}."]
+            said[outcome(lost) == "above"].append(
+                f"from {before} to {after} % on {cell.task} ({len(cell.located['contrast'])} heads; as many random "
+                f"ones "
+                f"cost {random} points)"
+            )
+    start = f"**Removing the located heads of {REAL}**"
+    more = [f"{start} lowers [accuracy](ablation.md) {'; '.join(said[True])}."] * bool(said[True])
+    none = f"On the following, it costs no measurable accuracy: {'; '.join(said[False])}."
+    return [" ".join([*more, *[none] * bool(said[False])])] * bool(more or said[False])
 
 
 def _known_words(numbered: Numbered) -> list[str]:
-    """On which of the real model's tasks exchanged labels are not learned: it knows the label words."""
-    cells = next((cells for finding, cells in numbered if finding.id == "behavior"), [])
+    """Where the real model goes by what the label words mean: exchanged labels leave it below chance."""
     said = [
-        f"{100 * row.quantity:.1f} % on {cell.task}"
-        for cell in groups(cells)[0]
-        if (row := cell.row("exchanged")) and row.quantity < CHANCE
+        f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f} % on {cell.task}"
+        for cell in groups(_cells_of("behavior", numbered))[0]
+        if (row := cell.row("exchanged")) and (random := cell.row("accuracy")) and row.quantity < CHANCE
     ]
     return [
-        f"**{REAL} knows the label words** where exchanged labels leave its [accuracy](behavior.md) below chance: "
-        f"{'; '.join(said)}. Other tasks are learned from the demonstrations."
+        f"**{REAL} mostly goes by what the label words mean** where exchanging the labels of all demonstrations lowers "
+        f"[accuracy](behavior.md) below chance: {'; '.join(said)}. The other tasks are learned from the demonstrations."
+    ] * bool(said)
+
+
+def _unlike_the_paper(numbered: Numbered) -> list[str]:
+    """What the paper does or finds otherwise, with the numbers that show it."""
+    said = [*_orders(numbered), *_rankings(numbered), *_by_increase(numbered), *_neighbors(numbered)]
+    return ["**Unlike the paper**:" + "".join(f"\n  - {sentence}" for sentence in said)] * bool(said)
+
+
+def _orders(numbered: Numbered) -> list[str]:
+    """What the paper's order of demonstrations hides."""
+    said = [
+        f"{100 * last.quantity:.1f} and {100 * first.quantity:.1f} % on {cell.task}"
+        for cell in groups(_cells_of("behavior", numbered))[0]
+        if (last := cell.row("order")) and (first := cell.row("reorder"))
+    ]
+    return [
+        "its order, with the query's class demonstrated last, also rewards copying the last label: [accuracy]"
+        f"(behavior.md) with that class last and first is {', '.join(said)}"
     ] * bool(said)
 
 
@@ -177,45 +203,65 @@ def _by_increase(numbered: Numbered) -> list[str]:
             if (by_increase := cell.row(finding.main.name, "increase")) and outcome(by_increase) != "above"
         ]
         if pairs:
-            said.append(f"\n  - {_named(finding, pairs)}")
-    start = f"**On {REAL}, with heads ranked by increase as in the paper**, these are not above their control:"
-    return [start + "".join(said)] * bool(said)
+            said.append(_named(finding, pairs))
+    return [f"with heads ranked by increase, these are not above their control: {'; '.join(said)}"] * bool(said)
 
 
 def _rankings(numbered: Numbered) -> list[str]:
     """What removing heads costs by either ranking; the paper's is by increase."""
     said, fewer, total = [], 0, 0
-    for finding, cells in numbered:
-        if finding.id != "ablation":
-            continue
-        real, small, _ = groups(cells)
-        for name, some in ((REAL, real), ("the small models", small)):
-            rows = [
-                (cell, contrast, increase)
-                for cell in some
-                if (contrast := cell.row(finding.main.name, "contrast"))
-                and (increase := cell.row(finding.main.name, "increase"))
-            ]
-            if rows:
-                numbers = [_range(finding.main, [(cell, pair[i]) for cell, *pair in rows], "quantity") for i in (1, 0)]
-                said.append(f"{numbers[0]} instead of {numbers[1]} nats on {name}")
-                fewer += sum(increase.quantity < contrast.quantity for _, contrast, increase in rows)
-                total += len(rows)
-    if not said:
+    main = next((finding.main for finding, _ in numbered if finding.id == "ablation"), None)
+    if main is None:
         return []
+    real, small, _ = groups(_cells_of("ablation", numbered))
+    for name, some in ((REAL, real), ("the small models", small)):
+        rows = [
+            (cell, contrast, increase)
+            for cell in some
+            if (contrast := cell.row(main.name, "contrast")) and (increase := cell.row(main.name, "increase"))
+        ]
+        if rows:
+            numbers = [_range(main, [(cell, pair[i]) for cell, *pair in rows], "quantity") for i in (1, 0)]
+            said.append(f"{numbers[0]} instead of {numbers[1]} nats on {name}")
+            fewer += sum(increase.quantity < contrast.quantity for _, contrast, increase in rows)
+            total += len(rows)
     return [
-        "**By the paper's ranking** (increase of log p(answer), which also rewards heads that raise both labels), "
-        f"removing the located heads [costs the answer less](ablation.md) than by contrast in {fewer} of {total} pairs "
-        "of model and task: "
-        f"{'; '.join(said)}."
+        "its ranking by increase also finds heads that raise both labels: removing them [costs the answer less]"
+        f"(ablation.md) than by contrast in {fewer} of {total} pairs of model and task ({'; '.join(said)})"
+    ] * bool(said)
+
+
+def _neighbors(numbered: Numbered) -> list[str]:
+    """What the paper assumes about the text next to the query."""
+    measures = [one for finding, _ in numbered for one in finding.measures if one.name == "neighbor"]
+    real = groups(_cells_of("recency-bias", numbered))[0]
+    said = [
+        f"{number_text(row.quantity, measures[0])} % on {cell.task}"
+        for cell in real
+        if measures and (row := cell.row("neighbor", "contrast")) and outcome(row) != "not applicable"
     ]
+    return [
+        "it assumes that a fifth of what moves the answer through the located heads' queries comes from the text of "
+        f"the last demonstration; the share [measured](recency-bias.md) is {', '.join(said)}"
+    ] * bool(said)
+
+
+def _cells_of(finding_id: str, numbered: Numbered) -> Sequence[Stored]:
+    return next((cells for finding, cells in numbered if finding.id == finding_id), [])
 
 
 def _post_hoc(numbered: Numbered) -> list[str]:
-    """Which main measures were changed after results had been seen."""
-    changed = [f"[{finding.short}]({finding.id}.md)" for finding, _ in numbered if finding.post_hoc]
-    start = "**Changed after seeing results**: the main measure or control of"
-    return [f"{start} {', '.join(changed)}; each page says why."] * bool(changed)
+    """Which main measures were changed after results had been seen, and what the earlier ones show."""
+    changed = []
+    for finding, cells in numbered:
+        if finding.earlier:
+            rows = [row for cell in groups(cells)[0] if (row := cell.row(finding.earlier))]
+            above = sum(outcome(row) == "above" for row in rows)
+            changed.append(f"[{finding.short}]({finding.id}.md) ({above} of {len(rows)})")
+    return [
+        "**Changed after seeing results**: the main measure or control of some findings; in brackets, on how many "
+        f"tasks of {REAL} the earlier one is above its control: {', '.join(changed)}. Each page says why."
+    ] * bool(changed)
 
 
 def _missing(numbered: Numbered) -> list[str]:
