@@ -1,10 +1,11 @@
 """Removing heads one by one: restarted passes against whole ones and against edited weights; agreement by hand."""
 
+import against_hf
 import pytest
 import torch
 from conftest import PROMPTS
+from family_tables import EXACT
 from test_effects import hf_twin
-from test_families import EXACT, without_heads
 from tolerance import assert_close
 
 import icl_lens as il
@@ -57,7 +58,7 @@ def test_effects_are_those_of_zeroed_output_matrices(load_tiny, family_folder, f
         ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
         clean = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
         for head in (il.Head(0, 2), il.Head(1, 1), il.Head(2, 3)):
-            edited = torch.log_softmax(without_heads(hf, [head])(ids).logits[0, -1], dim=-1)
+            edited = torch.log_softmax(against_hf.without_heads(hf, [head])(ids).logits[0, -1], dim=-1)
             fall = (clean - edited)[batch.label_tokens]
             answer = int(batch.answer[row])
             ours = effects.log_prob[row][head], effects.log_odds[row][head]
