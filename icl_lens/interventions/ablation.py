@@ -9,8 +9,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit_checks import warn_if_inert
-from icl_lens.interventions.editor import Edit, Stage, editing, edits_disabled
-from icl_lens.interventions.selection import Positions, flatten_heads, group_by_layer
+from icl_lens.interventions.editor import Edit, Positions, Stage, editing, edits_disabled, flatten_heads, group_by_layer
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary

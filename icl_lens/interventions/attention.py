@@ -10,8 +10,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
-from icl_lens.interventions.editor import AttentionState, Edit, Stage, editing
-from icl_lens.interventions.selection import Positions, flatten_heads, group_by_layer
+from icl_lens.interventions.editor import AttentionState, Edit, Positions, Stage, editing, flatten_heads, group_by_layer
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

@@ -19,7 +19,6 @@ from icl_lens.attribution.search import check_k
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.head_sets import AnswerScores, score_ablated_sets
 from icl_lens.models.head import Head
-from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -75,7 +74,6 @@ def random_head_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed
     return [rng.sample(rest, len(heads)) for _ in range(draws)]
 
 
-@locks_model
 def ablate_with_controls(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], *, n_random_sets: int = 20, seed: int = 0
 ) -> ControlledAblation:

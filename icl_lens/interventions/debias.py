@@ -19,12 +19,11 @@ from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.attention import at_positions, remove_position, scale_label_attention
 from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.editor import flatten_heads, group_by_layer
 from icl_lens.interventions.head_sets import head_mask, labels_by_rows
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.interventions.selection import flatten_heads, group_by_layer
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.head import Head
-from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -109,7 +108,6 @@ class DebiasSettings:
         return debias(model, batch, self.heads, majority=self.majority, recency=self.recency)
 
 
-@locks_model
 def label_log_probs_debiased(
     model: Any, batch: PromptBatch, settings: Sequence[DebiasSettings]
 ) -> Float[Tensor, "batch fix label"]:
@@ -202,7 +200,6 @@ class StrengthSearch:
         return pd.DataFrame({**columns, "chosen": chosen})
 
 
-@locks_model
 def choose_strength(
     model: Any,
     heads: Sequence[Head | tuple[int, int]],

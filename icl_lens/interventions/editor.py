@@ -1,10 +1,10 @@
 """The active edits of a model, and the hooks that apply them in a fixed order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,9 +20,12 @@ from icl_lens.interventions.pattern import (
     recompute_pattern,
     score_inputs,
 )
+from icl_lens.models.head import Head
 from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+
+Positions = Literal["all", "last"]
 
 
 class Stage(IntEnum):
@@ -283,3 +286,18 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
         return None
 
     return hook_fn
+
+
+def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
+    """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown head."""
+    if not isinstance(heads, Iterable):
+        raise InputError(f"heads must be an iterable of heads, got {heads!r}; e.g. [(1, 6), 'L22H0']")
+    by_layer: dict[int, list[int]] = {}
+    for layer, index in sorted({view.check_head(head) for head in heads}):
+        by_layer.setdefault(layer, []).append(index)
+    return by_layer
+
+
+def flatten_heads(by_layer: dict[int, list[int]]) -> list[Head]:
+    """Return the heads of a grouping by layer, as returned by `group_by_layer`."""
+    return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]

@@ -19,15 +19,14 @@ from icl_lens.attribution.increases import check_target_ids
 from icl_lens.display import SHOWN_ROWS, format_signed, html_table, long_frame, plural_prompts, text_table
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import every_head, mean_z
+from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.gradients import first_order_drops
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
 from icl_lens.interventions.memory_budget import layer_chunks, max_prompts
 from icl_lens.interventions.partial_forward import Replacement, map_ablated_sets
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
-from icl_lens.interventions.selection import Positions
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
-from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -129,7 +128,6 @@ class Agreement:
         return pd.DataFrame([asdict(self)])
 
 
-@locks_model
 def head_effects(
     model: Any,
     batch: PromptBatch,

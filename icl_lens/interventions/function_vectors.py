@@ -18,12 +18,12 @@ from torch import Tensor
 
 from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
+from icl_lens.interventions.editor import group_by_layer
 from icl_lens.interventions.effects import head_effects
 from icl_lens.interventions.head_sets import Reducer, map_cached_rows
 from icl_lens.interventions.prefix_cache import PrefixCacheUnsupported
-from icl_lens.interventions.selection import group_by_layer
 from icl_lens.models.head import Head
-from icl_lens.models.locking import locks_model, model_lock
+from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -54,7 +54,6 @@ def function_vector(
     return (total / sum(map(len, batches))).to(view.unembed_device, view.compute_dtype)
 
 
-@locks_model
 def indirect_effects(
     model: Any, corrupted: PromptBatch, reference: PromptBatch | Iterable[PromptBatch]
 ) -> Float[Tensor, "batch layer head"]:
@@ -74,7 +73,6 @@ def indirect_effects(
     return (own - lost).exp() - own.exp()
 
 
-@locks_model
 def read_with_vectors(
     model: Any,
     batch: PromptBatch,

@@ -67,7 +67,7 @@ def differentiable_pass(
 
     own = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
     own.append((view.last_logits_hook, only_last))
-    with _only_activations(view), view.inference_pass() as lean, view.model.hooks(fwd_hooks=[*own, *hooks]):
+    with view.inference_pass() as lean, _only_activations(view), view.model.hooks(fwd_hooks=[*own, *hooks]):
         # Clones, because inference tensors cannot be saved for backward.
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]

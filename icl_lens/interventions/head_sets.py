@@ -19,14 +19,13 @@ from icl_lens.activations.activations import last_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads, every_head, mean_z
 from icl_lens.interventions.edit_checks import warn_if_inert
+from icl_lens.interventions.editor import Positions, group_by_layer
 from icl_lens.interventions.effects import CLEAN_TOLERANCE, PASS_TOKENS
 from icl_lens.interventions.memory_budget import max_prompts, max_rows
 from icl_lens.interventions.partial_forward import Replacement, map_ablated_sets
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, check_no_hooks
-from icl_lens.interventions.selection import Positions, group_by_layer
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
-from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -61,7 +60,6 @@ class AnswerScores:
         return float(self.top1_correct.float().mean())
 
 
-@locks_model
 def label_log_probs_ablated(
     model: Any,
     batch: PromptBatch,
@@ -92,7 +90,6 @@ def label_log_probs_ablated(
     return _without(model, batch, head_sets, _labels, positions, mode, reference)
 
 
-@locks_model
 def score_ablated_sets(
     model: Any,
     batch: PromptBatch,

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
+from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.layer_ranges import Returns, record_arity, run_layers
-from icl_lens.interventions.selection import Positions
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -76,7 +76,7 @@ def _read(
         hooks = list(
             _ablation_hooks(view, removed[sets], first, replacement, some.last if positions == "last" else None)
         )
-        with streams.resume_at(first, prompts), view.model.hooks(fwd_hooks=hooks):
+        with view.exclusive_pass(), streams.resume_at(first, prompts), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, some)
         found[prompts, sets] = read(log_probs, [rows[row] for row in prompts])
     return found
@@ -103,7 +103,11 @@ class ResidualCache:
             return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
 
         hooks = [(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]
-        with record_arity(view, range(view.n_layers), returns), view.model.hooks(fwd_hooks=hooks):
+        with (
+            view.exclusive_pass(),
+            record_arity(view, range(view.n_layers), returns),
+            view.model.hooks(fwd_hooks=hooks),
+        ):
             log_probs = last_log_probs(view.model, batch)
         return cls(view, batch, stream, log_probs, returns)
 

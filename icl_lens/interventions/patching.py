@@ -11,14 +11,21 @@ from torch import Tensor
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
-from icl_lens.interventions.editor import AttentionState, Edit, Stage, editing, edits_disabled
+from icl_lens.interventions.editor import (
+    AttentionState,
+    Edit,
+    Positions,
+    Stage,
+    editing,
+    edits_disabled,
+    flatten_heads,
+    group_by_layer,
+)
 from icl_lens.interventions.head_sets import head_mask, labels_by_rows
 from icl_lens.interventions.kv_cache import Patches
 from icl_lens.interventions.pattern import LayerValues, ScoreInputs, layer_hooks, score_inputs
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, check_no_hooks
-from icl_lens.interventions.selection import Positions, flatten_heads, group_by_layer
 from icl_lens.models.head import Head
-from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
@@ -74,7 +81,6 @@ def patch_heads(
         yield
 
 
-@locks_model
 def label_log_probs_patched(
     model: Any,
     batch: PromptBatch,

@@ -118,6 +118,7 @@ class PrefixCache:
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
         begin = None if before is None else before.resid_after
         with (
+            view.exclusive_pass(),
             record_arity(view, layers, returns),
             run_layers(view, layers, returns, resid_in=begin) as left,
             view.model.hooks(fwd_hooks=hooks),

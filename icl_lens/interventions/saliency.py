@@ -20,7 +20,6 @@ from icl_lens.display import html_table, long_frame, plural_prompts, text_table
 from icl_lens.errors import InputError
 from icl_lens.interventions.gradients import differentiable_pass, prompts_at_once
 from icl_lens.interventions.pattern import LayerValues
-from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -86,7 +85,6 @@ class SaliencyFlow:
 KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")
 
 
-@locks_model
 def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch layer query key"]:
     """Return the saliency of each attention edge for each prompt's loss: `abs(A · ∂loss/∂A)`, summed over heads, nats.
 
@@ -106,7 +104,6 @@ def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch l
     return found[..., 0]
 
 
-@locks_model
 def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
     """Return the mean saliency of edges text → label (S_wp), label → last position (S_pq) and all others (S_ww).
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from icl_lens.attribution.search import check_k
 from icl_lens.digest import json_digest, weights_digest
+from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import Method
-from icl_lens.interventions.selection import Positions
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.models.offload import ParameterMap

@@ -21,8 +21,8 @@ from torch import Tensor
 from icl_lens.attribution.increases import check_target_ids
 from icl_lens.display import SHOWN_ROWS, format_signed, head_name, html_table, plural_prompts, text_table
 from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import Algorithm, Method, Score, head_effects
-from icl_lens.interventions.selection import Positions
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
 from icl_lens.locate.progress import Progress, as_callback, shows_progress
