@@ -32,7 +32,8 @@ from experiments.bundled_models.model_card import Bias, write_card
 from experiments.bundled_models.train import TrainConfig, train
 from icl_lens import load_model
 from icl_lens.errors import InputError
-from icl_lens.prompts.tasks import _LABELS, WORD_TASKS, load_task
+from icl_lens.prompts.tasks import _LABELS, load_task
+from icl_lens.prompts.word_task import WORD_TASKS
 
 pytestmark = pytest.mark.slow
 

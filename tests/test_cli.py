@@ -229,9 +229,8 @@ def six(tmp_path_factory):
     file.write_text("\n".join(["note,kind", *rows]))
     labels = "foo,bar,frob,blick,waldo,thud"
     options = ("--path", file, "--columns", "note,kind", "--classes", "all", "--demonstrations", 1, "--labels", labels)
-    prompts = il.load_task(
-        "kinds", path=file, columns=("note", "kind"), classes="all", demonstrations=1, labels=labels.split(","), n=3
-    )
+    task = il.TextTask("kinds", file, columns=("note", "kind"), classes="all")
+    prompts = il.load_task(task, demonstrations=1, labels=labels.split(","), n=3)
     return options, prompts
 
 

@@ -18,7 +18,7 @@ def test_the_sentence():
 ASKED = {
     "layout": lambda model, acts: il.load_task("sentiment-number", layout="x"),
     "query_class": lambda model, acts: il.load_task("sentiment-number", query_class="x"),
-    "classes": lambda model, acts: il.load_task("sentiment-number", classes="x"),
+    "classes": lambda model, acts: il.TextTask("sst2", classes="x"),
     "dtype": lambda model, acts: il.load_model("icl-mini", dtype="x"),
     "final_norm": lambda model, acts: acts.readout.using(final_norm="x", bias=True),
     "source": lambda model, acts: il.label_keys(acts, (0, 0), source="x"),

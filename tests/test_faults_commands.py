@@ -109,7 +109,7 @@ ABLATE = [
     (["--task", "sentiment-number", "--labels", "foo,qq77"], "'qq77'"),
     (["--task", "sentiment-number", "--demonstrations", "0"], "must be at least 1"),
     (["--task", "sentiment-number", "--demonstrations", "100000"], "fewer demonstrations"),
-    (["--task", "sentiment-number", "--layout", "imbalanced", "--demonstrations", "1"], "at least 2 demonstrations"),
+    (["--task", "sentiment-number", "--layout", "imbalanced", "--demonstrations", "1"], "at least 2"),
     (["--task", "sentiment-number", "--path", "none.json"], "there is no word list"),
     (["--task", "mine", "--path", "none.jsonl"], "there is no file"),
     (["--task", "mine", "--path", "/"], "must have one file for the split"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import icl_lens as il
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.prompts.datasets import read_files
-from icl_lens.prompts.tasks import data_digest, load_task
+from icl_lens.prompts.tasks import load_task, named_task
 
 GOOD = "".join(json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n" for kind in "ab" for i in range(8))
 CSV = "text,label\n" + "".join(f"{kind} text {i},{kind}\n" for kind in "ab" for i in range(8))
@@ -153,10 +153,10 @@ def test_classes_are_read_as_written(tmp_path, kinds, suffix):
 def test_the_digest_follows_the_content(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text(GOOD)
-    before = data_digest("mine", path=path)
-    assert data_digest("mine", path=path) == before
+    before = named_task("mine", path).digest()
+    assert named_task("mine", path).digest() == before
     path.write_text(GOOD.replace("a text 3", "another text"))
-    assert data_digest("mine", path=path) != before
+    assert named_task("mine", path).digest() != before
 
 
 # What a run left behind

@@ -42,7 +42,7 @@ def test_every_class_and_label_is_the_answer_equally_often(task):
 
 def shown_class(task: Task, prompt) -> str:
     """The class of a prompt's query: that of the demonstrations with its answer."""
-    from icl_lens.prompts.tasks import word_list
+    from icl_lens.prompts.word_task import word_list
 
     words = word_list(task.path)
     (kind,) = (kind for kind in task.data.split("-") if prompt.query in words[kind])

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from collections import Counter
+from importlib.resources import files
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,11 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from icl_lens.errors import InputError
-from icl_lens.prompts import tasks
-from icl_lens.prompts.datasets import RawTable
+from icl_lens.prompts import tasks, text_task
+from icl_lens.prompts.datasets import DATASETS, RawTable
 from icl_lens.prompts.prompt import Template
-from icl_lens.prompts.tasks import SENTENCE_TASKS, WORD_TASKS, load_task
+from icl_lens.prompts.tasks import load_task
+from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.prompts.word_task import WORD_TASKS
 
 CATEGORIES = {
     "color": ["red", "blue", "green", "orange", "pink"],
@@ -58,7 +61,7 @@ def shown(prompt, label):
 @pytest.mark.parametrize("name", WORD_TASKS)
 def test_the_papers_word_tasks(name):
     """Two false demonstrations, two true ones, and the query, a word of the category named last."""
-    words = json.loads((tasks.files("icl_lens") / "bundled" / "words.json").read_text())["categories"]
+    words = json.loads((files("icl_lens") / "bundled" / "words.json").read_text())["categories"]
     false, true = name.split("-")
     prompts = load_task(name)
     assert len(prompts) == len(set(prompts)) == 1000
@@ -145,16 +148,15 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"name": "color-shape"}, "unknown task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair"),
-        ({"name": "color"}, "unknown task 'color'"),
-        ({"name": "fruit-fruit"}, "unknown task 'fruit-fruit'"),
-        ({"name": "color-pair"}, "'pair' must have at least 3 words .*got 2"),
-        ({"name": "pair-color", "demonstrations": 3}, "'pair' must have at least 3 words .*got 2"),
+        ({"task": "color-shape"}, "unknown task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair"),
+        ({"task": "color"}, "unknown task 'color'"),
+        ({"task": "fruit-fruit"}, "unknown task 'fruit-fruit'"),
+        ({"task": "color-pair"}, "'pair' must have at least 3 words .*got 2"),
+        ({"task": "pair-color", "demonstrations": 3}, "'pair' must have at least 3 words .*got 2"),
         ({"layout": "shuffled"}, "layout must be one of 'order', 'reorder', 'imbalanced', 'random', got 'shuffled'"),
-        ({"classes": "both"}, "classes must be one of .*got 'both'"),
         ({"n": 0}, "at least 1"),
         ({"demonstrations": 0}, "at least 1"),
-        ({"layout": "imbalanced", "demonstrations": 1}, "at least 2 demonstrations"),
+        ({"layout": "imbalanced", "demonstrations": 1}, "at least 2"),
         ({"labels": ["foo"]}, "must be 2 different words"),
         ({"labels": ["foo", "foo"]}, "must be 2 different words"),
         ({"labels": ["foo", "bar", "baz"]}, "must be 2 different words"),
@@ -164,7 +166,7 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
 @pytest.mark.usefixtures("no_type_checks")
 def test_word_tasks_that_cannot_be(words, arguments, complaint):
     with pytest.raises(InputError, match=complaint):
-        load_task(**{"name": "color-fruit", "path": words, "n": 5} | arguments)
+        load_task(**{"task": "color-fruit", "path": words, "n": 5} | arguments)
 
 
 def test_names_that_are_no_task():
@@ -183,7 +185,7 @@ def test_files_that_are_no_word_list(tmp_path, text):
 
 
 def test_the_default_labels_are_words_of_the_bundled_models():
-    bundled = json.loads((tasks.files("icl_lens") / "bundled" / "words.json").read_text())["labels"]
+    bundled = json.loads((files("icl_lens") / "bundled" / "words.json").read_text())["labels"]
     assert set(tasks._LABELS) <= set(bundled)
 
 
@@ -249,7 +251,7 @@ def test_layouts_and_seeds_of_sentences(folder):
 def test_the_same_sentences_asked_about_the_other_class(folder, classes):
     """The query is an unseen text of the false class that stands first, and that class's label answers it."""
     one, other = (
-        load_task("trec", path=folder, n=60, classes=classes, query_class=asked) for asked in ("true", "false")
+        load_task(TextTask("trec", folder, classes=classes), n=60, query_class=asked) for asked in ("true", "false")
     )
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
@@ -261,7 +263,7 @@ def test_the_same_sentences_asked_about_the_other_class(folder, classes):
 
 def test_all_classes(folder):
     """A label belongs to the same class in every prompt; the true class stands next to the query."""
-    prompts = load_task("trec", path=folder, n=60, classes="all")
+    prompts = load_task(TextTask("trec", folder, classes="all"), n=60)
     meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
     first = set()
     for prompt in prompts:
@@ -273,16 +275,16 @@ def test_all_classes(folder):
         assert all(one.label == two.label for one, two in list(pairwise(prompt.demonstrations))[::2])
         first.add((prompt.answer, prompt.demonstrations[0].label))
     assert len(first) == 6
-    named = load_task("trec", path=folder, n=5, classes="all", labels=["a", "b", "c"])
+    named = load_task(TextTask("trec", folder, classes="all"), n=5, labels=["a", "b", "c"])
     assert named[0].labels == ("a", "b", "c")
     with pytest.raises(InputError, match="must be 3 different words"):
-        load_task("trec", path=folder, classes="all", labels=["foo", "bar"])
+        load_task(TextTask("trec", folder, classes="all"), labels=["foo", "bar"])
 
 
 def test_more_classes_than_label_words(tmp_path):
     rows = rows_of("one", [f"K{i}" for i in range(20)], each=4)
     with pytest.raises(InputError, match=r"20 classes .*14 defaults"):
-        load_task("many", path=write(tmp_path / "rows.jsonl", rows), classes="all")
+        load_task(TextTask("many", write(tmp_path / "rows.jsonl", rows), classes="all"))
 
 
 def test_one_file_is_cut_in_two(tmp_path):
@@ -298,7 +300,7 @@ def test_one_file_is_cut_in_two(tmp_path):
 
 
 def test_queries_from_the_train_split(folder):
-    prompts = load_task("trec", path=folder, n=100, split="train")
+    prompts = load_task(TextTask("trec", folder, split="train"), n=100)
     asked = {prompt.query for prompt in prompts}
     assert not asked & {d.text for prompt in prompts for d in prompt.demonstrations}
     assert all(query.startswith("train ") for query in asked)
@@ -322,7 +324,7 @@ def test_what_becomes_of_odd_texts(folder):
         {"text": "test NUM " + "long " * 20, "label": "NUM"},
     ]
     write(folder / "test.jsonl", [*rows_of("test"), *odd])
-    asked = Counter(prompt.query for prompt in load_task("trec", path=folder, n=19, max_words=21))
+    asked = Counter(prompt.query for prompt in load_task(TextTask("trec", folder, max_words=21), n=19))
     assert asked == Counter([*(row["text"] for row in rows_of("test")), "test NUM with a line break"])
     longest = {prompt.query for prompt in load_task("trec", path=folder, n=20)} - set(asked)
     assert longest == {("test NUM " + "long " * 20).strip()}
@@ -334,7 +336,7 @@ def test_other_files_and_columns(tmp_path, suffix):
     table = datasets.Dataset.from_list(rows).to_pandas()
     path = tmp_path / f"rows [1].{suffix}"
     table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
-    prompts = load_task("mine", path=path, n=30, columns=("sentence", "class"))
+    prompts = load_task(TextTask("mine", path, columns=("sentence", "class")), n=30)
     assert all(prompt.query.endswith(', "quoted"') for prompt in prompts)
     assert {kind_of(prompt.query) for prompt in prompts} == set(KINDS)
     with pytest.raises(InputError, match="no column 'text', 'label', only 'sentence', 'class'"):
@@ -346,7 +348,7 @@ def test_numbers_as_labels(tmp_path):
     lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
     (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
     write(tmp_path / "test.jsonl", [{"text": f"ask {i}", "label": i % 3} for i in range(6)])
-    for prompt in load_task("mine", path=tmp_path, n=6, classes="all"):
+    for prompt in load_task(TextTask("mine", tmp_path, classes="all"), n=6):
         assert prompt.answer == ("foo", "bar", "baz")[int(kind_of(prompt.query)) % 3]
         for d in prompt.demonstrations:
             assert d.label == ("foo", "bar", "baz")[int(kind_of(d.text))]
@@ -357,7 +359,7 @@ def test_class_names_of_parquet_files(tmp_path):
     rows = {"text": [f"t {i}" for i in range(12)], "label": [i % 2 for i in range(11)] + [-1]}
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
-    for prompt in load_task("mine", path=path, n=20, classes="all", demonstrations=1):
+    for prompt in load_task(TextTask("mine", path, classes="all"), n=20, demonstrations=1):
         # "a", the name of 1, comes first in the alphabet.
         assert prompt.answer == ("bar", "foo")[int(prompt.query.split()[1]) % 2]
         assert "t 11" not in str(prompt)
@@ -379,14 +381,14 @@ def test_shards(tmp_path):
     for i, kind in enumerate(KINDS):
         write(tmp_path / f"train-0000{i}-of-00003.jsonl", rows_of("train", [kind]))
     write(tmp_path / "test-00000-of-00001.jsonl", rows_of("test"))
-    prompts = load_task("mine", path=tmp_path, n=10, classes="all")
+    prompts = load_task(TextTask("mine", tmp_path, classes="all"), n=10)
     assert {kind_of(d.text) for d in prompts[0].demonstrations} == set(KINDS)
 
 
 def test_files_that_cannot_be_used(folder, tmp_path):
     def refused(complaint, **arguments):
         with pytest.raises(InputError, match=complaint):
-            load_task("mine", **{"path": folder, "n": 5} | arguments)
+            load_task(TextTask("mine", **{"path": folder} | arguments), n=5)
 
     refused("split 'dev' of 'mine', such as 'dev.jsonl', got 'test.jsonl', 'train.jsonl'", split="dev")
     refused("no file .*nowhere", path=tmp_path / "nowhere")
@@ -408,7 +410,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
 # The Hub; tests/test_hub.py has more
 
 
-@pytest.mark.parametrize("name", SENTENCE_TASKS)
+@pytest.mark.parametrize("name", DATASETS)
 def test_datasets_of_the_hub_are_read_like_files(name, monkeypatch):
     """Of both splits at once; numbers of classes get their names, and -1 stands for a label kept secret."""
     asked = []
@@ -418,8 +420,8 @@ def test_datasets_of_the_hub_are_read_like_files(name, monkeypatch):
         rows = {split: [{"t": f"{split} {i}", "l": i % 3 - 1, "idx": 1} for i in range(30)] for split in splits}
         return {split: RawTable(rows[split], {"l": ("bad", "good")}) for split in splits}, ("t", "l")
 
-    monkeypatch.setattr(tasks, "load_hub_splits", from_hub)
-    prompts = load_task(name, n=10, columns=("ignored", "ignored"), classes="all", labels=("bad", "good"))
+    monkeypatch.setattr(text_task, "load_hub_splits", from_hub)
+    prompts = load_task(TextTask(name, columns=("un", "used"), classes="all"), n=10, labels=("bad", "good"))
     for prompt in prompts:
         assert prompt.query.startswith("test ")
         assert all(d.text.startswith("train ") for d in prompt.demonstrations)
@@ -452,7 +454,7 @@ def test_sentences_of_every_length_through_a_byte_level_tokenizer(tmp_path):
     model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=4096))
     path = write(tmp_path / "rows.jsonl", rows)
     for classes in ("binary", "all"):
-        prompts = load_task("mine", path=path, n=200, classes=classes)
+        prompts = load_task(TextTask("mine", path, classes=classes), n=200)
         batch = tokenize(model, prompts)
         assert batch.tokens.shape[1] > 400
         for row, prompt in enumerate(prompts):
@@ -498,9 +500,9 @@ def test_sentences_of_one_length_align(tmp_path, classes):
     texts = ["one", "two", "love like", "happy sad", "nine three", "eight one", "one two", "the one two"]
     rows = [{"text": f"{word} {text}", "label": kind} for kind, word in (("p", "love"), ("q", "sad")) for text in texts]
     path = write(tmp_path / "rows.jsonl", rows)
-    options = {"path": path, "n": 6, "classes": classes, "labels": ["foo", "bar"]}
-    assert len(layouts(load_task("mine", **options), model, Template())) > 1
-    aligned = load_task("mine", **options, same_length_for=model)
+    task, options = TextTask("mine", path, classes=classes), {"n": 6, "labels": ["foo", "bar"]}
+    assert len(layouts(load_task(task, **options), model, Template())) > 1
+    aligned = load_task(task, **options, same_length_for=model)
     assert layouts(aligned, model, Template()) == {(4, 9, 14, 19, 23)}
 
 

@@ -22,7 +22,7 @@ import icl_lens as il
 from experiments.framework.study import Study, clusters_of, compared_tokens
 from experiments.framework.tasks import ARROWS, PAPER_TASKS, WORDS, Task
 from icl_lens.errors import InputError
-from icl_lens.prompts.tasks import word_list
+from icl_lens.prompts.word_task import word_list
 
 LABELS = ("foo", "bar", "baz", "qux")
 CATEGORIES = ("sentiment", "number", "animal", "country")

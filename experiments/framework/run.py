@@ -22,7 +22,7 @@ from experiments.framework.study import Study
 from experiments.framework.tasks import Task
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
-from icl_lens.prompts.tasks import data_digest
+from icl_lens.prompts.tasks import named_task
 
 PACKAGES = ("torch", "transformers", "transformer-lens")
 
@@ -52,7 +52,7 @@ class Cell:
             "model": self.name,
             "training_seed": self.training_seed,
             "task": asdict(self.task) | {"path": self.task.path and Path(self.task.path).name},
-            "data": data_digest(self.task.data, path=self.task.path),
+            "data": named_task(self.task.data, self.task.path).digest(),
             "n": self.n,
             **({} if self.n_heads is None else {"n_heads": self.n_heads}),
         }

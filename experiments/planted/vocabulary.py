@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from icl_lens.prompts.tasks import word_list
+from icl_lens.prompts.word_task import word_list
 
 CATEGORIES = ("sentiment", "number", "animal", "country", "fruit", "job", "sport", "metal")
 LABELS = (*"foo bar baz qux dax wug mib zib toma gorp nerf lorp vint kiki".split(), *CATEGORIES)

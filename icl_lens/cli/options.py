@@ -241,39 +241,40 @@ class TaskOptions:
         Raises InputError like `load_task`, without a task, and for options that have no effect.
         """
         from icl_lens.errors import InputError
-        from icl_lens.prompts.tasks import load_task
+        from icl_lens.prompts.tasks import load_task, named_task
+        from icl_lens.prompts.text_task import TextTask
 
         if self.name is None:
             raise InputError("pass --task, e.g. --task sentiment-number, or your own sentences with --path")
         text, _, label = self.columns.partition(",")
         if not (text and label) or "," in label:
             raise InputError(f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}")
-        self._check_used(self.name)
+        task: str | TextTask = self.name
+        if isinstance(named_task(self.name, self.path), TextTask):
+            if self.path is None:
+                reject_options("columns", reason="the columns of Hub datasets are known")
+            elif self.path.is_file():
+                reject_options("split", reason="a single file has no splits")
+            task = TextTask(
+                self.name,
+                self.path,
+                columns=(text.strip(), label.strip()),
+                split=self.split,
+                max_words=self.max_words,
+                classes=self.classes,
+            )
+        else:
+            reject_options("columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
         return load_task(
-            self.name,
+            task,
             n=n,
             seed=seed,
             balanced=balanced,
-            classes=self.classes,
             layout=self.layout,
             demonstrations=self.demonstrations,
-            path=self.path,
-            columns=(text.strip(), label.strip()),
-            split=self.split,
-            max_words=self.max_words,
+            path=None if isinstance(task, TextTask) else self.path,
             labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
         )
-
-    def _check_used(self, name: str) -> None:
-        """Raise InputError for options that have no effect on this task."""
-        from icl_lens.prompts.tasks import SENTENCE_TASKS
-
-        if (self.path is None and name not in SENTENCE_TASKS) or (self.path and self.path.suffix == ".json"):
-            reject_options("columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
-        elif self.path is None:
-            reject_options("columns", reason="the columns of Hub datasets are known")
-        elif self.path.is_file():
-            reject_options("split", reason="a single file has no splits")
 
 
 def reject_options(*names: str, reason: str) -> None:

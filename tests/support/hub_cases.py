@@ -291,7 +291,7 @@ def tell(case: Case, hub: Any) -> dict[str, Any]:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             if case.task:
-                prompts = il.load_task(case.name, n=4, classes="all", **options)
+                prompts = il.load_task(il.TextTask(case.name, classes="all", **options), n=4)
                 assert all(prompt.query.startswith("test") for prompt in prompts)
                 said = "ok"
             else:

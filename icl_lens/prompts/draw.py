@@ -1,0 +1,64 @@
+"""The texts of one prompt, as word tasks and text tasks draw them."""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from icl_lens.errors import InputError
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""An unpaired surrogate, which no tokenizer reads."""
+
+KeepTexts = Callable[[list[list[str]]], list[list[str]]]
+"""Filters groups of texts, e.g. to those with the same number of tokens."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One prompt's texts: those of each false class and of the true class, and a query of either."""
+
+    false: list[tuple[str, list[str]]]
+    true: tuple[str, list[str]]
+    query: str
+    false_query: str | None
+    """An unused text of the first false class; None if all are used."""
+
+    @property
+    def classes(self) -> list[str]:
+        """All classes in alphabetical order."""
+        return sorted([self.true[0], *(kind for kind, _ in self.false)])
+
+    def with_false_query(self) -> "Draw":
+        """Return the same demonstrations with the query of the other class, which becomes the true class.
+
+        Raises InputError if that class has no unused text.
+        """
+        if self.false_query is None:
+            raise InputError(
+                f"class {self.false[0][0]!r} has no unused text for the query; reduce demonstrations or add texts"
+            )
+        return Draw([self.true], self.false[0], self.false_query, self.query)
+
+
+def unused_text(texts: list[str], shown: list[str], query: str) -> str | None:
+    """Return an unused text, chosen by a seed from this prompt, so that other prompts do not change."""
+    left = [text for text in texts if text not in shown]
+    return random.Random(f"{query} {shown}").choice(left) if left else None
+
+
+def check_path(path: object) -> None:
+    """Raise InputError for a value that is not a path, or a path that cannot be accessed."""
+    if path is None:
+        return
+    if not isinstance(path, str | Path):
+        raise InputError(f"path must be the path of a file or folder, got {path!r}")
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        pass  # reported where it is read
+    except OSError as error:
+        raise InputError(
+            f"cannot access {str(path)!r}: {error.strerror}; pass the path of another file or folder"
+        ) from error

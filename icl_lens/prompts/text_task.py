@@ -1,0 +1,203 @@
+"""Text tasks: prompts from a labeled dataset, from the Hub or from local files."""
+
+import math
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from icl_lens.digest import json_digest
+from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.prompts.datasets import SUFFIXES, RawTable, load_hub_splits, read_files
+from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, check_path, unused_text
+from icl_lens.prompts.prompt import check_unicode, quoted_list
+
+Rows = list[tuple[str, str]]
+"""Texts and their classes."""
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A labeled dataset, as a task for `load_task`.
+
+    `name` is a dataset downloaded once from the Hub ("sst2", "trec", "agnews", "ethos", "amazon"), or any name with
+    `path`: a .jsonl, .csv or .parquet file with the two `columns` text and label, or a folder with one file per split
+    ("train.jsonl", "sst2-test.csv"). Demonstrations come from the train split and queries from `split`; if both are the
+    same, as with a single file, each class is divided in half. No text is used for both. White space in texts is
+    collapsed. Duplicates and texts without a label, empty or longer than `max_words` words are skipped. For Amazon
+    polarity, the first 20,000 rows of a split are used.
+
+    `classes="binary"` shows two classes per prompt, `classes="all"` every class.
+
+    Raises InputError for invalid settings. Source: docs/howto/own_dataset.md.
+
+    Example:
+        >>> prompts = il.load_task(il.TextTask("sst2", max_words=20, classes="all"), n=100)  # doctest: +SKIP
+    """
+
+    name: str
+    path: str | Path | None = None
+    _: KW_ONLY
+    columns: tuple[str, str] = ("text", "label")
+    split: str = "test"
+    max_words: int | None = None
+    classes: Literal["binary", "all"] = "binary"
+
+    def __post_init__(self) -> None:
+        check_unicode(self.name)
+        check_path(self.path)
+        check_choice("classes", self.classes, ("binary", "all"))
+        if self.max_words is not None:
+            check_integers(max_words=self.max_words)
+            if self.max_words < 1:
+                raise InputError(f"max_words must be at least 1, got {self.max_words}")
+        if isinstance(self.columns, str) or not all(isinstance(one, str) for one in self.columns):
+            raise InputError(f"columns must be two names, those of texts and labels, got {self.columns!r}")
+        if len({*self.columns}) != 2 or len(self.columns) != 2:
+            raise InputError(f"columns must be two different names, got {self.columns!r}")
+
+    def digest(self) -> str:
+        """Return a 16-digit hexadecimal digest of the text and class of every usable row."""
+        return json_digest(self._rows())
+
+    def draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
+        """Yield endless draws; after all queries have been used, they are reused with other demonstrations.
+
+        Raises InputError for unknown splits and files, an unreachable Hub, and a class with too few texts.
+        """
+        rows = self._rows()
+        if keep is not None:
+            rows = _filtered(rows, keep)
+        pool, queries = _pools(rows, self._split, demonstrations, rng)
+        texts_of: dict[str, list[str]] = {}
+        for text, kind in queries:
+            texts_of.setdefault(kind, []).append(text)
+        while True:
+            for query, true in rng.sample(queries, len(queries)):
+                others = [kind for kind in sorted(pool) if kind != true]
+                chosen = [rng.choice(others)] if self.classes == "binary" else rng.sample(others, len(others))
+                false = [(kind, rng.sample(pool[kind], demonstrations)) for kind in chosen]
+                kind, shown = false[0]
+                texts = texts_of.get(kind) or pool[kind]
+                yield Draw(
+                    false, (true, rng.sample(pool[true], demonstrations)), query, unused_text(texts, shown, query)
+                )
+
+    @property
+    def _split(self) -> str:
+        """The split of the queries: a single file has only one."""
+        return self.split if self.path is None or Path(self.path).is_dir() else "train"
+
+    def _rows(self) -> dict[str, Rows]:
+        """Return text and class of the usable rows of the train split and of the queries' split."""
+        splits, columns = tuple(dict.fromkeys(("train", self._split))), self.columns
+        if self.path is None:
+            tables, columns = load_hub_splits(self.name, splits)
+        else:
+            path = Path(self.path)
+            tables = {
+                split: read_files(_files_of(path, self.name, split) if path.is_dir() else [path]) for split in splits
+            }
+        return {split: list(_usable(table, columns, self.max_words)) for split, table in tables.items()}
+
+
+def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
+    groups = [(split, kind) for split in rows for kind in sorted({kind for _, kind in rows[split]})]
+    texts = keep([[text for text, one in rows[split] if one == kind] for split, kind in groups])
+    kept = dict(zip(groups, map(set, texts), strict=True))
+    return {split: [row for row in rows[split] if row[0] in kept[split, row[1]]] for split in rows}
+
+
+def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) -> tuple[dict[str, list[str]], Rows]:
+    """Return the demonstration texts of each class, and the queries with their classes, without overlap."""
+    queries = rows[split]
+    if split == "train":
+        of_class: dict[str, Rows] = {}
+        for text, kind in rng.sample(queries, len(queries)):
+            of_class.setdefault(kind, []).append((text, kind))
+        queries = [row for kind in sorted(of_class) for row in of_class[kind][: len(of_class[kind]) // 2]]
+    query_texts = {text for text, _ in queries}
+    pool: dict[str, list[str]] = {}
+    for text, kind in rows["train"]:
+        if text not in query_texts:
+            pool.setdefault(kind, []).append(text)
+    kinds = sorted({*pool} | {kind for _, kind in queries})
+    if not queries or len(kinds) < 2 or any(len(pool.get(kind, ())) < count for kind in kinds):
+        counts = ", ".join(f"{len(pool.get(kind, ()))} of class {kind!r}" for kind in kinds) or "none"
+        raise InputError(
+            f"the data must have at least one query and two classes with {count} demonstration texts each, got "
+            f"{len(queries)} queries and {counts}; add rows, or use a larger max_words or fewer demonstrations"
+        )
+    return pool, queries
+
+
+def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
+    class_names = table.class_names.get(columns[1], ())
+    seen = set()
+    written: dict[str, bool] = {}
+    for number, row in enumerate(table.rows, 1):
+        missing = [column for column in columns if column not in row]
+        if missing:
+            raise InputError(
+                f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; "
+                "set the text and label columns with columns=(text, label)"
+            )
+        text, label = (_plain(row[column], number, column) for column in columns)
+        if class_names and isinstance(label, int):
+            if not -1 <= label < len(class_names):
+                raise InputError(
+                    f"the label of row {number} must be one of {len(class_names)} classes "
+                    f"({quoted_list(class_names)}), got {label}; fix the file"
+                )
+            label = class_names[label] if label >= 0 else None  # -1: hidden label
+        words = "" if text is None else str(text)
+        text = " ".join(words.split())
+        if not text or label is None or not str(label).strip():
+            continue
+        kind = str(label)
+        if written.setdefault(kind, isinstance(label, str)) != isinstance(label, str):
+            raise InputError(
+                f"the label {kind} is a number in some rows and the string {kind!r} in others (row {number}); write it "
+                "the same way in all rows"
+            )
+        if text in seen or (max_words is not None and len(words.split()) > max_words):
+            continue
+        seen.add(text)
+        yield text, kind
+
+
+def _plain(value: Any, number: int, column: str) -> str | int | float | None:
+    """Return a cell that is text or a number; raise InputError for other types."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InputError(f"row {number} has {value} in column {column!r}; use text, a number or an empty cell")
+        return int(value) if value.is_integer() else value  # integers in a column with gaps are read as floats
+    if value is not None and not isinstance(value, (str, int)):
+        raise InputError(
+            f"row {number} has {_article(type(value).__name__)} in column {column!r}; use text or a number"
+        )
+    if isinstance(value, str) and (half := SURROGATE.search(value)):
+        raise InputError(
+            f"row {number} has an unpaired surrogate {half[0]!r} in column {column!r}; re-encode the file as UTF-8"
+        )
+    return value
+
+
+def _article(kind: str) -> str:
+    return {"list": "a list", "dict": "an object", "bytes": "bytes"}.get(kind, f"a value of type {kind}")
+
+
+def _files_of(folder: Path, name: str, split: str) -> list[Path]:
+    """Return the file of a split or its shards; if a folder has several datasets, those of `name`."""
+    readable = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    found = [file for file in readable if split in re.split(r"[\W_]+", file.stem)]
+    found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
+    if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
+        names = quoted_list([file.name for file in found or readable]) or "no readable file"
+        raise InputError(
+            f"folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such as '{split}.jsonl', "
+            f"got {names}; rename the file, choose another split, or pass the path of one file"
+        )
+    return found

@@ -1,0 +1,123 @@
+"""Word tasks: prompts from two categories of a word list."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from math import perm
+from pathlib import Path
+from typing import Any
+
+from icl_lens.digest import json_digest
+from icl_lens.errors import InputError
+from icl_lens.prompts.datasets import DATASETS, SUFFIXES
+from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, check_path, unused_text
+from icl_lens.prompts.prompt import check_unicode, quoted_list
+
+WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
+"""The paper's word tasks. The second category is the true class, that of the query."""
+
+
+@dataclass(frozen=True)
+class WordTask:
+    """A task "FALSE-TRUE" from two categories of a word list; the paper's are `WORD_TASKS`.
+
+    `path` may be another word list, a .json file with {"categories": {name: [words]}}. Words that are in both
+    categories are skipped.
+
+    Raises InputError for an inaccessible path.
+    """
+
+    name: str
+    path: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        check_unicode(self.name)
+        check_path(self.path)
+
+    def digest(self) -> str:
+        """Return a 16-digit hexadecimal digest of the word list."""
+        return json_digest(word_list(self.path))
+
+    def draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
+        """Yield endless draws, all different as long as there are enough words.
+
+        Raises InputError for an unknown task, an unreadable word list, and a category with too few words.
+        """
+        false, false_words, true, true_words = self._words()
+        if keep is not None:
+            false_words, true_words = keep([false_words, true_words])
+        for category, words, needed in (
+            (false, false_words, demonstrations),
+            (true, true_words, demonstrations + 1),
+        ):
+            if len(words) < needed:
+                raise InputError(
+                    f"category {category!r} must have at least {needed} words that are not in the other category, got "
+                    f"{len(words)}; use fewer demonstrations"
+                )
+        possible = perm(len(false_words), demonstrations) * perm(len(true_words), demonstrations + 1)
+        seen = set()
+        while True:
+            shown = rng.sample(false_words, demonstrations)
+            *own, query = rng.sample(true_words, demonstrations + 1)
+            if (drawn := (*shown, *own, query)) in seen:
+                continue
+            seen.add(drawn)
+            if len(seen) == possible:
+                seen.clear()
+            yield Draw([(false, shown)], (true, own), query, unused_text(false_words, shown, query))
+
+    def _words(self) -> tuple[str, list[str], str, list[str]]:
+        """Return the false category and its words, then the true category and its words."""
+        categories = word_list(self.path)
+        false, _, true = self.name.partition("-")
+        if false not in categories or true not in categories or false == true:
+            raise InputError(
+                f"unknown task {self.name!r}; choose a sentence dataset ({', '.join(DATASETS)}), a word task such as "
+                f"{WORD_TASKS[0]!r} from two of the categories {', '.join(sorted(categories))}, or pass the path "
+                "of your own sentences"
+            )
+        both = {*categories[false]} & {*categories[true]}
+        only = [[word for word in dict.fromkeys(categories[c]) if word not in both] for c in (false, true)]
+        return false, only[0], true, only[1]
+
+
+def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
+    """Return the categories and words of the bundled word list or a .json file.
+
+    Raises InputError for a missing or unreadable file.
+
+    Example:
+        >>> from icl_lens.prompts.word_task import word_list
+        >>> word_list()["number"][:2]
+        ['one', 'two']
+    """
+    source = files("icl_lens") / "bundled" / "words.json" if path is None else Path(path)
+    if not source.is_file():
+        raise InputError(f"there is no word list {str(source)!r}; pass the path of an existing file")
+    try:
+        categories = json.loads(source.read_text(encoding="utf-8-sig"))["categories"]
+        wrong = _not_words(categories)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        wrong, categories = f"cannot be read: {type(error).__name__}", {}
+    if wrong:
+        raise InputError(
+            f'{str(source)!r} is not a word list ({wrong}); write {{"categories": {{name: [words]}}}}, or pass '
+            f"sentences in a file of type {quoted_list(SUFFIXES)}"
+        )
+    return categories
+
+
+def _not_words(categories: Any) -> str | None:
+    """Return the fault of a word list's categories, None if they are valid."""
+    if not isinstance(categories, dict):
+        return "categories must be an object"
+    for name, words in categories.items():
+        if not isinstance(words, list):
+            return f"category {name!r} must be a list"
+        for word in words:
+            if not isinstance(word, str) or not word.strip() or SURROGATE.search(word):
+                return f"category {name!r} must contain words, got {word!r:.40}"
+    return None
