@@ -73,5 +73,7 @@ from .report import plots as plots
 from .report import tables as tables
 from .report.comparison import Comparison as Comparison
 from .report.comparison import compare as compare
+from .task_behavior import TaskCheck as TaskCheck
+from .task_behavior import task_check as task_check
 
 __version__: str

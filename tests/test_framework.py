@@ -306,7 +306,10 @@ def test_what_is_unlike_the_paper_is_measured():
         Row("reorder", 0.2, 0.5, -0.4, -0.2),
         Row("accuracy", 0.8, 0.5, 0.1, 0.5),
     ]
-    by_contrast, by_increase = Row("log_odds", 2.0, 0.0, 1.0, 3.0, "contrast"), Row("log_odds", 0.5, 0.0, -1.0, 1.0, "increase")
+    by_contrast, by_increase = (
+        Row("log_odds", 2.0, 0.0, 1.0, 3.0, "contrast"),
+        Row("log_odds", 0.5, 0.0, -1.0, 1.0, "increase"),
+    )
     numbered = [
         (finding, [one])
         for finding, one in (cell("behavior", "a", *order), cell("ablation", "a", by_contrast, by_increase))

@@ -1,0 +1,118 @@
+"""What a model does on a task: models that do one thing only are told apart, and the numbers are those of a loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import icl_lens as il
+from experiments.planted import Kind, build
+from icl_lens.task_behavior import TaskCheck
+
+NAMES = ("number", "sentiment")
+EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
+    "two towers": ("two-tower", None, ("learns",)),
+    "the last label": ("last-label", None, ("copies",)),
+    "all labels alike": ("majority", None, ("prefers",)),
+    "an FFN that names the category": ("lookup", NAMES, ("knows",)),
+    "names that are not among the labels": ("lookup", None, ("prefers",)),
+}
+
+
+@pytest.fixture(scope="module")
+def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TaskCheck]:
+    """What is said of a planted model."""
+    root = tmp_path_factory.mktemp("planted")
+
+    def get(kind: Kind, labels: tuple[str, ...] | None) -> TaskCheck:
+        truth = build(kind, root / f"{kind}{labels}")
+        model = il.load_model(str(truth.folder), device="cpu")
+        prompts = il.load_task("sentiment-number", path=truth.words, layout="random", n=40, labels=labels)
+        return il.task_check(model, prompts)
+
+    return get
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_models_that_do_one_thing(check, case):
+    kind, labels, behaviors = EXPECTED[case]
+    found = check(kind, labels)
+    assert found.behaviors == behaviors
+    assert all(found.effects[name].value > 0.5 for name in behaviors)
+    assert all(found.effects[name].value < 0.2 for name in found.effects if name not in behaviors)
+
+
+def test_a_model_that_prefers_a_label(icl_mini, monkeypatch):
+    prompts = il.load_task("animal-country", layout="random", n=20)
+
+    def favors_bar(model: Any, batch: il.PromptBatch) -> torch.Tensor:
+        return torch.tensor([[0.0, 1.0]]).expand(len(batch.prompts), 2)
+
+    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", favors_bar)
+    found = il.task_check(icl_mini, prompts)
+    assert found.behaviors == ("prefers",)
+    assert found.favorite == "bar"
+    assert found.effects["prefers"].value == 1
+    assert "prefers 'bar'" in str(found)
+
+
+def test_a_model_that_says_the_labels_in_turn_cannot_do_the_task(icl_mini, monkeypatch):
+    def by_length(model: Any, batch: il.PromptBatch) -> torch.Tensor:
+        odd = torch.tensor([len(prompt.query) % 2 for prompt in batch.prompts])
+        return torch.stack([odd, 1 - odd], dim=-1).double()
+
+    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", by_length)
+    found = il.task_check(icl_mini, il.load_task("animal-country", layout="random", n=60))
+    assert found.behaviors == ()
+    assert "cannot do the task" in str(found)
+
+
+def test_accuracies_are_those_of_a_loop(icl_mini):
+    prompts = il.load_task("sentiment-number", layout="random", n=20, demonstrations=1)
+    found = il.task_check(icl_mini, prompts, seed=3)
+    right = []
+    for prompt in prompts:
+        own = sorted(prompt.demonstrations, key=lambda one: one.label == prompt.answer)
+        shown = il.Prompt(own, prompt.query, prompt.answer, prompt.labels)
+        log_probs = il.label_log_probs(icl_mini, il.tokenize(icl_mini, [shown], labels=prompt.labels))[0]
+        right.append(prompt.labels[int(log_probs.argmax())] == prompt.answer)
+    assert found.accuracy["order"].value == sum(right) / len(right)
+    frame = found.to_frame()
+    assert frame.loc["accuracy, order", "value"] == found.accuracy["order"].value
+    assert list(frame.loc["copies"]) == list(found.effects["copies"])
+
+
+def test_exchanged_labels_are_exchanged_with_three_classes(icl_mini, monkeypatch):
+    prompts = il.load_task("animal-country", layout="random", n=20)
+    shown = [[*prompt.demonstrations, il.Demonstration("green", "baz")] for prompt in prompts]
+    prompts = [il.Prompt(d, p.query, p.answer, ("foo", "bar", "baz")) for d, p in zip(shown, prompts, strict=True)]
+    following = {"foo": "bar", "bar": "baz", "baz": "foo"}
+    seen: list[il.Prompt] = []
+
+    def last_label(model: Any, batch: il.PromptBatch) -> torch.Tensor:
+        seen.extend(batch.prompts)
+        said = [batch.labels.index(prompt.demonstrations[-1].label) for prompt in batch.prompts]
+        return torch.eye(3)[said]
+
+    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", last_label)
+    found = il.task_check(icl_mini, prompts)
+    for before, random, exchanged in zip(prompts, seen[:20], seen[20:40], strict=True):
+        assert sorted(random.demonstrations, key=str) == sorted(before.demonstrations, key=str)
+        assert exchanged.answer == following[str(before.answer)]
+        for one, other in zip(random.demonstrations, exchanged.demonstrations, strict=True):
+            assert (other.text, other.label) == (one.text, following[one.label])
+    assert found.behaviors == ("copies",)
+    assert found.effects["copies"].value == 1
+
+
+def test_refused(icl_mini):
+    prompts = il.load_task("animal-country", layout="random", n=20)
+    with pytest.raises(il.InputError, match="at least 20 prompts, got 19"):
+        il.task_check(icl_mini, prompts[:19])
+    unanswered = il.Prompt(prompts[0].demonstrations, "dog", None, prompts[0].labels)
+    with pytest.raises(il.InputError, match="prompt 19 has no answer"):
+        il.task_check(icl_mini, [*prompts[:19], unanswered])
+    same = il.Prompt([il.Demonstration("cat", "foo")], "dog", "foo", ("foo", "bar"))
+    with pytest.raises(il.InputError, match="prompt 19 must have demonstrations with different labels"):
+        il.task_check(icl_mini, [*prompts[:19], same])
