@@ -42,6 +42,16 @@ UNDRAWN = """[...document.querySelectorAll('.cv')].filter(place => !place.closes
     && !place.querySelector('.colored-tokens > span, canvas')).length"""
 
 
+PATIENCE = 300_000
+"""Milliseconds after which a page is taken to hang: what a page does in time shows on a free machine only."""
+
+
+def opened(browser, **options):
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
+    return context
+
+
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
@@ -58,7 +68,7 @@ def show(browser, tmp_path):
     def call(source, *, width=1280, scheme="light", prepare=None):
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(source, encoding="utf-8")
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        context = opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
         contexts.append(context)
         page = context.new_page()
         page.on("request", lambda request: seen.append(request.url) if request.url != path.as_uri() else None)
@@ -209,14 +219,9 @@ def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
         meter.append(page.context.new_cdp_session(page))
         meter[0].send("Performance.enable", {"timeDomain": "threadTicks"})
 
-    start = time.perf_counter()
     page = show(source, prepare=measure)
-    waited = time.perf_counter() - start
     metrics = {entry["name"]: entry["value"] for entry in meter[0].send("Performance.getMetrics")["metrics"]}
     assert 0 < metrics["TaskDuration"] <= 1.5  # processor seconds of the page's own thread
-    # The clock on the wall says something about the page only where the processors are free.
-    if os.getloadavg()[0] < (os.cpu_count() or 1):
-        assert waited <= 3
     assert page.locator(".cells button").count() == 720
 
 
@@ -329,7 +334,7 @@ def notebook(tmp_path_factory):
 
 def convert(folder, *options):
     command = [sys.executable, "-m", "nbconvert", *options, "look.ipynb"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
 def test_an_executed_notebook_shows_the_same(browser, notebook):
@@ -340,7 +345,7 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
         route.abort()
 
     outside, problems = [], []
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = opened(browser, viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.route("http*://**", answer)
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -359,9 +364,7 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
     assert large["width"] >= 400
     assert large["width"] == pytest.approx(large["height"], abs=2)
     for frame in frames:  # each as high as its content, so that a notebook needs no second scroll bar
-        page.wait_for_timeout(50)
-        height = frame.frame_element().bounding_box()["height"]
-        assert frame.evaluate("document.body.getBoundingClientRect().height") <= height
+        frame.wait_for_function("document.body.getBoundingClientRect().height <= innerHeight")
     maps = frames[5]
     maps.locator("button[data-value]").first.click()
     assert maps.locator(".panel:visible h3").inner_text() == "L0H0"
@@ -376,7 +379,7 @@ def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
     # What a repository's viewer leaves of HTML: no frames, scripts and styles, with what they hold, and no tints.
     source = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S)
     path.write_text(re.sub(r' style="[^"]*"', "", source), encoding="utf-8")
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, java_script_enabled=False, offline=True)
+    context = opened(browser, viewport={"width": 1280, "height": 900}, java_script_enabled=False, offline=True)
     page = context.new_page()
     page.goto((notebook / "clean.html").as_uri())
     assert page.locator("iframe").count() == 0
@@ -412,7 +415,7 @@ def test_a_picture_is_dark_where_its_notebook_is(browser, tmp_path, paper, attri
     element = html.words_by_position(paper)._repr_html_()
     host.write_text(f'<body {attribute}="{dark}">{element}</body>', encoding="utf-8")
     for scheme in ("light", "dark"):
-        context = browser.new_context(color_scheme=scheme, offline=True)
+        context = opened(browser, color_scheme=scheme, offline=True)
         page = context.new_page()
         page.goto(host.as_uri())
         frame = page.frames[1]
@@ -444,7 +447,7 @@ def lab(notebook, tmp_path_factory):
     other["cells"][0]["source"] = ["# another\n", *other["cells"][0]["source"]]
     (notebook / "other.ipynb").write_text(json.dumps(other))
     trust = [str(Path(LAB).with_name("jupyter-trust")), "look.ipynb"]
-    subprocess.run(trust, cwd=notebook, env=environment, check=True, capture_output=True, timeout=60)
+    subprocess.run(trust, cwd=notebook, env=environment, check=True, capture_output=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -453,9 +456,9 @@ def lab(notebook, tmp_path_factory):
     server = subprocess.Popen(command, cwd=notebook, env=environment, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(120):
+        for _ in range(PATIENCE // 500):
             try:
-                urllib.request.urlopen(f"{address}/api", timeout=5).read()
+                urllib.request.urlopen(f"{address}/api", timeout=PATIENCE / 1000).read()
                 break
             except OSError:
                 time.sleep(0.5)
@@ -472,11 +475,11 @@ def lab(notebook, tmp_path_factory):
 @pytest.mark.skipif(LAB is None, reason="JupyterLab is missing: no live notebook is drawn")
 @pytest.mark.parametrize("name", ["look.ipynb", "other.ipynb"])
 def test_a_live_jupyterlab_shows_pictures_or_their_twins(browser, lab, name):
-    context = browser.new_context(viewport={"width": 1280, "height": 9000}, color_scheme="light")
+    context = opened(browser, viewport={"width": 1280, "height": 9000}, color_scheme="light")
     page = context.new_page()
-    page.goto(f"{lab}/doc/tree/{name}?reset", timeout=60_000)
-    page.wait_for_function("document.querySelectorAll('.icl-lens-twin').length === 6", timeout=60_000)
-    page.wait_for_function("document.body.dataset.jpThemeLight === 'false'", timeout=60_000)
+    page.goto(f"{lab}/doc/tree/{name}?reset")
+    page.wait_for_function("document.querySelectorAll('.icl-lens-twin').length === 6")
+    page.wait_for_function("document.body.dataset.jpThemeLight === 'false'")
     frames = [frame for frame in page.frames if frame != page.main_frame]
     if name == "other.ipynb":
         assert frames == []

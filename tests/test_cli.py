@@ -139,13 +139,13 @@ def test_labels_that_share_their_first_token(run, tmp_path):
     assert "'food' and 'foot' share their first token" in err
 
 
+@pytest.mark.slow
 def test_the_bundled_model_explains_the_papers_prompt(tmp_path):
     """The installed command itself, in a process of its own: no arguments, no network."""
     done = subprocess.run(
         [sys.executable, "-m", "icl_lens", "explain", "--json", str(tmp_path / "x.json")],
         capture_output=True,
         text=True,
-        timeout=120,
         env={"PATH": "/usr/bin", "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr

@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,9 +194,20 @@ def test_done_cells_are_not_computed_again_but_changed_ones_are(tmp_path, icl_mi
 COMMAND = [sys.executable, "-m", "experiments", "run", "behavior", "ablation", "label-attention", "-n", "24", "--out"]
 
 
-def start(out: Path) -> subprocess.Popen:
+KILLED = """
+import os, runpy, signal, sys
+from experiments.framework import run
+
+store = run.store
+run.store = lambda *given: (store(*given), os.kill(os.getpid(), signal.SIGKILL))
+sys.argv = sys.argv[1:]
+runpy.run_module("experiments", run_name="__main__")
+"""
+
+
+def start(out: Path, command: Sequence[str] = COMMAND) -> subprocess.Popen:
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*COMMAND, str(out)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*command, str(out)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def stored(out: Path) -> dict[str, dict]:
@@ -208,15 +219,10 @@ def stored(out: Path) -> dict[str, dict]:
 def test_a_killed_run_resumes_and_two_processes_share(tmp_path):
     whole, killed, shared = (tmp_path / name for name in ("whole", "killed", "shared"))
     assert start(whole).wait() == 0
-    process = start(killed)
-    while not list(killed.rglob("behavior.json")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert start(killed, [COMMAND[0], "-c", KILLED, *COMMAND[2:]]).wait() == -signal.SIGKILL
     (first,) = killed.rglob("behavior.json")
     written = first.stat().st_mtime_ns
-    assert len(stored(killed)) < 3
+    assert list(stored(killed)) == ["behavior.json"]
     assert start(killed).wait() == 0
     assert first.stat().st_mtime_ns == written
     assert stored(killed) == stored(whole)

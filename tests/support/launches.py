@@ -16,8 +16,11 @@ ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_proc
 LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE}
 
 
-def forked(main, arguments, *, pause=0.0):
-    """`main` with these arguments in a child process of its own, a pause before each chunk; its id."""
+def forked(main, arguments, *, halt_after=None):
+    """`main` with these arguments in a child process of its own; its id.
+
+    With `halt_after`, the child waits to be killed when it has written so many chunks and half of the next one.
+    """
     pid = os.fork()
     if pid:
         return pid
@@ -26,11 +29,19 @@ def forked(main, arguments, *, pause=0.0):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        if pause:
-            from icl_lens.locate.run_folder import RunFolder
+        if halt_after is not None:
+            write, chunks = Path.write_bytes, []
 
-            write = RunFolder.write
-            RunFolder.write = lambda *given: (time.sleep(pause), write(*given))[1]
+            def write_or_halt(path, data):
+                if "part-" in path.name:
+                    if len(chunks) == halt_after:
+                        write(path, data[: len(data) // 2])
+                        while True:
+                            signal.pause()
+                    chunks.append(path)
+                return write(path, data)
+
+            Path.write_bytes = write_or_halt
         sys.argv = list(map(str, arguments))
         main()
         code = 0
@@ -46,9 +57,11 @@ def ended(pid):
 
 
 def killed(pid, moment):
-    """SIGKILL to a child as soon as `moment()` holds; what it ended with, which a run that was too fast tells by 0."""
-    deadline = time.monotonic() + 400
-    while not moment() and time.monotonic() < deadline:
+    """SIGKILL to a child as soon as `moment()` holds; what it ended with, which is another code if it ended before."""
+    while not moment():
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
         time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
     return ended(pid)
