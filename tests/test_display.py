@@ -112,7 +112,7 @@ def test_long_results_are_cut_and_say_so():
 def test_batches_and_captures_say_what_they_are_in_one_line(gpt2, gpt2_batch, gpt2_acts):
     assert repr(gpt2_batch) == "PromptBatch(3 prompts × 10–14 tokens, 4 demonstrations, labels 'bar', 'foo')"
     assert re.fullmatch(r"Activations\(\S+: 3 prompts × 10–14 tokens, 3 layers × 4 heads\)", repr(gpt2_acts))
-    assert repr(gpt2_batch[0]).startswith("PromptBatch(1 prompt × 14 tokens,")
+    assert repr(gpt2_batch[0]).startswith("PromptBatch(1 prompt × 14 tokens, all beginning with 'love', 4 ")
     free = il.PromptBatch.from_tokens([[5, 6, 7], [8]], model=gpt2)
     assert repr(free) == "PromptBatch(2 prompts × 1–3 tokens, no demonstrations)"
     assert repr(free.at("all")) == "PromptBatch(2 prompts at 4 positions × 1–3 tokens, no demonstrations)"

@@ -1,6 +1,8 @@
 """Texts without demonstrations: any target in its place, any position; the same numbers as plain Hugging Face code."""
 
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import families
 import pytest
@@ -12,6 +14,7 @@ from tolerance import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
+from icl_lens.prompts.token_ids import check_no_padding
 
 IOI = "When Mary and John went to the store, John gave a drink to"
 WORDS = IOI.replace(",", "").split()
@@ -189,6 +192,36 @@ def test_induction_curve_from_one_capture(float64):
         assert_close(il.layer_log_prob_increase(one, alone.answer_tokens).attn[0], layers.attn[position])
         assert_close(one.pattern[0], acts.pattern[position, :, :, : position + 1])
         assert_close(one.v[0], acts[position].v[0])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_removed_by_the_mask(icl_mini, side):
+    """Rows padded on either side score as they do alone; without a mask they are refused."""
+    ids = [icl_mini.tokenizer(text)["input_ids"] for text in ("one : foo two :", "love : bar three : foo nine :")]
+    pad, longest = icl_mini.tokenizer.pad_token_id, max(map(len, ids))
+    fill = [[pad] * (longest - len(row)) for row in ids]
+    tokens = [[*more, *row] if side == "left" else [*row, *more] for row, more in zip(ids, fill, strict=True)]
+    mask = [[int(token != pad) for token in row] for row in tokens]
+    masked = il.PromptBatch.from_tokens(torch.tensor(tokens), model=icl_mini, attention_mask=torch.tensor(mask))
+    alone = il.PromptBatch.from_tokens(ids, model=icl_mini)
+    assert masked.tokens.tolist() == alone.tokens.tolist()
+    assert_close(il.last_log_probs(icl_mini, masked), il.last_log_probs(icl_mini, alone))
+    word = "begins" if side == "left" else "ends"
+    with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token.*attention_mask="):
+        il.PromptBatch.from_tokens(tokens, model=icl_mini)
+
+
+@pytest.mark.parametrize("mask", [[[1, 1]], [[1, 0, 1]], [[0, 0, 0]], [[2, 1, 1]]], ids=str)
+def test_masks_that_do_not_fit(mask):
+    with pytest.raises(il.InputError):
+        il.PromptBatch.from_tokens([[4, 5, 6]], attention_mask=mask)
+
+
+@pytest.mark.parametrize(("tokens", "bos", "refused"), [([0, 5], 0, False), ([0, 0, 5], 0, True), ([0, 5], None, True)])
+def test_one_token_that_both_begins_texts_and_pads_is_no_padding(tokens, bos, refused):
+    tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=bos, eos_token_id=None)
+    with pytest.raises(il.InputError, match="padding token") if refused else nullcontext():
+        check_no_padding(tokenizer, [tokens])
 
 
 FREE = {"tokens": [[31, 2, 40, 17, 40, 17], [5, 9, 21]], "targets": [40, 7]}

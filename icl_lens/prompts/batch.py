@@ -16,12 +16,14 @@ from icl_lens.prompts.token_ids import (
     TokenPositions,
     check_context_length,
     check_ids,
+    check_no_padding,
     decode_tokens,
     id_lists_per_row,
     ids_per_row,
     name_tokens,
     padded_ids,
     resolve_positions,
+    unpadded,
     vocabulary_digest,
 )
 
@@ -129,7 +131,9 @@ class PromptBatch:
 
     def __repr__(self) -> str:
         what = f"{self.label_positions.shape[1]} demonstrations, labels {quoted_list(self.labels)}"
-        return f"PromptBatch({self.size_summary}, {what if self.labels else 'no demonstrations'})"
+        first = {row[0] for row in self.token_names}
+        begin = f", all beginning with {first.pop()!r}" if len(first) == 1 else ""
+        return f"PromptBatch({self.size_summary}{begin}, {what if self.labels else 'no demonstrations'})"
 
     @property
     def size_summary(self) -> str:
@@ -148,20 +152,23 @@ class PromptBatch:
         tokens: Tensor | Sequence[Sequence[int]],
         *,
         model: Any = None,
+        attention_mask: Tensor | Sequence[Sequence[int]] | None = None,
         targets: int | Sequence[int] | Tensor | None = None,
         against: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None,
         positions: TokenPositions | None = None,
     ) -> "PromptBatch":
         """Create a batch without demonstrations from token ids [batch pos] or rows of different lengths.
 
-        No beginning-of-sequence token is added. With `model`, ids are checked against its vocabulary and context
-        length, tokens have names, and the batch is on its device. `targets` is one id or one per row; by default each
-        position is scored by the next token, and the last one has no target. `against` has the ids to compare the
-        targets with: one for all rows, one per row, or a list per row. `positions` selects positions other than the
-        last, see `at`.
+        `attention_mask` [batch pos], 1 on tokens and 0 on padding, removes the padding, whichever side it is on: pass
+        both as a tokenizer returns them. No beginning-of-sequence token is added. With `model`, ids are checked against
+        its vocabulary and context length, tokens have names, and the batch is on its device. `targets` is one id or one
+        per row; by default each position is scored by the next token, and the last one has no target. `against` has the
+        ids to compare the targets with: one for all rows, one per row, or a list per row. `positions` selects positions
+        other than the last, see `at`.
 
-        Raises InputError for empty rows, ids outside the model's vocabulary, rows longer than its context, and targets
-        or positions that do not match.
+        Raises InputError for empty rows, ids outside the model's vocabulary, rows longer than its context, targets,
+        positions or a mask that do not match, and with `model` for rows that begin or end with its padding token if no
+        mask is given.
 
         Example:
             >>> random = il.PromptBatch.from_tokens([[5, 8, 13, 5, 8, 13]], model=model, positions="all")
@@ -173,6 +180,10 @@ class PromptBatch:
         except (TypeError, ValueError):
             raise InputError(f"tokens must be one list of integers per prompt, got {tokens!r}") from None
         check_ids(None, [id for row in rows for id in row])
+        if attention_mask is not None:
+            rows = unpadded(rows, attention_mask)
+        elif model is not None:
+            check_no_padding(getattr(model, "tokenizer", None), rows)
         if not rows or not all(rows):
             raise InputError("each row of tokens must have at least one token, got an empty one; remove it")
         device = tokens.device if isinstance(tokens, Tensor) else None

@@ -57,6 +57,38 @@ def check_ids(model: Any, ids: list[int]) -> None:
         raise InputError(f"token id {wrong[0]} is out of range; {valid}")
 
 
+def unpadded(rows: list[list[int]], attention_mask: Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the ids where the mask is 1; raise InputError if it has another shape or values, or a hole in a row."""
+    mask = attention_mask.tolist() if isinstance(attention_mask, Tensor) else [list(row) for row in attention_mask]
+    if [len(row) for row in mask] != [len(row) for row in rows]:
+        raise InputError("attention_mask must have the shape of tokens; pass both as the tokenizer returned them")
+    for number, row in enumerate(mask):
+        if "".join(map(str, map(int, row))).strip("0").strip("1") or not set(row) <= {0, 1}:
+            raise InputError(
+                f"attention_mask must be 1 on one run of tokens and 0 elsewhere, got {row} in row {number}"
+            )
+    return [[token for token, real in zip(*pair, strict=True) if real] for pair in zip(rows, mask, strict=True)]
+
+
+def check_no_padding(tokenizer: Any, rows: list[list[int]]) -> None:
+    """Raise InputError if a row begins or ends with padding.
+
+    A padding token that also begins or ends texts may be there once.
+    """
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None:
+        return
+    most = int(pad in (getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)))
+    for number, row in enumerate(rows):
+        for side, tokens in (("begins", row), ("ends", row[::-1])):
+            count = next((i for i, token in enumerate(tokens) if token != pad), len(tokens))
+            if count > most:
+                raise InputError(
+                    f"row {number} {side} with {count} padding tokens (id {pad}), which the model would read; pass "
+                    "attention_mask= as the tokenizer returned it"
+                )
+
+
 def padded_ids(rows: Sequence[Sequence[int]]) -> Int[Tensor, "batch n"]:
     """Return lists of ids as one tensor, padded with -1."""
     width = max(map(len, rows))
