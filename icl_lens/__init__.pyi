@@ -20,6 +20,8 @@ from .attribution.increases import neuron_log_prob_increase as neuron_log_prob_i
 from .attribution.increases import subhead_log_prob_increase as subhead_log_prob_increase
 from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric
 from .attribution.qk_metric import query_key_metric as query_key_metric
+from .attribution.repeated_tokens import induction_scores as induction_scores
+from .attribution.repeated_tokens import previous_token_scores as previous_token_scores
 from .attribution.search import TopHeads as TopHeads
 from .attribution.search import TopSubheads as TopSubheads
 from .attribution.search import top_heads as top_heads

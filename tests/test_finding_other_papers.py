@@ -1,17 +1,15 @@
 """Other papers: scores and function vectors against plain hooks, a planted induction head, and models without any."""
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from tiny_study import CATEGORIES, tiny_study
 
 import icl_lens as il
-from experiments.findings.other_papers import FINDING, repeat_scores
+from experiments.findings.other_papers import FINDING
 from experiments.framework import function_vectors
 from experiments.framework.finding import rows_from_json, to_json
 from experiments.framework.function_vectors import assignments, indirect_effects, steered
-from experiments.framework.other_tasks import RANDOM_TOKENS, random_tokens
 from experiments.framework.run import measure
 from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS
@@ -20,35 +18,6 @@ from experiments.framework.tasks import PAPER_TASKS
 @pytest.fixture
 def study(gpt2, tmp_path) -> Study:
     return tiny_study(gpt2, tmp_path)
-
-
-def test_scores_on_repeated_tokens_are_those_of_the_pattern(study):
-    scores = repeat_scores(study)
-    for row, tokens in enumerate(random_tokens(study, 2, seed=study.seed)):
-        assert len(set(tokens)) == len(tokens) == RANDOM_TOKENS
-        _, cache = study.model.run_with_cache(torch.tensor([tokens + tokens]))
-        pattern = cache["blocks.1.attn.hook_pattern"][0, 3]
-        twice = tokens + tokens
-        second = range(len(tokens), len(twice))
-        after = np.mean([float(pattern[place, twice.index(twice[place]) + 1]) for place in second])
-        before = np.mean([float(pattern[place, place - 1]) for place in second])
-        assert float(scores["induction"][row, 1, 3]) == pytest.approx(after, abs=1e-5)
-        assert float(scores["previous"][row, 1, 3]) == pytest.approx(before, abs=1e-5)
-
-
-@pytest.mark.parametrize(("name", "back"), [("induction", RANDOM_TOKENS - 1), ("previous", 1)])
-def test_a_planted_head_scores_one(study, name, back):
-    def plant(pattern, hook):
-        pattern = pattern.clone()
-        pattern[:, 2] = torch.eye(pattern.shape[-1]).roll(-back, dims=1)
-        return pattern
-
-    with study.model.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", plant)]):
-        scores = {key: values.mean(0) for key, values in repeat_scores(study).items()}
-    other = "previous" if name == "induction" else "induction"
-    assert float(scores[name][1, 2]) == pytest.approx(1)
-    assert float(scores[other][1, 2]) == pytest.approx(0)
-    assert float(scores[name][0].max()) < 0.5
 
 
 def test_shuffled_labels_say_nothing_and_assignments_are_opposite(study):

@@ -12,22 +12,20 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-import icl_lens as il
 from experiments.framework.estimate import compare, compare_drawn, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.function_vectors import VECTOR_SETS, assignments, indirect_effects, steered
-from experiments.framework.other_tasks import RANDOM_TOKENS, front, random_tokens
+from experiments.framework.other_tasks import RANDOM_TOKENS
 from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
 from experiments.framework.study import Study, clusters_of
+from icl_lens.attribution.repeated_tokens import repeat_scores
 
 SEQUENCES = 40
 """Sequences of random tokens, each shown twice."""
-SEQUENCES_AT_ONCE = 8
 
 INDUCTION = Measure(
     "induction",
@@ -67,7 +65,8 @@ COMMON_BY_ODDS = replace(
 
 def measure(study: Study) -> Measured:
     """Induction and previous-token scores of located heads, their function vector, and their indirect effects."""
-    scores = repeat_scores(study)
+    induction, previous = repeat_scores(study.model, n=SEQUENCES, n_tokens=RANDOM_TOKENS, seed=study.seed).unbind(-1)
+    scores = {"induction": induction, "previous": previous}
     tasks = list(assignments(study))
     effects = indirect_effects(study, tasks)
     rows = []
@@ -108,23 +107,6 @@ def _in_common(
     largest = scale * float(effects.double().mean(0).max())
     note = f"largest mean effect of a head: {largest:.2f} {unit}"
     return Row.from_comparison(name, found, ranking=study.ranking, note=note)
-
-
-def repeat_scores(study: Study) -> dict[str, Float[Tensor, "row layer head"]]:
-    """Each head's induction and previous-token score (0 to 1) on sequences of random tokens shown twice."""
-    rows = [[*front(study), *tokens, *tokens] for tokens in random_tokens(study, SEQUENCES, seed=study.seed)]
-    length = len(rows[0])
-    second = list(range(length - RANDOM_TOKENS, length))
-    found = []
-    for start in range(0, SEQUENCES, SEQUENCES_AT_ONCE):
-        some = rows[start : start + SEQUENCES_AT_ONCE]
-        batch = il.PromptBatch.from_tokens(some, model=study.model, positions=second)
-        pattern = il.capture(study.model, batch).pattern.double().cpu()  # a row for each token of the second halves
-        pattern = pattern.unflatten(0, (len(some), RANDOM_TOKENS))
-        at = [pattern[:, i, ..., [place - RANDOM_TOKENS + 1, place - 1]] for i, place in enumerate(second)]
-        found.append(torch.stack(at).mean(0))
-    induction, previous = torch.cat(found).unbind(-1)
-    return {"induction": induction, "previous": previous}
 
 
 def _heads(study: Study, scores: Mapping[str, Float[Tensor, "row layer head"]]) -> pd.DataFrame:

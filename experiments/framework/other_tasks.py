@@ -8,7 +8,7 @@ import json
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, permutations
@@ -21,6 +21,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.framework.study import Study, clusters_of, compared_tokens
 from experiments.framework.tasks import ARROWS, PAPER_TASKS, WORDS, Task
+from icl_lens.attribution.repeated_tokens import prefix_tokens, random_tokens
 from icl_lens.errors import InputError
 from icl_lens.prompts.word_task import word_list
 
@@ -159,27 +160,14 @@ def induction(study: Study, *, seed: int) -> TaskPrompts:
     """Continue random tokens that are repeated: the token that followed last time against another of them."""
     rng = random.Random(seed)
     rows, answers, others = [], [], []
-    for tokens in random_tokens(study, n_prompts(study), seed=seed):
+    prefix = prefix_tokens(study.model)
+    for tokens in random_tokens(study.model, n_prompts(study), RANDOM_TOKENS, seed):
         at = rng.randrange(len(tokens) // 2, len(tokens) - 1)
-        rows.append([*front(study), *tokens, *tokens[: at + 1]])
+        rows.append([*prefix, *tokens, *tokens[: at + 1]])
         answers.append(tokens[at + 1])
         others.append(rng.choice([token for token in tokens if token != tokens[at + 1]]))
     batch = il.PromptBatch.from_tokens(rows, model=study.model, targets=answers, against=others)
     return TaskPrompts(batch, np.arange(len(rows)))
-
-
-def random_tokens(study: Study, n: int, *, seed: int) -> Iterator[list[int]]:
-    """Return n rows of different tokens of the vocabulary, none of them special, in random order."""
-    tokenizer, rng = study.model.tokenizer, random.Random(seed)
-    special = {*getattr(tokenizer, "all_special_ids", ())}
-    usable = [token for token in range(min(len(tokenizer), study.model.W_U.shape[1])) if token not in special]
-    return (rng.sample(usable, RANDOM_TOKENS) for _ in range(n))
-
-
-def front(study: Study) -> list[int]:
-    """Return the beginning-of-sequence token, if the model's prompts begin with it."""
-    first = int(study.held_out.tokens[0, 0])
-    return [first] if first == getattr(study.model.tokenizer, "bos_token_id", None) else []
 
 
 def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[str]:

@@ -1,0 +1,95 @@
+"""Induction and previous-token scores: attention on random tokens shown twice, where words and meaning cannot help."""
+
+import random
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import capture
+from icl_lens.errors import InputError, check_integers
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.prompt import Rendered
+from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
+
+N_SEQUENCES = 40
+N_TOKENS = 24
+_SEQUENCES_AT_ONCE = 8
+
+
+def induction_scores(
+    model: Any, *, n: int = N_SEQUENCES, n_tokens: int = N_TOKENS, seed: int = 0
+) -> Float[Tensor, "layer head"]:
+    """Return how much each head attends to the token after the same token's earlier occurrence, 0 to 1.
+
+    The mean over `n` sequences of `n_tokens` different random tokens shown twice, and over the tokens of the second
+    showing. Attention spread evenly scores about 1 / (1.5 · n_tokens). Raises InputError for a slow tokenizer, and for
+    sequences shorter than two tokens or longer than the vocabulary or half the context. Source: Olsson et al. (2022).
+
+    Example:
+        >>> scores = il.induction_scores(model)
+        >>> str(il.Head.from_index(int(scores.argmax()), 6)), round(float(scores.max()), 2)
+        ('L4H0', 0.06)
+    """
+    return repeat_scores(model, n=n, n_tokens=n_tokens, seed=seed)[..., 0].mean(0)
+
+
+def previous_token_scores(
+    model: Any, *, n: int = N_SEQUENCES, n_tokens: int = N_TOKENS, seed: int = 0
+) -> Float[Tensor, "layer head"]:
+    """Return how much each head attends to the token before, 0 to 1, on the sequences of `induction_scores`.
+
+    Raises InputError as `induction_scores` does. Source: Olsson et al. (2022).
+
+    Example:
+        >>> il.previous_token_scores(model).shape
+        torch.Size([8, 6])
+    """
+    return repeat_scores(model, n=n, n_tokens=n_tokens, seed=seed)[..., 1].mean(0)
+
+
+def repeat_scores(model: Any, *, n: int, n_tokens: int, seed: int) -> Float[Tensor, "sequence layer head 2"]:
+    """Return each sequence's attention to the token after the earlier occurrence, and to the token before."""
+    prefix = prefix_tokens(model)
+    if 2 * n_tokens + len(prefix) > model.cfg.n_ctx:
+        raise InputError(
+            f"n_tokens must be at most {(model.cfg.n_ctx - len(prefix)) // 2}, half the context, got {n_tokens}"
+        )
+    rows = [[*prefix, *tokens, *tokens] for tokens in random_tokens(model, n, n_tokens, seed)]
+    second = range(len(rows[0]) - n_tokens, len(rows[0]))
+    found = []
+    for start in range(0, n, _SEQUENCES_AT_ONCE):
+        some = rows[start : start + _SEQUENCES_AT_ONCE]
+        batch = PromptBatch.from_tokens(some, model=model, positions=list(second))
+        pattern = capture(model, batch).pattern.double().cpu()  # a row for each token of the second showing
+        pattern = pattern.unflatten(0, (len(some), n_tokens))
+        at = [pattern[:, i, ..., [place - n_tokens + 1, place - 1]] for i, place in enumerate(second)]
+        found.append(torch.stack(at).mean(0))
+    return torch.cat(found)
+
+
+def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int]]:
+    """Return n rows of different tokens of the vocabulary, none of them special, in random order."""
+    check_integers(n=n, n_tokens=n_tokens, seed=seed)
+    usable = _usable_tokens(model)
+    if n < 1 or not 2 <= n_tokens <= len(usable):
+        raise InputError(
+            f"n must be at least 1 and n_tokens between 2 and {len(usable)}, got n={n} and n_tokens={n_tokens}"
+        )
+    rng = random.Random(seed)
+    return [rng.sample(usable, n_tokens) for _ in range(n)]
+
+
+def _usable_tokens(model: Any) -> list[int]:
+    special = {*getattr(model.tokenizer, "all_special_ids", ())}
+    return [token for token in range(min(len(model.tokenizer), model.cfg.d_vocab)) if token not in special]
+
+
+def prefix_tokens(model: Any) -> list[int]:
+    """Return the tokens that the model's tokenizer puts before every text."""
+    tokenizer = require_fast_tokenizer(model)
+    words = (tokenizer.decode([token]).strip() for token in _usable_tokens(model))
+    word = next(word for word in words if word.isascii() and word.isalpha())
+    (text,) = tokenize_texts(tokenizer, [Rendered(word, (), (), (0, len(word)))])
+    return special_prefix(tokenizer, text, None)

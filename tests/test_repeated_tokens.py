@@ -1,0 +1,56 @@
+"""Induction and previous-token scores: those of the attention pattern, and 1 for planted heads."""
+
+import numpy as np
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens.attribution.repeated_tokens import prefix_tokens, random_tokens
+
+N_TOKENS = 7
+SCORES = {"induction": il.induction_scores, "previous": il.previous_token_scores}
+BACK = {"induction": N_TOKENS - 1, "previous": 1}
+
+
+def test_scores_are_those_of_the_pattern(gpt2):
+    found = {name: score(gpt2, n=3, n_tokens=N_TOKENS, seed=1) for name, score in SCORES.items()}
+    expected = {"induction": [], "previous": []}
+    for tokens in random_tokens(gpt2, 3, N_TOKENS, 1):
+        assert len(set(tokens)) == N_TOKENS
+        twice = tokens + tokens
+        _, cache = gpt2.run_with_cache(torch.tensor([twice]))
+        pattern = cache["blocks.1.attn.hook_pattern"][0, 3]
+        for place in range(N_TOKENS, 2 * N_TOKENS):
+            expected["induction"].append(float(pattern[place, twice.index(twice[place]) + 1]))
+            expected["previous"].append(float(pattern[place, place - 1]))
+    for name, values in expected.items():
+        assert float(found[name][1, 3]) == pytest.approx(np.mean(values), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_planted_head_scores_one(gpt2, name):
+    def plant(pattern, hook):
+        pattern = pattern.clone()
+        pattern[:, 2] = torch.eye(pattern.shape[-1]).roll(-BACK[name], dims=1)
+        return pattern
+
+    with gpt2.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", plant)]):
+        scores = {one: score(gpt2, n=2, n_tokens=N_TOKENS) for one, score in SCORES.items()}
+    other = "previous" if name == "induction" else "induction"
+    assert float(scores[name][1, 2]) == pytest.approx(1)
+    assert float(scores[other][1, 2]) == pytest.approx(0)
+    assert float(scores[name][0].max()) < 0.9
+
+
+def test_sequences_begin_as_the_models_prompts_do(icl_mini):
+    front = prefix_tokens(icl_mini)
+    prompt = il.tokenize_text(icl_mini, "love")
+    assert prompt.tokens[0, : len(front)].tolist() == front
+    special = icl_mini.tokenizer.all_special_ids
+    assert not {token for row in random_tokens(icl_mini, 5, 20, 0) for token in row} & {*special}
+
+
+@pytest.mark.parametrize("wrong", [{"n": 0}, {"n_tokens": 1}, {"n_tokens": 10**6}], ids=str)
+def test_refused(gpt2, wrong):
+    with pytest.raises(il.InputError):
+        il.induction_scores(gpt2, **wrong)
