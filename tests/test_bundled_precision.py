@@ -33,7 +33,7 @@ def test_increases_agree_with_hugging_face(name):
     acts = il.capture(model, batch)
     hf = AutoModelForCausalLM.from_pretrained(BUNDLED / name, attn_implementation="eager")
     hf = hf.double().eval()
-    against_hf.check_increases(acts, batch, hf, folded=False)
+    against_hf.check_increases(acts, batch, hf, folded=False, conventions=against_hf.CONVENTIONS[:1])
     against_hf.check_search(acts, batch, certified=True)
     against_hf.check_ablation(model, batch, hf, [il.Head(0, 1), il.Head(2, 0)], folded=False)
 

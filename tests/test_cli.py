@@ -351,6 +351,7 @@ def test_ablate_and_locate_show_the_first_prompt_and_rank_by_contrast(run, tiny,
     assert "either --by or --heads" in err
 
 
+@pytest.mark.slow
 def test_commands_keep_the_memory_that_passes_free(tiny):
     """A block of 96 MB soon comes back without page faults, once a command has loaded a model; by itself it never does.
 

@@ -94,6 +94,7 @@ def test_an_untrained_model_loses_nothing(gpt2, tmp_path):
     assert all(row.low < 0 < row.high for row in lost)
 
 
+@pytest.mark.slow
 def test_a_model_that_learns_in_context(icl_mini):
     study = Study(icl_mini, PAPER_TASKS[1], 16)
     measured = FINDING.measure(study)

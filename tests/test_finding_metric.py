@@ -105,6 +105,7 @@ def test_the_same_numbers_are_a_tie() -> None:
     assert found.quantity == pytest.approx(found.control)
 
 
+@pytest.mark.slow
 def test_located_heads_tie_with_the_cosine_and_exceed_rotated_keys(icl_mini: Any) -> None:
     rows = {(row.measure, row.ranking): row for row in finding.measure(Study(icl_mini, PAPER_TASKS[1], 24)).rows}
     for name in ("auroc", "best"):

@@ -83,6 +83,7 @@ def test_an_untrained_model_gains_nothing(gpt2, tmp_path):
         assert row.low <= 0 <= row.high
 
 
+@pytest.mark.slow
 def test_a_model_that_learns_in_context(icl_mini):
     measured = measure(FINDING, Study(icl_mini, PAPER_TASKS[1], 16))
     rows = rows_from_json(to_json(measured))
