@@ -9,7 +9,8 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import controlled_ablation
-from icl_lens.interventions.controlled_ablation import ablate_with_controls, random_head_sets, top_heads_by_increase
+from icl_lens.interventions.controlled_ablation import ablate_with_controls, random_head_sets
+from icl_lens.locate.locate import top_heads_by_increase
 from icl_lens.models.view import ModelView
 
 
@@ -19,7 +20,7 @@ def few_rows(monkeypatch):
     monkeypatch.setattr(controlled_ablation, "ROWS", 2)
 
 
-def test_chosen_are_those_of_largest_mean_increase(gpt2, gpt2_batch, gpt2_acts, few_rows):
+def test_chosen_are_those_of_largest_mean_increase(gpt2, gpt2_batch, gpt2_acts):
     mean = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens).mean(0)
     best = sorted(((float(mean[layer, head]), layer, head) for layer in range(3) for head in range(4)), reverse=True)
     assert top_heads_by_increase(gpt2, gpt2_batch, 5) == [il.Head(layer, head) for _, layer, head in best[:5]]

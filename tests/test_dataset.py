@@ -11,9 +11,10 @@ import icl_lens as il
 from icl_lens.attribution.increases import every_head_increase, min_prompts_to_fold
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
-from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
-from icl_lens.locate.locate import mean_head_increases, plan_batches
+from icl_lens.locate.chunk import HeadChunk
+from icl_lens.locate.locate import mean_head_increases
 from icl_lens.locate.run_folder import RunFolder
+from icl_lens.locate.stream import plan_batches, prompt_bytes
 from icl_lens.models.view import ModelView
 
 
@@ -172,9 +173,9 @@ def test_plan(gpt2, many):
     assert np.mean(pilot) == pytest.approx(np.mean(lengths), abs=1.0)
     padding = sum(max(lengths[r] for r in rows) - lengths[row] for rows in plan[1:] for row in rows)
     assert padding < 0.15 * sum(lengths)
-    budget = 5 * dataset.prompt_bytes(view, max(lengths))
+    budget = 5 * prompt_bytes(view, max(lengths))
     for rows in plan_batches(view, many, byte_budget=budget):
-        assert len(rows) * dataset.prompt_bytes(view, max(lengths[row] for row in rows)) <= budget
+        assert len(rows) * prompt_bytes(view, max(lengths[row] for row in rows)) <= budget
     assert all(len(rows) == 1 for rows in plan_batches(view, many, byte_budget=1))
 
 
@@ -203,8 +204,8 @@ def test_chunks_survive_the_table(gpt2, many, tmp_path):
     )
     again = HeadChunk(np.array([4, 2]), None, np.array([0, 11]), np.full((2, 2), np.nan, np.float32))
     for chunk in (first, again):
-        folder.write("one.parquet", columns_of(chunk, 4))
-        back = chunk_from(folder.read("one.parquet"), 4)
+        folder.write("one.parquet", chunk.columns(4))
+        back = HeadChunk.from_table(folder.read("one.parquet"), 4)
         for name in ("rows", "bound", "heads", "increase"):
             np.testing.assert_array_equal(getattr(chunk, name), getattr(back, name))
 

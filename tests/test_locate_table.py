@@ -11,10 +11,10 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.locate import locate as dataset
-from icl_lens.locate.chunk import HeadChunk, columns_of
+from icl_lens.locate.chunk import HeadChunk
 from icl_lens.locate.configuration import LocateOptions, RunRequest, configuration, prepare_run_folder
-from icl_lens.locate.locate import plan_batches
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
+from icl_lens.locate.stream import plan_batches
 from icl_lens.locate.table import heads_table, per_prompt, summary, write_result
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
@@ -113,7 +113,7 @@ def test_values_of_both_passes(tmp_path):
         ("refined", 1): HeadChunk(np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
     }
     for (kind, number), chunk in chunks.items():
-        folder.write(f"{kind}-{number:05d}.parquet", columns_of(chunk, 4))
+        folder.write(f"{kind}-{number:05d}.parquet", chunk.columns(4))
     # L1H2 is head 6, L0H3 is head 3.
     found = per_prompt(replace(TOP, n_prompts=4), folder)
     np.testing.assert_array_equal(found, [[4, 3], [5, 7], [2, 1], [6, 8]])
@@ -139,8 +139,9 @@ def test_result_files(tmp_path):
 
 def test_configuration(gpt2, batch):
     found = configuration(gpt2, batch, OPTIONS, ASKED)
-    assert list(found)[:4] == ["model", "revision", "weights", "task"]
-    assert list(found)[-4:] == ["device", "batches", "plan", "versions"]
+    given = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "k": 2, "final_norm": "frozen"}
+    assert found | given == found
+    assert {"weights", "labels", "prompts", "device", "batches", "plan", "versions"} < set(found)
     assert found["batches"] == len(plan_batches(ModelView.of(gpt2), batch, batch_size=2)) == 4
     assert found["labels"] == list(batch.labels)
     json.dumps(found)

@@ -211,7 +211,7 @@ def test_options_that_do_nothing_are_refused(inputs, tmp_path, given, says, monk
 def test_two_processes(inputs, unbroken, tmp_path, way):
     """Two processes compute different batches, half of them each, and together what one computes."""
     out = tmp_path / "out"
-    ran, chunks = launched(LAUNCHES[way], ["icl_lens", *inputs, "--out", out], tmp_path / "log")
+    ran, chunks = launched(LAUNCHES[way], [*inputs, "--out", out], tmp_path / "log")
     assert ran.returncode == 0, ran.stderr
     assert sorted(rank for rank, _ in chunks) == [0, 1]
     assert len({pid for _, pid in chunks}) == 2

@@ -11,7 +11,8 @@ import icl_lens as il
 from experiments.benchmark.records import Row
 from experiments.benchmark.variants import K, forward_only, timed
 from icl_lens.interventions.effects import PASS_TOKENS
-from icl_lens.locate.locate import mean_head_increases, plan_batches
+from icl_lens.locate.locate import mean_head_increases
+from icl_lens.locate.stream import plan_batches
 from icl_lens.models.view import ModelView
 
 

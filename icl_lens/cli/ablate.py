@@ -132,7 +132,7 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
 def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":
     """Return the heads named by the options, or those with the largest mean score over the prompts."""
     from icl_lens.errors import InputError
-    from icl_lens.interventions.controlled_ablation import top_heads_by_increase
+    from icl_lens.locate.locate import top_heads_by_increase
 
     if options.heads is not None:
         names = dict.fromkeys(options.heads.replace(",", " ").split())

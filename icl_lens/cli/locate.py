@@ -72,7 +72,7 @@ class LocateTask(TaskOptions):
             template=reading.demonstration,
             separator=reading.separator_text,
             prefix=unescape(reading.prefix),
-            bos=reading.bos,
+            prepend_bos=reading.bos,
             shared_prefix=reading.shared_prefix,
             by=by,
         )

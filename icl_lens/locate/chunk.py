@@ -7,59 +7,41 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
+from icl_lens.locate.stream import Chunk, index_columns, index_from
+
 
 @dataclass(frozen=True)
-class HeadChunk:
+class HeadChunk(Chunk):
     """Bounds and exact increases of one batch, nats. Heads are indexed as `layer · n_heads + head`."""
 
-    rows: Int[np.ndarray, " batch"]
-    """Indices of the batch's prompts."""
     bound: Float[np.ndarray, "batch all_heads"] | None
     """None if there are no bounds, or another chunk holds them."""
     heads: Int[np.ndarray, " head"]
     """Heads evaluated exactly, in ascending order."""
     increase: Float[np.ndarray, "batch head"]
 
+    def columns(self, n_heads: int) -> dict[str, Any]:
+        """Return the columns prompt, layer, head, bound, increase (nats), with one row per prompt and head.
 
-def chunk_name(kind: str, number: int) -> str:
-    """Return a chunk's file name; `kind` is "part" for the first pass over a batch, "refined" for the second."""
-    return f"{kind}-{number:05d}.parquet"
+        With bounds, every head has rows, and `increase` is null where it was not evaluated; without, `bound` is null.
+        """
+        if self.bound is None:
+            bound = pa.nulls(self.increase.size, pa.from_numpy_dtype(self.increase.dtype))
+            return index_columns(self.rows, self.heads, n_heads) | {"bound": bound, "increase": self.increase.ravel()}
+        heads = np.arange(self.bound.shape[1])
+        increase, unknown = np.zeros_like(self.bound), np.ones(self.bound.shape, dtype=bool)
+        increase[:, self.heads], unknown[:, self.heads] = self.increase, False
+        return index_columns(self.rows, heads, n_heads) | {
+            "bound": self.bound.ravel(),
+            "increase": pa.array(increase.ravel(), mask=unknown.ravel()),
+        }
 
-
-def columns_of(chunk: HeadChunk, n_heads: int) -> dict[str, Any]:
-    """Return a chunk as columns prompt, layer, head, bound, increase (nats), with one row per prompt and head.
-
-    With bounds, every head has rows, and `increase` is null where it was not evaluated; without, `bound` is null.
-    """
-    n = len(chunk.rows)
-    if chunk.bound is None:
-        heads, increase, known = chunk.heads, chunk.increase, None
-        bound = pa.nulls(increase.size, pa.from_numpy_dtype(increase.dtype))
-    else:
-        heads = np.arange(chunk.bound.shape[1])
-        increase = np.zeros_like(chunk.bound)
-        increase[:, chunk.heads] = chunk.increase
-        known = np.zeros(increase.shape, dtype=bool)
-        known[:, chunk.heads] = True
-        bound = pa.array(chunk.bound.ravel())
-    return {
-        "prompt": np.repeat(chunk.rows, len(heads)).astype(np.int32),
-        "layer": np.tile(heads // n_heads, n).astype(np.int16),
-        "head": np.tile(heads % n_heads, n).astype(np.int16),
-        "bound": bound,
-        "increase": pa.array(increase.ravel(), mask=None if known is None else ~known.ravel()),
-    }
-
-
-def chunk_from(table: pa.Table, n_heads: int) -> HeadChunk:
-    """Return the chunk stored in a table of `columns_of`."""
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
-    rows = columns["prompt"]
-    n = int((np.diff(rows, prepend=-1) != 0).sum())
-    heads = (columns["layer"].astype(np.int64) * n_heads + columns["head"])[: len(rows) // n]
-    increase = columns["increase"].reshape(n, -1)
-    prompts = rows.reshape(n, -1)[:, 0].astype(np.int64)
-    if table.column("bound").null_count:
-        return HeadChunk(prompts, None, heads, increase)
-    known = table.column("increase").is_valid().to_numpy()[: len(heads)]
-    return HeadChunk(prompts, columns["bound"].reshape(n, -1), heads[known], increase[:, known])
+    @classmethod
+    def from_table(cls, table: pa.Table, n_heads: int) -> "HeadChunk":
+        """Return the chunk stored in a table of `columns`."""
+        rows, heads = index_from(table, n_heads)
+        bound, increase = (table.column(name).to_numpy().reshape(len(rows), -1) for name in ("bound", "increase"))
+        if table.column("bound").null_count:
+            return cls(rows, None, heads, increase)
+        known = table.column("increase").is_valid().to_numpy()[: len(heads)]
+        return cls(rows, bound, heads[known], increase[:, known])

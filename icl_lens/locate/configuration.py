@@ -9,8 +9,8 @@ from icl_lens.attribution.search import check_k
 from icl_lens.digest import json_digest, weights_digest
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import Method
-from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
 from icl_lens.locate.run_folder import RunFolder
+from icl_lens.locate.stream import BYTE_BUDGET, plan_batches
 from icl_lens.models.offload import ParameterMap
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
@@ -64,7 +64,7 @@ class RunRequest:
     template: str = "{text} : {label}"
     separator: str = " "
     prefix: str = ""
-    bos: bool | None = None
+    prepend_bos: bool | None = None
     shared_prefix: str = "error"
     by: str = "increase"
 
@@ -77,37 +77,20 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
     """
     view = ModelView.of(model)
     plan = plan_batches(view, batch, batch_size=options.batch_size, byte_budget=options.byte_budget)
+    # Stored only if they differ from the default, so that older folders stay valid.
+    defaults = {"shared_prefix": "error", "by": "increase"}
     return {
-        "model": asked.model,
-        "revision": asked.revision,
+        **{name: value for name, value in asdict(asked).items() if defaults.get(name, ...) != value},
         "weights": weights_digest(ParameterMap(model)),
-        "task": asked.task,
-        "n": asked.n,
-        "seed": asked.seed,
-        "layout": asked.layout,
-        "demonstrations": asked.demonstrations,
-        "path": asked.path,
-        "columns": asked.columns,
-        "split": asked.split,
-        "max_words": asked.max_words,
-        "classes": asked.classes,
         "labels": list(batch.labels),
-        "template": asked.template,
-        "separator": asked.separator,
-        "prefix": asked.prefix,
-        "prepend_bos": asked.bos,
         "prompts": prompts_digest(batch),
         # The plan below represents the batch options.
         **{name: value for name, value in asdict(options).items() if name not in asdict(BatchOptions())},
-        "dtype": asked.dtype,
         "device": view.unembed_device.type,
         "batches": len(plan),
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
-        # Stored only if they differ from the default, so that older folders stay valid.
         **({"quantization": view.quantization} if view.quantization else {}),
-        **({} if asked.shared_prefix == "error" else {"shared_prefix": asked.shared_prefix}),
-        **({} if asked.by == "increase" else {"by": asked.by}),
         **({"against": "the other labels"} if asked.by == "contrast" else {}),
     }
 

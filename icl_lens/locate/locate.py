@@ -12,14 +12,14 @@ Source: docs/howto/numbers.md.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture
+from icl_lens.activations.activations import Activations, capture, label_log_probs
 from icl_lens.attribution.increases import (
     CheckedAgainst,
     check_against_ids,
@@ -30,72 +30,23 @@ from icl_lens.attribution.increases import (
     select_rows,
 )
 from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_head_increases, head_bounds, layer_gradients
-from icl_lens.errors import InputError
-from icl_lens.locate.chunk import HeadChunk, chunk_from, columns_of
+from icl_lens.errors import InputError, check_choice
+from icl_lens.locate.chunk import HeadChunk
 from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.progress import Progress, as_callback, shows_progress
+from icl_lens.locate.progress import Progress, reported
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.runner import BatchRunner, ChunkFormat, Runner
+from icl_lens.locate.stream import BYTE_BUDGET, MOST_ROWS, ChunkStream, plan_batches
+from icl_lens.models.head import Head
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
-# Memory limit of a batch's activations, as estimated by `prompt_bytes`.
-BYTE_BUDGET = 64 * 2**20
-# More rows do not speed up matrix products and make a lost chunk more expensive.
-MOST_ROWS = 64
 # Candidates beyond k: more cost a little on every batch; fewer may cost a second pass.
 MARGIN = 20
 
 
-@dataclass(frozen=True)
-class _Convention:
-    final_norm: FinalNorm
-    bias: bool
-    slack: float
-
-
-def prompt_bytes(view: ModelView, width: int) -> int:
-    """Estimate the memory of a prompt of `width` tokens while its batch is captured, bytes."""
-    layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
-    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
-    kept = layers * (7 * d_model + 2 * heads * view.d_head + d_mlp + width * (view.n_kv_heads * view.d_head + heads))
-    passing = width * (4 * d_mlp + 8 * d_model) + 4 * heads * width**2
-    return (kept + passing) * view.model.W_U.element_size()
-
-
-def plan_batches(
-    view: ModelView, batch: PromptBatch, *, batch_size: int | None = None, byte_budget: int = BYTE_BUDGET
-) -> list[list[int]]:
-    """Return the rows of each batch: prompts of similar length, as many as fit into `byte_budget`.
-
-    The first batch covers all lengths and selects the candidates. The plan depends only on prompt lengths. Raises
-    InputError if `batch_size` or `byte_budget` is below 1.
-    """
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    if byte_budget < 1:
-        raise InputError(f"byte_budget must be at least 1, got {byte_budget}")
-
-    def rows_of(width: int) -> int:
-        return batch_size or max(1, min(MOST_ROWS, byte_budget // prompt_bytes(view, width)))
-
-    lengths = (batch.last + 1).tolist()
-    order = sorted(range(len(batch)), key=lambda row: (lengths[row], row))
-    pilot_size = min(rows_of(max(lengths)), len(order))
-    pilot = [order[(2 * i + 1) * len(order) // (2 * pilot_size)] for i in range(pilot_size)]
-    rest = sorted(set(order) - set(pilot), key=lambda row: (lengths[row], row), reverse=True)
-    batches = [pilot]
-    while rest:
-        size = rows_of(lengths[rest[0]])
-        batches.append(rest[:size])
-        rest = rest[size:]
-    return batches
-
-
-@shows_progress
 def locate_heads(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
@@ -136,46 +87,34 @@ def locate_heads(
         >>> il.locate_heads(model, many, k=4, against=many.other_label_tokens).certified
         True
     """
-    batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    search = _Search.of(model, prompts, targets, against, final_norm, bias)
+    view, n_heads = search.view, search.view.n_layers * search.view.n_heads
+    check_k(k, n_heads, "heads")
+    _check_folder(folder, search.against)
     distributed = distributed or Distributed()
-    view = ModelView.of(model)
-    n_parts = view.n_layers * view.n_heads
-    check_k(k, n_parts, "heads")
-    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-    others = check_against_ids(view, targets, against)
-    _check_folder(folder, others)
-    convention = _Convention(final_norm, bias, slack)
-    plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
-    n_candidates = min(n_parts, k + MARGIN)
-    form = ChunkFormat[HeadChunk](
-        lambda chunk: columns_of(chunk, view.n_heads), lambda table: chunk_from(table, view.n_heads)
-    )
-    chunks = Runner(form, folder, distributed, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), as_callback(progress))
-
-    def first_pass(number: int, candidates: np.ndarray | None) -> HeadChunk:
-        acts, its = _captured(model, batch, targets, others, plan[number])
-        return _bounds_and_candidates(acts, *its, convention, plan[number], candidates, n_candidates, k)
-
-    sums = _Sums(n_parts)
-    # The first batch selects the candidates, so all processes need it.
-    pilot = runner.chunk("part", 0, lambda: first_pass(0, None))
-    candidates = pilot.heads
-    for chunk in runner.chunks("part", range(1, len(plan)), lambda number: first_pass(number, candidates), [pilot]):
-        sums.add(chunk)
-
-    wanted, numbers = distributed.broadcast(sums.heads_to_refine(k, slack) if distributed.is_main else None)
-
-    def second_pass(number: int) -> HeadChunk:
-        acts, its = _captured(model, batch, targets, others, plan[number])
-        return _refine(acts, *its, convention, plan[number], numbers[number])
-
-    for chunk in runner.chunks("refined", sorted(numbers), second_pass):
-        sums.add_refined(chunk)
-    return distributed.broadcast(sums.top(k, view.n_heads, wanted) if distributed.is_main else None)
+    plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
+    sums = _Sums(n_heads)
+    with reported(progress) as report:
+        stream = ChunkStream(HeadChunk, view.n_heads, plan, folder, distributed, report, warn)
+        # The first batch selects the candidates, so all processes need it.
+        pilot = stream.first(lambda number: search.first_pass(plan[number], k + MARGIN))
+        sums.add(pilot)
+        rest = stream.chunks(
+            "part",
+            range(1, len(plan)),
+            lambda number: search.first_pass(plan[number], k, pilot.heads),
+            done=len(pilot.rows),
+        )
+        for chunk in rest:
+            sums.add(chunk)
+        lacking = distributed.broadcast(sums.heads_to_refine(k, slack) if distributed.is_main else None)
+        for chunk in stream.chunks(
+            "refined", sorted(lacking), lambda number: search.second_pass(plan[number], lacking[number])
+        ):
+            sums.add_refined(chunk)
+    return distributed.broadcast(sums.top(k, view.n_heads) if distributed.is_main else None)
 
 
-@shows_progress
 def mean_head_increases(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
@@ -203,52 +142,47 @@ def mean_head_increases(
         >>> il.mean_head_increases(model, many, against=many.other_label_tokens).shape
         torch.Size([8, 6])
     """
-    batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-    view = ModelView.of(model)
-    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-    others = check_against_ids(view, targets, against)
-    plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
+    search = _Search.of(model, prompts, targets, against, final_norm, bias)
+    view = search.view
+    plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
     logits = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
     group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), logits)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
-    held: list[_Held] = []
-    done, report = 0, as_callback(progress)
-    for number, rows in enumerate(plan):
-        acts, its = _captured(model, batch, targets, others, rows)
-        readout = acts.readout.using(final_norm=final_norm, bias=bias)
-        held.append(_Held(readout, acts.resid_pre, acts.head_inputs, *its))
-        del acts
-        if sum(len(one.targets) for one in held) >= group_size or number == len(plan) - 1:
-            total += _sum_of(view, held)
-            held = []
-        done += len(rows)
-        report("heads", done, len(batch))
-    return total / len(batch)
+    group: list[int] = []
+    held: list[tuple[Readout, Tensor, Tensor]] = []
+    done = 0
+    with reported(progress) as report:
+        for rows in plan:
+            acts, readout = search.capture(rows)
+            held.append((readout, acts.resid_pre, acts.head_inputs))
+            del acts
+            group += rows
+            done += len(rows)
+            if len(group) >= group_size or done == len(search.batch):
+                readouts, x, z = zip(*held, strict=True)
+                readout = replace(readout, scale=torch.cat([one.scale for one in readouts]))
+                every = every_head_increase(view, readout, torch.cat(x), torch.cat(z), *search.tokens(group))
+                total += every.double().sum(0).cpu()
+                group, held = [], []
+            report("heads", done, len(search.batch))
+    return total / len(search.batch)
 
 
-@dataclass(frozen=True)
-class _Held:
-    """Inputs of `every_head_increase` from one batch."""
+def top_heads_by_increase(
+    model: Any, batch: PromptBatch, k: int, *, by: Literal["increase", "contrast"] = "increase"
+) -> list[Head]:
+    """Return the k heads with the largest mean log-probability increase of the answer, largest first.
 
-    readout: Readout
-    x: Float[Tensor, "batch layer d_model"]
-    z: Float[Tensor, "batch layer head d_head"]
-    targets: Int[Tensor, " batch"]
-    against: CheckedAgainst
-
-
-def _sum_of(view: ModelView, held: list[_Held]) -> Float[Tensor, "layer head"]:
-    readout = replace(held[0].readout, scale=torch.cat([one.readout.scale for one in held]))
-    x, z, targets = (torch.cat([getattr(one, name) for one in held]) for name in ("x", "z", "targets"))
-    others = [one.against for one in held if one.against is not None]
-    against = torch.cat(others) if others else None
-    return every_head_increase(view, readout, x, z, targets, against).double().sum(0).cpu()
-
-
-def _captured(
-    model: Any, batch: PromptBatch, targets: Tensor, against: CheckedAgainst, rows: list[int]
-) -> tuple[Activations, tuple[Tensor, Tensor | None]]:
-    return capture(model, batch[rows]), (targets[rows], select_rows(against, rows))
+    With `by="contrast"`, those with the largest mean increase of log p(answer) − log Σ p(other labels). For a prompt
+    without an answer, the model's most probable label is used. Raise InputError if k exceeds the number of heads.
+    """
+    check_choice("by", by, ("increase", "contrast"))
+    answer = batch.answer
+    if bool((answer < 0).any()):
+        predicted = torch.cat([label_log_probs(model, rows).argmax(-1) for rows in batch.split(MOST_ROWS)])
+        answer = torch.where(answer < 0, predicted.to(answer.device), answer)
+    others = batch.label_tokens_except(answer) if by == "contrast" else None
+    return locate_heads(model, batch, k=k, targets=batch.label_tokens[answer], against=others).heads
 
 
 def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
@@ -268,54 +202,72 @@ def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
     )
 
 
-def _bounds_and_candidates(
-    acts: Activations,
-    targets: Tensor,
-    against: CheckedAgainst,
-    convention: _Convention,
-    rows: list[int],
-    candidates: np.ndarray | None,
-    n_candidates: int,
-    k: int,
-) -> HeadChunk:
-    """Return bounds of all heads, and exact increases of the candidates and of this batch's top heads.
+@dataclass(frozen=True)
+class _Search:
+    """Checked inputs of a search, and what it computes from one batch."""
 
-    All heads are evaluated exactly if bounds are exact (a linear contrast) or do not exist.
-    """
-    readout = acts.readout.using(final_norm=convention.final_norm, bias=convention.bias)
-    linear = linear_direction(readout, targets, against) is not None
-    if linear or not readout.is_affine:
-        found = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, against)
-        exact = found.flatten(1).cpu().numpy()
-        return HeadChunk(np.array(rows), exact if linear else None, np.arange(exact.shape[1]), exact)
-    gradients = layer_gradients(acts, targets, readout, against=against)
-    bound = head_bounds(acts, gradients).flatten(1)
-    # With given candidates, add this batch's top k, so that heads of few prompts do not need the second pass.
-    leading = bound.double().mean(0).topk(n_candidates if candidates is None else min(k, bound.shape[1])).indices
-    heads = leading.cpu().numpy() if candidates is None else np.union1d(candidates, leading.cpu().numpy())
-    heads = np.sort(heads)
-    index = torch.as_tensor(heads, device=bound.device)
-    increase = exact_head_increases(acts, targets, readout, gradients.base, index, against=against)
-    return HeadChunk(np.array(rows), bound.cpu().numpy(), heads, increase.cpu().numpy())
+    model: Any
+    view: ModelView
+    batch: PromptBatch
+    targets: Int[Tensor, " prompt"]
+    against: CheckedAgainst
+    final_norm: FinalNorm
+    bias: bool
 
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        prompts: PromptBatch | Sequence[Prompt],
+        targets: Int[Tensor, " prompt"] | None,
+        against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None,
+        final_norm: FinalNorm,
+        bias: bool,
+    ) -> "_Search":
+        batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+        view = ModelView.of(model)
+        targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
+        return cls(model, view, batch, targets, check_against_ids(view, targets, against), final_norm, bias)
 
-def _refine(
-    acts: Activations,
-    targets: Tensor,
-    against: CheckedAgainst,
-    convention: _Convention,
-    rows: list[int],
-    heads: np.ndarray,
-) -> HeadChunk:
-    """Return exact increases of heads that were not evaluated on this batch."""
-    readout = acts.readout.using(final_norm=convention.final_norm, bias=convention.bias)
-    index = torch.as_tensor(heads, device=readout.W_U.device)
-    layers = index.div(acts.view.n_heads, rounding_mode="floor").unique()
-    base = readout.scale.new_zeros((len(rows), acts.view.n_layers))
-    x = acts.resid_pre[:, layers].to(readout.dtype)
-    base[:, layers] = readout.token_log_probs(x, targets, against=against)
-    increase = exact_head_increases(acts, targets, readout, base, index, against=against)
-    return HeadChunk(np.array(rows), None, heads, increase.cpu().numpy())
+    def capture(self, rows: list[int]) -> tuple[Activations, Readout]:
+        acts = capture(self.model, self.batch[rows])
+        return acts, acts.readout.using(final_norm=self.final_norm, bias=self.bias)
+
+    def tokens(self, rows: list[int]) -> tuple[Int[Tensor, " row"], CheckedAgainst]:
+        """Return the targets of some prompts, and the tokens they are compared with."""
+        return self.targets[rows], select_rows(self.against, rows)
+
+    def first_pass(self, rows: list[int], n_leading: int, candidates: Sequence[int] | np.ndarray = ()) -> HeadChunk:
+        """Return bounds of all heads, and exact increases of the candidates and of the batch's `n_leading` top heads.
+
+        All heads are evaluated exactly if bounds are exact (a linear contrast) or do not exist.
+        """
+        acts, readout = self.capture(rows)
+        targets, against = self.tokens(rows)
+        linear = linear_direction(readout, targets, against) is not None
+        if linear or not readout.is_affine:
+            found = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, against)
+            exact = found.flatten(1).cpu().numpy()
+            return HeadChunk(np.array(rows), exact if linear else None, np.arange(exact.shape[1]), exact)
+        gradients = layer_gradients(acts, targets, readout, against=against)
+        bound = head_bounds(acts, gradients).flatten(1)
+        leading = bound.double().mean(0).topk(min(n_leading, bound.shape[1])).indices.cpu().numpy()
+        heads = np.union1d(np.asarray(candidates, dtype=leading.dtype), leading)
+        index = torch.as_tensor(heads, device=bound.device)
+        increase = exact_head_increases(acts, targets, readout, gradients.base, index, against=against)
+        return HeadChunk(np.array(rows), bound.cpu().numpy(), heads, increase.cpu().numpy())
+
+    def second_pass(self, rows: list[int], heads: np.ndarray) -> HeadChunk:
+        """Return exact increases of heads that the first pass did not evaluate on this batch."""
+        acts, readout = self.capture(rows)
+        targets, against = self.tokens(rows)
+        index = torch.as_tensor(heads, device=readout.W_U.device)
+        layers = index.div(acts.view.n_heads, rounding_mode="floor").unique()
+        base = readout.scale.new_zeros((len(rows), acts.view.n_layers))
+        x = acts.resid_pre[:, layers].to(readout.dtype)
+        base[:, layers] = readout.token_log_probs(x, targets, against=against)
+        increase = exact_head_increases(acts, targets, readout, base, index, against=against)
+        return HeadChunk(np.array(rows), None, heads, increase.cpu().numpy())
 
 
 class _Sums:
@@ -346,16 +298,16 @@ class _Sums:
         self.exact[chunk.heads] += chunk.increase.astype(np.float64).sum(0)
         self.n_exact[chunk.heads] += len(chunk.rows)
 
-    def heads_to_refine(self, k: int, slack: float) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """Return the heads that may still be among the top k, and those that each batch lacks."""
+    def heads_to_refine(self, k: int, slack: float) -> dict[int, np.ndarray]:
+        """Return the heads that may still be among the top k and that a batch lacks, by batch."""
         complete = self.n_exact == self.n
         # The candidates of the first batch are complete, and there are at least k.
         kth = np.sort(self.exact[complete] / self.n)[-k]
         wanted = np.flatnonzero(~complete & (self.upper / self.n + slack > kth))
         lacking = {i: np.setdiff1d(wanted, heads) for i, heads in enumerate(self.evaluated)}
-        return wanted, {i: heads for i, heads in lacking.items() if len(heads)}
+        return {i: heads for i, heads in lacking.items() if len(heads)}
 
-    def top(self, k: int, n_heads: int, wanted: np.ndarray) -> TopHeads:
+    def top(self, k: int, n_heads: int) -> TopHeads:
         complete = np.flatnonzero(self.n_exact == self.n)
         if not np.isfinite(self.exact[complete]).all():
             some = int(complete[~np.isfinite(self.exact[complete])][0])
@@ -363,7 +315,6 @@ class _Sums:
                 f"the mean increase of L{some // n_heads}H{some % n_heads} is NaN or infinite; load the model in "
                 "bfloat16 or float32, or remove edits"
             )
-        assert set(wanted) <= set(complete), "the second pass completes all heads"
         mean = self.exact[complete] / self.n
         order = np.argsort(-mean, kind="stable")[:k]
         found = complete[order]

@@ -24,10 +24,9 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import Algorithm, Method, Score, head_effects
 from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.locate import BYTE_BUDGET, plan_batches
-from icl_lens.locate.progress import Progress, as_callback, shows_progress
+from icl_lens.locate.progress import Progress, reported
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.runner import BatchRunner, ChunkFormat, Runner
+from icl_lens.locate.stream import BYTE_BUDGET, Chunk, ChunkStream, index_columns, index_from, plan_batches
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -40,39 +39,33 @@ SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
 
 
 @dataclass(frozen=True)
-class EffectChunk:
+class EffectChunk(Chunk):
     """Effects on one batch, nats. Heads are indexed as `layer · n_heads + head`."""
 
-    rows: Int[np.ndarray, " batch"]
-    """Indices of the batch's prompts."""
     scores: Mapping[str, Float[np.ndarray, "batch all_heads"]]
     """log_prob, log_odds and, if requested, logit_diff."""
     algorithm: Algorithm
     fallback_reason: str
 
+    def columns(self, n_heads: int) -> dict[str, Any]:
+        """Return the columns prompt, layer, head, scores (nats), algorithm, fallback_reason; a row per value."""
+        n, width = self.scores["log_prob"].shape
+        same = pa.array(np.zeros(n * width, np.int8))
+        return {
+            **index_columns(self.rows, np.arange(width), n_heads),
+            **{name: values.ravel() for name, values in self.scores.items()},
+            "algorithm": pa.DictionaryArray.from_arrays(same, [self.algorithm]),
+            "fallback_reason": pa.DictionaryArray.from_arrays(same, [self.fallback_reason]),
+        }
 
-def columns_of(chunk: EffectChunk, n_heads: int) -> dict[str, Any]:
-    """Return a chunk as columns prompt, layer, head, scores (nats), algorithm, fallback_reason; a row per value."""
-    n, width = next(iter(chunk.scores.values())).shape
-    heads = np.arange(width)
-    same = pa.array(np.zeros(n * width, np.int8))
-    return {
-        "prompt": np.repeat(chunk.rows, width).astype(np.int32),
-        "layer": np.tile(heads // n_heads, n).astype(np.int16),
-        "head": np.tile(heads % n_heads, n).astype(np.int16),
-        **{name: values.ravel() for name, values in chunk.scores.items()},
-        "algorithm": pa.DictionaryArray.from_arrays(same, [chunk.algorithm]),
-        "fallback_reason": pa.DictionaryArray.from_arrays(same, [chunk.fallback_reason]),
-    }
-
-
-def chunk_from(table: pa.Table) -> EffectChunk:
-    """Return the chunk stored in a table of `columns_of`."""
-    rows = table.column("prompt").to_numpy()
-    n = int((np.diff(rows, prepend=-1) != 0).sum())
-    scores = {name: table.column(name).to_numpy().reshape(n, -1) for name in SCORES if name in table.column_names}
-    algorithm, reason = (table.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
-    return EffectChunk(rows.reshape(n, -1)[:, 0].astype(np.int64), scores, algorithm, reason)
+    @classmethod
+    def from_table(cls, table: pa.Table, n_heads: int) -> "EffectChunk":
+        """Return the chunk stored in a table of `columns`."""
+        rows, heads = index_from(table, n_heads)
+        present = [name for name in SCORES if name in table.column_names]
+        scores = {name: table.column(name).to_numpy().reshape(len(rows), len(heads)) for name in present}
+        algorithm, reason = (table.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
+        return cls(rows, scores, algorithm, reason)
 
 
 @dataclass(frozen=True)
@@ -177,7 +170,6 @@ class MeanEffects:
         return f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately", columns
 
 
-@shows_progress
 def locate_effects(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
@@ -228,9 +220,6 @@ def locate_effects(
             "set it, so that its chunks are not mistaken for effects"
         )
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
-    form = ChunkFormat[EffectChunk](lambda chunk: columns_of(chunk, view.n_heads), chunk_from)
-    chunks = Runner(form, folder, distributed, warn or (lambda _: None))
-    runner = BatchRunner(chunks, plan, len(batch), as_callback(progress))
 
     def compute(number: int) -> EffectChunk:
         rows = plan[number]
@@ -243,14 +232,17 @@ def locate_effects(
     sums: dict[str, _Sums] = {}
     algorithms: dict[Algorithm, int] = {}
     fallback_reason = ""
-    for chunk in runner.chunks("part", range(len(plan)), compute):
-        algorithms[chunk.algorithm] = algorithms.get(chunk.algorithm, 0) + len(chunk.rows)
-        fallback_reason = fallback_reason or chunk.fallback_reason
-        for i, row in enumerate(chunk.rows.tolist()):
-            query = _query(batch, row)
-            weights = poisson_weights(query)
-            for name, values in chunk.scores.items():
-                sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
+    with reported(progress) as report:
+        stream = ChunkStream(EffectChunk, view.n_heads, plan, folder, distributed, report, warn)
+        for chunk in stream.chunks("part", range(len(plan)), compute):
+            algorithms[chunk.algorithm] = algorithms.get(chunk.algorithm, 0) + len(chunk.rows)
+            fallback_reason = fallback_reason or chunk.fallback_reason
+            for i, row in enumerate(chunk.rows.tolist()):
+                # For a prompt without demonstrations, its text stands for the query.
+                query = (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
+                weights = poisson_weights(query)
+                for name, values in chunk.scores.items():
+                    sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
     if not distributed.is_main:
         return distributed.broadcast(None)
     scores = {name: one.mean(name, view) for name, one in sums.items()}
@@ -266,11 +258,6 @@ def locate_effects(
             len(sums["log_prob"].queries),
         )
     )
-
-
-def _query(batch: PromptBatch, row: int) -> str:
-    """Return the query that groups prompts; for a prompt without demonstrations, its text."""
-    return (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
 
 
 def poisson_weights(query: str) -> Int[np.ndarray, " draw"]:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,8 +12,6 @@ Progress = Callable[[str, int, int], None]
 
 NAMES = {"part": "locating", "refined": "second pass", "heads": "heads"}
 """Displayed names of stages."""
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -54,19 +51,11 @@ def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> I
             raise
 
 
-def shows_progress(function: F) -> F:
-    """Decorate a function so that `progress=True` shows a progress bar while it runs."""
-
-    @wraps(function)
-    def shown(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("progress") is not True:
-            return function(*args, **kwargs)
+@contextmanager
+def reported(progress: Progress | bool | None) -> Iterator[Progress]:
+    """Yield a callback: the given one, that of a progress bar for True, or one that does nothing."""
+    if progress is True:
         with progress_bar() as advance:
-            return function(*args, **{**kwargs, "progress": advance})
-
-    return cast(F, shown)
-
-
-def as_callback(progress: Progress | bool | None) -> Progress:
-    """Return the progress callback, or a no-op."""
-    return progress if callable(progress) else lambda *_: None
+            yield advance
+    else:
+        yield progress if callable(progress) else lambda *_: None

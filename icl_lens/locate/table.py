@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Float
 
 from icl_lens.attribution.search import TopHeads
-from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.mean_effects import MeanEffects
 from icl_lens.locate.run_folder import RunFolder
+from icl_lens.locate.stream import chunk_name
 from icl_lens.metrics import bootstrap_interval
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """Programs started in other processes: forked ones to kill, and several started together by a launcher."""
 
-import json
 import os
 import signal
 import socket
@@ -93,8 +92,5 @@ def launched(launch, arguments, log, **environment):
     ran = subprocess.run(
         [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=400, check=False
     )
-    chunks = {
-        tuple(map(int, path.name.split("-"))): [name for line in path.open() for name in json.loads(line)]
-        for path in log.iterdir()
-    }
+    chunks = {tuple(map(int, path.name.split("-"))): path.read_text().splitlines() for path in log.iterdir()}
     return ran, chunks

@@ -15,11 +15,11 @@ from icl_lens.cli import main
 from icl_lens.locate import locate
 
 RANK = os.environ.get("RANK", "0")
-first_look = locate._bounds_and_candidates
+first_pass = locate._Search.first_pass
 computed = 0
 
 
-def logged(acts, targets, against, convention, rows, *others):
+def logged(search, rows, *others):
     global computed
     for name, kind in (("LOCATE_DEATH", signal.SIGKILL), ("LOCATE_STOP", signal.SIGSTOP)):
         if os.environ.get(name) == f"{RANK} {computed}":
@@ -28,9 +28,9 @@ def logged(acts, targets, against, convention, rows, *others):
     computed += 1
     with (Path(os.environ["LOCATE_LOG"]) / f"{RANK}-{os.getpid()}").open("a") as log:
         log.write(json.dumps(rows) + "\n")
-    return first_look(acts, targets, against, convention, rows, *others)
+    return first_pass(search, rows, *others)
 
 
 if __name__ == "__main__":
-    locate._bounds_and_candidates = logged
+    locate._Search.first_pass = logged
     main()

@@ -1,0 +1,193 @@
+"""Stream prompts in batches: each batch yields a chunk, computed by one of the processes or read from the run's folder.
+
+1. `plan_batches` groups prompts of similar length.
+2. `ChunkStream.chunks` distributes the batches whose chunks are not stored over the processes, in rounds of one batch
+   per process. The main process stores every chunk and yields all of them in order, so sums do not depend on the number
+   of processes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int
+
+from icl_lens.errors import InputError
+from icl_lens.locate.distributed import Distributed
+from icl_lens.locate.progress import Progress
+from icl_lens.locate.run_folder import CorruptChunk, RunFolder
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+# Memory limit of a batch's activations, as estimated by `prompt_bytes`.
+BYTE_BUDGET = 64 * 2**20
+# More rows do not speed up matrix products and make a lost chunk more expensive.
+MOST_ROWS = 64
+
+
+def prompt_bytes(view: ModelView, width: int) -> int:
+    """Estimate the memory of a prompt of `width` tokens while its batch is captured, bytes."""
+    layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
+    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
+    kept = layers * (7 * d_model + 2 * heads * view.d_head + d_mlp + width * (view.n_kv_heads * view.d_head + heads))
+    passing = width * (4 * d_mlp + 8 * d_model) + 4 * heads * width**2
+    return (kept + passing) * view.model.W_U.element_size()
+
+
+def plan_batches(
+    view: ModelView, batch: PromptBatch, *, batch_size: int | None = None, byte_budget: int = BYTE_BUDGET
+) -> list[list[int]]:
+    """Return the rows of each batch: prompts of similar length, as many as fit into `byte_budget`.
+
+    The first batch covers all lengths and selects the candidates. The plan depends only on prompt lengths. Raises
+    InputError if `batch_size` or `byte_budget` is below 1.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if byte_budget < 1:
+        raise InputError(f"byte_budget must be at least 1, got {byte_budget}")
+
+    def rows_of(width: int) -> int:
+        return batch_size or max(1, min(MOST_ROWS, byte_budget // prompt_bytes(view, width)))
+
+    lengths = (batch.last + 1).tolist()
+    order = sorted(range(len(batch)), key=lambda row: (lengths[row], row))
+    pilot_size = min(rows_of(max(lengths)), len(order))
+    pilot = [order[(2 * i + 1) * len(order) // (2 * pilot_size)] for i in range(pilot_size)]
+    rest = sorted(set(order) - set(pilot), key=lambda row: (lengths[row], row), reverse=True)
+    batches = [pilot]
+    while rest:
+        size = rows_of(lengths[rest[0]])
+        batches.append(rest[:size])
+        rest = rest[size:]
+    return batches
+
+
+@dataclass(frozen=True)
+class Chunk(ABC):
+    """Results of one batch, and how they are stored. Heads are indexed as `layer · n_heads + head`."""
+
+    rows: Int[np.ndarray, " batch"]
+    """Indices of the batch's prompts."""
+
+    @abstractmethod
+    def columns(self, n_heads: int) -> dict[str, Any]:
+        """Return the chunk as table columns."""
+
+    @classmethod
+    @abstractmethod
+    def from_table(cls, table: pa.Table, n_heads: int) -> Any:
+        """Return the chunk stored in a table of `columns`."""
+
+
+AnyChunk = TypeVar("AnyChunk", bound=Chunk)
+
+
+def chunk_name(kind: str, number: int) -> str:
+    """Return a chunk's file name; `kind` is "part" for the first pass over a batch, "refined" for the second."""
+    return f"{kind}-{number:05d}.parquet"
+
+
+def index_columns(rows: Int[np.ndarray, " batch"], heads: Int[np.ndarray, " head"], n_heads: int) -> dict[str, Any]:
+    """Return the columns prompt, layer and head of a chunk with one table row per prompt and head."""
+    return {
+        "prompt": np.repeat(rows, len(heads)).astype(np.int32),
+        "layer": np.tile(heads // n_heads, len(rows)).astype(np.int16),
+        "head": np.tile(heads % n_heads, len(rows)).astype(np.int16),
+    }
+
+
+def index_from(table: pa.Table, n_heads: int) -> tuple[Int[np.ndarray, " batch"], Int[np.ndarray, " head"]]:
+    """Return the prompts and heads of a table that begins with `index_columns`."""
+    prompt, layer, head = (table.column(name).to_numpy().astype(np.int64) for name in ("prompt", "layer", "head"))
+    rows = prompt[np.flatnonzero(np.diff(prompt, prepend=-1))]
+    return rows, (layer * n_heads + head)[: len(prompt) // len(rows)]
+
+
+@dataclass(frozen=True)
+class ChunkStream(Generic[AnyChunk]):
+    """The batches of a run, where their chunks are stored, and the processes that compute them."""
+
+    chunk_type: type[AnyChunk]
+    n_heads: int
+    plan: list[list[int]]
+    folder: RunFolder | None
+    distributed: Distributed
+    progress: Progress
+    warn: Callable[[str], None] | None
+
+    def first(self, compute: Callable[[int], AnyChunk]) -> AnyChunk:
+        """Return the first batch's chunk in every process."""
+        found = None
+        if self.distributed.is_main:
+            self.progress("part", 0, sum(map(len, self.plan)))
+            found = self._stored("part", 0)
+            if found is None:
+                found = compute(0)
+                self._store("part", 0, found)
+        return self.distributed.broadcast(found)
+
+    def chunks(
+        self, kind: str, numbers: Sequence[int], compute: Callable[[int], AnyChunk], *, done: int = 0
+    ) -> Iterator[AnyChunk]:
+        """Yield the chunks of these batches in order in the main process; the other processes compute, yielding none.
+
+        `done` prompts are finished before. An InputError in one process is raised in all. A corrupt chunk is reported
+        through `warn` and recomputed.
+        """
+        total = done + sum(len(self.plan[number]) for number in numbers)
+        main = self.distributed.is_main
+        if main:
+            self.progress(kind, done, total)
+        missing = {number for number in numbers if self._stored(kind, number) is None} if main else set()
+        missing = self.distributed.broadcast(missing)
+        computed = self._computed([number for number in numbers if number in missing], compute)
+        for number in numbers:
+            chunk = next(computed) if number in missing else None
+            if not main:
+                continue
+            if chunk is None:
+                chunk = self._stored(kind, number)
+                assert chunk is not None, f"{chunk_name(kind, number)} disappeared"
+            else:
+                self._store(kind, number, chunk)
+            done += len(chunk.rows)
+            self.progress(kind, done, total)
+            yield chunk
+
+    def _computed(self, numbers: Sequence[int], compute: Callable[[int], AnyChunk]) -> Iterator[AnyChunk]:
+        """Yield the chunks of these batches, in order, in every process."""
+        size, rank = self.distributed.size, self.distributed.rank
+        for start in range(0, len(numbers), size):
+            some = numbers[start : start + size]
+            mine: AnyChunk | InputError | None = None
+            if rank < len(some):
+                try:
+                    mine = compute(some[rank])
+                except InputError as error:
+                    if size == 1:
+                        raise
+                    mine = error
+            found = self.distributed.gather(mine)[: len(some)]
+            # Raise an error of one process in all, because the others would wait for it.
+            if error := next((one for one in found if isinstance(one, InputError)), None):
+                raise error
+            yield from found
+
+    def _store(self, kind: str, number: int, chunk: AnyChunk) -> None:
+        if self.folder is not None:
+            self.folder.write(chunk_name(kind, number), chunk.columns(self.n_heads))
+
+    def _stored(self, kind: str, number: int) -> AnyChunk | None:
+        if self.folder is None:
+            return None
+        try:
+            table = self.folder.read(chunk_name(kind, number))
+        except CorruptChunk as damage:
+            if self.warn is not None:
+                self.warn(f"{damage}; recomputing")
+            return None
+        return None if table is None else self.chunk_type.from_table(table, self.n_heads)
