@@ -8,7 +8,7 @@ import pytest
 import reference_attention
 import torch
 from conftest import PROMPTS
-from finding_tasks import tiny_study
+from tiny_study import tiny_study
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il

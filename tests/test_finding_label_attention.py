@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finding_studies import WORDS, rank_by_chance, tiny_study
+from tiny_study import CATEGORIES, rank_by_chance, tiny_study
 
 import icl_lens as il
 from experiments.findings import label_attention as finding
@@ -20,7 +20,7 @@ HEAD = il.Head(1, 2)
 
 @pytest.fixture
 def study(gpt2: Any, tmp_path: Path) -> Study:
-    return tiny_study(gpt2, tmp_path)
+    return tiny_study(gpt2, tmp_path, n=8)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_attention_and_its_effect_agree_with_a_plain_cache(gpt2: Any, study: Stu
 
 
 def test_other_queries_follow_the_same_demonstrations(study: Study) -> None:
-    classes = {word: kind for kind, words in WORDS.items() for word in words}
+    classes = {word: kind for kind, words in CATEGORIES.items() for word in words}
     for own, other in zip(study.held_out.prompts, study.with_other_query.prompts, strict=True):
         assert own.demonstrations == other.demonstrations
         assert classes[own.query] != classes[other.query]

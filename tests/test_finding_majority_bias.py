@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS
-from finding_tasks import labels_of, tiny_study
+from tiny_study import labels_of, tiny_study
 
 import icl_lens as il
 from experiments.findings.majority_bias import FINDING

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finding_studies import tiny_study
+from tiny_study import tiny_study
 
 import icl_lens as il
 from experiments.findings import metric as finding
@@ -19,7 +19,7 @@ from experiments.framework.tasks import PAPER_TASKS, Task
 @pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
 def test_forms_and_cosines_agree_with_loops(load_tiny: Any, tmp_path: Path, family: str) -> None:
     model = load_tiny(family)
-    study = tiny_study(model, tmp_path)
+    study = tiny_study(model, tmp_path, n=8)
     batch, head = study.held_out, study.located[0]
     found = finding.head_columns(study, batch)
     xs, ys = [], []

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finding_studies import rank_by_chance, tiny_study
+from tiny_study import rank_by_chance, tiny_study
 
 import icl_lens as il
 from experiments.findings import values
@@ -19,7 +19,7 @@ HEADS = [il.Head(0, 1), il.Head(2, 3)]
 
 @pytest.fixture
 def study(gpt2: Any, tmp_path: Path) -> Study:
-    return tiny_study(gpt2, tmp_path)
+    return tiny_study(gpt2, tmp_path, n=8)
 
 
 def written(model: Any, study: Study, batch: il.PromptBatch, row: int, head: il.Head) -> tuple[torch.Tensor, float]:

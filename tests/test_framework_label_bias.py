@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference_attention
 import torch
-from finding_tasks import labels_of, tiny_study
+from tiny_study import labels_of, tiny_study
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il

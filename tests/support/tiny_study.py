@@ -1,11 +1,14 @@
-"""A study of a tiny random model on two classes of words that its tokenizer knows."""
+"""Studies of tiny random models on two classes of words they know, and what else tests of findings share."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+import icl_lens as il
 from experiments.framework.study import Study
 from experiments.framework.tasks import Task
 
@@ -22,7 +25,7 @@ def tiny_study(model: Any, folder: Path, n: int = 12) -> Study:
     return Study(model, Task("tiny", "sentiment-number", path=str(path)), n)
 
 
-def log_odds(model, batch, row, hooks=(), answer=None):
+def log_odds(model: Any, batch: il.PromptBatch, row: int, hooks: Any = (), answer: int | None = None) -> float:
     """The answer's log-odds after one prompt, from the model's own logits."""
     tokens = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
     with torch.no_grad():
@@ -30,3 +33,20 @@ def log_odds(model, batch, row, hooks=(), answer=None):
     answer = int(batch.answer[row]) if answer is None else answer
     own, other = (logits[batch.label_tokens[label]] for label in (answer, 1 - answer))
     return float(own - other)
+
+
+def labels_of(prompt: il.Prompt) -> list[str]:
+    """The labels of a prompt's demonstrations, in their order."""
+    return [demonstration.label for demonstration in prompt.demonstrations]
+
+
+def rank_by_chance(monkeypatch: pytest.MonkeyPatch, study: Study, *, seed: int = 0) -> None:
+    """Make every study rank heads at random, those that are really located last."""
+    located = {head for ranking in ("contrast", "increase") for head in study.ranked_by(ranking).located}
+
+    def ranked_heads(self: Study) -> list[il.Head]:
+        others = [head for head in self.view.heads() if head not in located]
+        random.Random(seed).shuffle(others)
+        return [*others, *sorted(located)]
+
+    monkeypatch.setattr(Study, "ranked_heads", ranked_heads)
