@@ -18,12 +18,11 @@ import torch
 
 import icl_lens as il
 from icl_lens.report import html
-from icl_lens.report.html.assets import circuitsvis_bundle, packed_bundle, read_asset
-from icl_lens.report.html.escaping import for_circuitsvis, json_script, signed, visible
-from icl_lens.report.html.page import body
-from icl_lens.report.html.sections import command, layer_bars
-from icl_lens.report.html.static_html import static_html
-from icl_lens.report.number_format import percent
+from icl_lens.report.command import command
+from icl_lens.report.html import templating
+from icl_lens.report.html.parts import for_circuitsvis
+from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
+from icl_lens.report.number_format import percent, signed
 
 
 class Page(HTMLParser):
@@ -34,9 +33,9 @@ class Page(HTMLParser):
         self.elements, self.text, self.scripts, self._inside = [], "", [], []
         self.feed(source)
         self.close()
-        self.scripts = [
-            script for script in self.scripts if script != read_asset("theme.js")
-        ]  # the rest: data, then code
+        self.scripts.remove(asset("theme.js")) if asset(
+            "theme.js"
+        ) in self.scripts else None  # the rest: data, then code
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -98,19 +97,18 @@ def test_nothing_on_a_page_points_outside(paper):
 
 
 def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(paper):
-    start = packed_bundle()
+    start = circuitsvis_bundle()
     assert len(start) < 500_000
     assert html.explanation_page(paper).count(start) == 1
     counts = [str(element).count(start) for element in every_element(paper)]
     assert counts == [1, 1, 1, 1, 0, 1, 0]  # words are ours alone; so is a heatmap without panels
 
 
-def test_the_packed_bundle_is_the_bundle_and_can_stand_in_a_script_element():
-    bundle = circuitsvis_bundle()
+def test_the_packed_bundle_can_stand_in_a_script_element():
+    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", circuitsvis_bundle())
+    bundle = gzip.decompress(base64.b64decode(circuitsvis_bundle())).decode()
     assert "var CircuitsVis=" in bundle[:60]
     assert "sourceMappingURL" not in bundle  # developer tools would fetch it
-    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", packed_bundle())
-    assert gzip.decompress(base64.b64decode(packed_bundle())).decode() == bundle
 
 
 def test_nothing_asks_the_network(monkeypatch, paper):
@@ -133,13 +131,9 @@ def test_nothing_asks_the_network(monkeypatch, paper):
 
 
 def test_a_missing_bundle_is_said(monkeypatch, tmp_path):
-    from icl_lens.report.html import assets
-
-    monkeypatch.setattr(assets, "files", lambda package: tmp_path)
-    assets.circuitsvis_bundle.cache_clear()
+    monkeypatch.setattr(templating, "files", lambda package: tmp_path)
     with pytest.raises(il.InputError, match=r"lacks dist/cdn/iife\.js"):
-        assets.circuitsvis_bundle()
-    monkeypatch.undo()
+        circuitsvis_bundle.__wrapped__()
 
 
 def test_the_same_explanation_gives_the_same_page(paper):
@@ -182,14 +176,10 @@ def test_injected_markup_stays_text(text):
         assert [tag for tag, _ in after.elements] == [tag for tag, _ in before.elements]
         names = [sorted(attributes) for _, attributes in after.elements]
         assert names == [sorted(attributes) for _, attributes in before.elements]
+        for data in after.scripts[:-2]:  # before circuitsvis and the page's script
+            assert not set("<>&") & set(data)
+            json.loads(data)
     assert Page(html.explanation_page(hostile)).text.count(text) >= 20
-
-
-@pytest.mark.parametrize("text", ex.HOSTILE)
-def test_injected_markup_stays_data_inside_scripts(text):
-    data = json_script({"tokens": [text]})
-    assert not set("<>&") & set(data)
-    assert json.loads(data) == {"tokens": [text]}
 
 
 def test_circuitsvis_gets_tokens_that_are_the_same_as_html_and_as_text():
@@ -241,6 +231,8 @@ def test_white_space_tokens_can_be_seen():
 
 
 def test_numbers_have_one_form():
+    page = Page(str(html.token_values(["a", "b"], torch.tensor([[0.123456789, float("nan")]]), ["x"])))
+    assert json.loads(page.scripts[0])["props"]["values"] == [0.12346, None]
     assert [signed(1.2345), signed(-0.5), percent(0.123), percent(0.0), percent(0.00012)] == [
         "+1.234",
         "−0.500",
@@ -248,7 +240,6 @@ def test_numbers_have_one_form():
         "0.0%",
         "0.012%",
     ]
-    assert json_script([float("nan"), float("inf"), 0.123456789]) == "[null,null,0.12346]"
 
 
 def test_every_head_has_a_cell_with_its_value(paper, paper_page):
@@ -266,9 +257,9 @@ def test_every_head_has_a_cell_with_its_value(paper, paper_page):
     assert sorted(ringed) == sorted(str(report.head) for report in paper.heads)
 
 
-def test_layer_bars_are_drawn_to_scale():
-    figure = layer_bars([1.0, -1.0], [0.5, 0.0])
-    bars = [a for t, a in Page(figure).elements if t == "rect"]
+def test_layer_bars_are_drawn_to_scale(paper):
+    explanation = replace(paper, layer_attn=(1.0, -1.0), layer_ffn=(0.5, 0.0))
+    bars = Page(html.explanation_page(explanation)).all("rect")
     # Zero lies half way between +1 and −1.
     assert [(a["class"], a["y"], a["height"]) for a in bars] == [
         ("p", "0.00%", "50.00%"),
@@ -519,8 +510,7 @@ def test_injected_markup_stays_text_in_the_twin(text):
 
 
 def test_a_twin_takes_little_room():
-    large = ex.large()
-    assert len(static_html(body(large))) < 150_000
+    assert len(ex.large()._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
 
 
 # Files and pairs -----------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
-from icl_lens.report.html.compare import compare_body, compare_page
-from icl_lens.report.html.element import frame
+from icl_lens.report.html.compare import compare_inline, compare_page
 from icl_lens.report.html.page import write_page
 
 SHOWN = 8
@@ -68,7 +67,7 @@ class Comparison:
         return None
 
     def _repr_html_(self) -> str:
-        return frame("Comparison", compare_page(self.a, self.b), compare_body(self.a, self.b), height=720)
+        return compare_inline(self.a, self.b)
 
     def __repr__(self) -> str:
         title = f"Comparison: {self.a.headline} (A, {self.a.model}); {self.b.headline} (B, {self.b.model})"

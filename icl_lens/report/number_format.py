@@ -1,4 +1,4 @@
-"""Format probabilities as percentages."""
+"""Format probabilities as percentages, and numbers with their sign."""
 
 from decimal import Decimal
 
@@ -18,3 +18,8 @@ def percent(value: float) -> str:
     if value < SMALLEST:
         return "<0.000001%"
     return f"{Decimal(f'{100 * value:.1e}'):f}%"
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """Format a number with its sign, as "+0.123" or "−0.123" (U+2212)."""
+    return f"{value:+.{digits}f}".replace("-", "−")

@@ -1,9 +1,9 @@
 """HTML visualizations: circuitsvis elements for notebooks, and self-contained pages without external resources."""
 
 from icl_lens.report.html.compare import compare_page, most_changed
-from icl_lens.report.html.element import Element
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
 from icl_lens.report.html.visualizations import (
+    Element,
     attention_patterns,
     attention_to_labels,
     head_heatmap,

@@ -1,6 +1,8 @@
-"""Visualizations of an explanation for notebooks, built from the same fragments as the page."""
+"""Visualizations for notebooks, built from the same parts as the page; templates/element.html.j2 draws them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,9 +13,49 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html import heads as head_parts
-from icl_lens.report.html import similarity, token_strips
-from icl_lens.report.html.element import Element, circuitsvis_mount
-from icl_lens.report.html.escaping import for_circuitsvis, safe
+from icl_lens.report.html.parts import (
+    Block,
+    Chip,
+    Explorer,
+    Grid,
+    HeadMap,
+    Legend,
+    Name,
+    Patterns,
+    Scale,
+    Strip,
+    for_circuitsvis,
+    largest,
+)
+from icl_lens.report.html.templating import render_notebook, render_page
+from icl_lens.report.palette import BLUE, ORANGE
+
+TEMPLATE = "element.html.j2"
+
+
+@dataclass(frozen=True)
+class Element:
+    """A visualization that displays itself in a notebook; `str(element)` is a self-contained page.
+
+    `repr(element)`, and the HTML where scripts are stripped, show the same numbers as text and tables. No external
+    resources are loaded.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+
+    def __str__(self) -> str:
+        return render_page(TEMPLATE, **self._content())
+
+    def _repr_html_(self) -> str:
+        return render_notebook(TEMPLATE, height=320, **self._content())
+
+    def __repr__(self) -> str:
+        return "\n".join([self.title, *filter(None, map(str, self.blocks))])
+
+    def _content(self) -> dict[str, Any]:
+        circuitsvis = any(isinstance(block, Explorer | Strip | Patterns) for block in self.blocks)
+        return {"title": self.title, "blocks": self.blocks, "element": True, "circuitsvis": circuitsvis}
 
 
 def attention_to_labels(
@@ -27,28 +69,24 @@ def attention_to_labels(
     """
     if isinstance(source, Findings):
         reports = _reports(source, heads)
-        tokens, positions, index = source.shown_tokens, source.label_positions, source.demonstration_labels
-        labels, rows = () if source.is_plain_text else source.labels, [report.attention for report in reports]
-        names = [str(report.head) for report in reports]
+        tokens, marks = source.shown_tokens, head_parts.label_marks(source)
+        labels = () if source.is_plain_text else source.labels
+        rows = {str(report.head): report.attention for report in reports}
     else:
         if not heads:
             raise InputError("heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]")
         for head in heads:
             source.view.check_head(head)
-        tokens = tuple(source.batch.token_strings[row])
+        tokens, labels = source.batch.token_strings[row], source.batch.labels
         known = source.batch.label_positions[row] >= 0
-        positions = tuple(source.batch.label_positions[row][known].tolist())
-        index = tuple(source.batch.label_index[row][known].tolist())
-        labels = source.batch.labels
-        names = [str(head) for head in heads]
-        rows = [tuple(source.pattern[row, head.layer, head.head, : len(tokens)].float().tolist()) for head in heads]
-    body = "".join(
-        f"<h3>{name}</h3>{token_strips.attention_strip(tokens, weights, positions, index, name)}"
-        for name, weights in zip(names, rows, strict=True)
-    )
-    if not labels:
-        return Element("Attention from the last token", body)
-    return Element("Attention to labels", token_strips.label_legend(labels) + body)
+        positions, index = source.batch.label_positions[row][known], source.batch.label_index[row][known]
+        marks = dict(zip(positions.tolist(), index.tolist(), strict=True))
+        pattern = source.pattern[row, :, :, : len(tokens)].float()
+        rows = {str(head): pattern[head.layer, head.head].tolist() for head in heads}
+    blocks: list[Block] = [Legend(labels)] if labels else []
+    for name, weights in rows.items():
+        blocks += [Name(name), head_parts.attention_strip(tokens, weights, marks, name)]
+    return Element("Attention to labels" if labels else "Attention from the last token", blocks)
 
 
 def attention_patterns(
@@ -64,18 +102,25 @@ def attention_patterns(
             f"patterns must have shape [head query key] = {[len(heads), len(tokens), len(tokens)]}, got "
             f"{list(patterns.shape)}; pass one pattern per head over all tokens"
         )
+    names, rows = list(map(str, heads)), patterns.float().tolist()
     props = {
-        "attention": [[[round(x, 4) for x in row] for row in head] for head in patterns.float().tolist()],
-        "tokens": [for_circuitsvis(token) for token in tokens],
-        "attentionHeadNames": [str(head) for head in heads],
-        "positiveColor": token_strips.POSITIVE,
-        "negativeColor": token_strips.NEGATIVE,
+        "attention": [[[round(x, 4) for x in row] for row in head] for head in rows],
+        "tokens": list(map(for_circuitsvis, tokens)),
+        "attentionHeadNames": names,
+        "positiveColor": BLUE,
+        "negativeColor": ORANGE,
         "maxValue": 1,
         "minValue": -1,
         "maskUpperTri": True,
     }
-    names = ", ".join(str(head) for head in heads)
-    return Element("Attention patterns", circuitsvis_mount("AttentionHeads", props, f"Attention patterns of {names}"))
+    strips = [
+        Strip(f"{name}, from the last token", tokens, pattern[-1], 1.0, {}, attention=True)
+        for name, pattern in zip(names, rows, strict=True)
+    ]
+    return Element(
+        "Attention patterns",
+        [Patterns(f"Attention patterns of {', '.join(names)}", {"props": props, "marks": [], "dim": False}, strips)],
+    )
 
 
 def token_values(
@@ -91,12 +136,11 @@ def token_values(
             "per name and one column per token"
         )
     rows = values.float().tolist()
-    reach = max((abs(x) for row in rows for x in row), default=0.0)
-    body = "".join(
-        f"<h3>{safe(name)}</h3>{token_strips.value_strip(tokens, row, name, reach=reach, unit=unit)}"
-        for name, row in zip(names, rows, strict=True)
-    )
-    return Element("Values by token", body + token_strips.scale_legend(reach, unit))
+    reach = largest(*rows)
+    blocks: list[Block] = []
+    for name, row in zip(names, rows, strict=True):
+        blocks += [Name(name), Strip(f"{name}, {unit} by token", tokens, row, reach, {})]
+    return Element("Values by token", [*blocks, Scale(reach, unit)])
 
 
 def similarity_matrix(
@@ -119,8 +163,10 @@ def similarity_matrix(
             f"values must have shape [query key] = {[len(queries), len(keys)]} with one class per name, got "
             f"{list(values.shape)} with {len(classes[0])} and {len(classes[1])} classes"
         )
-    name = "Similarity of queries and keys"
-    return Element(name, similarity.matrix(values.float().tolist(), queries, keys, classes, unit=unit, name=name))
+    columns = list(map(Chip, keys, classes[1]))
+    rows = list(zip(map(Chip, queries, classes[0]), values.float().tolist(), strict=True))
+    grid = Grid("Similarity of queries and keys", "query \\ key", columns, rows)
+    return Element(grid.name, [grid, Scale(grid.reach, unit)])
 
 
 def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
@@ -140,8 +186,10 @@ def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None
     Default: the first located head. Raises InputError for heads that the explanation does not describe.
     """
     reports = _reports(explanation, heads, default=1)
-    body = "".join(f"<h3>{report.head}</h3>{head_parts.words(explanation, report)}" for report in reports)
-    return Element("Words by position", body)
+    blocks: list[Block] = []
+    for report in reports:
+        blocks += [Name(str(report.head)), head_parts.words_table(explanation, report)]
+    return Element("Words by position", blocks)
 
 
 def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
@@ -150,10 +198,10 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
     From an Explanation, selecting a cell shows that head. From a tensor, a cell only shows its value.
     """
     if isinstance(source, Findings):
-        return Element("Increase by layer and head", head_parts.explorer(source))
+        return Element("Increase by layer and head", [head_parts.explorer(source)])
     if source.ndim != 2:
         raise InputError(f"increases must have shape [layer head], got {list(source.shape)}; pass one value per head")
-    return Element("Increase by layer and head", head_parts.heatmap(source.float().tolist(), located=()))
+    return Element("Increase by layer and head", [HeadMap(source.float().tolist())])
 
 
 def _reports(explanation: Findings, heads: Sequence[Head] | None, default: int = 4) -> list[HeadReport]:

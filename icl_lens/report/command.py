@@ -1,0 +1,84 @@
+"""The command or Python code that reproduces an explanation."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+from icl_lens.errors import InputError
+from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.report.findings import Findings
+
+
+def command(explanation: Findings) -> str:
+    """Return the shell command that reproduces the explanation, or Python code if the CLI cannot express it."""
+    explanation = replace(explanation, model=explanation.source or explanation.model)  # a folder's path, not its name
+    settings, prompt = explanation.settings, explanation.prompt
+    if _typed(explanation):
+        if prompt is None:
+            words = ["icl-lens", "explain", "--text", explanation.text, "--model", explanation.model]
+            words += [] if settings.target is None else ["--target", str(settings.target)]
+        else:
+            words = ["icl-lens", "explain", str(prompt), "--model", explanation.model]
+            words += ["--answer", prompt.answer] if prompt.answer is not None else []
+        words += [word for other in settings.against or () for word in ("--against", str(other))]
+        words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
+        words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
+        words += ["--final-norm", settings.final_norm, "--bias" if settings.bias else "--no-bias"]
+        words += [] if settings.prepend_bos is None else ["--bos" if settings.prepend_bos else "--no-bos"]
+        words += ["--dtype", settings.dtype]
+        return shlex.join(words)
+    against = "" if settings.against is None else f"    against={list(settings.against)!r},\n"
+    what = _free_python(explanation) if prompt is None else _prompt_python(explanation, prompt)
+    return (
+        "import icl_lens as il\n"
+        "import torch\n"
+        f"model = il.load_model({explanation.model!r}, dtype=torch.{settings.dtype})\n"
+        f"il.explain(\n    model,\n{what}{'' if prompt is None else against}"
+        f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    k={settings.k},\n"
+        f"    n_ablated={settings.n_ablated},\n    n_random={settings.n_random},\n    seed={settings.seed},\n)"
+    )
+
+
+def _prompt_python(explanation: Findings, prompt: Prompt) -> str:
+    demonstrations = ",\n         ".join(
+        f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
+    )
+    template, shared = explanation.template, explanation.settings.shared_prefix
+    parts = (template.demonstration, template.query, template.separator, template.prefix)
+    return (
+        f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
+        f"        answer={prompt.answer!r},\n        labels={list(prompt.labels)!r},\n    ),\n"
+        f"    template=il.Template({', '.join(map(repr, parts))}),\n"
+        f"    labels={list(explanation.labels)!r},\n    prepend_bos={explanation.settings.prepend_bos},\n"
+        + (f"    shared_prefix={shared!r},\n" if shared != "error" else "")
+    )
+
+
+def _free_python(explanation: Findings) -> str:
+    settings = explanation.settings
+    target = None if settings.target is None else [settings.target]
+    against = None if settings.against is None else [list(settings.against)]
+    return (
+        f"    il.tokenize_text(\n        model,\n        [{explanation.text!r}],\n        targets={target!r},\n"
+        f"        against={against!r},\n        prepend_bos={settings.prepend_bos},\n    ),\n"
+    )
+
+
+def _typed(explanation: Findings) -> bool:
+    """Whether the command line can express all settings."""
+    settings = explanation.settings
+    if settings.n_random != 20:
+        return False
+    if explanation.prompt is not None:
+        return explanation.template == Template() and _reads_back(explanation.prompt, explanation.labels)
+    words = [settings.target, *(settings.against or ())]
+    return not any(isinstance(word, int) or "\n" in (word or "") for word in [*words, explanation.text])
+
+
+def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:
+    """Whether the command line parses the same prompt, with the same labels, from its text."""
+    try:
+        same = Prompt.parse(str(prompt), answer=prompt.answer) == prompt
+    except InputError:
+        return False
+    return same and set(labels) == set(prompt.labels) and "\n" not in str(prompt)

@@ -1,0 +1,141 @@
+"""Render the templates beside this module as self-contained pages and as notebook output.
+
+A template draws plain data twice. The page has scripts and styles. The static version (`static` in templates) needs
+neither and uses only the tags that `nbconvert --sanitize-html` keeps; it is shown where scripts are stripped.
+Templates escape everything, and make invisible characters visible, without being asked.
+"""
+
+import base64
+import gzip
+import json
+import math
+import re
+import unicodedata
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from icl_lens.errors import InputError
+from icl_lens.report.number_format import percent, signed
+
+# Characters that are invisible or change the text direction, shown as code points. Joiners stay: emoji need them.
+_HIDDEN = set("\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff") | {
+    chr(code) for start, stop in ((0x202A, 0x202F), (0x2066, 0x206A)) for code in range(start, stop)
+}
+_BREAKS = {"\n": "↵", "\r": "␍", "\t": "⇥", "\u2028": "↵", "\u2029": "↵", "\u0085": "↵"}
+
+# Tints of the static version, by the page's color classes: legible on white and on black.
+TINTS = {
+    "": "128,128,128",
+    "p": "0,114,178",
+    "n": "213,94,0",
+    "l0": "86,180,233",
+    "l1": "230,159,0",
+    "l2": "0,158,115",
+    "l3": "204,121,167",
+    "l4": "216,201,0",
+    "l5": "213,94,0",
+}
+
+
+class Prose(str):
+    """Text whose line breaks stay."""
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """Return text with line breaks, control characters, direction marks and lone surrogates as visible symbols.
+
+    Characters in `keep` are unchanged.
+    """
+    return text if text.isprintable() else "".join(char if char in keep else _sign(char) for char in text)
+
+
+def _sign(char: str) -> str:
+    if char in _BREAKS:
+        return _BREAKS[char]
+    if char in _HIDDEN or unicodedata.category(char) in ("Cc", "Cs"):
+        return f"⟨U+{ord(char):04X}⟩"
+    return char
+
+
+def visible_token(text: str) -> str:
+    """Return a token without the spaces around it; white space alone as "␣", and nothing as "∅"."""
+    shown = visible(text.strip() or text)
+    return shown if shown.strip() else "␣" * len(shown) or "∅"
+
+
+def _finalize(value: Any) -> Any:
+    """Make every string that a template inserts visible; what a macro or filter has escaped already stays."""
+    if isinstance(value, Prose):
+        return visible(value, keep="\n")
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _compact_json(value: Any) -> str:
+    """Return JSON with floats of five significant digits, and null for those that are not finite."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.5g}") if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return {key: plain(entry) for key, entry in value.items()}
+        return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+
+
+@cache
+def circuitsvis_bundle() -> str:
+    """Return circuitsvis' script without its source map, gzipped and base64-encoded; the page's script unpacks it.
+
+    Every visualization embeds its own copy, because notebook cells are run, cleared and copied independently. Raises
+    InputError if the installed circuitsvis does not contain the file.
+    """
+    path = files("circuitsvis") / "dist" / "cdn" / "iife.js"
+    if not path.is_file():
+        raise InputError("the installed circuitsvis lacks dist/cdn/iife.js; install circuitsvis 1.43 from its wheel")
+    source = path.read_text(encoding="utf-8")
+    # Browser developer tools would try to load the source map.
+    source = re.sub(r"\n//# sourceMappingURL=.*", "", source).strip()
+    return base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode()
+
+
+@cache
+def asset(name: str) -> Markup:
+    """Return a style sheet or script of this folder, or "circuitsvis": the only text that templates do not escape."""
+    if name == "circuitsvis":
+        return Markup(circuitsvis_bundle())
+    return Markup((files("icl_lens.report.html") / name).read_text(encoding="utf-8").strip())
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("icl_lens.report.html"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_finalize,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.policies["json.dumps_function"] = _compact_json
+TEMPLATES.policies["json.dumps_kwargs"] = {}
+TEMPLATES.filters |= {"percent": percent, "signed": signed, "prose": Prose, "token": visible_token}
+TEMPLATES.globals |= {"asset": asset, "tints": TINTS}
+
+
+def render_page(template: str, title: str, **content: Any) -> str:
+    """Return `content` as a self-contained HTML document."""
+    return TEMPLATES.get_template(template).render(content, title=title, static=False)
+
+
+def render_notebook(template: str, title: str, *, height: int, **content: Any) -> str:
+    """Return the page as a frame of `height` pixels, with the static version for viewers that strip scripts.
+
+    The frame isolates the page's scripts, names and styles from the notebook. It grows to its content's height if the
+    notebook allows it; otherwise it scrolls. Until a short script puts it there, the page is stored in an attribute:
+    viewers that strip scripts also strip unknown attributes, so that its source never appears as text.
+    """
+    page = render_page(template, title, **content)
+    return TEMPLATES.get_template(template).render(content, title=title, static=True, page=page, height=height)
