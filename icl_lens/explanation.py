@@ -2,7 +2,8 @@
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -18,12 +19,11 @@ from icl_lens.activations.multi_token_labels import continuation_log_probs, toke
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
 from icl_lens.attribution.increases import (
-    LayerIncreases,
     head_log_prob_increase,
     layer_log_prob_increase,
     subhead_log_prob_increase,
 )
-from icl_lens.attribution.search import TopSubheads, top_subheads
+from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import label_similarity
 from icl_lens.display import format_signed
 from icl_lens.errors import InputError
@@ -32,7 +32,6 @@ from icl_lens.models.attention_scores import RotaryAnglesUnavailable
 from icl_lens.models.head import Head
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import FinalNorm
-from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import tokenize_text
 from icl_lens.prompts.prompt import Prompt, Template, quoted_list
@@ -124,6 +123,7 @@ def explain(
     *,
     answer: str | int | None = None,
     against: str | int | Sequence[str | int] | None = None,
+    plain_text: bool = False,
     template: Template | None = None,
     labels: Sequence[str] | None = None,
     prepend_bos: bool | None = None,
@@ -145,10 +145,10 @@ def explain(
     Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
     defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
 
-    A string without a standalone colon is plain text if `answer` or `against` is given. Plain text has no
-    demonstrations, and its target is any token, given with its leading space (`answer=" Mary", against=" John"`) or as
-    an id; without `answer`, the target is the model's most probable token. For plain text that contains a colon, pass a
-    one-row `PromptBatch` from `tokenize_text`, which holds its own targets. `shared_prefix` is passed to `tokenize`.
+    Plain text has no demonstrations, and its target is any token, given with its leading space (`answer=" Mary"`,
+    `against=" John"`) or as an id; without `answer`, the target is the model's most probable token. A string is plain
+    text with `plain_text=True`, or if it has no standalone colon and `answer` or `against` is given. A one-row
+    `PromptBatch` from `tokenize_text` holds its own targets. `shared_prefix` is passed to `tokenize`.
 
     Raises InputError for invalid prompts; warns if a label is scored by a white-space token.
 
@@ -173,53 +173,61 @@ def explain(
         shared_prefix=shared_prefix,
     )
     if isinstance(prompt, PromptBatch):
-        _check_alone(prompt, answer=answer, against=against, template=template, labels=labels, prepend_bos=prepend_bos)
+        given = {"answer": answer, "against": against, "plain_text": plain_text or None}
+        _check_alone(prompt, **given, template=template, labels=labels, prepend_bos=prepend_bos)
         batch = prompt
         if batch.targets is not None:
             others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
             target = int(batch.answer_tokens[0])
             options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
-    elif isinstance(prompt, str) and (answer is not None or against is not None) and ":" not in prompt.split():
+    elif isinstance(prompt, str) and (
+        plain_text or ((answer is not None or against is not None) and ":" not in prompt.split())
+    ):
         if template is not None or labels is not None or shared_prefix != "error":
             raise InputError(
                 f"template, labels and shared_prefix must be omitted for plain text, got the prompt {prompt!r} without "
-                "a ' : ' separator; omit them, or write 'text : label' for each demonstration"
+                "demonstrations; omit them, or write 'text : label' for each demonstration"
             )
-        return explain_text(model, prompt, replace(options, target=answer))
+        options = replace(options, target=answer)
+        others = None if options.against is None else [list(options.against)]
+        batch = tokenize_text(model, prompt, targets=answer, against=others, prepend_bos=prepend_bos)
     else:
+        if plain_text:
+            raise InputError(f"prompt must be a string with plain_text=True, got {type(prompt).__name__}")
         if isinstance(answer, int):
             raise InputError(f"answer must be one of the prompt's labels, got the token id {answer}; pass a label")
         if isinstance(prompt, str):
             prompt = Prompt.parse(prompt, answer=answer)
         elif answer is not None:
             prompt = replace(prompt, answer=answer)
+        template = template or Template()
         batch = tokenize(
-            model,
-            [prompt],
-            template=template or Template(),
-            labels=labels,
-            prepend_bos=prepend_bos,
-            shared_prefix=shared_prefix,
+            model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos, shared_prefix=shared_prefix
         )
-    explanation = _capture_and_explain(model, batch, options)
-    for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
-        warnings.warn(remark, stacklevel=2)
-    return explanation
 
-
-def explain_text(model: Any, text: str, options: ExplainOptions) -> Explanation:
-    """Explain the next token of a text, without parsing demonstrations.
-
-    Raises InputError like `tokenize_text`.
-    """
-    others = None if options.against is None else [list(options.against)]
-    batch = tokenize_text(model, text, targets=options.target, against=others, prepend_bos=options.prepend_bos)
-    return _capture_and_explain(model, batch, options)
-
-
-def _capture_and_explain(model: Any, batch: PromptBatch, options: ExplainOptions) -> Explanation:
     acts = capture(model, batch)
-    return _explain(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
+    asked = _Question.of(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
+    increases = head_log_prob_increase(acts, asked.targets, **asked.convention)[0]
+    order = increases.flatten().argsort(descending=True)[:k].tolist()
+    located = [Head.from_index(index, acts.view.n_heads) for index in order]
+    contrasts = None
+    if asked.others:
+        contrasts = head_log_prob_increase(acts, asked.targets, against=asked.against, **asked.convention)[0]
+    single, ablation = _ablation(asked, located)
+    explanation = Explanation(
+        **_prompt(asked),
+        **(_plain_text(asked) if asked.is_plain_text else _labels(asked)),
+        **_scores(asked),
+        **_layers(asked),
+        **_positions(asked),
+        head_increases=tuple(map(tuple, increases.tolist())),
+        head_contrasts=() if contrasts is None else tuple(map(tuple, contrasts.tolist())),
+        heads=tuple(_head_reports(asked, located, increases, contrasts, single)),
+        ablation=ablation,
+    )
+    for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
+        warnings.warn(remark, stacklevel=3)
+    return explanation
 
 
 def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int, ...] | None:
@@ -241,14 +249,59 @@ def _check_alone(batch: PromptBatch, **given: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _ScoredTokens:
-    """Scored token ids and their names, the index of the target, and the indices it is compared with."""
+class _Question:
+    """The captured prompt, the scored tokens with their names, and which of them are the target and the others."""
 
+    model: Any
+    acts: Activations
+    options: ExplainOptions
     tokens: Int[Tensor, " label"]
     names: tuple[str, ...]
     target: int
     others: tuple[int, ...]
-    free: bool
+
+    @classmethod
+    def of(cls, model: Any, acts: Activations, options: ExplainOptions) -> "_Question":
+        """Check the options; score the labels of a prompt, or plain text's target and the tokens it is compared with.
+
+        Raise InputError for invalid options.
+        """
+        batch, device = acts.batch, acts.readout.W_U.device
+        most = len(acts.view.heads()) // 2
+        if options.k < 1:
+            raise InputError(f"k must be at least 1, got {options.k}")
+        if not 1 <= options.n_ablated <= most:
+            raise InputError(
+                f"n_ablated must be between 1 and {most}, half of all heads, got {options.n_ablated}; random sets need "
+                "the other half"
+            )
+        if batch.labels and batch.targets is None:
+            target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
+            if options.against is None:
+                others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
+            else:
+                others = [_label(batch, one, batch.labels[target]) for one in dict.fromkeys(options.against)]
+            return cls(model, acts, options, batch.label_tokens.to(device), batch.labels, target, tuple(others))
+        scored = int(batch.answer_tokens[0])
+        if scored < 0:
+            scored = int(acts.readout.logits(acts.resid_final)[0].argmax())
+        others = [] if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
+        ids = list(dict.fromkeys([scored, *others]))
+        names = tuple(name_tokens(model.tokenizer, [ids])[0])
+        if scored in others:
+            raise InputError(
+                f"against must not contain the target {names[0]!r}, which is the model's most probable token; pass "
+                "answer="
+            )
+        return cls(model, acts, options, torch.tensor(ids, device=device), names, 0, tuple(range(1, len(ids))))
+
+    @property
+    def is_plain_text(self) -> bool:
+        return not self.acts.batch.labels or self.acts.batch.targets is not None
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.acts.batch.last[0]) + 1
 
     @property
     def targets(self) -> Int[Tensor, " 1"]:
@@ -258,29 +311,9 @@ class _ScoredTokens:
     def against(self) -> Int[Tensor, "1 other"] | None:
         return self.tokens[list(self.others)][None] if self.others else None
 
-
-def _asked(acts: Activations, options: ExplainOptions, tokenizer: Any) -> _ScoredTokens:
-    """Return the labels of a prompt, or, for plain text, the target and the tokens it is compared with."""
-    batch, device = acts.batch, acts.readout.W_U.device
-    if batch.labels and batch.targets is None:
-        target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
-        if options.against is None:
-            others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
-        else:
-            others = [_label(batch, one, batch.labels[target]) for one in dict.fromkeys(options.against)]
-        return _ScoredTokens(batch.label_tokens.to(device), batch.labels, target, tuple(others), free=False)
-    scored = int(batch.answer_tokens[0])
-    if scored < 0:
-        scored = int(acts.readout.using(final_norm="frozen", bias=True).logits(acts.resid_final)[0].argmax())
-    others = [] if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
-    if scored in others:
-        raise InputError(
-            f"against must not contain the target {name_tokens(tokenizer, [[scored]])[0][0]!r}, which is the model's "
-            "most probable token; pass answer="
-        )
-    ids = list(dict.fromkeys([scored, *others]))
-    names = tuple(name_tokens(tokenizer, [ids])[0])
-    return _ScoredTokens(torch.tensor(ids, device=device), names, 0, tuple(range(1, len(ids))), free=True)
+    @property
+    def convention(self) -> dict[str, Any]:
+        return {"final_norm": self.options.final_norm, "bias": self.options.bias}
 
 
 def _label(batch: PromptBatch, name: str | int, target: str) -> int:
@@ -291,123 +324,61 @@ def _label(batch: PromptBatch, name: str | int, target: str) -> int:
     return batch.labels.index(name)
 
 
-def _explain(model: Any, acts: Activations, options: ExplainOptions) -> Explanation:
-    batch, view = acts.batch, acts.view
-    _check(options, view)
-    scored = _asked(acts, options, model.tokenizer)
-    targets, against = scored.targets, scored.against
-    convention: dict[str, Any] = {"final_norm": options.final_norm, "bias": options.bias}
-    n_heads, n_tokens = view.n_layers * view.n_heads, int(batch.last[0]) + 1
-
-    layers = layer_log_prob_increase(acts, targets, **convention)
-    increases = head_log_prob_increase(acts, targets, **convention)[0]
-    order = increases.flatten().argsort(descending=True)[: min(options.k, n_heads)]
-    located = [Head.from_index(index, view.n_heads) for index in order.tolist()]
-    parts = top_subheads(acts, targets, k=min(2 * options.k, n_heads * n_tokens), **convention)
-    contrasts = None
-    if against is not None:
-        contrasts = _Contrasts(
-            layer_log_prob_increase(acts, targets, against=against, **convention),
-            head_log_prob_increase(acts, targets, against=against, **convention)[0],
-            {
-                layer: subhead_log_prob_increase(acts, targets, layers=[layer], against=against, **convention)[0, 0]
-                for layer in {*parts.layer[0].tolist(), *(head.layer for head in located)}
-            },
-        )
-
-    single, ablation = _ablation_results(model, acts, located, scored, options)
-    described = _in_free(model, acts, scored, options) if scored.free else _in_labels(model, acts)
-    reports = list(_head_reports(acts, located, increases, targets, single, options, contrasts, scored.free))
-    log_probs = acts.readout.using(final_norm="frozen", bias=True).log_probs(acts.resid_final)[0, scored.tokens]
-    return Explanation(
-        model=view.name,
-        source=view.source,
-        quantization=view.quantization,
-        template=batch.template,
-        settings=options,
-        tokens=tuple(batch.token_strings[0][:n_tokens]),
-        token_names=tuple(batch.token_names[0][:n_tokens]),
-        labels=scored.names,
-        label_log_probs=tuple(log_probs.tolist()),
-        target=scored.names[scored.target],
-        target_token=_decode(acts)(int(targets[0])),
-        next_tokens=_next_tokens(acts, model.tokenizer if scored.free else None),
-        layer_attn=tuple(layers.attn[0].tolist()),
-        layer_ffn=tuple(layers.ffn[0].tolist()),
-        head_increases=tuple(tuple(row) for row in increases.tolist()),
-        heads=tuple(_with_similarity(model, batch, reports)),
-        subheads=tuple(_subhead_reports(acts, parts, contrasts)),
-        n_parts=int(parts.n_parts[0]),
-        n_exact=int(parts.n_exact[0]),
-        certified=parts.certified,
-        ablation=ablation,
-        versions=tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
-        **({} if contrasts is None else contrasts.described()),
-        compared_with=tuple(scored.names[i] for i in scored.others),
-        contrast_adds_up=len(scored.others) == 1 and acts.readout.using(**convention).is_affine,
-        **described,
-    )
+# Sections: each returns fields of the explanation.
 
 
-@dataclass(frozen=True)
-class _Contrasts:
-    """Contrasts of layers, heads, and (head, position) parts of the described layers, nats."""
+def _prompt(asked: _Question) -> dict[str, Any]:
+    """Return the model's, the settings' and the tokens' fields."""
+    batch, view = asked.acts.batch, asked.acts.view
+    return {
+        "model": view.name,
+        "source": view.source,
+        "quantization": view.quantization,
+        "template": batch.template,
+        "settings": asked.options,
+        "tokens": tuple(batch.token_strings[0][: asked.n_tokens]),
+        "token_names": tuple(batch.token_names[0][: asked.n_tokens]),
+        "versions": tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
+    }
 
-    layers: LayerIncreases
-    heads: Float[Tensor, "layer head"]
-    parts: dict[int, Float[Tensor, "head pos"]]
 
-    def described(self) -> dict[str, Any]:
-        return {
-            "head_contrasts": tuple(tuple(row) for row in self.heads.tolist()),
-            "layer_attn_contrast": tuple(self.layers.attn[0].tolist()),
-            "layer_ffn_contrast": tuple(self.layers.ffn[0].tolist()),
-        }
-
-
-def _in_labels(model: Any, acts: Activations) -> dict[str, Any]:
-    """Return the fields of an explanation that only prompts with demonstrations have."""
-    batch = acts.batch
+def _labels(asked: _Question) -> dict[str, Any]:
+    """Return the fields that only prompts with demonstrations have."""
+    batch, model = asked.acts.batch, asked.model
     spelled = tokenize_labels(model, batch)
-    n_shared = int(batch.last[0]) + 1 - len(spelled.prompt)
     whole: Sequence[float] = ()
     if any(len(ids) > 1 for ids in spelled.labels):
         whole = whole_label_log_probs(model, batch)[0].tolist()
+    predicted = () if batch.prediction_positions is None else tuple(batch.prediction_positions[0].tolist())
     return {
         "prompt": batch.prompts[0],
         "text": batch.texts[0] if batch.texts else "",
         "label_positions": tuple(batch.label_positions[0].tolist()),
-        "prediction_positions": ()
-        if batch.prediction_positions is None
-        else tuple(batch.prediction_positions[0].tolist()),
+        "prediction_positions": predicted,
         "demonstration_labels": tuple(batch.label_index[0].tolist()),
-        "label_attention": tuple(
-            tuple(tuple(head) for head in layer) for layer in attention_to_labels(acts)[0].tolist()
-        ),
-        "label_token_names": tuple(
-            tuple(names) for names in name_tokens(model.tokenizer, [list(x) for x in spelled.labels])
-        ),
-        "n_shared_tokens": n_shared,
+        "label_attention": _nested(attention_to_labels(asked.acts)[0]),
+        "label_token_names": tuple(map(tuple, name_tokens(model.tokenizer, [list(ids) for ids in spelled.labels]))),
+        "n_shared_tokens": asked.n_tokens - len(spelled.prompt),
         "whole_label_log_probs": tuple(whole),
     }
 
 
-def _in_free(model: Any, acts: Activations, asked: _ScoredTokens, options: ExplainOptions) -> dict[str, Any]:
-    """Return the fields of an explanation that only plain text has."""
-    batch, n_tokens = acts.batch, int(acts.batch.last[0]) + 1
-    pattern = acts.pattern[0, :, :, :n_tokens].float()
+def _plain_text(asked: _Question) -> dict[str, Any]:
+    """Return the fields that only plain text has."""
+    batch, tokenizer, n_tokens = asked.acts.batch, asked.model.tokenizer, asked.n_tokens
+    pattern = asked.acts.pattern[0, :, :, :n_tokens].float()
     watched = pattern.amax((0, 1)).topk(min(WATCHED, n_tokens)).indices.sort().values
     text = batch.texts[0] if batch.prompt_index is None and batch.texts else "".join(batch.token_strings[0][:n_tokens])
     spelled = {token: [token] for token in asked.tokens.tolist()}
-    for given in (options.target, *(options.against or ())):
+    for given in (asked.options.target, *(asked.options.against or ())):
         if isinstance(given, str):
-            before, after = (model.tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + given))
+            before, after = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + given))
             spelled[after[len(before)]] = after[len(before) :]
     spellings = list(spelled.values())
     whole: Sequence[float] = ()
     if any(len(ids) > 1 for ids in spellings):
         prompt = batch.tokens[0, :n_tokens].tolist()
-        whole = continuation_log_probs(model, [(prompt, ids) for ids in spellings]).tolist()
+        whole = continuation_log_probs(asked.model, [(prompt, ids) for ids in spellings]).tolist()
     return {
         "prompt": None,
         "text": text,
@@ -415,142 +386,146 @@ def _in_free(model: Any, acts: Activations, asked: _ScoredTokens, options: Expla
         "demonstration_labels": (),
         "label_attention": (),
         "attended_positions": tuple(watched.tolist()),
-        "attended_attention": tuple(tuple(tuple(head) for head in layer) for layer in pattern[:, :, watched].tolist()),
-        "label_token_names": tuple(tuple(names) for names in name_tokens(model.tokenizer, spellings)),
+        "attended_attention": _nested(pattern[:, :, watched]),
+        "label_token_names": tuple(map(tuple, name_tokens(tokenizer, spellings))),
         "whole_label_log_probs": tuple(whole),
     }
 
 
-def _check(options: ExplainOptions, view: ModelView) -> None:
-    most = view.n_layers * view.n_heads // 2
-    if options.k < 1:
-        raise InputError(f"k must be at least 1, got {options.k}")
-    if not 1 <= options.n_ablated <= most:
-        raise InputError(
-            f"n_ablated must be between 1 and {most}, half of all heads, got {options.n_ablated}; random sets need the "
-            "other half"
-        )
+def _nested(values: Float[Tensor, "i j k"]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(tuple(map(tuple, layer)) for layer in values.tolist())
 
 
-def _subhead_reports(acts: Activations, parts: TopSubheads, contrasts: _Contrasts | None) -> Iterator[SubheadReport]:
-    """Yield the prompt's largest parts with the token at each position."""
+def _scores(asked: _Question) -> dict[str, Any]:
+    """Return the scored tokens' log-probabilities, and the five most probable tokens, with all biases."""
+    readout = asked.acts.readout
+    log_probs = readout.log_probs(asked.acts.resid_final)[0]
+    best = log_probs.exp().topk(5)
+    assert readout.decode is not None  # tokenizing required the tokenizer
+    names = list(map(readout.decode, best.indices.tolist()))
+    if asked.is_plain_text:
+        names = name_tokens(asked.model.tokenizer, [best.indices.tolist()])[0]
+    return {
+        "labels": asked.names,
+        "label_log_probs": tuple(log_probs[asked.tokens].tolist()),
+        "target": asked.names[asked.target],
+        "target_token": readout.decode(int(asked.tokens[asked.target])),
+        "next_tokens": tuple(zip(names, best.values.tolist(), strict=True)),
+        "compared_with": tuple(asked.names[i] for i in asked.others),
+        "contrast_adds_up": len(asked.others) == 1 and readout.using(**asked.convention).is_affine,
+    }
+
+
+def _layers(asked: _Question) -> dict[str, Any]:
+    """Return every layer's increases and contrasts."""
+    attn, ffn = layer_log_prob_increase(asked.acts, asked.targets, **asked.convention)
+    found = {"layer_attn": tuple(attn[0].tolist()), "layer_ffn": tuple(ffn[0].tolist())}
+    if asked.others:
+        attn, ffn = layer_log_prob_increase(asked.acts, asked.targets, against=asked.against, **asked.convention)
+        found |= {"layer_attn_contrast": tuple(attn[0].tolist()), "layer_ffn_contrast": tuple(ffn[0].tolist())}
+    return found
+
+
+def _positions(asked: _Question) -> dict[str, Any]:
+    """Return the largest (head, position) parts with their tokens and contrasts."""
+    acts = asked.acts
+    k = min(2 * asked.options.k, len(acts.view.heads()) * asked.n_tokens)
+    parts = top_subheads(acts, asked.targets, k=k, **asked.convention)
+    layers = sorted(set(parts.layer[0].tolist()))
+    contrasts = _by_position(asked, layers, asked.against) if asked.others else None
+    reports = []
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
-        contrast = None if contrasts is None else float(contrasts.parts[layer][head, position])
-        yield SubheadReport(Head(layer, head), position, acts.batch.token_strings[0][position], value, contrast)
+        contrast = None if contrasts is None else float(contrasts[layer][head, position])
+        reports.append(
+            SubheadReport(Head(layer, head), position, acts.batch.token_strings[0][position], value, contrast)
+        )
+    return {
+        "subheads": tuple(reports),
+        "n_parts": int(parts.n_parts[0]),
+        "n_exact": int(parts.n_exact[0]),
+        "certified": parts.certified,
+    }
 
 
-def _decode(acts: Activations) -> Callable[[int], str]:
-    assert acts.readout.decode is not None  # tokenize() already required the tokenizer
-    return acts.readout.decode
+def _by_position(
+    asked: _Question, layers: list[int], against: Int[Tensor, "1 other"] | None = None
+) -> dict[int, Float[Tensor, "head pos"]]:
+    """Return the increases, or contrasts, of every head and position of these layers, nats."""
+    found = subhead_log_prob_increase(asked.acts, asked.targets, layers=layers, against=against, **asked.convention)[0]
+    return dict(zip(layers, found[..., : asked.n_tokens], strict=True))
 
 
-def _next_tokens(acts: Activations, tokenizer: Any, k: int = 5) -> tuple[tuple[str, float], ...]:
-    """Return the most probable tokens with their probabilities, named if a tokenizer is given, else decoded."""
-    best = acts.readout.log_probs(acts.resid_final)[0].exp().topk(k)
-    ids, decode = best.indices.tolist(), _decode(acts)
-    names = [decode(token) for token in ids] if tokenizer is None else name_tokens(tokenizer, [ids])[0]
-    return tuple(zip(names, best.values.tolist(), strict=True))
-
-
-def _random_sets(heads: list[Head], removed: list[Head], settings: ExplainOptions) -> list[list[Head]]:
-    """Return random sets of heads disjoint from `removed`, each of the same size."""
-    pool = [head for head in heads if head not in removed]
-    rng = random.Random(settings.seed)
-    return [rng.sample(pool, len(removed)) for _ in range(settings.n_random)]
-
-
-def _ablation_results(
-    model: Any, acts: Activations, located: list[Head], asked: _ScoredTokens, options: ExplainOptions
-) -> tuple[Float[Tensor, "head label"], AblationReport]:
+def _ablation(asked: _Question, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
     """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
+    model, batch, options = asked.model, asked.acts.batch, asked.options
     removed = located[: options.n_ablated]
-    draws = _random_sets(acts.view.heads(), removed, options)
-    scores = _ablated_scores(model, acts.batch, [*[[head] for head in located], removed, *draws], asked.tokens)
-    single, joint, random_draws = scores.split([len(located), 1, len(draws)])
-    return single, AblationReport(
-        heads=tuple(removed),
-        located=tuple(joint[0].tolist()),
-        random=tuple(tuple(row) for row in random_draws.tolist()),
-    )
-
-
-def _ablated_scores(
-    model: Any, batch: PromptBatch, sets: list[list[Head]], tokens: Int[Tensor, " label"]
-) -> Float[Tensor, "set label"]:
-    """Return the tokens' log-probabilities with each set of heads zeroed, several sets per pass."""
+    others = [head for head in asked.acts.view.heads() if head not in removed]
+    rng = random.Random(options.seed)
+    draws = [rng.sample(others, len(removed)) for _ in range(options.n_random)]
+    sets = [*[[head] for head in located], removed, *draws]
     rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
     found = []
-    for start in range(0, len(sets), rows):
-        some = sets[start : start + rows]
+    for some in (sets[start : start + rows] for start in range(0, len(sets), rows)):
         with ablate_heads_per_row(model, some):
             log_probs = last_log_probs(model, batch[[0] * len(some)])
-        found.append(log_probs[:, tokens.to(log_probs.device)])
-    return torch.cat(found)
+        found.append(log_probs[:, asked.tokens.to(log_probs.device)])
+    single, joint, random_draws = torch.cat(found).split([len(located), 1, len(draws)])
+    report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))
+    return single, report
 
 
 def _head_reports(
-    acts: Activations,
+    asked: _Question,
     heads: list[Head],
     increases: Float[Tensor, "layer head"],
-    targets: Int[Tensor, " batch"],
-    ablated: Float[Tensor, "set label"],
-    options: ExplainOptions,
-    contrasts: _Contrasts | None,
-    free: bool,
+    contrasts: Float[Tensor, "layer head"] | None,
+    ablated: Float[Tensor, "located label"],
 ) -> Iterator[HeadReport]:
     """Yield a report per located head; results shared by the heads of a layer are computed once."""
-    n_tokens = int(acts.batch.last[0]) + 1
-    words: dict[str, Any] = {"k": options.n_words, "keep": is_content_word}
-    convention: dict[str, Any] = {"final_norm": options.final_norm, "bias": options.bias}
-    by_position, key_words = {}, {}
-    for head in heads:
-        if head.layer not in by_position:
-            parts = subhead_log_prob_increase(acts, targets, layers=[head.layer], **convention)
-            by_position[head.layer] = parts[0, 0, :, :n_tokens]
-            if not free:
-                keys = acts.readout.top_tokens(label_keys(acts, head)[0], **words)
-                key_words[head.layer] = tuple(tuple(row) for row in keys)
-    for head, without in zip(heads, ablated, strict=True):
+    acts, n_tokens = asked.acts, asked.n_tokens
+    words: dict[str, Any] = {"k": asked.options.n_words, "keep": is_content_word}
+    layers = sorted({head.layer for head in heads})
+    by_position = _by_position(asked, layers)
+    contrast_by_position = _by_position(asked, layers, asked.against) if asked.others else {}
+    similarities = _similarities(asked, heads)
+    key_words = {}
+    if not asked.is_plain_text:
+        for layer in layers:
+            keys = label_keys(acts, next(head for head in heads if head.layer == layer))[0]
+            key_words[layer] = tuple(map(tuple, acts.readout.top_tokens(keys, **words)))
+    for i, head in enumerate(heads):
         attention = acts.pattern[0, head.layer, head.head, :n_tokens]
         positions: list[int] = []
-        if free:
+        if asked.is_plain_text:
             positions = attention.float().topk(min(DESCRIBED, n_tokens)).indices.sort().values.tolist()
-            vectors = _values_at(acts, head, positions)
+            v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(acts.readout.dtype)
+            vectors = v @ acts.view.W_O(head.layer)[head.head].to(v.dtype)
             ranks = acts.readout.ranks(vectors, acts.batch.tokens[0, positions].to(vectors.device))
         else:
             vectors, ranks = label_values(acts, head)[0], own_label_ranks(acts, head)[0]
-        in_positions: tuple[float, ...] = ()
-        if contrasts is not None:
-            in_positions = tuple(contrasts.parts[head.layer][head.head, :n_tokens].tolist())
         yield HeadReport(
             head=head,
             increase=float(increases[head]),
             attention=tuple(attention.tolist()),
             position_increases=tuple(by_position[head.layer][head.head].tolist()),
-            value_words=tuple(tuple(row) for row in acts.readout.top_tokens(vectors, **words)),
+            value_words=tuple(map(tuple, acts.readout.top_tokens(vectors, **words))),
             value_ranks=tuple(ranks.tolist()),
             key_words=key_words.get(head.layer, ()),
             query_words=tuple(acts.readout.top_tokens(last_query(acts, head)[0], **words)),
-            ablated=tuple(without.tolist()),
-            contrast=None if contrasts is None else float(contrasts.heads[head]),
-            position_contrasts=in_positions,
+            ablated=tuple(ablated[i].tolist()),
+            contrast=None if contrasts is None else float(contrasts[head]),
+            position_contrasts=tuple(contrast_by_position[head.layer][head.head].tolist()) if asked.others else (),
             positions=tuple(positions),
+            similarity=similarities[i],
         )
 
 
-def _with_similarity(model: Any, batch: PromptBatch, reports: Sequence[HeadReport]) -> Sequence[HeadReport]:
-    """Add `similarity` to the reports if the prompt has labels and the model exposes its rotary angles."""
-    if not batch.labels or batch.targets is not None or batch.prediction_positions is None:
-        return reports
-    try:
-        found = label_similarity(model, batch, [report.head for report in reports])[0].tolist()
-    except RotaryAnglesUnavailable:  # the other fields need no angles
-        return reports
-    return [replace(report, similarity=tuple(map(tuple, rows))) for report, rows in zip(reports, found, strict=True)]
-
-
-def _values_at(acts: Activations, head: Head, positions: list[int]) -> Float[Tensor, "position d_model"]:
-    """Return a head's values at given positions of the prompt through W_O, like `label_values` at any position."""
-    v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(acts.readout.dtype)
-    return v @ acts.view.W_O(head.layer)[head.head].to(v.dtype)
+def _similarities(asked: _Question, heads: list[Head]) -> list[tuple[tuple[float, ...], ...]]:
+    """Return each head's `label_similarity`; nothing for plain text, or if the model hides its rotary angles."""
+    if not asked.is_plain_text and asked.acts.batch.prediction_positions is not None:
+        with suppress(RotaryAnglesUnavailable):  # the other fields need no angles
+            return [
+                tuple(map(tuple, rows)) for rows in label_similarity(asked.model, asked.acts.batch, heads)[0].tolist()
+            ]
+    return [()] * len(heads)

@@ -1,15 +1,13 @@
 """Write files atomically, so that no reader sees a partial file."""
 
-import json
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EACCES, EDQUOT, EFBIG, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC
 from pathlib import Path
-from typing import Any
 
 from icl_lens.errors import InputError
 
@@ -124,32 +122,3 @@ def _not_written(path: Path, error: Exception) -> InputError:
     elif isinstance(error, OSError) and error.errno == ENAMETOOLONG:
         remedy = "choose a shorter name"
     return InputError(f"cannot write {str(path)!r}: {reason}; {remedy}")
-
-
-def configuration_mismatch_error(
-    folder: str | Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], *, remedy: str
-) -> InputError | None:
-    """Return an error if `folder` contains the result of a different configuration, else None.
-
-    `theirs` was read from a JSON file; `ours` is compared after a JSON round trip (a tuple becomes a list). The error
-    names every value that differs and ends with `remedy`.
-
-    Example:
-        >>> from icl_lens.files import configuration_mismatch_error
-        >>> print(configuration_mismatch_error("results", {"n": 24}, {"n": 26}, remedy="choose another folder"))
-        'results' contains a result with a different configuration (n: 24 stored, 26 requested); choose another folder
-    """
-    now = json.loads(json.dumps(dict(ours)))
-    if not isinstance(theirs, Mapping):
-        return InputError(f"{str(folder)!r} contains a result without a configuration; {remedy}")
-    keys = [key for key in sorted({*theirs, *now}) if theirs.get(key) != now.get(key)]
-    if not keys:
-        return None
-    pairs = [(key, _short(theirs.get(key)), _short(now.get(key))) for key in keys]
-    differences = ", ".join(f"{key}: {stored} stored, {requested} requested" for key, stored, requested in pairs)
-    return InputError(f"{str(folder)!r} contains a result with a different configuration ({differences}); {remedy}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -186,6 +186,9 @@ def test_what_is_free_and_what_is_not(gpt2):
     assert free.target == free.next_tokens[0][0], "the most probable token is explained"
     batch = il.tokenize_text(gpt2, "love : bar one :", targets=" foo")
     with_colon = il.explain(gpt2, batch, k=2)
+    again = il.explain(gpt2, "love : bar one :", answer=" foo", plain_text=True, k=2)
+    assert again.head_increases == with_colon.head_increases
+    assert il.explain(gpt2, "love like", plain_text=True, k=2).target == free.target
     assert (with_colon.is_plain_text, with_colon.target, with_colon.compared_with) == (True, "foo", ())
     assert with_colon.head_contrasts == ()
     assert with_colon.verdict == ""
@@ -196,6 +199,8 @@ def test_what_is_free_and_what_is_not(gpt2):
         (lambda: il.explain(gpt2, batch, answer="bar"), "answer must be None for a tokenized prompt"),
         (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "must be omitted for plain text"),
         (lambda: il.explain(gpt2, families.PROMPT, answer=3), "got the token id 3"),
+        (lambda: il.explain(gpt2, batch, plain_text=True), "plain_text must be None for a tokenized prompt"),
+        (lambda: il.explain(gpt2, il.Prompt.parse("love : bar one :"), plain_text=True), "must be a string"),
         (lambda: il.explain(gpt2, families.PROMPT, against="baz"), "against must be one of the labels .*got 'baz'"),
         (lambda: il.explain(gpt2, families.PROMPT, answer="foo", against="foo"), "differ from the explained label"),
         (lambda: il.explain(gpt2, families.PROMPT, against=[]), "against must not be empty"),

@@ -77,9 +77,7 @@ def explain(
     with --task or --path, the first prompt that `icl-lens locate` samples with the same options.
     """
     from icl_lens.explanation import explain as explain_prompt
-    from icl_lens.explanation import explain_text
     from icl_lens.files import check_writable
-    from icl_lens.report.findings import ExplainOptions
     from icl_lens.report.terminal import render
 
     free.check(prompt, answer, reading)
@@ -94,9 +92,9 @@ def explain(
         "seed": seed,
     }
     if free.text is not None:
-        others = tuple(free.against) if free.against else None
-        options = ExplainOptions(**convention, target=free.target, against=others)
-        explanation = explain_text(model.load(), free.text, options)
+        explanation = explain_prompt(
+            model.load(), free.text, answer=free.target, against=free.against or None, plain_text=True, **convention
+        )
     else:
         explanation = explain_prompt(
             model.load(),
