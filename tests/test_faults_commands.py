@@ -50,7 +50,7 @@ EXPLAIN = [
     ([PROMPT, "--device", ""], "invalid device"),
     ([PROMPT, "--device", "cuda:99"], "is not available"),
     ([PROMPT, "--model", ""], "''"),
-    ([PROMPT, "--model", "icl-minni"], "did you mean"),
+    ([PROMPT, "--model", "icl-minni"], "choose one of icl-mini"),
     ([PROMPT, "--model", "/no/such/folder"], "there is no folder"),
     ([PROMPT, "--model", "./[red]"], "there is no folder './[red]'"),
     ([PROMPT, "--model", "/tmp/\x1b[2J"], "\\x1b[2J"),

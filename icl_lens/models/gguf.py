@@ -20,7 +20,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from icl_lens.errors import InputError
-from icl_lens.hub import first_line, size
+from icl_lens.hub import first_line
 from icl_lens.models.gguf_header import Header, parsed_once
 from icl_lens.models.quiet import without_bars, without_reports
 
@@ -134,8 +134,5 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
     config = json.loads((folder / "config.json").read_text())
     config[ORIGIN] = {"file": file.name, "quantization": header.quantization}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    log.warning("kept the converted model (%s) in %s", size(_bytes(folder)), cache_folder())
-
-
-def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())
+    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    log.warning("kept the converted model (%.0f MB) in %s", megabytes, cache_folder())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from icl_lens.errors import InputError
-from icl_lens.hub import first_line, size
+from icl_lens.hub import first_line
 
 ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "phi3", "qwen2", "qwen3", "starcoder2")
 _COPIED = {
@@ -41,7 +41,7 @@ class Header:
         except Exception as error:  # numpy raises many types for truncated files
             raise InputError(
                 f"{file.name!r} must be a complete GGUF file, got a corrupt or truncated one "
-                f"({size(file.stat().st_size)}; {first_line(error)}); download it again"
+                f"({file.stat().st_size:,} bytes; {first_line(error)}); download it again"
             ) from error
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}

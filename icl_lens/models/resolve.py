@@ -12,7 +12,6 @@ import torch
 
 from icl_lens.errors import InputError
 from icl_lens.hub import Repository, open_repository
-from icl_lens.hub.errors import KNOWN_MODELS, close_matches
 from icl_lens.models.gguf import convert_gguf
 from icl_lens.models.installed import INSTALLED_MODELS
 
@@ -74,9 +73,7 @@ def resolve_model(
             return False
         return not weights or set(_weights(repository)) <= set(names)
 
-    repository = open_repository(
-        official, kind="model", revision=revision, whole=is_complete, known=(*bundled_models(), *KNOWN_MODELS)
-    )
+    repository = open_repository(official, kind="model", revision=revision, is_complete=is_complete)
     if "config.json" not in repository.files:
         what = (
             "an adapter of another model" if "adapter_config.json" in repository.files else "not a transformers model"
@@ -118,7 +115,9 @@ def _gguf_file(name: str, revision: str | None) -> Path:
     hub_name = "/".join(owner)
     if len(owner) < 2 or path.is_absolute() or owner[0] in ("", ".", "..", "~") or Path(*owner).is_dir():
         raise InputError(f"there is no file {name!r}; pass an existing .gguf file, or OWNER/REPOSITORY/FILE.gguf")
-    repository = open_repository(hub_name, kind="model", revision=revision, whole=lambda here: file in here.files)
+    repository = open_repository(
+        hub_name, kind="model", revision=revision, is_complete=lambda cached: file in cached.files
+    )
     if file not in repository.files:
         raise InputError(
             f"model {hub_name!r} on the Hugging Face Hub has no file {file!r}; "
@@ -193,9 +192,8 @@ def _local(name: str) -> Path | None:
         )
     if path.is_absolute() or name.startswith((".", "~")):
         raise InputError(f"there is no folder {name!r}; pass an existing Hugging Face folder or a Hub name")
-    near = close_matches(name, bundled_models())
-    if near and "/" not in name and name.lower().startswith("icl-"):
-        raise InputError(f"there is no bundled model {name!r}; did you mean {' or '.join(map(repr, near))}?")
+    if name.startswith("icl-") and "/" not in name:
+        raise InputError(f"there is no bundled model {name!r}; choose one of {', '.join(bundled_models())}")
     return None
 
 

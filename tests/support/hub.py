@@ -20,11 +20,9 @@ TOKENS = {"hf_good": "granted", "hf_nogrant": "known"}
 
 @dataclass
 class Asked:
-    """One request, noted when it comes in. `sent` are the bytes of the answer's body, whoever reads how much of them:
-    what a connection that is closed early still takes depends on the buffers and the load of the machine."""
+    """One request, noted when it comes in. `sent` are the bytes of the answer's body, however many are read."""
 
     path: str
-    range: tuple[int, int] | None
     sent: int = 0
 
 
@@ -32,13 +30,12 @@ class Hub:
     """`content[kind][name][revision][file]` are bytes. `private` and `gated` are names; `log` is what was asked.
 
     A fault is (value, pattern of the path, how many times): "status" answers so, "cut" ends the connection after so
-    many bytes of the body, "drop" does not answer, "delay" waits so many seconds first, "whole" ignores ranges.
+    many bytes of the body, "drop" does not answer, "delay" waits so many seconds first.
     """
 
     def __init__(self, content, *, private=(), gated=()):
         self.content, self.private, self.gated = content, set(private), set(gated)
         self.faults: dict[str, tuple[Any, str, float]] = {}
-        self.headers: dict[str, str] = {}
         self.log: list[Asked] = []
         self.lock = threading.Lock()
 
@@ -57,7 +54,7 @@ class Hub:
     def clear(self):
         """No faults and an empty log; requests that still wait belong to the log of before, and get no answer."""
         with self.lock:
-            self.faults, self.headers, self.log = {}, {}, []
+            self.faults, self.log = {}, []
 
     def fault(self, name, path):
         with self.lock:
@@ -95,8 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answered()
 
     def answered(self):
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        self.asked = Asked(self.path, (int(wanted[1]), int(wanted[2] or -1)) if wanted else None)
+        self.asked = Asked(self.path)
         with self.hub.lock:
             log = self.hub.log
             log.append(self.asked)
@@ -115,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self.connection.close()
         if (status := self.hub.fault("status", path)) is not None:
-            return self.answer(status, b"out of order", dict(self.hub.headers))
+            return self.answer(status, b"out of order")
         token = self.headers.get("authorization", "").removeprefix("Bearer ")
         if token and token not in TOKENS:
             return self.refuse(401, None, "Invalid credentials in Authorization header")
@@ -129,12 +125,6 @@ class _Handler(BaseHTTPRequestHandler):
         if name is None or (name in self.hub.private and may != "granted"):
             return self.refuse(404 if may else 401, "RepoNotFound" if may else None, "Invalid username or password.")
         rest = parts[name.count("/") + 1 :]
-        if api and rest[:1] == ["refs"]:
-            refs = [
-                {"name": one, "ref": f"refs/heads/{one}", "targetCommit": self.hub.commit(kind, name, one)}
-                for one in self.hub.content[kind][name]
-            ]
-            return self.answer(200, {"branches": refs, "tags": [], "converts": []})
         asked = (rest[1:2] or ["main"])[0]
         revision = self.hub.revision(kind, name, asked)
         if revision is None:
@@ -154,9 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
     def send_file(self, path, data, commit):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
         status, body = 200, data
-        if self.asked.range and self.hub.fault("whole", path) is None:
-            first, last = self.asked.range
-            last = len(data) - 1 if last < 0 else last
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+            first, last = int(wanted[1]), int(wanted[2] or len(data) - 1)
             status, body = 206, data[first : last + 1]
             headers["Content-Range"] = f"bytes {first}-{first + len(body) - 1}/{len(data)}"
         if self.command == "GET" and (cut := self.hub.fault("cut", path)) is not None:

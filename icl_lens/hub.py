@@ -1,0 +1,189 @@
+"""Files of the Hugging Face Hub, downloaded once at one commit.
+
+1. `open_repository` asks the Hub for the commit of a revision and its files, or finds both in the cache.
+2. `Repository.fetch` downloads the files missing at this commit; huggingface_hub resumes, retries and times out.
+3. `Repository.record_revision` stores the commit of the revision in the cache, so that later loads also work offline.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from icl_lens.errors import InputError
+
+Kind = Literal["model", "dataset"]
+
+_NETWORK = "check the network connection, HTTPS_PROXY, HF_ENDPOINT and, for certificates, SSL_CERT_FILE"
+_MESSAGES = {
+    "OfflineModeIsEnabled": "{what} is not (completely) in the cache; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE "
+    "once to download it",
+    "HFValidationError": "{kind} must be a Hugging Face Hub name like 'gpt2-large' or 'EleutherAI/gpt-j-6b', got "
+    "{name!r}",
+    "GatedRepoError": "{what} is gated; accept its license on its page at https://huggingface.co, then log in with "
+    "`hf auth login` or set HF_TOKEN",
+    "RevisionNotFoundError": "{what} does not exist; pass a branch, tag or commit with --revision "
+    "(revision= in Python)",
+    "RepositoryNotFoundError": "the Hugging Face Hub has no {what} that you can read; check the spelling, or, if it is "
+    "private, log in with `hf auth login` or set HF_TOKEN",
+    "401": "the Hugging Face Hub does not let you read {what} ({cause}); check the spelling, and use a valid token "
+    "(`hf auth login` or HF_TOKEN) or none",
+    "429": "the Hugging Face Hub limits requests (429) for {what}; retry in a few minutes, or log in with "
+    "`hf auth login`",
+    "5xx": "the Hugging Face Hub is unavailable ({cause}) for {what}; retry later",
+    "HfHubHTTPError": "the Hugging Face Hub refuses {what} ({cause}); choose another, or check for a proxy or firewall",
+    "FileMetadataError": "the response for {what} is not from the Hugging Face Hub ({cause}); check for a login page "
+    "of your network, HTTPS_PROXY and HF_ENDPOINT",
+    "TimeoutException": "the Hugging Face Hub did not respond in time for {what}; retry later, or raise the timeouts "
+    "HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT, in seconds",
+    "RemoteProtocolError": "the connection was interrupted while downloading {what} ({cause}); retry",
+    "TransportError": f"cannot reach the Hugging Face Hub for {{what}} ({{cause}}); {_NETWORK}",
+    "OSError": "cannot use the cache for {what} ({cause}); free space or set HF_HOME to a writable folder, and check "
+    "that SSL_CERT_FILE, if set, exists",
+}
+_MESSAGES["JSONDecodeError"] = _MESSAGES["FileMetadataError"]
+"""A message by the name of an error's class, the most specific first, or by its HTTP status.
+
+Names, since the classes of failed connections are in a package that depends on the version of huggingface_hub.
+"""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model or dataset at one commit. `files` lists its files on the Hub, or those in the cache if `from_cache`."""
+
+    name: str
+    kind: Kind
+    revision: str | None
+    commit: str
+    files: tuple[str, ...]
+    from_cache: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this commit in the cache of huggingface_hub."""
+        return _cache_folder(self.name, self.kind) / "snapshots" / self.commit
+
+    def fetch(self, files: Sequence[str]) -> Path:
+        """Return the folder after downloading those of `files` that it lacks; raise InputError if this fails."""
+        from huggingface_hub import hf_hub_download
+
+        for file in files:
+            if not (self.folder / file).exists():
+                try:
+                    hf_hub_download(self.name, file, repo_type=self.kind, revision=self.commit)
+                except Exception as error:  # many types, from the network, its libraries or the disk
+                    message = explain_hub_error(error, self.name, self.kind, self.revision)
+                    raise InputError(f"{message} (at {file}; complete files are kept)") from error
+        return self.folder
+
+    def record_revision(self) -> None:
+        """Record the commit of the revision in the cache, so that it resolves offline."""
+        if self.from_cache or self.commit == self.revision:
+            return
+        reference = _cache_folder(self.name, self.kind) / "refs" / (self.revision or "main")
+        try:
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            reference.write_text(self.commit)
+        except OSError as error:  # a read-only cache: the files are usable anyway
+            logging.getLogger("icl_lens").info("cannot record the revision in the cache: %s", error)
+
+
+def open_repository(
+    name: str, *, kind: Kind, revision: str | None = None, is_complete: Callable[[Repository], bool]
+) -> Repository:
+    """Return the repository `name` at the commit of `revision`, a branch, tag or commit (default: main).
+
+    Offline, and for a commit, the cache is used if it `is_complete`. It is also used, with a warning, if the Hub does
+    not answer. Raises InputError, with the cause and a remedy, if the repository is unavailable.
+    """
+    from huggingface_hub import HfApi, constants
+
+    if revision is not None and not revision.strip():
+        raise InputError(
+            f"revision of {name!r} must be a branch, tag or commit, got {revision!r}; leave it out for the default"
+        )
+    cached = _in_cache(name, kind, revision)
+    if cached is not None and not is_complete(cached):
+        cached = None
+    if cached is not None and (constants.HF_HUB_OFFLINE or cached.commit == revision):
+        return cached
+    hub = HfApi()
+    query = hub.model_info if kind == "model" else hub.dataset_info
+    try:
+        info = query(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:  # many types, from the network and its libraries
+        message = explain_hub_error(error, name, kind, revision)
+        if cached is None:
+            raise InputError(message) from error
+        logging.getLogger("icl_lens").warning(
+            "using the cached %s %r (commit %s), unchecked for updates: %s", kind, name, cached.commit[:7], message
+        )
+        return cached
+    return Repository(name, kind, revision, str(info.sha), tuple(one.rfilename for one in info.siblings or ()))
+
+
+def explain_hub_error(error: BaseException, name: str, kind: Kind, revision: str | None = None) -> str:
+    """Return one sentence, without a full stop, with the cause of a failed request or download and a remedy."""
+    what = f"{kind} {name!r}" + (f" at revision {revision!r}" if revision else "")
+    for one in _chain(error):
+        response = getattr(one, "response", None)
+        status = str(getattr(response, "status_code", ""))
+        names = [class_.__name__ for class_ in type(one).__mro__]
+        if names[0] == "LocalEntryNotFoundError" or (isinstance(one, OSError) and one.errno is None and not status):
+            names.remove("OSError")  # not of the disk; its cause follows
+        if "HfHubHTTPError" in names:
+            names.insert(names.index("HfHubHTTPError"), "5xx" if status.startswith("5") else status)
+        for key in names:
+            if key in _MESSAGES:
+                cause = (response is not None and response.headers.get("X-Error-Message")) or first_line(one)
+                return _MESSAGES[key].format(what=what, kind=kind, name=name, cause=cause.rstrip("."))
+    return f"could not download {what} from the Hugging Face Hub: {first_line(error)}; retry"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first non-empty line of an error, else its type; without request IDs."""
+    for line in str(error).splitlines():
+        line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
+        if line:
+            return line if len(line) <= 160 else f"{line[:159]}…"
+    return type(error).__name__
+
+
+def download_bars(shown: bool) -> None:
+    """Show or hide the progress bars of downloads, unless the environment variable HF_HUB_DISABLE_PROGRESS_BARS is set.
+
+    Bars that are shown appear only in a terminal.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+        enable_progress_bars() if shown else disable_progress_bars()
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and its causes, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:
+    """Return the repository at the commit in the cache; None if there is none."""
+    folder = _cache_folder(name, kind)
+    reference = folder / "refs" / (revision or "main")
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else (revision or "main")
+    snapshot = folder / "snapshots" / commit
+    if not re.fullmatch(r"[0-9a-f]{40}", commit) or not snapshot.is_dir():
+        return None
+    files = tuple(path.relative_to(snapshot).as_posix() for path in sorted(snapshot.rglob("*")) if path.is_file())
+    return Repository(name, kind, revision, commit, files, from_cache=True)
+
+
+def _cache_folder(name: str, kind: Kind) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser() / f"{kind}s--{name.replace('/', '--')}"
