@@ -35,7 +35,7 @@ PART_BYTES = 192 * 2**20
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
 """Token ids to compare with: one per prompt, several (padded with -1 where a prompt has fewer), or None."""
 CheckedAgainst = Int[Tensor, "batch kept"] | None
-"""`Against` after `check_against`."""
+"""`Against` after `check_against_ids`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,14 +81,8 @@ class LayerIncreases:
         return title, {name: list(column) for name, column in columns.items()}
 
 
-def check_targets(acts: Activations, targets: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """Return `targets` on the readout's device; raise InputError unless they are one valid token id per prompt."""
-    acts.check_device()
-    return check_target_ids(acts.view, targets, len(acts.batch))
-
-
 def check_target_ids(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
-    """Like `check_targets`, for `n` prompts without activations."""
+    """Return `targets` on the readout's device; raise InputError unless they are one valid token id for each of `n`."""
     targets = _ids("targets", targets, view)
     d_vocab = view.model.W_U.shape[1]
     if targets.shape != (n,):
@@ -112,13 +106,8 @@ def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
     return tensor.long()
 
 
-def check_against(acts: Activations, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
-    """Return `against` on the readout's device, for checked `targets`; raise InputError like `check_against_ids`."""
-    return check_against_ids(acts.view, targets, against)
-
-
 def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
-    """Like `check_against`, for prompts without activations: ids left-aligned and trimmed to the widest prompt.
+    """Return `against` on the readout's device, for checked `targets`: left-aligned and trimmed to the widest prompt.
 
     Raise InputError unless every prompt has at least one token to compare with and its tokens are in the vocabulary,
     distinct, and different from its target.
@@ -157,6 +146,16 @@ def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: 
         row = int(twice.nonzero()[0])
         raise InputError(f"against must have distinct tokens per prompt, got a duplicate in prompt {row}")
     return against
+
+
+def check_question(
+    acts: Activations, targets: Int[Tensor, " batch"], against: Against, final_norm: FinalNorm, bias: bool
+) -> tuple[Int[Tensor, " batch"], CheckedAgainst, Readout]:
+    """Return checked `targets` and `against`, and the readout in this convention; raise InputError for invalid ids."""
+    acts.check_device()
+    targets = check_target_ids(acts.view, targets, len(acts.batch))
+    others = check_against_ids(acts.view, targets, against)
+    return targets, others, acts.readout.using(final_norm=final_norm, bias=bias)
 
 
 def linear_direction(
@@ -198,9 +197,7 @@ def layer_log_prob_increase(
         >>> il.layer_log_prob_increase(acts, targets, against=batch.other_label_tokens).ffn.shape
         torch.Size([1, 8])
     """
-    targets = check_targets(acts, targets)
-    others = check_against(acts, targets, against)
-    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
     if (g := linear_direction(readout, targets, others)) is not None:
         return LayerIncreases(*((out.to(g.dtype) * g[:, None]).sum(-1) for out in (acts.attn_out, acts.mlp_out)))
     x = acts.resid_pre.to(readout.dtype)
@@ -234,9 +231,7 @@ def head_log_prob_increase(
         >>> il.head_log_prob_increase(acts, targets, against=batch.other_label_tokens).shape
         torch.Size([1, 8, 6])
     """
-    targets = check_targets(acts, targets)
-    others = check_against(acts, targets, against)
-    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
     return every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, others)
 
 
@@ -340,9 +335,7 @@ def subhead_log_prob_increase(
         >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3], against=batch.other_label_tokens).shape
         torch.Size([1, 2, 6, 19])
     """
-    targets = check_targets(acts, targets)
-    others = check_against(acts, targets, against)
-    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
     chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
     width = acts.pattern.shape[-1]
     n = len(acts.batch)
@@ -391,9 +384,7 @@ def neuron_log_prob_increase(
         >>> il.neuron_log_prob_increase(acts, targets, layer=2, against=batch.other_label_tokens).shape
         torch.Size([1, 384])
     """
-    targets = check_targets(acts, targets)
-    others = check_against(acts, targets, against)
-    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
     layer = _check_layer(acts, layer)
     if acts.mlp_post is None:
         raise InputError(f"{acts.view.name} must expose neuron activations (mlp.hook_post), got none for its FFN")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,8 +26,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, selected_subhead_values
 from icl_lens.attribution.increases import (
     CheckedAgainst,
-    check_against,
-    check_targets,
+    check_question,
     every_head_increase,
     linear_direction,
     project_heads,
@@ -257,9 +257,7 @@ def top_subheads(
         >>> il.top_subheads(acts, targets, k=5, against=batch.other_label_tokens).certified
         True
     """
-    targets = check_targets(acts, targets)
-    others = check_against(acts, targets, against)
-    readout = acts.readout.using(final_norm=final_norm, bias=bias)
+    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
     check_k(k, int(n_parts.min()), "(layer, head, position) parts")
@@ -371,70 +369,119 @@ def top_heads(
         >>> il.top_heads(acts, targets, k=3, against=batch.other_label_tokens).certified
         True
     """
-    targets = check_targets(acts, targets)
-    others = check_against(acts, targets, against)
-    readout = acts.readout.using(final_norm=final_norm, bias=bias)
-    n_heads = acts.view.n_heads
-    n_parts = acts.view.n_layers * n_heads
+    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    n_parts = len(acts.view.heads())
     check_k(k, n_parts, "heads")
+    means = HeadMeans(n_parts)
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
         every = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, others)
-        mean = every.mean(0).flatten()
-        best = mean.topk(k)
-        return TopHeads(
-            best.values,
-            best.indices // n_heads,
-            best.indices % n_heads,
-            n_parts,
-            n_parts,
-            -torch.inf,
-            linear,
-            n_parts * len(targets),
-            len(targets),
-        )
+        exact = every.flatten(1).cpu().numpy()
+        means.add(exact if linear else None, np.arange(n_parts), exact)
+        return means.top(k, acts.view.n_heads)
     gradients = layer_gradients(acts, targets, readout, against=others)
-    bounds = head_bounds(acts, gradients).mean(0).flatten()
-    order = bounds.argsort(descending=True)
-    value: list[Tensor] = []
-    m = k
-    while True:
-        fresh = order[len(value) : m]
-        value += exact_head_increases(acts, targets, readout, gradients.base, fresh, against=others).mean(0)
-        unevaluated_bound = float(bounds[order[m]]) if m < n_parts else -torch.inf
-        best = torch.stack(value).topk(k)
-        if unevaluated_bound + slack <= float(best.values[-1]) or m == n_parts:
-            break
-        m = min(m + max(2, m // 4), n_parts)
-    found = order[best.indices]
-    n_evaluations = m * len(targets)
-    return TopHeads(
-        best.values, found // n_heads, found % n_heads, m, n_parts, unevaluated_bound, True, n_evaluations, len(targets)
-    )
+    bounds = head_bounds(acts, gradients).flatten(1).cpu().numpy()
+    means.add(bounds, np.arange(0), bounds[:, :0])
+    step = k
+    while len(heads := means.open_heads(k, slack)[:step]):
+        means.add_exact(heads, exact_head_increases(acts, targets, readout, heads, gradients.base, against=others))
+        step = max(2, int((means.n_exact > 0).sum()) // 4)
+    return means.top(k, acts.view.n_heads)
+
+
+class HeadMeans:
+    """Mean bounds and increases of heads, summed over batches in order in float64, with constant memory per head.
+
+    Heads are indexed as `layer · n_heads + head`.
+    """
+
+    def __init__(self, n_parts: int):
+        self.n = 0
+        self.exact = np.zeros(n_parts)
+        self.n_exact = np.zeros(n_parts, dtype=np.int64)
+        self.upper = np.zeros(n_parts)
+        self.bounded = True
+
+    def add(
+        self,
+        bound: Float[np.ndarray, "batch all_heads"] | None,
+        heads: Int[np.ndarray, " head"],
+        increase: Float[np.ndarray, "batch head"],
+    ) -> None:
+        """Add a batch: bounds of all heads (None if there are none), and the increases of some."""
+        self.n += len(increase)
+        if bound is None:
+            self.bounded = False
+        else:
+            upper = bound.astype(np.float64).sum(0)
+            upper[heads] = increase.astype(np.float64).sum(0)
+            self.upper += upper
+        self.add_exact(heads, increase)
+
+    def add_exact(self, heads: Int[np.ndarray, " head"], increase: Float[np.ndarray, "batch head"]) -> None:
+        """Add the increases of heads that `add` lacked for a batch."""
+        self.exact[heads] += increase.astype(np.float64).sum(0)
+        self.n_exact[heads] += len(increase)
+
+    def open_heads(self, k: int, slack: float) -> Int[np.ndarray, " head"]:
+        """Return the heads without exact mean that may still be among the top k, that of the largest bound first."""
+        complete = self.n_exact == self.n
+        kth = np.sort(self.exact[complete] / self.n)[-k] if complete.sum() >= k else -np.inf
+        order = np.argsort(-self.upper, kind="stable")
+        return order[(~complete & ~(self.upper / self.n + slack <= kth))[order]]
+
+    def top(self, k: int, n_heads: int) -> TopHeads:
+        """Return the k largest means. Raise InputError if one is NaN or infinite."""
+        complete = np.flatnonzero(self.n_exact == self.n)
+        mean = self.exact[complete] / self.n
+        if not np.isfinite(mean).all():
+            some = Head.from_index(int(complete[~np.isfinite(mean)][0]), n_heads)
+            raise InputError(
+                f"the mean increase of {some} is NaN or infinite; load the model in bfloat16 or float32, or remove "
+                "edits"
+            )
+        order = np.argsort(-mean, kind="stable")[:k]
+        unevaluated = self.upper[self.n_exact < self.n] / self.n
+        return TopHeads(
+            value=torch.from_numpy(mean[order]),
+            layer=torch.from_numpy(complete[order] // n_heads),
+            head=torch.from_numpy(complete[order] % n_heads),
+            n_exact=len(complete),
+            n_parts=len(self.exact),
+            unevaluated_bound=float(unevaluated.max()) if len(unevaluated) else -float("inf"),
+            certified=self.bounded,
+            n_evaluations=int(self.n_exact.sum()),
+            n_prompts=self.n,
+        )
 
 
 def exact_head_increases(
     acts: Activations,
     targets: Int[Tensor, " batch"],
     readout: Readout,
-    base: Float[Tensor, "batch layer"],
-    index: Int[Tensor, " n"],
+    heads: Int[np.ndarray, " n"],
+    base: Float[Tensor, "batch layer"] | None = None,
     *,
     against: CheckedAgainst = None,
-) -> Float[Tensor, "batch n"]:
+) -> Float[np.ndarray, "batch n"]:
     """Return the exact increases of chosen heads (`layer · n_heads + head`), nats, in one product with W_U.
 
-    `base` is the target's log-probability, or contrast, at each layer's input (`LayerGradients.base`).
+    `base` is the target's log-probability, or contrast, at each layer's input (`LayerGradients.base`), if it is known.
     """
+    index = torch.as_tensor(heads, device=readout.W_U.device)
     layer, head = index // acts.view.n_heads, index % acts.view.n_heads
+    layers = layer.unique()
+    if base is None:
+        base = readout.scale.new_zeros((len(targets), acts.view.n_layers))
+        base[:, layers] = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets, against=against)
     y = acts.resid_pre[:, layer].to(readout.dtype)
-    for one in layer.unique().tolist():
+    for one in layers.tolist():
         here = layer == one
         z = acts.z[:, one, head[here]].to(readout.dtype)
         if acts.attn_scale is not None:
             z = z * acts.attn_scale[:, one, None, None]
         y[:, here] += head_outputs(z, acts.view.W_O(one)[head[here]])
-    return readout.token_log_probs(y, targets, against=against) - base[:, layer]
+    return (readout.token_log_probs(y, targets, against=against) - base[:, layer]).cpu().numpy()
 
 
 def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ Source: docs/howto/numbers.md.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +30,15 @@ from icl_lens.attribution.increases import (
     min_prompts_to_fold,
     select_rows,
 )
-from icl_lens.attribution.search import SLACK, TopHeads, check_k, exact_head_increases, head_bounds, layer_gradients
+from icl_lens.attribution.search import (
+    SLACK,
+    HeadMeans,
+    TopHeads,
+    check_k,
+    exact_head_increases,
+    head_bounds,
+    layer_gradients,
+)
 from icl_lens.errors import InputError, check_choice
 from icl_lens.locate.chunk import HeadChunk
 from icl_lens.locate.distributed import Distributed
@@ -93,26 +102,33 @@ def locate_heads(
     _check_folder(folder, search.against)
     distributed = distributed or Distributed()
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
-    sums = _Sums(n_heads)
+    means, evaluated = HeadMeans(n_heads), list[np.ndarray]()
     with reported(progress) as report:
         stream = ChunkStream(HeadChunk, view.n_heads, plan, folder, distributed, report, warn)
         # The first batch selects the candidates, so all processes need it.
         pilot = stream.first(lambda number: search.first_pass(plan[number], k + MARGIN))
-        sums.add(pilot)
         rest = stream.chunks(
             "part",
             range(1, len(plan)),
             lambda number: search.first_pass(plan[number], k, pilot.heads),
             done=len(pilot.rows),
         )
-        for chunk in rest:
-            sums.add(chunk)
-        lacking = distributed.broadcast(sums.heads_to_refine(k, slack) if distributed.is_main else None)
-        for chunk in stream.chunks(
+        for chunk in chain([pilot], rest):
+            means.add(chunk.bound, chunk.heads, chunk.increase)
+            evaluated.append(chunk.heads)
+
+        def heads_to_refine() -> dict[int, np.ndarray]:
+            still_open = means.open_heads(k, slack)
+            lacking = {number: np.setdiff1d(still_open, heads) for number, heads in enumerate(evaluated)}
+            return {number: heads for number, heads in lacking.items() if len(heads)}
+
+        lacking = distributed.run_on_main(heads_to_refine)
+        refined = stream.chunks(
             "refined", sorted(lacking), lambda number: search.second_pass(plan[number], lacking[number])
-        ):
-            sums.add_refined(chunk)
-    return distributed.broadcast(sums.top(k, view.n_heads) if distributed.is_main else None)
+        )
+        for chunk in refined:
+            means.add_exact(chunk.heads, chunk.increase)
+    return distributed.run_on_main(lambda: means.top(k, view.n_heads))
 
 
 def mean_head_increases(
@@ -253,80 +269,13 @@ class _Search:
         bound = head_bounds(acts, gradients).flatten(1)
         leading = bound.double().mean(0).topk(min(n_leading, bound.shape[1])).indices.cpu().numpy()
         heads = np.union1d(np.asarray(candidates, dtype=leading.dtype), leading)
-        index = torch.as_tensor(heads, device=bound.device)
-        increase = exact_head_increases(acts, targets, readout, gradients.base, index, against=against)
-        return HeadChunk(np.array(rows), bound.cpu().numpy(), heads, increase.cpu().numpy())
+        increase = exact_head_increases(acts, targets, readout, heads, gradients.base, against=against)
+        return HeadChunk(np.array(rows), bound.cpu().numpy(), heads, increase)
 
     def second_pass(self, rows: list[int], heads: np.ndarray) -> HeadChunk:
         """Return exact increases of heads that the first pass did not evaluate on this batch."""
         acts, readout = self.capture(rows)
         targets, against = self.tokens(rows)
-        index = torch.as_tensor(heads, device=readout.W_U.device)
-        layers = index.div(acts.view.n_heads, rounding_mode="floor").unique()
-        base = readout.scale.new_zeros((len(rows), acts.view.n_layers))
-        x = acts.resid_pre[:, layers].to(readout.dtype)
-        base[:, layers] = readout.token_log_probs(x, targets, against=against)
-        increase = exact_head_increases(acts, targets, readout, base, index, against=against)
-        return HeadChunk(np.array(rows), None, heads, increase.cpu().numpy())
-
-
-class _Sums:
-    """Float64 sums over batches in order, with constant memory per head."""
-
-    def __init__(self, n_heads: int):
-        self.n = 0
-        self.exact = np.zeros(n_heads)
-        self.n_exact = np.zeros(n_heads, dtype=np.int64)
-        self.upper = np.zeros(n_heads)
-        self.evaluated: list[np.ndarray] = []
-        self.bounded = True
-
-    def add(self, chunk: HeadChunk) -> None:
-        known = chunk.increase.astype(np.float64).sum(0)
-        self.n += len(chunk.rows)
-        if chunk.bound is None:
-            self.bounded = False
-        else:
-            upper = chunk.bound.astype(np.float64).sum(0)
-            upper[chunk.heads] = known
-            self.upper += upper
-        self.exact[chunk.heads] += known
-        self.n_exact[chunk.heads] += len(chunk.rows)
-        self.evaluated.append(chunk.heads)
-
-    def add_refined(self, chunk: HeadChunk) -> None:
-        self.exact[chunk.heads] += chunk.increase.astype(np.float64).sum(0)
-        self.n_exact[chunk.heads] += len(chunk.rows)
-
-    def heads_to_refine(self, k: int, slack: float) -> dict[int, np.ndarray]:
-        """Return the heads that may still be among the top k and that a batch lacks, by batch."""
-        complete = self.n_exact == self.n
-        # The candidates of the first batch are complete, and there are at least k.
-        kth = np.sort(self.exact[complete] / self.n)[-k]
-        wanted = np.flatnonzero(~complete & (self.upper / self.n + slack > kth))
-        lacking = {i: np.setdiff1d(wanted, heads) for i, heads in enumerate(self.evaluated)}
-        return {i: heads for i, heads in lacking.items() if len(heads)}
-
-    def top(self, k: int, n_heads: int) -> TopHeads:
-        complete = np.flatnonzero(self.n_exact == self.n)
-        if not np.isfinite(self.exact[complete]).all():
-            some = int(complete[~np.isfinite(self.exact[complete])][0])
-            raise InputError(
-                f"the mean increase of L{some // n_heads}H{some % n_heads} is NaN or infinite; load the model in "
-                "bfloat16 or float32, or remove edits"
-            )
-        mean = self.exact[complete] / self.n
-        order = np.argsort(-mean, kind="stable")[:k]
-        found = complete[order]
-        open_ = self.upper[self.n_exact < self.n] / self.n
-        return TopHeads(
-            value=torch.from_numpy(mean[order]),
-            layer=torch.from_numpy(found // n_heads),
-            head=torch.from_numpy(found % n_heads),
-            n_exact=len(complete),
-            n_parts=len(self.exact),
-            unevaluated_bound=float(open_.max()) if len(open_) else -float("inf"),
-            certified=self.bounded,
-            n_evaluations=int(self.n_exact.sum()),
-            n_prompts=self.n,
+        return HeadChunk(
+            np.array(rows), None, heads, exact_head_increases(acts, targets, readout, heads, against=against)
         )
