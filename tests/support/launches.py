@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -15,10 +14,10 @@ ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_proc
 LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE}
 
 
-def forked(main, arguments, *, halt_after=None):
+def forked(main, arguments, *, dies_after=None):
     """`main` with these arguments in a child process of its own; its id.
 
-    With `halt_after`, the child waits to be killed when it has written so many chunks and half of the next one.
+    With `dies_after`, the child dies of SIGKILL when it has written so many chunks and half of the next one.
     """
     pid = os.fork()
     if pid:
@@ -28,19 +27,18 @@ def forked(main, arguments, *, halt_after=None):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        if halt_after is not None:
+        if dies_after is not None:
             write, chunks = Path.write_bytes, []
 
-            def write_or_halt(path, data):
+            def write_or_die(path, data):
                 if "part-" in path.name:
-                    if len(chunks) == halt_after:
+                    if len(chunks) == dies_after:
                         write(path, data[: len(data) // 2])
-                        while True:
-                            signal.pause()
+                        os.kill(os.getpid(), signal.SIGKILL)
                     chunks.append(path)
                 return write(path, data)
 
-            Path.write_bytes = write_or_halt
+            Path.write_bytes = write_or_die
         sys.argv = list(map(str, arguments))
         main()
         code = 0
@@ -53,17 +51,6 @@ def forked(main, arguments, *, halt_after=None):
 def ended(pid):
     """The exit code of a child, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def killed(pid, moment):
-    """SIGKILL to a child as soon as `moment()` holds; what it ended with, which is another code if it ended before."""
-    while not moment():
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    return ended(pid)
 
 
 def contents(out):
