@@ -8,7 +8,7 @@ from icl_lens.models.head import Head
 from icl_lens.report.command import command
 from icl_lens.report.findings import Findings
 from icl_lens.report.html.heads import attention_bar, label_sum
-from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Legend, Table, largest
+from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
 from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
 from icl_lens.report.html.templating import render_notebook, render_page
 from icl_lens.report.number_format import percent, signed
@@ -76,7 +76,7 @@ def _content(a: Findings, b: Findings) -> dict[str, Any]:
         content |= {"changed": _changed_table(a, b, heads), "changes": _change_map(a, b, heads)}
         if not plain_text:
             names = list(dict.fromkeys([*a.labels, *b.labels]))
-            content |= {"labels": Legend(names), "attention": _attention_table(a, b, heads, names)}
+            content |= {"labels": names, "attention": _attention_table(a, b, heads, names)}
     return content
 
 

@@ -5,26 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from icl_lens.report.findings import Findings, HeadReport
-from icl_lens.report.html.parts import (
-    Bar,
-    Cell,
-    Chip,
-    Explorer,
-    Grid,
-    HeadMap,
-    Legend,
-    Link,
-    Run,
-    Scale,
-    Strip,
-    Table,
-    Words,
-    WordsTable,
-    label_color,
-    largest,
-)
+from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
 from icl_lens.report.html.sections import contrast_name, unit_name
-from icl_lens.report.html.templating import visible
+from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import percent, signed
 
 # Rows of words shown without a scrollbar.
@@ -33,8 +16,8 @@ LONG = 12
 MOST_COMPARED = 16
 
 
-def explorer(e: Findings) -> Explorer:
-    """Return the map of all heads, with the selected head below it."""
+def explorer(e: Findings) -> dict[str, Any]:
+    """Return the map of all heads, the panels of the located ones, and what the script needs of the others."""
     positions, labels, attention = e.label_positions, e.demonstration_labels, e.label_attention
     if e.is_plain_text:
         positions, attention = e.attended_positions, e.attended_attention
@@ -50,7 +33,7 @@ def explorer(e: Findings) -> Explorer:
     }
     located = {report.head for report in e.heads}
     panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
-    return Explorer(HeadMap(e.head_increases, located), panels, data)
+    return {"map": HeadMap(e.head_increases, located), "panels": panels, "data": data}
 
 
 def located_table(e: Findings) -> Table:
@@ -74,7 +57,7 @@ def located_table(e: Findings) -> Table:
             attended = [line]
         rows.append(
             [
-                Link(report.head),
+                Link(str(report.head)),
                 Bar.signed(report.increase, reach),
                 *([] if report.contrast is None else [Bar.signed(report.contrast, tallest)]),
                 *attended,
@@ -128,21 +111,21 @@ def _panel(e: Findings, report: HeadReport, rank: int) -> dict[str, Any]:
         "rank": rank,
         "n_heads": sum(map(len, e.head_increases)),
         "increase": report.increase,
-        "labels": None if e.is_plain_text else Legend(e.labels),
+        "labels": () if e.is_plain_text else e.labels,
         "target": Chip(e.target),
         "attention": attention_strip(e.shown_tokens, report.attention, marks, name),
         "increases": Strip(f"{name}, nats by token", e.shown_tokens, report.position_increases, reach, marks),
-        "scale": Scale(reach),
+        "reach": reach,
         "against": contrast_name(e),
         "contrast": contrast,
-        "contrast_scale": Scale(farthest),
+        "contrast_reach": farthest,
         "zeroed": Table([unit_name(e), "#no ablation", "#head zeroed", "#change of log p, nats"], zeroed),
         "words": words_table(e, report),
         "scores": _scores(e, report),
     }
 
 
-def words_table(e: Findings, report: HeadReport) -> WordsTable:
+def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
     """Return the top words of the head's values and keys at the labels, and of its query at the last token.
 
     For plain text: of its values at the tokens it attends to most, in text order.
@@ -158,9 +141,14 @@ def words_table(e: Findings, report: HeadReport) -> WordsTable:
     if not e.is_plain_text:
         rows = [[*row, Words(keys)] for row, keys in zip(rows, report.key_words, strict=True)]
     last = len(e.tokens) - 1
-    query = Words(report.query_words)
-    table = Table(columns, rows, "words")
-    return WordsTable(report.head, table, Chip(e.shown_tokens[last]), last, query, len(rows) > LONG)
+    return {
+        "head": str(report.head),
+        "table": Table(columns, rows, "words"),
+        "scrolls": len(rows) > LONG,
+        "last": Chip(e.shown_tokens[last]),
+        "position": last,
+        "query": Words(report.query_words),
+    }
 
 
 def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
@@ -192,7 +180,7 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
             if row != column and row_labels[row] >= 0 and (labels[column] == row_labels[row]) == same
         ]
         means += [(sum(found) / len(found), which)] if found else []
-    return {"grid": grid, "scale": Scale(grid.reach, "score"), "means": means, "n_shown": len(shown), "n": count}
+    return {"grid": grid, "means": means, "n_shown": len(shown), "n": count}
 
 
 def _centered(row: Sequence[float], own: int) -> list[float]:

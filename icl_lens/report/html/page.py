@@ -7,7 +7,7 @@ from icl_lens.files import write_text
 from icl_lens.report.command import command
 from icl_lens.report.findings import Findings
 from icl_lens.report.html import heads, sections
-from icl_lens.report.html.parts import Chip, Legend
+from icl_lens.report.html.parts import Chip
 from icl_lens.report.html.templating import render_notebook, render_page
 
 TEMPLATE = "explanation.html.j2"
@@ -40,7 +40,6 @@ def _content(e: Findings) -> dict[str, Any]:
         "correct": Chip(e.answer or ""),
         "continuation": chips.get(next_token, Chip(next_token)),
         "compared_with": [chips[name] for name in e.compared_with],
-        "labels": Legend(e.labels),
         "prompt": sections.prompt_pieces(e),
         "answer": sections.answer(e),
         "layer_charts": sections.layer_charts(e),

@@ -1,23 +1,17 @@
-"""What pages are made of, as plain data: templates draw it as HTML, `str` gives the same numbers as text."""
+"""What pages are made of, as plain data: the macros in templates/macros.html.j2 draw it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from icl_lens.models.head import Head
-from icl_lens.report.html.templating import visible, visible_token
+from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import signed
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
 
-N_LABEL_COLORS = 6
 # Number of largest values listed under tokens and maps; most columns for which a static map shows numbers.
 NAMED, NUMBERED = 5, 16
 _WORD_JOINER = "\u2060"
-
-
-def label_color(label: int | None) -> str:
-    """Return the color class of a label, or "" for no label; colors repeat after six labels."""
-    return "" if label is None or label < 0 else f"l{label % N_LABEL_COLORS}"
 
 
 def sign_color(value: float) -> str:
@@ -30,7 +24,7 @@ def largest(*rows: Sequence[float]) -> float:
     return max((abs(value) for row in rows for value in row), default=0.0) or 1.0
 
 
-# Inside a line or a table cell
+# A table cell is a run or a list of runs; `kind` is the macro that draws a run.
 
 
 @dataclass(frozen=True)
@@ -45,9 +39,6 @@ class Chip:
     def color(self) -> str:
         """Color class."""
         return label_color(self.label)
-
-    def __str__(self) -> str:
-        return visible_token(self.text)
 
 
 @dataclass(frozen=True)
@@ -64,9 +55,6 @@ class Bar:
         """Return the bar of a signed value on a scale up to `reach`."""
         return cls(signed(value), abs(value) / reach, sign_color(value))
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
 class Words:
@@ -75,19 +63,13 @@ class Words:
     kind: ClassVar = "words"
     words: Sequence[str]
 
-    def __str__(self) -> str:
-        return ", ".join(visible(word.strip() or word) for word in self.words) or "–"
-
 
 @dataclass(frozen=True)
 class Link:
     """A head's name; selecting it shows the head."""
 
     kind: ClassVar = "link"
-    head: Head
-
-    def __str__(self) -> str:
-        return str(self.head)
+    head: str
 
 
 @dataclass(frozen=True)
@@ -99,9 +81,6 @@ class Dots:
     after: float
     draws: Sequence[float]
 
-    def __str__(self) -> str:
-        return ""
-
 
 Run = str | Chip | Bar | Words | Link | Dots
 Cell = Run | list[Run]
@@ -112,50 +91,21 @@ def runs(cell: Cell) -> list[Run]:
     return cell if isinstance(cell, list) else [cell]
 
 
-def text(cell: Cell) -> str:
-    """Return a cell as text."""
-    return "".join(map(str, runs(cell)))
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
-# Blocks: kinds are macros in templates/macros.html.j2
-
-
-@dataclass(frozen=True)
-class Name:
-    """The name of what follows."""
-
-    kind: ClassVar = "name"
-    text: str
-
-    def __str__(self) -> str:
-        return visible(self.text)
-
-
 @dataclass(frozen=True)
 class Table:
     """A table by column name; names that start with `#` are of columns of numbers. `style` is its CSS class."""
 
-    kind: ClassVar = "table"
     columns: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
     style: str = ""
 
     @property
-    def heads(self) -> list[tuple[list[Run], str, bool]]:
-        """Each column's name, the same as text, and whether it holds numbers."""
-        found: list[tuple[list[Run], str, bool]] = []
-        for column in self.columns:
-            first, *rest = runs(column)
+    def names(self) -> list[tuple[list[Run], bool]]:
+        """Each column's name, and whether it holds numbers."""
+        found: list[tuple[list[Run], bool]] = []
+        for first, *rest in map(runs, self.columns):
             number = str(first).startswith("#")
-            name = [str(first)[1:], *rest] if number else [first, *rest]
-            found.append((name, text(name), number))
+            found.append(([str(first)[1:], *rest] if number else [first, *rest], number))
         return found
 
     @property
@@ -163,15 +113,11 @@ class Table:
         """The runs of every cell."""
         return [list(map(runs, row)) for row in self.rows]
 
-    def __str__(self) -> str:
-        return _aligned([[plain for _, plain, _ in self.heads], *(list(map(text, row)) for row in self.rows)])
-
 
 @dataclass(frozen=True)
 class Grid:
     """Signed values by row and column, blue above zero and orange below; `titles` appear over cells without numbers."""
 
-    kind: ClassVar = "grid"
     name: str
     corner: str
     columns: Sequence[Chip]
@@ -184,75 +130,42 @@ class Grid:
         """Largest magnitude."""
         return largest(*(values for _, values in self.rows))
 
-    def __str__(self) -> str:
-        rows = [[str(name), *(signed(x, 2) if self.numbered else "" for x in values)] for name, values in self.rows]
-        return _aligned([[self.corner, *map(str, self.columns)], *rows])
-
 
 @dataclass(frozen=True)
 class HeadMap:
     """Values (nats) by layer and head; `located` heads are ringed. `name` is that of the values."""
 
-    kind: ClassVar = "head_map"
     values: Sequence[Sequence[float]]
     located: Collection[Head] = ()
     name: str = "increase, nats"
 
     @property
-    def scale(self) -> "Scale":
-        """Color scale of the values."""
-        return Scale(largest(*self.values))
-
-    @property
-    def n_heads(self) -> int:
-        """Number of heads in a layer."""
-        return len(self.values[0])
+    def reach(self) -> float:
+        """Largest magnitude."""
+        return largest(*self.values)
 
     @property
     def cells(self) -> list[list[tuple[Head, float, str]]]:
         """Head, value and CSS class of each cell, by layer."""
-        return [
-            [
-                (Head(layer, head), value, sign_color(value) + " top" * (Head(layer, head) in self.located))
-                for head, value in enumerate(row)
-            ]
-            for layer, row in enumerate(self.values)
+        heads = [
+            [(Head(layer, head), value) for head, value in enumerate(row)] for layer, row in enumerate(self.values)
         ]
+        return [[(head, x, sign_color(x) + " top" * (head in self.located)) for head, x in row] for row in heads]
 
     @property
     def grid(self) -> Grid:
         """The same with heads as rows and layers as columns, as the map lies on a wide screen."""
-        layers, heads = range(len(self.values)), range(self.n_heads)
-        return Grid(
-            "Increase by layer and head",
-            "head \\ layer",
-            [Chip(str(layer)) for layer in layers],
-            [(Chip(str(head)), [self.values[layer][head] for layer in layers]) for head in heads],
-            len(layers) <= NUMBERED,
-            [[f"L{layer}H{head}: {signed(self.values[layer][head])}" for layer in layers] for head in heads],
-        )
+        by_head = list(zip(*self.values, strict=True))
+        titles = [[f"{head}: {signed(value)}" for head, value, _ in row] for row in zip(*self.cells, strict=True)]
+        rows = [(Chip(str(head)), values) for head, values in enumerate(by_head)]
+        layers = [Chip(str(layer)) for layer in range(len(self.values))]
+        return Grid(self.name, "head \\ layer", layers, rows, len(layers) <= NUMBERED, titles)
 
     @property
     def largest(self) -> str:
         """The heads with the largest values."""
         flat = sorted((cell for row in self.cells for cell in row), key=lambda cell: -abs(cell[1]))
         return ", ".join(f"{head} {signed(value)}" for head, value, _ in flat[:NAMED])
-
-    def __str__(self) -> str:
-        return f"{self.grid}\nLargest: {self.largest}."
-
-
-@dataclass(frozen=True)
-class Explorer:
-    """A map of all heads, with the selected head's panel below it. `data` is what the script needs of the others."""
-
-    kind: ClassVar = "explorer"
-    head_map: HeadMap
-    panels: Sequence[Mapping[str, Any]]
-    data: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return str(self.head_map)
 
 
 @dataclass(frozen=True)
@@ -263,7 +176,6 @@ class Strip:
     them, and all other tokens are gray and dimmed.
     """
 
-    kind: ClassVar = "strip"
     name: str
     tokens: Sequence[str]
     values: Sequence[float]
@@ -280,7 +192,7 @@ class Strip:
             for position, label in self.marks.items()
         ]
         props = {
-            "tokens": [for_circuitsvis(token) for token in self.tokens],
+            "tokens": list(map(for_circuitsvis, self.tokens)),
             "values": list(self.values),
             "minValue": -self.reach,
             "maxValue": self.reach,
@@ -293,12 +205,14 @@ class Strip:
     @property
     def tinted(self) -> list[tuple[str, str, float]]:
         """Each token with the color class and intensity of its tint."""
-        colors = [
-            label_color(self.marks.get(i)) if self.attention else sign_color(value)
-            for i, value in enumerate(self.values)
+        return [
+            (
+                token,
+                label_color(self.marks.get(i)) if self.attention else sign_color(value),
+                0.8 * min(1.0, abs(value) / self.reach),
+            )
+            for i, (token, value) in enumerate(zip(self.tokens, self.values, strict=True))
         ]
-        shares = [0.8 * min(1.0, abs(value) / self.reach) for value in self.values]
-        return list(zip(self.tokens, colors, shares, strict=True))
 
     @property
     def largest(self) -> str:
@@ -307,69 +221,6 @@ class Strip:
         written = "{:.3f}".format if self.attention else signed
         named = [f"“{self.tokens[i]}” at {i} {written(self.values[i])}" for i in order if self.values[i]]
         return ", ".join(named) or "none"
-
-    def __str__(self) -> str:
-        return f"{self.name}\n{visible(' '.join(self.tokens))}\nLargest: {visible(self.largest)}."
-
-
-@dataclass(frozen=True)
-class Patterns:
-    """Full attention patterns drawn by circuitsvis, with each head's last row as a strip where it cannot draw."""
-
-    kind: ClassVar = "patterns"
-    name: str
-    data: Mapping[str, Any]
-    strips: Sequence[Strip]
-
-    def __str__(self) -> str:
-        return "\n".join([self.name, *map(str, self.strips)])
-
-
-@dataclass(frozen=True)
-class WordsTable:
-    """Words of a head by position, and its query's at `position`. `scrolls` if the table is long."""
-
-    kind: ClassVar = "words_table"
-    head: Head
-    table: Table
-    last: Chip
-    position: int
-    query: Words
-    scrolls: bool
-
-    def __str__(self) -> str:
-        return f"{self.table}\nQuery at {self.last} (position {self.position}): {self.query}"
-
-
-@dataclass(frozen=True)
-class Legend:
-    """The labels in their colors."""
-
-    kind: ClassVar = "legend"
-    labels: Sequence[str]
-
-    @property
-    def chips(self) -> list[Chip]:
-        """The labels in their colors."""
-        return [Chip(label, i) for i, label in enumerate(self.labels)]
-
-    def __str__(self) -> str:
-        return " ".join(["Labels", *map(str, self.chips)])
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The signed color scale; text needs none."""
-
-    kind: ClassVar = "scale"
-    reach: float
-    unit: str = "nats"
-
-    def __str__(self) -> str:
-        return ""
-
-
-Block = Name | Table | Grid | HeadMap | Explorer | Strip | Patterns | WordsTable | Legend | Scale
 
 
 def for_circuitsvis(token: str) -> str:

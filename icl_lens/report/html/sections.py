@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from icl_lens.report.findings import Findings
-from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, label_color, largest
+from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, largest
+from icl_lens.report.html.templating import label_color
 from icl_lens.report.number_format import percent, signed
 
 
@@ -86,32 +86,16 @@ def _negative(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-@dataclass(frozen=True)
-class BarChart:
-    """Bars by layer on a scale from `low` to `high`."""
-
-    name: str
-    bars: Sequence[float]
-    low: float
-    high: float
-
-    @property
-    def span(self) -> float:
-        """Length of the scale."""
-        return self.high - self.low
-
-    @property
-    def ticks(self) -> list[float]:
-        """Zero and the ends of the scale, except those so close to zero that they would overlap it."""
-        return [0.0, *(value for value in (self.low, self.high) if abs(value) > 0.12 * self.span)]
-
-
-def layer_charts(e: Findings, *others: Findings) -> list[BarChart]:
+def layer_charts(e: Findings, *others: Findings) -> list[dict[str, Any]]:
     """Return bars by layer, attention above FFN, on a scale shared with other explanations."""
     values = [0.0, *(value for side in (e, *others) for value in (*side.layer_attn, *side.layer_ffn))]
     low, high = min(values), max(values)
     high = high if high > low else 1.0
-    return [BarChart("attention", e.layer_attn, low, high), BarChart("FFN", e.layer_ffn, low, high)]
+    span = high - low
+    # Ends of the scale that are too close to zero would overlap it.
+    ticks = [0.0, *(value for value in (low, high) if abs(value) > 0.12 * span)]
+    charts = {"attention": e.layer_attn, "FFN": e.layer_ffn}
+    return [{"name": name, "bars": bars, "high": high, "span": span, "ticks": ticks} for name, bars in charts.items()]
 
 
 def layers_table(e: Findings) -> Table:

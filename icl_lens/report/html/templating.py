@@ -13,6 +13,7 @@ import re
 import unicodedata
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -39,6 +40,14 @@ TINTS = {
     "l4": "216,201,0",
     "l5": "213,94,0",
 }
+
+
+N_LABEL_COLORS = 6
+
+
+def label_color(label: int | None) -> str:
+    """Return the color class of a label, or "" for no label; colors repeat after six labels."""
+    return "" if label is None or label < 0 else f"l{label % N_LABEL_COLORS}"
 
 
 class Prose(str):
@@ -121,21 +130,41 @@ TEMPLATES = Environment(
 )
 TEMPLATES.policies["json.dumps_function"] = _compact_json
 TEMPLATES.policies["json.dumps_kwargs"] = {}
-TEMPLATES.filters |= {"percent": percent, "signed": signed, "prose": Prose, "token": visible_token}
+TEMPLATES.filters |= {
+    "percent": percent,
+    "signed": signed,
+    "prose": Prose,
+    "token": visible_token,
+    "label_color": label_color,
+}
 TEMPLATES.globals |= {"asset": asset, "tints": TINTS}
 
 
-def render_page(template: str, title: str, **content: Any) -> str:
+def render_page(template: str, **content: Any) -> str:
     """Return `content` as a self-contained HTML document."""
-    return TEMPLATES.get_template(template).render(content, title=title, static=False)
+    return TEMPLATES.get_template(template).render(content, layout="document.html.j2", static=False)
 
 
-def render_notebook(template: str, title: str, *, height: int, **content: Any) -> str:
+def render_notebook(template: str, *, height: int, **content: Any) -> str:
     """Return the page as a frame of `height` pixels, with the static version for viewers that strip scripts.
 
     The frame isolates the page's scripts, names and styles from the notebook. It grows to its content's height if the
     notebook allows it; otherwise it scrolls. Until a short script puts it there, the page is stored in an attribute:
     viewers that strip scripts also strip unknown attributes, so that its source never appears as text.
     """
-    page = render_page(template, title, **content)
-    return TEMPLATES.get_template(template).render(content, title=title, static=True, page=page, height=height)
+    page = render_page(template, **content)
+    return TEMPLATES.get_template(template).render(
+        content, layout="notebook.html.j2", static=True, page=page, height=height
+    )
+
+
+def render_text(template: str, **content: Any) -> str:
+    """Return the static version as text with aligned tables: the templates end each row and paragraph with its line."""
+    body = TEMPLATES.get_template(template).render(content, layout="body.html.j2", static=True)
+    lines = [[Markup(cell).striptags() for cell in line.split("</td> ")] for line in body.splitlines()]
+    text = []
+    for _, group in groupby(filter(any, lines), len):
+        rows = list(group)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        text += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(text)

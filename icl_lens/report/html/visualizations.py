@@ -13,21 +13,8 @@ from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html import heads as head_parts
-from icl_lens.report.html.parts import (
-    Block,
-    Chip,
-    Explorer,
-    Grid,
-    HeadMap,
-    Legend,
-    Name,
-    Patterns,
-    Scale,
-    Strip,
-    for_circuitsvis,
-    largest,
-)
-from icl_lens.report.html.templating import render_notebook, render_page
+from icl_lens.report.html.parts import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
+from icl_lens.report.html.templating import render_notebook, render_page, render_text
 from icl_lens.report.palette import BLUE, ORANGE
 
 TEMPLATE = "element.html.j2"
@@ -42,7 +29,8 @@ class Element:
     """
 
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[tuple[str, Any]]
+    """What it consists of: macros of templates/macros.html.j2, each with its data."""
 
     def __str__(self) -> str:
         return render_page(TEMPLATE, **self._content())
@@ -51,10 +39,10 @@ class Element:
         return render_notebook(TEMPLATE, height=320, **self._content())
 
     def __repr__(self) -> str:
-        return "\n".join([self.title, *filter(None, map(str, self.blocks))])
+        return f"{self.title}\n{render_text(TEMPLATE, **self._content())}"
 
     def _content(self) -> dict[str, Any]:
-        circuitsvis = any(isinstance(block, Explorer | Strip | Patterns) for block in self.blocks)
+        circuitsvis = not {"explorer", "strip", "patterns"}.isdisjoint(macro for macro, _ in self.blocks)
         return {"title": self.title, "blocks": self.blocks, "element": True, "circuitsvis": circuitsvis}
 
 
@@ -83,9 +71,9 @@ def attention_to_labels(
         marks = dict(zip(positions.tolist(), index.tolist(), strict=True))
         pattern = source.pattern[row, :, :, : len(tokens)].float()
         rows = {str(head): pattern[head.layer, head.head].tolist() for head in heads}
-    blocks: list[Block] = [Legend(labels)] if labels else []
+    blocks: list[tuple[str, Any]] = [("legend", labels)] if labels else []
     for name, weights in rows.items():
-        blocks += [Name(name), head_parts.attention_strip(tokens, weights, marks, name)]
+        blocks += [("name", name), ("strip", head_parts.attention_strip(tokens, weights, marks, name))]
     return Element("Attention to labels" if labels else "Attention from the last token", blocks)
 
 
@@ -117,10 +105,9 @@ def attention_patterns(
         Strip(f"{name}, from the last token", tokens, pattern[-1], 1.0, {}, attention=True)
         for name, pattern in zip(names, rows, strict=True)
     ]
-    return Element(
-        "Attention patterns",
-        [Patterns(f"Attention patterns of {', '.join(names)}", {"props": props, "marks": [], "dim": False}, strips)],
-    )
+    data = {"props": props, "marks": [], "dim": False}
+    patterns_of = {"name": f"Attention patterns of {', '.join(names)}", "data": data, "strips": strips}
+    return Element("Attention patterns", [("patterns", patterns_of)])
 
 
 def token_values(
@@ -137,10 +124,10 @@ def token_values(
         )
     rows = values.float().tolist()
     reach = largest(*rows)
-    blocks: list[Block] = []
+    blocks: list[tuple[str, Any]] = []
     for name, row in zip(names, rows, strict=True):
-        blocks += [Name(name), Strip(f"{name}, {unit} by token", tokens, row, reach, {})]
-    return Element("Values by token", [*blocks, Scale(reach, unit)])
+        blocks += [("name", name), ("strip", Strip(f"{name}, {unit} by token", tokens, row, reach, {}))]
+    return Element("Values by token", [*blocks, ("scale", {"reach": reach, "unit": unit})])
 
 
 def similarity_matrix(
@@ -166,7 +153,7 @@ def similarity_matrix(
     columns = list(map(Chip, keys, classes[1]))
     rows = list(zip(map(Chip, queries, classes[0]), values.float().tolist(), strict=True))
     grid = Grid("Similarity of queries and keys", "query \\ key", columns, rows)
-    return Element(grid.name, [grid, Scale(grid.reach, unit)])
+    return Element(grid.name, [("grid", grid), ("scale", {"reach": grid.reach, "unit": unit})])
 
 
 def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
@@ -186,9 +173,9 @@ def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None
     Default: the first located head. Raises InputError for heads that the explanation does not describe.
     """
     reports = _reports(explanation, heads, default=1)
-    blocks: list[Block] = []
+    blocks: list[tuple[str, Any]] = []
     for report in reports:
-        blocks += [Name(str(report.head)), head_parts.words_table(explanation, report)]
+        blocks += [("name", str(report.head)), ("words_table", head_parts.words_table(explanation, report))]
     return Element("Words by position", blocks)
 
 
@@ -198,10 +185,10 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
     From an Explanation, selecting a cell shows that head. From a tensor, a cell only shows its value.
     """
     if isinstance(source, Findings):
-        return Element("Increase by layer and head", [head_parts.explorer(source)])
+        return Element("Increase by layer and head", [("explorer", head_parts.explorer(source))])
     if source.ndim != 2:
         raise InputError(f"increases must have shape [layer head], got {list(source.shape)}; pass one value per head")
-    return Element("Increase by layer and head", [HeadMap(source.float().tolist())])
+    return Element("Increase by layer and head", [("head_map", HeadMap(source.float().tolist()))])
 
 
 def _reports(explanation: Findings, heads: Sequence[Head] | None, default: int = 4) -> list[HeadReport]:
