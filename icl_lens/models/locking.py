@@ -1,7 +1,8 @@
 """Lock a model for one thread, since hooks and edits belong to the model, not to the thread that sets them.
 
-A pass waits for another thread's pass to end. A block that edits the model may stay open indefinitely, so other threads
-get an InputError in the meantime.
+Web servers and notebook widgets run requests in threads: without the lock, one request's edit would change the numbers
+of another. A pass waits for another thread's pass to end. A block that edits the model may stay open indefinitely, so
+other threads get an InputError in the meantime.
 """
 
 from collections.abc import Callable, Iterator

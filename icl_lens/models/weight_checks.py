@@ -16,7 +16,7 @@ from icl_lens.models.resolve import weight_files
 _BUFFERS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask|cos_cached|sin_cached|embed_positions|alibi|rope\.freqs)$"
 )
-_WHOLE = re.compile(r"BOOL|[IU]\d+")
+_INTEGER = re.compile(r"BOOL|[IU]\d+")
 _MASK = re.compile(r"(attn|attention|self_attn|self_attention)\.bias$")
 
 
@@ -33,8 +33,7 @@ class StrictLoader:
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
         """Load with `inner`; raise InputError for weights that are missing, unexpected, misshapen or not finite."""
         inner = self._inner or _class_for(kwargs["config"])
-        check_parameter_count(self._name, Path(folder), kwargs["config"], inner)
-        check_not_quantized(self._name, Path(folder), kwargs["config"])
+        check_headers(self._name, Path(folder), kwargs["config"], inner)
         model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         check_keys(self._name, model, info)
         check_finite(self._name, model, kwargs.get("torch_dtype"))
@@ -45,52 +44,37 @@ class StrictLoader:
         return (self._inner or _class_for(config)).from_config(config, **kwargs)
 
 
-def check_parameter_count(name: str, folder: Path, config: Any, inner: Any) -> None:
-    """Raise InputError if the configuration needs more than twice the parameters that the weights contain.
+def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
+    """Raise InputError if the headers of safetensors show that weights are packed integers or of another model.
 
-    It then belongs to another model, and loading would allocate billions of random parameters before failing. Only
-    the headers of safetensors are read; packed weights and classes that need memory to be created are skipped.
-    """
-    files = weight_files(folder)
-    is_safetensors = files and all(file.suffix == ".safetensors" for file in files)
-    if not is_safetensors or getattr(config, "quantization_config", None) is not None:
-        return
-    try:
-        held = 0
-        for file in files:
-            with safe_open(file, framework="pt") as stored:
-                held += sum(prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118
-        with torch.device("meta"):
-            wanted = sum(parameter.numel() for parameter in inner.from_config(config).parameters())
-    except Exception:  # loading reports the fault of the file or the configuration
-        return
-    if wanted > 2 * held:
-        raise InputError(
-            f"weights of {name!r} hold {held:,} parameters, config.json expects {wanted:,}; use the config.json that "
-            "was saved with these weights"
-        )
-
-
-def check_not_quantized(name: str, folder: Path, config: Any) -> None:
-    """Raise InputError if weights are stored as integers and the configuration has no quantizer.
-
-    transformers would use the packed integers as weights. Masks and positions are not weights.
+    transformers would use the integers as weights; masks and positions are no weights. A configuration that needs more
+    than twice the stored parameters belongs to another model, and loading would allocate billions of random ones.
     """
     files = weight_files(folder)
     if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
         return
-    packed = []
+    stored, packed = 0, []
     try:
         for file in files:
-            with safe_open(file, framework="pt") as stored:
-                kinds = {key: str(stored.get_slice(key).get_dtype()) for key in stored.keys()}  # noqa: SIM118
-            packed += [key for key, kind in kinds.items() if _WHOLE.fullmatch(kind) and not _is_buffer(key)]
-    except Exception:  # loading reports the fault of the file
-        return
+            with safe_open(file, framework="pt") as weights:
+                for key in weights.keys():  # noqa: SIM118
+                    header = weights.get_slice(key)
+                    stored += prod(header.get_shape())
+                    if _INTEGER.fullmatch(str(header.get_dtype())) and not _is_buffer(key):
+                        packed.append(key)
+        with torch.device("meta"):
+            expected = sum(parameter.numel() for parameter in inner.from_config(config).parameters())
+    except Exception:  # loading reports the fault of the file or the configuration
+        expected = 0
     if packed:
         raise InputError(
             f"weights of {name!r} are integers in {_few(packed)}, but config.json has no quantization_config; use the "
             "unquantized model"
+        )
+    if files and expected > 2 * stored:
+        raise InputError(
+            f"weights of {name!r} hold {stored:,} parameters, config.json expects {expected:,}; use the config.json "
+            "that was saved with these weights"
         )
 
 
@@ -103,14 +87,14 @@ def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
     buffers = {key for key, _ in model.named_buffers()}
     missing = [key for key in info["missing_keys"] if key not in buffers]
     extra = [key for key in info["unexpected_keys"] if _belongs(key, model)]
-    shapes = [_Mismatch(*mismatched[:3]) for mismatched in info["mismatched_keys"]]
+    shapes = [f"{key} ({_size(found)}, expected {_size(expected)})" for key, found, expected in info["mismatched_keys"]]
     parts = []
     if missing:
         parts.append(f"missing {_few(missing)}")
     if extra:
         parts.append(f"unexpected {_few(extra)}")
     if shapes:
-        parts.append(f"wrong shape {_few(map(str, shapes))}")
+        parts.append(f"wrong shape {_few(shapes)}")
     if parts:
         raise InputError(
             f"weights of {name!r} do not match config.json ({'; '.join(parts)}); use the config.json that was saved "
@@ -142,15 +126,7 @@ def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None
         raise InputError(f"weights of {name!r} contain {' and '.join(sorted(kinds))} in {_few(bad)}; {remedy}")
 
 
-class _Mismatch:
-    def __init__(self, key: str, found: Any, wanted: Any) -> None:
-        self._key, self._found, self._wanted = key, tuple(found), tuple(wanted)
-
-    def __str__(self) -> str:
-        return f"{self._key} ({_size(self._found)}, expected {_size(self._wanted)})"
-
-
-def _size(shape: tuple[int, ...]) -> str:
+def _size(shape: Iterable[int]) -> str:
     return "×".join(map(str, shape)) or "a scalar"
 
 
@@ -158,14 +134,12 @@ def _belongs(key: str, model: nn.Module) -> bool:
     """Return whether a checkpoint key belongs to a module of the model, or to a layer that it should have."""
     if _is_buffer(key):
         return False
-    lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    roots = [*{name.rpartition(".")[0] for name in lists}, getattr(model, "base_model_prefix", "")]
-    names = {key, *(f"{root}.{key}" for root in roots if root)}
-    modules = {name for name, _ in model.named_modules() if name}
-    for name in names:
-        if re.match(r"(.*)\.\d+\.", name) and any(name.startswith(f"{one}.") for one in lists):
-            return True
-        if name.rpartition(".")[0] in modules:
+    modules = {name: module for name, module in model.named_modules() if name}
+    lists = {name for name, module in modules.items() if isinstance(module, nn.ModuleList)}
+    roots = {name.rpartition(".")[0] for name in lists} | {getattr(model, "base_model_prefix", "")}
+    for name in {key, *(f"{root}.{key}" for root in roots if root)}:
+        in_layer = re.match(r"(.*)\.\d+\.", name) and any(name.startswith(f"{one}.") for one in lists)
+        if in_layer or name.rpartition(".")[0] in modules:
             return True
     return False
 
