@@ -41,6 +41,7 @@ from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength
 from .interventions.debias import debias as debias
 from .interventions.debias import label_log_probs_debiased as label_log_probs_debiased
+from .interventions.edited_scores import label_log_probs_ablated as label_log_probs_ablated
 from .interventions.effects import Agreement as Agreement
 from .interventions.effects import HeadEffects as HeadEffects
 from .interventions.effects import agreement as agreement
@@ -48,7 +49,6 @@ from .interventions.effects import head_effects as head_effects
 from .interventions.function_vectors import add_vector as add_vector
 from .interventions.function_vectors import function_vector as function_vector
 from .interventions.function_vectors import indirect_effects as indirect_effects
-from .interventions.head_sets import label_log_probs_ablated as label_log_probs_ablated
 from .interventions.patching import label_log_probs_patched as label_log_probs_patched
 from .interventions.patching import patch_heads as patch_heads
 from .interventions.saliency import SaliencyFlow as SaliencyFlow

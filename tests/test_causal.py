@@ -6,6 +6,7 @@ import torch
 from conftest import PROMPTS
 from family_tables import EXACT
 from test_effects import hf_twin
+from test_head_sets import attention_run
 from tolerance import assert_close
 
 import icl_lens as il
@@ -70,16 +71,9 @@ def test_earlier_blocks_are_not_run(load_tiny, monkeypatch, enough, expected):
     monkeypatch.setattr(partial_forward, "MIN_PASS_TOKENS", enough)
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    runs = [0, 0, 0]
-
-    def counter(layer):
-        def hook_fn(x, hook):
-            runs[layer] += 1
-
-        return hook_fn
-
-    with model.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_q", counter(layer)) for layer in range(3)]):
+    with attention_run(model) as ran:
         head_effects(model, batch)
+    runs = [sum(layer == one for layer, _ in ran) for one in range(3)]
     # One pass to keep streams, then one for the heads of each earlier layer; or of all, where they would be small.
     assert runs == expected
 

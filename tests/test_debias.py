@@ -8,7 +8,7 @@ from conftest import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import memory_budget
+from icl_lens.interventions import prefix_cache
 
 HEADS = [il.Head(0, 1), il.Head(1, 3)]
 
@@ -133,8 +133,8 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
     assert_close(found, whole)
     assert sorted(widths)[:-1] == [1] * (len(widths) - 1)
     assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-4
-    monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
-    monkeypatch.setattr(memory_budget, "KEY_BYTES", 1)
+    monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
+    monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
     assert_close(il.label_log_probs_debiased(model, batch, FIXES), whole)
 
 

@@ -1,7 +1,6 @@
 """Effects of removing heads at the last position, logit differences, and first-order estimates of them."""
 
 import copy
-import weakref
 from contextlib import contextmanager
 
 import families
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import gradients, kv_cache, memory_budget, prefix_cache
+from icl_lens.interventions import gradients, kv_cache, prefix_cache
 from icl_lens.interventions.kv_cache import LayerKVCache
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.view import ModelView
@@ -90,25 +89,21 @@ def test_shared_keys_are_whole_passes(load_tiny, name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "bloom", "gemma2", "llama_gqa", "mistral"])
-def test_pieces_and_layers_of_any_size(load_tiny, name, monkeypatch):
-    """Few rows a pass: every layer's heads have a pass of their own, blocks before them are not run."""
+def test_pieces_of_any_size(load_tiny, name, monkeypatch):
+    """Few rows a pass: one prompt at a time, with four edits next to its row without any."""
     model = load_tiny(name)
     batch = ragged(model)
     expected = il.head_effects(model, batch, positions="last").log_prob
-    monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
+    before = remains(model)
+    monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
     monkeypatch.setattr(kv_cache, "SCORE_BYTES", 1)
     rows = []
-    hooks = [
-        (f"blocks.{layer}.attn.hook_q", lambda q, hook, layer=layer: rows.append((layer, len(q)))) for layer in range(3)
-    ]
-    permanent = model.hook_dict["blocks.0.attn.hook_q"].fwd_hooks
-    assert not permanent
-    monkeypatch.setattr(prefix_cache, "check_no_hooks", lambda view: None)
-    with model.hooks(fwd_hooks=hooks):
+    monkeypatch.setattr(prefix_cache, "has_active_hooks", lambda view: False)
+    with model.hooks(fwd_hooks=[("blocks.2.attn.hook_q", lambda q, hook: rows.append(len(q)))]):
         effects = il.head_effects(model, batch, positions="last")
     close(effects.log_prob, expected)
-    prompt = [(0, 1), (1, 1), (2, 1)] + [(layer, 5) for first in range(3) for layer in range(first, 3)]
-    assert rows == prompt * len(batch)
+    assert rows == [1, 4, 5, 5, 2] * len(batch)  # the set without heads shares the prompt's row
+    assert remains(model) == before
 
 
 def test_rows_join_at_their_layer(load_tiny, monkeypatch):
@@ -117,66 +112,10 @@ def test_rows_join_at_their_layer(load_tiny, monkeypatch):
     batch = ragged(model)
     rows = []
     hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
-    monkeypatch.setattr(prefix_cache, "check_no_hooks", lambda view: None)
+    monkeypatch.setattr(prefix_cache, "has_active_hooks", lambda view: False)
     with model.hooks(fwd_hooks=hooks):
         assert il.head_effects(model, batch, positions="last").algorithm == "prefix_cache"
     assert rows == [(3, 14)] * 3 + [(15, 1), (27, 1), (39, 1)]
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_keys_of_one_layer_at_a_time(load_tiny, name, monkeypatch):
-    """Rows go on where the stage before left them, in every family, whether they share a pass or not."""
-    model = load_tiny(name)
-    batch = ragged(model)
-    expected = il.head_effects(model, batch, positions="last").log_prob
-    monkeypatch.setattr(memory_budget, "STAGE_BYTES", 1)
-    before = remains(model)
-    rows = []
-    hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
-    with monkeypatch.context() as patched:
-        patched.setattr(prefix_cache, "check_no_hooks", lambda view: None)
-        with model.hooks(fwd_hooks=hooks):
-            effects = il.head_effects(model, batch, positions="last")
-    assert (effects.algorithm, effects.fallback_reason) == ("prefix_cache", "")
-    close(effects.log_prob, expected)
-    assert rows == [(3, 14), (15, 1), (3, 14), (27, 1), (3, 14), (39, 1)]
-    monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
-    close(il.head_effects(model, batch, positions="last").log_prob, expected)
-    assert remains(model) == before
-
-
-def test_keys_are_let_go_stage_by_stage(load_tiny, monkeypatch):
-    """Only one layer's keys are there at a time, where only one layer's fit."""
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    monkeypatch.setattr(memory_budget, "STAGE_BYTES", 1)
-    made, there = [], []
-    of = LayerKVCache.of.__func__
-
-    def watched(cls, *args, **kwargs):
-        keys = of(cls, *args, **kwargs)
-        there.append(sum(one() is not None for one in made))
-        made.append(weakref.ref(keys))
-        return keys
-
-    monkeypatch.setattr(LayerKVCache, "of", classmethod(watched))
-    assert il.head_effects(model, batch, positions="last").algorithm == "prefix_cache"
-    assert there == [0, 0, 0]
-
-
-def test_layers_of_a_stage(load_tiny, monkeypatch):
-    """Stages are of about equal size, as few as fit, and hold every layer once."""
-    model = load_tiny("gpt2")
-    view, batch = ModelView.of(model), ragged(model)
-    keys = 3 * 2 * 4 * 8 * 14 * 4  # of a layer: prompts, both, heads, width, positions, bytes
-    for layers, expected in (
-        (3, [range(3)]),
-        (2, [range(1), range(1, 3)]),
-        (1, [range(1), range(1, 2), range(2, 3)]),
-        (0.1, [range(1), range(1, 2), range(2, 3)]),
-    ):
-        monkeypatch.setattr(memory_budget, "STAGE_BYTES", int(layers * keys))
-        assert list(memory_budget.stages(view, batch)) == expected
 
 
 @contextmanager
@@ -289,7 +228,7 @@ def test_means_in_place_of_heads(load_tiny, monkeypatch, name):
         def not_shared(*_):
             raise prefix_cache.PrefixCacheUnsupported("tried")
 
-        monkeypatch.setattr(prefix_cache.PrefixCache, "by_layer_stage", not_shared)
+        monkeypatch.setattr(prefix_cache.PrefixCache, "run", not_shared)
     zeroed = il.head_effects(model, batch, positions="last")
     assert (zeroed.log_prob - expected[..., 0]).abs().max() > 1e-3
 
@@ -329,7 +268,8 @@ def test_attention_that_is_not_known_takes_the_long_way(load_tiny, monkeypatch, 
     close(effects.log_prob, one_by_one(model, batch)[0])
 
 
-def test_rows_that_come_out_otherwise_take_the_long_way(load_tiny):
+@pytest.mark.parametrize(("layer", "because"), [(1, "residual stream"), (2, "deviate")])
+def test_rows_that_come_out_otherwise_take_the_long_way(load_tiny, layer, because):
     """Something in the blocks that depends on the token the model is given, which rows share: not seen in z."""
     model = load_tiny("gpt2")
     batch = ragged(model)
@@ -337,13 +277,13 @@ def test_rows_that_come_out_otherwise_take_the_long_way(load_tiny):
     def shift(module, args, output):
         return output + 0.1 * torch.arange(output.shape[-1]) if output.shape[1] == 1 else output
 
-    handle = model.blocks[2].mlp.register_forward_hook(shift)
+    handle = model.blocks[layer].mlp.register_forward_hook(shift)
     try:
         effects = il.head_effects(model, batch, positions="last")
     finally:
         handle.remove()
     assert effects.algorithm == "partial_forward"
-    assert "without ablation deviate" in effects.fallback_reason
+    assert because in effects.fallback_reason
     close(effects.log_prob, il.head_effects(model, batch, positions="last").log_prob)
 
 
@@ -437,7 +377,7 @@ def test_keys_are_shared_not_copied():
         v=draw(1, groups, n_keys, width),
         visible_keys=torch.ones(1, n_keys, dtype=torch.bool),
         alibi=None,
-        cos_sin=None,
+        turn=None,
         last=torch.tensor([n_keys - 1]),
         how=AttentionScoring(0.1, None, None, "standard", False),
     )
@@ -459,12 +399,13 @@ def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
     model = load_tiny("gpt2")
     view, batch = ModelView.of(model), ragged(model)
     keys = 2 * 3 * 4 * 8 * 14 * 4  # both, layers, heads, width, positions, bytes
+    sizes = {"n_rows": 12, "attention": False}
     for count in (1, 2, 3):
-        monkeypatch.setattr(memory_budget, "KEY_BYTES", count * keys + 1)
-        assert memory_budget.max_prompts(view, batch, pass_tokens=4096) == count
-    assert memory_budget.max_prompts(view, batch, pass_tokens=28) == 2
-    monkeypatch.setattr(memory_budget, "ROW_BYTES", 4 * 9 * max(97, 3 * 48))  # a clean row and 8 heads
-    assert [list(layers) for layers in memory_budget.layer_chunks(view, 1)] == [[0, 1], [2]]
+        monkeypatch.setattr(prefix_cache, "KEY_BYTES", count * keys + 1)
+        assert prefix_cache.max_prompts(view, batch, pass_tokens=4096, **sizes) == count
+    assert prefix_cache.max_prompts(view, batch, pass_tokens=28, **sizes) == 2
+    monkeypatch.setattr(prefix_cache, "ROW_BYTES", 4 * 26 * max(97, 3 * 48))
+    assert prefix_cache.max_prompts(view, batch, pass_tokens=4096, **sizes) == 2
 
 
 # First-order estimates --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.errors import InputError
-from icl_lens.interventions import function_vectors
+from icl_lens.interventions import edited_scores
 from icl_lens.interventions.function_vectors import read_with_vectors
 from icl_lens.models.view import ModelView
 
@@ -154,7 +154,7 @@ def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tin
     batch = tokenized(model, PROMPTS)
     vectors = torch.randn(3, families.D_MODEL, generator=torch.Generator().manual_seed(0))
     whole: list[int] = []
-    monkeypatch.setattr(function_vectors, "last_log_probs", lambda *args: whole.append(1) or il.last_log_probs(*args))
+    monkeypatch.setattr(edited_scores, "last_log_probs", lambda *args: whole.append(1) or il.last_log_probs(*args))
     read_with_vectors(model, batch, vectors, [0, 1, 2], lambda log_probs, some: log_probs)
     assert not whole
     with il.ablate_heads(model, HEADS[:1]):

@@ -14,8 +14,7 @@ from test_effects import hf_twin
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import head_sets, memory_budget, partial_forward
-from icl_lens.interventions.edit_tree import EditTree
+from icl_lens.interventions import edited_scores, partial_forward, prefix_cache
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
@@ -98,16 +97,16 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     reference = batch if mode == "mean" else None
     options = {"positions": positions, "mode": mode, "reference": reference}
     found = il.label_log_probs_ablated(model, batch, SETS, **options)
-    removed = head_sets.head_mask(ModelView.of(model), SETS)
-    whole = head_sets._full_passes(
-        model, batch, removed, head_sets._labels, positions, mode, None if reference is None else [reference]
-    )
+    whole = []
+    for heads in SETS:
+        with il.ablate_heads(model, heads, **options) if heads else nullcontext():
+            whole.append(il.label_log_probs(model, batch))
+    whole = torch.stack(whole, dim=1)
     assert_close(found, whole)
-    monkeypatch.setattr(memory_budget, "ROW_BYTES", 1)
-    monkeypatch.setattr(memory_budget, "KEY_BYTES", 1)
+    monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
+    monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
     monkeypatch.setattr(partial_forward, "STREAM_BYTES", 1)
     monkeypatch.setattr(partial_forward, "MIN_PASS_TOKENS", 1)
-    monkeypatch.setattr(head_sets, "PASS_TOKENS", 1)
     pieces = il.label_log_probs_ablated(model, batch, SETS, **options)
     assert_close(pieces, whole)
 
@@ -116,18 +115,17 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
 def test_sets_that_begin_alike_are_one_row_up_to_there(load_tiny, sets):
     """Whatever their order: the rows of each layer are the different beginnings of sets up to it, and the prompt's."""
     model = load_tiny("gpt2")
-    removed = head_sets.head_mask(ModelView.of(model), sets)
-    forks = EditTree.of(removed, mergeable=True)
-    for layer in range(removed.shape[1]):
-        beginnings = {tuple(one[: layer + 1].flatten().tolist()) for one in removed}  # the empty set's is row 0's
-        assert len(forks.sets_at_layer(layer)) == len(beginnings) - 1
-    # From its row a set's way back to row 0 passes rows that are edited as it is.
-    for place, row in enumerate(forks.row_of):
-        own = forks.set_of[row - 1] if row else sets.index([])
-        assert torch.equal(removed[own], removed[place])
-    apart = EditTree.of(removed, mergeable=False)
-    assert sorted(apart.row_of) == [0, 1, 2, 3, 4]
-    assert dict(sorted(apart.entering.items())) == {0: [0, 0], 1: [0, 0]}
+    removed = edited_scores.head_mask(ModelView.of(model), sets)
+    branches = list(prefix_cache._branches(removed.long()))
+    for layer, rows in enumerate(branches):
+        beginnings = {tuple(one[: layer + 1].flatten().tolist()) for one in removed}
+        assert len(rows.parents) == len(beginnings)  # that of the empty set is row 0's
+        assert rows.row_of[sets.index([])] == 0
+        for place, row in enumerate(rows.row_of):
+            if row:  # all sets of a row are edited alike so far
+                assert torch.equal(removed[rows.example[row - 1], : layer + 1], removed[place, : layer + 1])
+            if layer:
+                assert rows.parents[row] == branches[layer - 1].row_of[place]
 
 
 @contextmanager
@@ -169,7 +167,7 @@ def test_answers_are_those_of_each_edit(load_tiny):
     batch = ragged(model)
     for positions in ("last", "all"):
         for found, heads in zip(
-            head_sets.score_ablated_sets(model, batch, SETS, positions=positions), SETS, strict=True
+            edited_scores.score_ablated_sets(model, batch, SETS, positions=positions), SETS, strict=True
         ):
             with il.ablate_heads(model, heads, positions=positions) if heads else nullcontext():
                 log_probs = il.last_log_probs(model, batch)

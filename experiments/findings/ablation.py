@@ -12,7 +12,7 @@ import icl_lens as il
 from experiments.framework.estimate import compare
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.study import Ranking, Study
-from icl_lens.interventions.head_sets import score_ablated_sets
+from icl_lens.interventions.edited_scores import score_ablated_sets
 from icl_lens.metrics import is_correct, label_log_odds
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)

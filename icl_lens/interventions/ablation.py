@@ -14,13 +14,15 @@ from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
+Mode = Literal["zero", "mean"]
+
 
 @contextmanager
 def ablate_heads(
     model: Any,
     heads: Iterable[Head | tuple[int, int]],
     *,
-    mode: Literal["zero", "mean"] = "zero",
+    mode: Mode = "zero",
     reference: PromptBatch | Iterable[PromptBatch] | None = None,
     positions: Positions = "all",
 ) -> Iterator[None]:
@@ -42,16 +44,10 @@ def ablate_heads(
     view = ModelView.of(model)
     by_layer = group_by_layer(view, heads)
     check_choice("positions", positions, ("all", "last"))
-    check_choice("mode", mode, ("zero", "mean"))
-    if (mode == "mean") != (reference is not None):
-        raise InputError(
-            f"reference must be {'given for' if mode == 'mean' else 'omitted for'} mode={mode!r}, got "
-            f"{'None' if reference is None else type(reference).__name__}"
-        )
+    check_mode(mode, reference)
     means = None
     if reference is not None:
-        batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
-        means = mean_z(view, by_layer, batches, positions)
+        means = mean_z(view, by_layer, reference, positions)
         if not all(bool(mean.isfinite().all()) for mean in means.values()):
             raise InputError("the mean over reference must be finite, got NaN or infinite values; pass other prompts")
 
@@ -104,10 +100,24 @@ def every_head(view: ModelView) -> dict[int, list[int]]:
     return {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
 
 
+def check_mode(mode: Mode, reference: PromptBatch | Iterable[PromptBatch] | None) -> None:
+    """Raise InputError for an unknown mode, or unless there is a reference for a mean only."""
+    check_choice("mode", mode, ("zero", "mean"))
+    if (mode == "mean") != (reference is not None):
+        raise InputError(
+            f"reference must be {'given for' if mode == 'mean' else 'omitted for'} mode={mode!r}, got "
+            f"{'None' if reference is None else type(reference).__name__}"
+        )
+
+
 def mean_z(
-    view: ModelView, by_layer: dict[int, list[int]], batches: list[PromptBatch], positions: Positions
+    view: ModelView,
+    by_layer: dict[int, list[int]],
+    reference: PromptBatch | Iterable[PromptBatch],
+    positions: Positions,
 ) -> dict[int, Tensor]:
     """Return layer -> mean z of its chosen heads [chosen d_head], in float64, over all tokens or each prompt's last."""
+    batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
     if not batches:
         raise InputError("reference must contain at least one batch, got none")
     sums: dict[int, Tensor] = {}

@@ -59,6 +59,15 @@ def scale_label_attention(
             f"weights must be finite and non-negative, got {float(weights[~valid][0])}; 1 keeps a label, 0 hides it"
         )
     check_pattern_recomputable(view, by_layer)
+    warn_if_inert(view, flatten_heads(by_layer))
+    with editing(view, label_attention_edit(by_layer, batch, weights, renormalize=renormalize)):
+        yield
+
+
+def label_attention_edit(
+    by_layer: dict[int, list[int]], batch: PromptBatch, weights: Float[Tensor, "batch demo"], *, renormalize: bool
+) -> Edit:
+    """Return the edit of `scale_label_attention`."""
 
     def scale(work: AttentionState, indices: list[int], layer: int) -> None:
         assert work.pattern is not None
@@ -79,9 +88,7 @@ def scale_label_attention(
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
         work.pattern[every, places, work.last[:, None]] = row
 
-    warn_if_inert(view, flatten_heads(by_layer))
-    with editing(view, Edit(Stage.pattern, by_layer, scale, only=batch)):
-        yield
+    return Edit(Stage.pattern, by_layer, scale, only=batch)
 
 
 def at_positions(
@@ -123,6 +130,13 @@ def remove_position(
     if not 0 <= strength <= 1:
         raise InputError(f"strength must be between 0 (no change) and 1, got {strength!r}")
     check_pattern_recomputable(view, by_layer)
+    warn_if_inert(view, flatten_heads(by_layer))
+    with editing(view, position_edit(by_layer, strength, positions)):
+        yield
+
+
+def position_edit(by_layer: dict[int, list[int]], strength: float, positions: Positions) -> Edit:
+    """Return the edit of `remove_position`."""
 
     def weaken(work: AttentionState, indices: list[int], layer: int) -> None:
         places = work.indices_of(indices)
@@ -133,9 +147,7 @@ def remove_position(
             rows = torch.arange(len(work.weight), device=work.weight.device)[:, None]
             work.weight[rows, torch.tensor(places)[None], work.last[:, None]] *= 1 - strength
 
-    warn_if_inert(view, flatten_heads(by_layer))
-    with editing(view, Edit(Stage.scores, by_layer, weaken)):
-        yield
+    return Edit(Stage.scores, by_layer, weaken)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.head_sets import AnswerScores, score_ablated_sets
+from icl_lens.interventions.edited_scores import AnswerScores, score_ablated_sets
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

@@ -15,13 +15,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.attention import at_positions, remove_position, scale_label_attention
+from icl_lens.interventions.attention import (
+    label_attention_edit,
+    position_edit,
+    remove_position,
+    scale_label_attention,
+)
 from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import flatten_heads, group_by_layer
-from icl_lens.interventions.head_sets import head_mask, labels_by_rows
-from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -123,35 +127,39 @@ def label_log_probs_debiased(
         >>> found.shape, (found[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
     """
-    view = ModelView.of(model)
+    view, read = ModelView.of(model), read_labels(batch)
     if not settings:
         raise InputError("settings must contain at least one DebiasSettings, got none")
     batch.require_labels("label to balance", "pass prompts with demonstrations (il.tokenize)")
-    chosen = head_mask(view, [fix.heads for fix in settings])
     for fix in settings:
         check_strengths(fix.majority, fix.recency)
-    by_layer = (
-        group_by_layer(view, [Head(*place) for place in chosen.any(0).nonzero().tolist()]) if chosen.any() else {}
-    )
-    check_pattern_recomputable(view, by_layer)
-    warn_if_inert(view, flatten_heads(by_layer))
-    recency = torch.tensor([fix.recency for fix in settings], dtype=torch.float64)
+    heads = [group_by_layer(view, fix.heads) for fix in settings]
+    every = group_by_layer(view, {head for by_layer in heads for head in flatten_heads(by_layer)})
+    check_pattern_recomputable(view, every)
+    warn_if_inert(view, flatten_heads(every))
 
-    def rows_of(kept: PrefixCache, sets: slice, prompts: list[int]) -> Tensor:
-        factor, some = None, [fix.majority for fix in settings[sets]]
-        if any(some):
-            of_strength = {strength: _factors(kept.batch, strength) for strength in set(some)}
-            factor = torch.stack([of_strength[strength] for strength in some], dim=1)
-        return kept.with_attention_edited(chosen[sets], 1 - recency[sets], factor)
+    def edits_of(prompts: list[int]) -> RowEdits:
+        some = batch[prompts]
+        weights = {strength: balancing_weights(some, strength) for strength in {fix.majority for fix in settings}}
+        return RowEdits.applying(
+            view,
+            [
+                [
+                    *([position_edit(by_layer, fix.recency, "last")] if fix.recency else []),
+                    *(
+                        [label_attention_edit(by_layer, some, weights[fix.majority], renormalize=True)]
+                        if fix.majority
+                        else []
+                    ),
+                ]
+                for by_layer, fix in zip(heads, settings, strict=True)
+            ],
+        )
 
-    try:
-        return labels_by_rows(view, batch, len(settings), rows_of, position_free=bool(recency.any()))
-    except PrefixCacheUnsupported:
-        found = []
-        for fix in settings:
-            with fix.block(model, batch):
-                found.append(label_log_probs(model, batch))
-        return torch.stack(found, dim=1)
+    def otherwise() -> Tensor:
+        return score_passes(view, batch, (fix.block(model, batch) for fix in settings), read)
+
+    return score_rows(view, batch, edits_of, read, otherwise, n_sets=len(settings), attention=True)[0]
 
 
 def check_strengths(majority: float, recency: float) -> None:
@@ -160,11 +168,6 @@ def check_strengths(majority: float, recency: float) -> None:
         raise InputError(f"majority must be non-negative, got {majority!r}; 0 is no change")
     if not 0 <= recency <= 1:
         raise InputError(f"recency must be between 0 (no change) and 1, got {recency!r}")
-
-
-def _factors(batch: PromptBatch, strength: float) -> Float[Tensor, "batch key"]:
-    """Return the factor of the attention to each position."""
-    return at_positions(balancing_weights(batch, strength), batch.label_positions, width=batch.tokens.shape[1])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from einops import einsum
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
@@ -124,11 +125,6 @@ class Editor:
         mask = self.key_mask[:, -n_queries:].to(device)
         return torch.where(mask, places, 0).max(-1).values
 
-    def edits_at(self, layer: int, stages: Sequence[Stage]) -> list[tuple[Edit, list[int]]]:
-        """Return the edits of a layer in the order in which they apply."""
-        found = [(edit, edit.heads[layer]) for edit in self.edits if edit.stage in stages and layer in edit.heads]
-        return sorted(found, key=lambda pair: pair[0].stage)
-
     def record(self, layer: int, name: str, value: Tensor) -> None:
         if layer not in self.values:
             self.values[layer] = LayerValues(self.view, layer, self.key_mask)
@@ -136,7 +132,7 @@ class Editor:
 
     def on_pattern(self, layer: int, value: Tensor) -> Tensor:
         """Write the edited pattern, so that other hooks read the pattern that the model used."""
-        if not self.edits_at(layer, ATTENTION):
+        if not edits_at(self.edits, layer, ATTENTION):
             return value
         after_z = layer in self.patterns
         if not after_z:
@@ -153,59 +149,76 @@ class Editor:
 
     def on_z(self, layer: int, z: Tensor) -> Tensor:
         z = z.clone()
-        if self.edits_at(layer, ATTENTION):
+        if edits_at(self.edits, layer, ATTENTION):
             if layer not in self.patterns:
                 self._attend(layer)
             chosen, pattern, v = self.patterns[layer]
             mixed = "batch chosen query key, batch key chosen d_head -> batch query chosen d_head"
             z[:, :, chosen] = einsum(pattern.to(z.dtype), v.to(z.dtype), mixed)
         last = self.last(len(z), z.shape[1], z.device)
-        for edit, heads in self.edits_at(layer, (Stage.z, Stage.removal)):
+        for edit, heads in edits_at(self.edits, layer, Z):
             edit.apply(z, heads, layer, last)
         return z
 
     def _attend(self, layer: int) -> None:
         values = self.values[layer]
         check_no_cache(values)
-        edits = self.edits_at(layer, ATTENTION)
-        chosen = sorted({head for _, heads in edits for head in heads})
-        v = values.heads("v", chosen)
-        early = [pair for pair in edits if pair[0].stage < Stage.pattern]
-        own = values.seen.get("pattern")
-        inputs = score_inputs(values, chosen) if early or own is None else None
-        batch, n_queries = v.shape[:2]
-        work = AttentionState(
-            chosen=chosen,
-            inputs=inputs,
-            v=v,
-            weight=torch.ones(batch, len(chosen), n_queries, device=v.device),
-            last=self.last(batch, n_queries, v.device),
-        )
-        for edit, heads in early:
-            edit.apply(work, heads, layer)
-        if own is None:
-            assert work.inputs is not None
-            work.pattern = recompute_pattern(values, work.inputs, chosen, work.weight)
-        else:
-            work.pattern = own[:, chosen].clone()
-            if work.rescored:
-                assert work.inputs is not None
-                again = recompute_pattern(values, work.inputs, chosen, work.weight)
-                some = sorted(work.rescored)
-                work.pattern[:, some] = again[:, some].to(own.dtype)
-        for edit, heads in edits[len(early) :]:
-            edit.apply(work, heads, layer)
-        self.patterns[layer] = chosen, work.pattern, work.v
+        q = values.seen["q"]
+        last = self.last(len(q), q.shape[1], q.device)
+        self.patterns[layer] = edited_attention(values, edits_at(self.edits, layer, ATTENTION), last)
 
 
 ATTENTION = (Stage.inputs, Stage.scores, Stage.pattern)
+Z = (Stage.z, Stage.removal)
+LayerEdits = list[tuple[Edit, list[int]]]
+"""Edits of a layer, each with its heads, in the order in which they apply."""
+
+
+def edits_at(edits: Sequence[Edit], layer: int, stages: Sequence[Stage]) -> LayerEdits:
+    """Return the edits of a layer at some stages."""
+    found = [(edit, edit.heads[layer]) for edit in edits if edit.stage in stages and layer in edit.heads]
+    return sorted(found, key=lambda pair: pair[0].stage)
+
+
+def edited_attention(
+    values: LayerValues, edits: LayerEdits, last: Int[Tensor, " batch"]
+) -> tuple[list[int], Float[Tensor, "batch chosen query key"], Float[Tensor, "batch key chosen d_head"]]:
+    """Return the heads that `edits` of stages up to the pattern edit, with their patterns and values.
+
+    `last` is the index of each prompt's last query. Without a recorded pattern, the pattern is recomputed.
+    """
+    chosen = sorted({head for _, heads in edits for head in heads})
+    early = [pair for pair in edits if pair[0].stage < Stage.pattern]
+    own = values.seen.get("pattern")
+    inputs = None
+    if early or own is None:
+        share = any(edit.stage == Stage.scores for edit, _ in early)
+        inputs = score_inputs(values, chosen, position_share=share)
+    v = values.heads("v", chosen)
+    weight = torch.ones(len(v), len(chosen), values.seen["q"].shape[1], device=v.device)
+    work = AttentionState(chosen, inputs, v, weight, last)
+    for edit, heads in early:
+        edit.apply(work, heads, values.layer)
+    if work.inputs is None or (own is not None and not work.rescored):
+        assert own is not None
+        pattern = own[:, chosen].clone()
+    else:
+        pattern = recompute_pattern(values, work.inputs, chosen, work.weight)
+        if own is not None:
+            kept = [place for place in range(len(chosen)) if place not in work.rescored]
+            pattern[:, kept] = own[:, [chosen[place] for place in kept]].to(pattern)
+    work.pattern = pattern
+    for edit, heads in edits[len(early) :]:
+        edit.apply(work, heads, values.layer)
+    return chosen, pattern, work.v
+
 
 _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
 
 
 @contextmanager
-def editing(view: ModelView, edit: Edit) -> Iterator[None]:
-    """Activate an edit inside the block, in addition to other active edits; blocks may end in any order.
+def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
+    """Activate edits inside the block, in addition to other active ones; blocks may end in any order.
 
     Raise InputError while another thread edits the model, and for passes from another thread.
     """
@@ -218,10 +231,12 @@ def editing(view: ModelView, edit: Edit) -> Iterator[None]:
                 lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
             )
         try:
-            editor.enter(edit)
+            for edit in edits:
+                editor.enter(edit)
             yield
         finally:
-            editor.leave(edit)
+            for edit in edits:
+                editor.leave(edit)
             if not editor.edits and _EDITORS.get(view.model) is editor:
                 del _EDITORS[view.model]
                 editor.started.remove()

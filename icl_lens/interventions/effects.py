@@ -8,7 +8,7 @@ Source: the published version (causal location of heads).
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -18,27 +18,18 @@ from torch import Tensor
 from icl_lens.attribution.increases import check_target_ids
 from icl_lens.display import SHOWN_ROWS, format_signed, html_table, long_frame, plural_prompts, text_table
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import every_head, mean_z
+from icl_lens.interventions.ablation import Mode, check_mode, every_head, mean_z
+from icl_lens.interventions.edited_scores import PASS_TOKENS, score_removed
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.gradients import first_order_drops
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
-from icl_lens.interventions.memory_budget import layer_chunks, max_prompts
-from icl_lens.interventions.partial_forward import Replacement, map_ablated_sets
-from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
-PASS_TOKENS = 4096
-# Tolerance between a row without ablation and the model's own log-probability, nats. Some families compute norms and
-# softmax in float32 even in float64 models.
-CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
-
 Score = Literal["log_prob", "log_odds", "logit_diff"]
 Method = Literal["exact", "gradient"]
-Mode = Literal["zero", "mean"]
 Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 
 
@@ -178,38 +169,28 @@ def head_effects(
     against = None if against is None else _against_tokens(view, against, targets)
     if pass_tokens < 1:
         raise InputError(f"pass_tokens must be at least 1, got {pass_tokens!r}")
-    check_choice("mode", mode, ("zero", "mean"))
-    if (mode == "mean") != (reference is not None):
+    check_mode(mode, reference)
+    if reference is not None and (positions != "last" or method != "exact"):
         raise InputError(
-            f"reference must be {'given for' if mode == 'mean' else 'omitted for'} mode={mode!r}, got "
-            f"{'None' if reference is None else type(reference).__name__}"
+            f"mode must be 'zero' unless positions='last' and method='exact', got 'mean' with positions={positions!r} "
+            f"and method={method!r}; use ablate_heads"
         )
-    replacement = None
-    if reference is not None:
-        if positions != "last" or method != "exact":
-            raise InputError(
-                f"mode must be 'zero' unless positions='last' and method='exact', got 'mean' with positions="
-                f"{positions!r} and method={method!r}; use ablate_heads"
-            )
-        replacement = mean_z(
-            view, every_head(view), [reference] if isinstance(reference, PromptBatch) else [*reference], "last"
-        )
-    scoring = _Scoring(batch, targets, against)
-    algorithm: Algorithm = "gradient"
-    fallback_reason = ""
     if method == "gradient":
-        effects = _estimated(view, scoring, positions)
-    elif positions == "all":
-        effects, algorithm = _restarted(view, scoring, positions, pass_tokens, None), "partial_forward"
-    else:
-        try:
-            effects, algorithm = _by_prefix_cache(view, scoring, pass_tokens, replacement), "prefix_cache"
-        except PrefixCacheUnsupported as error:
-            effects = _restarted(view, scoring, positions, pass_tokens, replacement)
-            algorithm, fallback_reason = "partial_forward", str(error)
-    log_prob, log_odds, logit_diff = effects.unbind(-1)
-    logit_diff = None if against is None else logit_diff
-    return HeadEffects(log_prob, log_odds, logit_diff, positions, algorithm, fallback_reason)
+        return HeadEffects(*_estimated(view, batch, targets, against, positions), positions, "gradient")
+    replacement = None if reference is None else mean_z(view, every_head(view), reference, "last")
+    each = torch.eye(view.n_layers * view.n_heads, dtype=torch.bool).unflatten(1, (view.n_layers, view.n_heads))
+    found, reason = score_removed(
+        view,
+        batch,
+        torch.cat([torch.zeros_like(each[:1]), each]),
+        lambda log_probs, prompts: _scores(log_probs, batch, targets, against, prompts),
+        replacement,
+        positions=positions,
+        pass_tokens=pass_tokens,
+    )
+    log_prob, log_odds, *logit_diff = (found[:, :1] - found[:, 1:]).unflatten(1, each.shape[1:]).unbind(-1)
+    algorithm: Algorithm = "partial_forward" if positions == "all" or reason else "prefix_cache"
+    return HeadEffects(log_prob, log_odds, logit_diff[0] if logit_diff else None, positions, algorithm, reason)
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
@@ -231,18 +212,6 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     first, second = (scores.flatten().double().cpu() for scores in (one, other))
     best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
     return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
-
-
-class _Scoring(NamedTuple):
-    """Prompts, and the tokens to score after each."""
-
-    batch: PromptBatch
-    targets: Int[Tensor, " batch"]
-    against: Int[Tensor, "batch n"] | None
-
-    def of(self, rows: Any) -> "_Scoring":
-        """Select prompts; indices in `rows` may repeat."""
-        return _Scoring(self.batch[rows], self.targets[rows], None if self.against is None else self.against[rows])
 
 
 def _against_tokens(view: ModelView, against: Tensor, targets: Int[Tensor, " batch"]) -> Int[Tensor, "batch n"]:
@@ -267,117 +236,51 @@ def _against_tokens(view: ModelView, against: Tensor, targets: Int[Tensor, " bat
     return against
 
 
-def _log_diff(log_probs: Tensor, scoring: _Scoring) -> Float[Tensor, " batch"]:
-    """log p(target) − log p(against)."""
-    assert scoring.against is not None
-    targets, against = (tokens.clone().to(log_probs.device) for tokens in (scoring.targets, scoring.against))
-    return log_probs.gather(1, targets[:, None])[:, 0] - log_probs.gather(1, against).logsumexp(-1)
-
-
-def _score_log_probs(log_probs: Float[Tensor, "batch d_vocab"], scoring: _Scoring) -> Float[Tensor, "batch 3"]:
-    """Return log p(target), the answer's log-odds (NaN without an answer) and the logit difference (or NaN)."""
-    batch = scoring.batch
-    own = log_probs.gather(1, scoring.targets.to(log_probs.device)[:, None])[:, 0]
-    labels = log_probs[:, batch.label_tokens.to(log_probs.device)]
-    choices, answer = batch.label_mask.to(labels.device), batch.answer.to(labels.device)
-    odds = torch.full_like(own, torch.nan)
+def _scores(
+    log_probs: Float[Tensor, "row d_vocab"],
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"],
+    against: Int[Tensor, "batch n"] | None,
+    prompts: Int[Tensor, " row"],
+) -> Float[Tensor, "row score"]:
+    """Return log p(target), the answer's log-odds (NaN without an answer) and, with `against`, the logit difference."""
+    device = log_probs.device
+    own = log_probs.gather(1, targets[prompts].to(device)[:, None])
+    labels = log_probs[:, batch.label_tokens.to(device)]
+    choices, answer = batch.label_mask[prompts].to(device), batch.answer[prompts].to(device)
+    odds = torch.full_like(own[:, 0], torch.nan)
     usable = (answer >= 0) & (choices.sum(-1) > 1)
     if bool(usable.any()):
         odds[usable] = label_log_odds(labels[usable], answer[usable], choices=choices[usable])
-    differ = torch.full_like(own, torch.nan) if scoring.against is None else _log_diff(log_probs, scoring)
-    return torch.stack([own, odds, differ], dim=-1)
+    differ = [] if against is None else [_log_diff(log_probs, own, against[prompts])]
+    return torch.cat([own, odds[:, None], *differ], dim=1)
 
 
-def _estimated(view: ModelView, scoring: _Scoring, positions: Positions) -> Float[Tensor, "batch layer head 3"]:
-    """Return first-order estimates; log-odds are NaN."""
+def _log_diff(
+    log_probs: Float[Tensor, "row d_vocab"], own: Float[Tensor, "row 1"], against: Int[Tensor, "row n"]
+) -> Float[Tensor, "row 1"]:
+    """Return log p(target) − log p(against), where `own` is log p(target)."""
+    return own - log_probs.gather(1, against.to(log_probs.device)).logsumexp(-1, keepdim=True)
+
+
+def _estimated(
+    view: ModelView,
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"],
+    against: Int[Tensor, "batch n"] | None,
+    positions: Positions,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return first-order estimates of `log_prob`, `log_odds` (NaN) and `logit_diff`, [batch layer head]."""
     pieces = []
-    size = graphs_at_once(view, scoring.batch)
-    for start in range(0, len(scoring.batch), size):
-        some = scoring.of(list(range(start, min(start + size, len(scoring.batch)))))
+    size = graphs_at_once(view, batch)
+    for start in range(0, len(batch), size):
+        rows = torch.arange(start, min(start + size, len(batch)))
 
-        def scores(log_probs: Tensor, some: _Scoring = some) -> Tensor:
-            own = log_probs.gather(1, some.targets.clone().to(log_probs.device)[:, None])
-            return own if some.against is None else torch.cat([own, _log_diff(log_probs, some)[:, None]], dim=1)
+        def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
+            own = log_probs.gather(1, targets[rows].clone().to(log_probs.device)[:, None])
+            differ = [] if against is None else [_log_diff(log_probs, own, against[rows].clone())]
+            return torch.cat([own, *differ], dim=1)
 
-        drops = first_order_drops(view, some.batch, scores, last_only=positions == "last")
-        missing = torch.full_like(drops[..., 0], torch.nan)
-        pieces.append(torch.stack([drops[..., 0], missing, drops[..., 1] if drops.shape[-1] > 1 else missing], dim=-1))
-    return torch.cat(pieces)
-
-
-# Log-probabilities of rows are computed and reduced in pieces of about this size.
-LOG_PROB_BYTES = 16 * 2**20
-
-
-def _by_prefix_cache(
-    view: ModelView, scoring: _Scoring, pass_tokens: int, replacement: Replacement
-) -> Float[Tensor, "batch layer head 3"]:
-    """Return every head's effect at the last position, from the prefix cache; raise PrefixCacheUnsupported."""
-    size = max_prompts(view, scoring.batch, pass_tokens=pass_tokens)
-    # Prompts of similar length share a pass, to minimize padding.
-    order = scoring.batch.last.argsort(stable=True).tolist()
-    effects: Tensor | None = None
-    for start in range(0, len(order), size):
-        prompts = order[start : start + size]
-        some = scoring.of(prompts)
-        try:
-            pieces = list(layer_chunks(view, len(prompts)))
-            resumed: dict[range, Tensor] = {}
-            for kept in PrefixCache.by_layer_stage(view, some.batch):
-                for layers in (one for one in pieces if one.start < kept.layers.stop):
-                    rows = kept.ablate_each_head(layers, replacement, resumed.pop(layers, None))
-                    if kept.resid_after is not None:
-                        resumed[layers] = rows
-                        continue
-                    clean, edited = _score_log_probs(kept.log_probs, some), _judged_rows(rows, some)
-                    off = float((edited[:, 0, 0] - clean[:, 0]).abs().max())
-                    if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
-                        raise PrefixCacheUnsupported(
-                            f"rows of {view.architecture} without ablation deviate by {off:.1e} nats"
-                        )
-                    if effects is None:
-                        effects = clean.new_empty(len(order), view.n_layers, view.n_heads, 3)
-                    drops = clean[:, None] - edited[:, 1:]
-                    effects[prompts, layers.start : layers.stop] = drops.unflatten(1, (len(layers), view.n_heads))
-        except InputError as error:  # a hook or score input that the family does not expose
-            raise PrefixCacheUnsupported(str(error)) from error
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            text = str(error).splitlines()[0]
-            raise PrefixCacheUnsupported(f"{view.architecture} does not support single-token rows ({text})") from error
-    assert effects is not None
-    return effects
-
-
-def _judged_rows(logits: Float[Tensor, "batch row d_vocab"], scoring: _Scoring) -> Float[Tensor, "batch row 3"]:
-    """Return `_score_log_probs` for several rows per prompt, computed in pieces."""
-    n_rows = logits.shape[1]
-    flat = logits.flatten(0, 1)
-    dtype = torch.promote_types(flat.dtype, torch.float32)
-    step = max(1, LOG_PROB_BYTES // (4 * flat.shape[1]))
-    found = []
-    for start in range(0, len(flat), step):
-        some = flat[start : start + step].to(dtype)
-        prompts = [(start + i) // n_rows for i in range(len(some))]
-        found.append(_score_log_probs(torch.log_softmax(some, dim=-1), scoring.of(prompts)))
-    return torch.cat(found).unflatten(0, (-1, n_rows))
-
-
-def _restarted(
-    view: ModelView, scoring: _Scoring, positions: Positions, pass_tokens: int, replacement: Replacement
-) -> Float[Tensor, "batch layer head 3"]:
-    """Return every head's effect from partial forward passes over full prompts that start at the head's layer."""
-    n_layers, n_heads = view.n_layers, view.n_heads
-    nothing = torch.zeros(1, n_layers, n_heads, dtype=torch.bool)
-    each = torch.eye(n_layers * n_heads, dtype=torch.bool).unflatten(1, (n_layers, n_heads))
-    found = map_ablated_sets(
-        view,
-        scoring.batch,
-        torch.cat([nothing, each]),
-        lambda log_probs, rows: _score_log_probs(log_probs, scoring.of(rows)),
-        replacement,
-        positions=positions,
-        pass_tokens=pass_tokens,
-    )
-    return (found[:, :1] - found[:, 1:]).unflatten(1, (n_layers, n_heads))
+        pieces.append(first_order_drops(view, batch[rows.tolist()], scores, last_only=positions == "last"))
+    log_prob, *logit_diff = torch.cat(pieces).unbind(-1)
+    return log_prob, torch.full_like(log_prob, torch.nan), logit_diff[0] if logit_diff else None

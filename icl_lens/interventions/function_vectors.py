@@ -18,10 +18,11 @@ from torch import Tensor
 
 from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
+from icl_lens.interventions.edited_scores import score_passes, score_rows
 from icl_lens.interventions.editor import group_by_layer
 from icl_lens.interventions.effects import head_effects
-from icl_lens.interventions.head_sets import Reducer, map_cached_rows
-from icl_lens.interventions.prefix_cache import PrefixCacheUnsupported
+from icl_lens.interventions.partial_forward import Read
+from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.models.head import Head
 from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
@@ -78,7 +79,7 @@ def read_with_vectors(
     batch: PromptBatch,
     vectors: Float[Tensor, "case d_model"],
     layers: Sequence[int],
-    read: Reducer,
+    read: Read,
 ) -> Float[Tensor, "batch case n"]:
     """Return `read` of the log-probabilities after each prompt, with each vector added after its layer.
 
@@ -88,19 +89,21 @@ def read_with_vectors(
     view = ModelView.of(model)
     for layer in dict.fromkeys(layers):
         _check(view, vectors, layer, len(layers))
-    order = sorted(range(len(layers)), key=lambda case: layers[case])
-    places, ordered = [layers[case] for case in order], vectors[order]
-    try:
-        found = map_cached_rows(
-            view, batch, len(order), lambda kept, some, _: kept.add_vectors(ordered[some], places[some]), read
-        )
-    except PrefixCacheUnsupported:
-        each = []
-        for vector, layer in zip(ordered, places, strict=True):
-            with add_vector(model, vector, layer, batch):
-                each.append(read(last_log_probs(model, batch)[:, None], batch))
-        found = torch.cat(each, dim=1)
-    return found[:, torch.tensor(order).argsort().to(found.device)]
+    places = torch.arange(len(layers))
+    marks = torch.zeros(len(layers), view.n_layers, 1, dtype=torch.long)
+    marks[places, list(layers), 0] = 1 + places
+
+    def add(layer: int, cases: list[int], x: Tensor) -> None:
+        rows = [row for row, case in enumerate(cases, start=1) if layers[case] == layer]
+        if rows:
+            x[:, rows] += vectors[[cases[row - 1] for row in rows]].to(x)
+
+    def otherwise() -> Tensor:
+        blocks = (add_vector(model, vector, layer, batch) for vector, layer in zip(vectors, layers, strict=True))
+        return score_passes(view, batch, blocks, read)
+
+    edits = RowEdits(marks, edit_resid=add)
+    return score_rows(view, batch, lambda _: edits, read, otherwise, n_sets=len(layers))[0]
 
 
 @contextmanager

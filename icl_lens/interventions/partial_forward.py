@@ -5,9 +5,9 @@
 3. Each pass resumes from the stored stream at the first of these layers, and the heads of each row's set are ablated.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.editor import Positions
-from icl_lens.interventions.layer_ranges import Returns, record_arity, run_layers
+from icl_lens.models.inference import replaced_forwards
+from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-Read = Callable[[Float[Tensor, "row d_vocab"], list[int]], Float[Tensor, "row n"]]
+Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row n"]]
 """Function that reduces log-probabilities, given them and the prompt index of each row."""
 Replacement = Mapping[int, Float[Tensor, "head d_head"]] | None
 """Layer -> replacement of each head's z; None for zero."""
@@ -33,101 +34,123 @@ MIN_PASS_TOKENS = 512
 STREAM_BYTES = 256 * 2**20
 
 
-def map_ablated_sets(
+def run_sets(
     view: ModelView,
     batch: PromptBatch,
     removed: Bool[Tensor, "set layer head"],
     read: Read,
-    replacement: Replacement = None,
+    replacement: Replacement,
     *,
-    positions: Positions = "all",
+    positions: Positions,
     pass_tokens: int,
 ) -> Float[Tensor, "batch set n"]:
-    """Return `read` of the log-probabilities after each prompt when each head set is ablated at `positions`."""
+    """Return `read` of the log-probabilities after each prompt when each head set is ablated at `positions`.
+
+    If hooks are active on the model, each set has a pass of its own over the whole batch, as the hooks expect.
+    """
     start_layers = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
-    each = len(set(start_layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
-    size = max(1, STREAM_BYTES // each)
+    layers = set(start_layers) - {view.n_layers}
+    each = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    size = len(batch) if has_active_hooks(view) else max(1, STREAM_BYTES // each)
     found = []
     for start in range(0, len(batch), size):
-        rows = list(range(start, min(start + size, len(batch))))
-        streams = ResidualCache.of(view, batch[rows], {layer for layer in start_layers if layer < view.n_layers})
-        found.append(_read(streams, rows, removed, start_layers, read, replacement, positions, pass_tokens))
+        prompts = torch.arange(start, min(start + size, len(batch)))
+        some = batch[prompts.tolist()]
+        inputs = BlockInputs(view)
+        with model_lock(view.model), inputs.recorded(layers, Tensor.clone):
+            clean = read(last_log_probs(view.model, some), prompts)
+        piece = clean[:, None].repeat(1, len(removed), 1)
+        for pairs in _passes(view, start_layers, some, pass_tokens):
+            sets, rows = (list(places) for places in zip(*pairs, strict=True))
+            first = min(start_layers[one] for one in sets)
+            run = some[rows]
+            last = run.last if positions == "last" else None
+            hooks = list(_ablation_hooks(view, removed[sets], replacement, last))
+            resid = inputs.resid[first][rows, : run.tokens.shape[1]]
+            with model_lock(view.model), inputs.resumed_at(first, resid), view.model.hooks(fwd_hooks=hooks):
+                log_probs = last_log_probs(view.model, run)
+            piece[rows, sets] = read(log_probs, prompts[rows])
+        found.append(piece)
     return torch.cat(found)
 
 
-def _read(
-    streams: "ResidualCache",
-    rows: list[int],
-    removed: Bool[Tensor, "set layer head"],
-    start_layers: list[int],
-    read: Read,
-    replacement: Replacement,
-    positions: Positions,
-    pass_tokens: int,
-) -> Float[Tensor, "row set n"]:
-    """Like `map_ablated_sets`, for the prompts of `streams`, which are `rows` of the full batch."""
-    view, batch = streams.view, streams.batch
-    position_free = read(streams.log_probs, rows)
-    found = position_free[:, None].repeat(1, len(removed), 1)
-    for pairs in _passes(start_layers, len(batch), batch.tokens.shape[1], view.n_layers, pass_tokens):
-        sets, prompts = [one for one, _ in pairs], [row for _, row in pairs]
-        first = min(start_layers[one] for one in sets)
-        some = batch[prompts]
-        hooks = list(
-            _ablation_hooks(view, removed[sets], first, replacement, some.last if positions == "last" else None)
-        )
-        with view.exclusive_pass(), streams.resume_at(first, prompts), view.model.hooks(fwd_hooks=hooks):
-            log_probs = last_log_probs(view.model, some)
-        found[prompts, sets] = read(log_probs, [rows[row] for row in prompts])
-    return found
+def has_active_hooks(view: ModelView) -> bool:
+    """Return whether interventions or hooks of the user are active on the model."""
+    # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
+    hooks = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
+    return not all(getattr(hook, "is_permanent", False) for hook in hooks)
 
 
-@dataclass(frozen=True)
-class ResidualCache:
-    """Inputs of some layers in a pass over some prompts, from which later passes can resume."""
+@dataclass
+class BlockInputs:
+    """Inputs of some blocks in a pass over some prompts, from which later passes resume."""
 
     view: ModelView
-    batch: PromptBatch
-    stream: dict[int, Float[Tensor, "batch pos d_model"]]
-    log_probs: Float[Tensor, "batch d_vocab"]
-    """After each prompt, nats."""
-    block_returns: Returns
-
-    @classmethod
-    def of(cls, view: ModelView, batch: PromptBatch, layers: Iterable[int]) -> "ResidualCache":
-        """Run one pass over the batch and store the inputs of `layers`."""
-        stream: dict[int, Tensor] = {}
-        returns: Returns = []
-
-        def keep(layer: int) -> Any:
-            return lambda value, hook: stream.__setitem__(layer, value.detach().clone())
-
-        hooks = [(view.hook(layer, "hook_resid_pre"), keep(layer)) for layer in layers]
-        with (
-            view.exclusive_pass(),
-            record_arity(view, range(view.n_layers), returns),
-            view.model.hooks(fwd_hooks=hooks),
-        ):
-            log_probs = last_log_probs(view.model, batch)
-        return cls(view, batch, stream, log_probs, returns)
+    resid: dict[int, Float[Tensor, "batch *pos d_model"]] = field(default_factory=dict)
+    n_returned: int | None = None
+    """Length of the tuple that each block returns; None for a single tensor."""
 
     @contextmanager
-    def resume_at(self, layer: int, rows: Sequence[int] | None = None) -> Iterator[None]:
-        """Start passes in the block at this stored layer; they must be over `batch`, or over these rows of it."""
-        x = self.stream[layer]
-        # A copy in both cases, because blocks of some families add to it in place.
-        x = x.clone() if rows is None else x[rows, : self.batch[rows].tokens.shape[1]]
-        with run_layers(self.view, range(layer, self.view.n_layers), self.block_returns, resid_in=x):
+    def recorded(self, layers: Iterable[int], keep: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Record `keep` of the inputs of `layers` in passes in the context."""
+
+        def recorder(layer: int) -> Any:
+            return lambda module, args, kwargs: self.resid.__setitem__(layer, keep(_stream(args, kwargs).detach()))
+
+        def count(module: Any, args: Any, output: Any) -> None:
+            self.n_returned = len(output) if isinstance(output, tuple) else None
+
+        blocks = self.view.model.blocks
+        with ExitStack() as stack:
+            stack.callback(blocks[0].register_forward_hook(count).remove)
+            for layer in layers:
+                stack.callback(blocks[layer].register_forward_pre_hook(recorder(layer), with_kwargs=True).remove)
             yield
 
+    @contextmanager
+    def resumed_at(self, layer: int, resid: Float[Tensor, "row pos d_model"]) -> Iterator[None]:
+        """Start passes in the context at the block of a layer, with `resid` as its input."""
+        blocks, count = self.view.model.blocks, self.n_returned
 
-def _passes(start_layers: list[int], n: int, width: int, n_layers: int, pass_tokens: int) -> Iterator[list[Pair]]:
+        def hand_on(*args: Any, **kwargs: Any) -> Any:
+            x = _stream(args, kwargs)
+            return x if count is None else (x, *[None] * (count - 1))
+
+        def enter(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            return replace_residual(args, kwargs, lambda x: resid.to(x.device))
+
+        with replaced_forwards([(blocks[skipped], hand_on) for skipped in range(layer)]):
+            handle = blocks[layer].register_forward_pre_hook(enter, with_kwargs=True)
+            try:
+                yield
+            finally:
+                handle.remove()
+
+
+def replace_residual(
+    args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of a block with the residual stream replaced by `change` of it."""
+    x = change(_stream(args, kwargs))
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": x}
+    return (x, *args[1:]), kwargs
+
+
+def _stream(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+
+def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_tokens: int) -> Iterator[list[Pair]]:
     """Yield the rows of each pass: sets ordered by their first layer, without empty sets."""
+    n, width = batch.tokens.shape
+    sets = [one for one in range(len(start_layers)) if start_layers[one] < view.n_layers]
+    if has_active_hooks(view):
+        yield from ([(one, row) for row in range(n)] for one in sets)
+        return
     group: list[Pair] = []
     layer = 0
-    for one in sorted(
-        (place for place, begin in enumerate(start_layers) if begin < n_layers), key=lambda place: start_layers[place]
-    ):
+    for one in sorted(sets, key=lambda place: start_layers[place]):
         if group and start_layers[one] != layer and len(group) * width >= MIN_PASS_TOKENS:
             yield group
             group = []
@@ -142,11 +165,7 @@ def _passes(start_layers: list[int], n: int, width: int, n_layers: int, pass_tok
 
 
 def _ablation_hooks(
-    view: ModelView,
-    removed: Bool[Tensor, "row layer head"],
-    first: int,
-    replacement: Replacement,
-    last: Int[Tensor, " row"] | None,
+    view: ModelView, removed: Bool[Tensor, "row layer head"], replacement: Replacement, last: Int[Tensor, " row"] | None
 ) -> Iterator[tuple[str, Any]]:
     """Yield hooks that ablate the heads of each row's set, at all positions or at `last`."""
 
@@ -163,6 +182,5 @@ def _ablation_hooks(
 
         return hook_fn
 
-    for layer in range(first, view.n_layers):
-        if bool(removed[:, layer].any()):
-            yield view.hook(layer, "attn.hook_z"), remove(layer)
+    for layer in removed.any(2).any(0).nonzero().flatten().tolist():
+        yield view.hook(layer, "attn.hook_z"), remove(layer)

@@ -1,16 +1,18 @@
 """Patch queries, keys, values, patterns or z of chosen heads with those from another prompt (activation patching)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import label_log_probs
+from icl_lens.activations.activations import NO_LABELS_HINT
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import (
     AttentionState,
     Edit,
@@ -21,10 +23,8 @@ from icl_lens.interventions.editor import (
     flatten_heads,
     group_by_layer,
 )
-from icl_lens.interventions.head_sets import head_mask, labels_by_rows
-from icl_lens.interventions.kv_cache import Patches
 from icl_lens.interventions.pattern import LayerValues, ScoreInputs, layer_hooks, score_inputs
-from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, check_no_hooks
+from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
@@ -76,8 +76,10 @@ def patch_heads(
     view = ModelView.of(model)
     by_layer = group_by_layer(view, heads)
     _check(activation, positions, align, batch, query_positions)
-    recorded, own = _recorded(view, by_layer, source, activation, batch if query_positions == "last" else None)
-    with _patching(view, by_layer, _Patch(source, activation, positions, batch, recorded, own)):
+    patch = _Patch.record(view, by_layer, source, activation, positions, batch, query_positions)
+    if query_positions == "last":
+        patch = patch.with_clean_z(view)
+    with editing(view, *patch.edits(by_layer)):
         yield
 
 
@@ -113,92 +115,22 @@ def label_log_probs_patched(
     every = group_by_layer(view, {head for by_layer in each for head in flatten_heads(by_layer)})
     into = batch if align == "labels" else None
     _check(activation, positions, align, into, query_positions)
-    if query_positions == "last" or (activation in ("q", "z") and positions == "last" and align == "positions"):
-        with suppress(PrefixCacheUnsupported):
-            return _patch_cached(view, batch, each, every, source, activation)
-    recorded, own = _recorded(view, every, source, activation, into if query_positions == "last" else None)
-    found = []
-    for by_layer in each:
-        some, theirs = (_of_heads(kept, every, by_layer) for kept in (recorded, own))
-        with _patching(view, by_layer, _Patch(source, activation, positions, into, some, theirs)):
-            found.append(label_log_probs(model, batch))
-    return torch.stack(found, dim=1)
+    batch.require_labels("label to score", NO_LABELS_HINT)
+    patch = _Patch.record(view, every, source, activation, positions, into, query_positions)
+    read = read_labels(batch)
 
+    def passes() -> Tensor:
+        whole = patch.with_clean_z(view) if query_positions == "last" else patch
+        return score_passes(view, batch, (editing(view, *whole.edits(by_layer)) for by_layer in each), read)
 
-def _patch_cached(
-    view: ModelView,
-    batch: PromptBatch,
-    each: Sequence[dict[int, list[int]]],
-    every: dict[int, list[int]],
-    source: PromptBatch,
-    activation: HeadActivation,
-) -> Float[Tensor, "batch set label"]:
-    """Apply last-position patches in one single-token row per set and prompt; raise PrefixCacheUnsupported."""
-    check_no_hooks(view)
-    if len(source) not in (1, len(batch)):
-        raise PrefixCacheUnsupported(f"source has {len(source)} rows and the batch {len(batch)}")
-    aligned = None if activation in ("q", "z") else _aligned(source, batch, ends=False)
-    recorded, _ = _recorded(view, every, source, activation, None)
-    chosen = head_mask(view, [flatten_heads(by_layer) for by_layer in each])
-    if activation == "z":
-        replacement = {
-            layer: _at_last(view, batch, source, kept["z"], every[layer]) for layer, kept in recorded.items()
-        }
-        return labels_by_rows(
-            view,
-            batch,
-            len(each),
-            lambda kept, sets, prompts: kept.ablate_sets(
-                chosen[sets], {layer: z[prompts] for layer, z in replacement.items()}
-            ),
-        )
-    patches = {
-        layer: _patches(view, batch, source, activation, kept[activation], every[layer], aligned)
-        for layer, kept in recorded.items()
-    }
+    def edits_of(prompts: list[int]) -> RowEdits:
+        row = patch.for_rows(prompts)
+        return RowEdits.applying(view, [row.edits(by_layer) for by_layer in each])
 
-    def rows_of(kept: PrefixCache, sets: slice, prompts: list[int]) -> Tensor:
-        return kept.with_patches(chosen[sets], {layer: one.of(prompts) for layer, one in patches.items()})
-
-    return labels_by_rows(view, batch, len(each), rows_of)
-
-
-def _patches(
-    view: ModelView,
-    batch: PromptBatch,
-    source: PromptBatch,
-    activation: HeadActivation,
-    value: Float[Tensor, "source pos chosen d_head"],
-    heads: list[int],
-    aligned: tuple[Tensor, Tensor, Tensor] | None,
-) -> Patches:
-    """Return a layer's patches from the source: of its last positions, or of its labels."""
-    if aligned is None:
-        return Patches(q=_at_last(view, batch, source, value, heads))
-    n, device = len(batch), value.device
-    value = value.expand(n, *value.shape[1:])
-    rows, ours, theirs = (place.to(device) for place in aligned)
-    slots = torch.cat([torch.arange(int(count), device=device) for count in rows.bincount(minlength=n)])
-    places = torch.full((n, int(slots.max()) + 1), -1, device=device)
-    places[rows, slots] = ours
-    full = value.new_zeros(*places.shape, view.n_heads, value.shape[-1])
-    full[rows[:, None], slots[:, None], torch.tensor(heads, device=device)] = value[rows, theirs]
-    return Patches(places=places, k=full if activation == "k" else None, v=full if activation == "v" else None)
-
-
-def _at_last(
-    view: ModelView,
-    batch: PromptBatch,
-    source: PromptBatch,
-    value: Float[Tensor, "source pos chosen d_head"],
-    heads: list[int],
-) -> Float[Tensor, "batch head d_head"]:
-    """Return a layer's activations at the source's last positions, one row per prompt; zero for other heads."""
-    n, device = len(batch), value.device
-    full = value.new_zeros(n, view.n_heads, value.shape[-1])
-    rows = torch.arange(n, device=device)
-    full[:, heads] = value.expand(n, *value.shape[1:])[rows, source.last.to(device).expand(n)]
-    return full
+    only_last = query_positions == "last" or (activation in ("q", "z") and positions == "last" and align == "positions")
+    if not only_last or len(source) not in (1, len(batch)):
+        return passes()
+    return score_rows(view, batch, edits_of, read, passes, n_sets=len(each), attention=activation != "z")[0]
 
 
 def _check(
@@ -227,66 +159,73 @@ Kept = dict[int, dict[str, Tensor]]
 """Layer -> activations of its chosen heads in one pass, by name."""
 
 
-def _recorded(
-    view: ModelView,
-    by_layer: dict[int, list[int]],
-    source: PromptBatch,
-    activation: HeadActivation,
-    own: PromptBatch | None,
-) -> tuple[Kept, Kept]:
-    """Return the heads' activations on the source, and their z on `own`, whose earlier positions stay unpatched."""
-    if activation != "z":
-        check_pattern_recomputable(view, by_layer)
-    kept = _record(view, by_layer, source, activation), {} if own is None else _record(view, by_layer, own, "z")
-    warn_if_inert(view, flatten_heads(by_layer))
-    return kept
-
-
-def _of_heads(kept: Kept, every: dict[int, list[int]], some: dict[int, list[int]]) -> Kept:
-    """Select a subset of the heads."""
-    found: Kept = {}
-    for layer in [layer for layer in kept if layer in some]:
-        places = [every[layer].index(head) for head in some[layer]]
-        found[layer] = {
-            name: value[:, places] if name == "pattern" else value[:, :, places] for name, value in kept[layer].items()
-        }
-    return found
-
-
-@contextmanager
-def _patching(view: ModelView, by_layer: dict[int, list[int]], patch: "_Patch") -> Iterator[None]:
-    """Apply a patch inside the block."""
-    stage = {"pattern": Stage.pattern, "z": Stage.z}.get(patch.activation, Stage.inputs)
-    with ExitStack() as stack:
-        edit = patch.in_z if patch.activation == "z" else patch.in_attention
-        stack.enter_context(editing(view, Edit(stage, by_layer, edit, only=patch.into)))
-        if patch.clean_z:
-            stack.enter_context(editing(view, Edit(Stage.z, by_layer, patch.restore, only=patch.into)))
-        yield
-
-
+@dataclass(frozen=True)
 class _Patch:
-    """Recorded source activations, and the edits that write them into a forward pass."""
+    """Source activations of some heads, and the edits that write them into a forward pass."""
 
-    def __init__(
-        self,
+    source: PromptBatch
+    activation: HeadActivation
+    positions: Positions
+    into: PromptBatch | None
+    """Prompts that passes must be over, for `align="labels"`."""
+    heads: dict[int, list[int]]
+    recorded: Kept
+    places: tuple[Tensor, Tensor, Tensor] | None
+    """Aligned positions, see `_aligned`; None if positions are the same."""
+    clean_z: Kept = field(default_factory=dict)
+    """The heads' unpatched z, if only the last query uses the source."""
+
+    @classmethod
+    def record(
+        cls,
+        view: ModelView,
+        heads: dict[int, list[int]],
         source: PromptBatch,
         activation: HeadActivation,
         positions: Positions,
         into: PromptBatch | None,
-        recorded: "Kept",
-        own: "Kept",
-    ):
-        self.source, self.activation, self.positions, self.into = source, activation, positions, into
-        # Layer -> source activations and, if only the last query uses them, the heads' unpatched z.
-        self.recorded, self.clean_z = recorded, own
-        self.places = None if into is None else _aligned(source, into, ends=not own)
-        # Positions are matched one to one, so prompts may differ in length.
-        self.any_length = into is not None or (positions == "last" and activation in ("q", "z"))
+        query_positions: Positions,
+    ) -> "_Patch":
+        """Run the source prompts."""
+        if activation != "z":
+            check_pattern_recomputable(view, heads)
+        recorded = _record(view, heads, source, activation)
+        warn_if_inert(view, flatten_heads(heads))
+        places = None if into is None else _aligned(source, into, ends=query_positions == "all")
+        return cls(source, activation, positions, into, heads, recorded, places)
+
+    def with_clean_z(self, view: ModelView) -> "_Patch":
+        """Run the prompts that are patched, to keep the heads' z at all positions except the last."""
+        assert self.into is not None
+        return replace(self, clean_z=_record(view, self.heads, self.into, "z"))
+
+    def for_rows(self, prompts: list[int]) -> "_Patch":
+        """Return the patch of some prompts' last positions, for single-token rows."""
+        places = self.places
+        if places is not None:
+            new_row = torch.full((int(places[0].max()) + 1,), -1)
+            new_row[prompts] = torch.arange(len(prompts))
+            rows = new_row[places[0]]
+            places = rows[rows >= 0], *(place[rows >= 0] for place in places[1:])
+        if len(self.source) == 1:
+            return replace(self, into=None, places=places)
+        kept = {layer: {name: value[prompts] for name, value in of.items()} for layer, of in self.recorded.items()}
+        return replace(self, source=self.source[prompts], into=None, recorded=kept, places=places)
+
+    def edits(self, by_layer: dict[int, list[int]]) -> list[Edit]:
+        """Return the edits that patch some of the recorded heads."""
+        stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
+        edits = [Edit(stage, by_layer, self.in_z if self.activation == "z" else self.in_attention, only=self.into)]
+        return [*edits, Edit(Stage.z, by_layer, self.restore, only=self.into)] if self.clean_z else edits
+
+    def _of_heads(self, kept: Kept, layer: int, indices: list[int]) -> dict[str, Tensor]:
+        """Return a layer's recorded activations of some heads."""
+        places = [self.heads[layer].index(head) for head in indices]
+        return {name: x[:, places] if name == "pattern" else x[:, :, places] for name, x in kept[layer].items()}
 
     def in_attention(self, work: AttentionState, indices: list[int], layer: int) -> None:
         """Patch queries, keys, values or the pattern of a layer's heads."""
-        heads, recorded = work.indices_of(indices), self.recorded[layer]
+        heads, recorded = work.indices_of(indices), self._of_heads(self.recorded, layer, indices)
         if self.activation == "v":
             work.v = work.v.clone()
             self._write(work.v, recorded["v"], heads, work.last)
@@ -304,19 +243,20 @@ class _Patch:
 
     def in_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         """Patch z of a layer's heads."""
-        self._write(z, self.recorded[layer]["z"], indices, last)
+        self._write(z, self._of_heads(self.recorded, layer, indices)["z"], indices, last)
 
     def restore(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         """Restore the unpatched z [batch pos head d_head] at all positions except each row's last."""
         self._check_rows(len(z), last)
         earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
-        z[:, :, indices] = torch.where(earlier[..., None, None], self.clean_z[layer]["z"].to(z), z[:, :, indices])
+        clean = self._of_heads(self.clean_z, layer, indices)["z"].to(z)
+        z[:, :, indices] = torch.where(earlier[..., None, None], clean, z[:, :, indices])
 
     def _write(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
         """Write value [source pos chosen …] into target [batch pos head …] at the head indices `heads`."""
         rows, device = len(target), target.device
         self._check_rows(rows, last)
-        if not self.any_length and value.shape[1] != target.shape[1]:
+        if not self._any_length and value.shape[1] != target.shape[1]:
             raise InputError(
                 f"source must be padded to {target.shape[1]} tokens like the forward pass, got {value.shape[1]}; run "
                 "batches of the same shape"
@@ -349,6 +289,10 @@ class _Patch:
             old[:, :, ours] = new
             target[row, torch.tensor(heads, device=target.device)[:, None], ours[queries]] = old
 
+    @property
+    def _any_length(self) -> bool:
+        return self.places is not None or (self.positions == "last" and self.activation in ("q", "z"))
+
     def _check_rows(self, rows: int, last: Tensor) -> None:
         """Raise InputError unless source and pass have matching rows and, for `align="positions"`, equal lengths."""
         source, into = self.source, self.into
@@ -357,7 +301,8 @@ class _Patch:
         if into is not None and not (len(into) == rows and torch.equal(into.last.to(last.device), last)):
             raise InputError(f"the forward pass must be over batch, got {rows} other rows; run the same batch")
         end = source.last.to(last.device).expand(rows)
-        if self.any_length or torch.equal(end, last):
+        # Positions matched one to one may belong to prompts of other lengths.
+        if self._any_length or torch.equal(end, last):
             return
         row = int((end != last).nonzero()[0])
         raise InputError(

@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from icl_lens.activations.decompose import repeat_kv
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import rotate
@@ -29,6 +28,8 @@ class LayerValues:
     layer: int
     key_mask: Bool[Tensor, "batch key"] | None = None
     seen: dict[str, Tensor] = field(default_factory=dict)
+    queries: Int[Tensor, "batch query"] | None = None
+    """Positions of the queries; None if there is one at every position."""
 
     def record(self, name: str, value: Tensor) -> None:
         """Store an activation; normed queries and keys, which are recorded later, replace the raw ones."""
@@ -44,17 +45,31 @@ class LayerValues:
 
     def heads(self, name: Literal["q", "k", "v"], chosen: Sequence[int]) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return queries, keys or values of chosen heads, with key-value groups repeated."""
-        return repeat_kv(self.seen[name], self.view.n_heads)[:, :, list(chosen)]
+        x = self.seen[name]
+        return x[
+            :, :, list(chosen) if x.shape[2] == self.view.n_heads else [self.view.kv_head(head) for head in chosen]
+        ]
+
+    def at_queries(self, x: Shaped[Tensor, "#batch pos *rest"]) -> Shaped[Tensor, "#rows query *rest"]:
+        """Select the positions of the queries."""
+        if self.queries is None:
+            return x
+        rows = torch.arange(len(self.queries), device=x.device)[:, None]
+        return x.expand(len(rows), *x.shape[1:])[rows, self.queries.to(x.device)]
 
 
-def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Return short name -> hook name of all activations that recomputing a layer's attention needs."""
-    hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
+def layer_hooks(view: ModelView, layer: int, *, pattern: bool = True, position_share: bool = True) -> dict[str, str]:
+    """Return short name -> hook name of the activations from which to recompute a layer's attention.
+
+    With `pattern`, include the model's own pattern; with `position_share`, what the share of learned positions needs.
+    """
+    names = ("q", "k", "v", "pattern") if pattern else ("q", "k", "v")
+    hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in names}
     hooks |= attention_scores.normed_hooks(view, layer)
     kind = attention_scores.attention_scoring(view, layer).position
     if kind == "rotary" and (rotation := attention_scores.rotation_hooks(view, layer)) is not None:
         hooks["cos"], hooks["sin"] = rotation
-    if kind == "standard":
+    if kind == "standard" and position_share:
         hooks["position"] = "hook_pos_embed"
         hooks["resid"] = view.hook(layer, "hook_resid_pre")
     return hooks
@@ -73,30 +88,26 @@ class ScoreInputs:
     k_share: Float[Tensor, "batch key chosen d_head"] | None
 
 
-def score_inputs(values: LayerValues, chosen: Sequence[int]) -> ScoreInputs:
+def score_inputs(values: LayerValues, chosen: Sequence[int], *, position_share: bool = True) -> ScoreInputs:
     """Return queries and keys of chosen heads and, for learned positions, the position embedding's share of them."""
     view, layer = values.view, values.layer
     q, k = values.heads("q", chosen), values.heads("k", chosen)
-    if attention_scores.attention_scoring(view, layer).position != "standard":
+    if not position_share or attention_scores.attention_scoring(view, layer).position != "standard":
         return ScoreInputs(q, k, None, None)
-    position = position_direction(values, torch.promote_types(q.dtype, torch.float32)).to(q.device)
+    # The position embedding as input of the layer's attention, with the norm's centering, gain and scale.
     norm = view.attn_input_norm(layer)
+    position = values.seen["position"].to(q.device, torch.promote_types(q.dtype, torch.float32))
+    if norm.center:
+        position = position - position.mean(-1, keepdim=True)
+    position = position * norm.gain_as(position.dtype).to(position.device)
     if norm.normalize:
         x = values.seen["resid"].to(position)
         position = position * norm_scale(x, eps=norm.eps, center=norm.center)[..., None]
     groups = [view.kv_head(head) for head in chosen]
     share = "batch pos d_model, head d_model d_head -> batch pos head d_head"
     W_Q, W_K = view.W_Q(layer)[list(chosen)].to(position), view.W_K(layer)[groups].to(position)
-    return ScoreInputs(q, k, einsum(position, W_Q, share).expand_as(q), einsum(position, W_K, share).expand_as(k))
-
-
-def position_direction(values: LayerValues, dtype: torch.dtype) -> Float[Tensor, "#batch pos d_model"]:
-    """Return learned positions as inputs of a layer's attention, with the norm's centering and gain but no scale."""
-    norm = values.view.attn_input_norm(values.layer)
-    position = values.seen["position"].to(dtype)
-    if norm.center:
-        position = position - position.mean(-1, keepdim=True)
-    return position * norm.gain_as(dtype).to(position.device)
+    q_share, k_share = einsum(values.at_queries(position), W_Q, share), einsum(position, W_K, share)
+    return ScoreInputs(q, k, q_share.expand_as(q), k_share.expand_as(k))
 
 
 def without_rotation(
@@ -120,29 +131,34 @@ def recompute_pattern(
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     q, k = inputs.q.to(dtype), inputs.k.to(dtype)
     product = "batch query head d_head, batch key head d_head -> batch head query key"
-    weight = weight[..., None].to(dtype)
+    whole, weight = bool((weight == 1).all()), weight[..., None].to(dtype)
     n_keys = k.shape[1]
     mask = torch.ones(len(k), n_keys, dtype=torch.bool, device=k.device) if values.key_mask is None else values.key_mask
     if how.position == "rotary":
         cos, sin = rotation(values, mask)
         cos, sin = cos.to(q.device, dtype), sin.to(q.device, dtype)
-        turned = einsum(rotate(q, cos, sin, how.interleaved), rotate(k, cos, sin, how.interleaved), product)
-        plain_q, plain_k = (without_rotation(x, cos, sin, how.interleaved) for x in (q, k))
-        position_free = einsum(plain_q, plain_k, product)
-        logits = how.scale * (weight * turned + (1 - weight) * position_free)
+        at_q = values.at_queries(cos), values.at_queries(sin)
+        logits = einsum(rotate(q, *at_q, how.interleaved), rotate(k, cos, sin, how.interleaved), product)
+        if not whole:
+            plain_q, plain_k = (without_rotation(x, *turn, how.interleaved) for x, turn in ((q, at_q), (k, (cos, sin))))
+            position_free = einsum(plain_q, plain_k, product)
+            logits = weight * logits + (1 - weight) * position_free
+        logits = how.scale * logits
     elif how.position == "alibi":
         bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
         logits = how.scale * einsum(q, k, product) + weight * bias
     else:
-        assert inputs.q_share is not None
-        assert inputs.k_share is not None
-        position_free = einsum(q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype), product)
-        logits = how.scale * (weight * einsum(q, k, product) + (1 - weight) * position_free)
+        logits = einsum(q, k, product)
+        if not whole:
+            assert inputs.q_share is not None
+            assert inputs.k_share is not None
+            position_free = einsum(q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype), product)
+            logits = weight * logits + (1 - weight) * position_free
+        logits = how.scale * logits
     if how.soft_cap is not None:
         logits = how.soft_cap * torch.tanh(logits / how.soft_cap)
-    n_queries = q.shape[1]
     place = torch.arange(n_keys, device=k.device)
-    back = place[n_keys - n_queries :, None] - place
+    back = values.at_queries(place[None])[:, None, :, None] - place
     allowed = back >= 0
     if how.window is not None:
         allowed = allowed & (back < how.window)

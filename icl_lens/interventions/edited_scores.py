@@ -1,0 +1,257 @@
+"""Score prompts under many edits, each by itself: sets of ablated heads, or edits at the last position.
+
+1. At the last position, a prompt's keys and values are computed once, and every edit is a single-token row
+   (`prefix_cache`), so an edit costs about as much as one more token in the prompt.
+2. At all positions, and where the prefix cache is not supported, a head set is a row of the prompt's length that starts
+   at the set's first layer (`partial_forward`); other edits take a full forward pass each.
+3. `score_rows` is the only place where the second way is chosen for edits at the last position.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import last_log_probs
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.ablation import Mode, check_mode, every_head, mean_z
+from icl_lens.interventions.edit_checks import warn_if_inert
+from icl_lens.interventions.editor import Positions, group_by_layer
+from icl_lens.interventions.partial_forward import Read, Replacement, run_sets
+from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
+from icl_lens.metrics import accuracy
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+Sets = Sequence[Iterable[Head | tuple[int, int]]]
+Reference = PromptBatch | Iterable[PromptBatch] | None
+
+# Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
+PASS_TOKENS = 4096
+# Tolerance between a row without edits and the model's own log-probability, nats. Some families compute norms and
+# softmax in float32 even in float64 models.
+CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+# Log-probabilities of rows are computed and reduced in pieces of about this size.
+LOG_PROB_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Label log-probabilities (nats), and whether the correct label is the top token of the full vocabulary."""
+
+    label_log_probs: Float[Tensor, "prompt label"]
+    top1_correct: Bool[Tensor, " prompt"]
+    answer: Int[Tensor, " prompt"]
+    """Index of the correct label; -1 where a prompt has no answer."""
+    label_mask: Bool[Tensor, "prompt label"]
+    """Labels that occur in each prompt."""
+
+    @property
+    def accuracy_between_labels(self) -> float:
+        """Share of prompts whose correct label is the most probable of their labels, 0 to 1."""
+        return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
+
+    @property
+    def accuracy_over_vocabulary(self) -> float:
+        """Share of prompts whose correct label's token is the most probable of all tokens, 0 to 1."""
+        return float(self.top1_correct.float().mean())
+
+
+def label_log_probs_ablated(
+    model: Any,
+    batch: PromptBatch,
+    head_sets: Sets,
+    *,
+    positions: Positions = "last",
+    mode: Mode = "zero",
+    reference: Reference = None,
+) -> Float[Tensor, "batch set label"]:
+    """Return the log-probability of each label after each prompt when the heads of each set are ablated jointly, nats.
+
+    At the last position, or at all positions, z is set to zero or, with `mode="mean"`, to its mean over the same
+    positions of the `reference` prompts. Equals `label_log_probs` within
+    `ablate_heads(model, heads, positions=positions)` for each set, up to rounding; an empty set is the unedited model.
+    To keep only some heads, ablate all others.
+
+    At the last position this costs one pass over the prompts and one single-token row per set and prompt; at all
+    positions, and where the prefix cache is not supported (see `head_effects`), one row of the prompt's length from the
+    set's first layer on. Raise InputError for empty `head_sets`, unknown heads, prompts without
+    labels, and a mean without reference.
+
+    Example:
+        >>> curve = il.label_log_probs_ablated(model, batch, [[], [(5, 0)], [(5, 0), (4, 1)]])
+        >>> curve.shape, (curve[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
+        (torch.Size([1, 3, 2]), tensor(True))
+    """
+    batch.require_labels("label to score", "use head_effects, which scores any target")
+    return _score_sets(model, batch, head_sets, read_labels(batch), positions, mode, reference)
+
+
+def score_ablated_sets(
+    model: Any,
+    batch: PromptBatch,
+    sets: Sets,
+    *,
+    positions: Positions = "all",
+    mode: Mode = "zero",
+    reference: Reference = None,
+    means: Replacement = None,
+) -> list[AnswerScores]:
+    """Return the answer scores under ablation of each set of heads, on the CPU; see `label_log_probs_ablated`.
+
+    `means`: precomputed means over `reference`, from `mean_z` of all heads.
+    """
+    batch.require_labels("label to score", "use head_effects, which scores any target")
+
+    labels = read_labels(batch)
+
+    def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
+        right = log_probs.argmax(-1) == batch.answer_tokens[prompts].to(log_probs.device)
+        return torch.cat([labels(log_probs, prompts), right[:, None].to(log_probs)], dim=-1)
+
+    found = _score_sets(model, batch, sets, read, positions, mode, reference, means).cpu()
+    return [
+        AnswerScores(one[:, :-1].float(), one[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
+        for one in found.unbind(1)
+    ]
+
+
+def _score_sets(
+    model: Any,
+    batch: PromptBatch,
+    sets: Sets,
+    read: Read,
+    positions: Positions,
+    mode: Mode,
+    reference: Reference,
+    means: Replacement = None,
+) -> Float[Tensor, "batch set n"]:
+    """Return `read` of the log-probabilities after each prompt under ablation of each set of heads."""
+    view = ModelView.of(model)
+    check_choice("positions", positions, ("last", "all"))
+    check_mode(mode, reference)
+    if not len(sets):
+        raise InputError("head_sets must contain at least one set, got none; a set may be empty")
+    removed = head_mask(view, sets)
+    if positions == "all":  # as in `ablate_heads`; at the last position sets may contain every head
+        warn_if_inert(view, [Head(*place) for place in removed.any(0).nonzero().tolist()])
+    if reference is not None and means is None:
+        means = mean_z(view, every_head(view), reference, positions)
+    return score_removed(view, batch, removed, read, means, positions=positions)[0]
+
+
+def score_removed(
+    view: ModelView,
+    batch: PromptBatch,
+    removed: Bool[Tensor, "set layer head"],
+    read: Read,
+    replacement: Replacement,
+    *,
+    positions: Positions,
+    pass_tokens: int = PASS_TOKENS,
+) -> tuple[Float[Tensor, "batch set n"], str]:
+    """Return `read` under ablation of each set, and why the prefix cache was not used; empty if it was."""
+
+    def otherwise() -> Tensor:
+        return run_sets(view, batch, removed, read, replacement, positions=positions, pass_tokens=pass_tokens)
+
+    if positions == "all":
+        return otherwise(), ""
+    rows = RowEdits.ablating(removed, replacement)
+    return score_rows(view, batch, lambda _: rows, read, otherwise, n_sets=len(removed), pass_tokens=pass_tokens)
+
+
+def score_rows(
+    view: ModelView,
+    batch: PromptBatch,
+    edits_of: Callable[[list[int]], RowEdits],
+    read: Read,
+    otherwise: Callable[[], Float[Tensor, "batch set n"]],
+    *,
+    n_sets: int,
+    pass_tokens: int = PASS_TOKENS,
+    attention: bool = False,
+) -> tuple[Float[Tensor, "batch set n"], str]:
+    """Return `read` of the log-probabilities under each of several edits at the last position, from the prefix cache.
+
+    `edits_of` gets the indices of some prompts; `attention` tells whether its edits are of attention. If the prefix
+    cache is not supported, return `otherwise()` and the reason instead of "".
+    """
+    size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=n_sets, attention=attention)
+    # Prompts of similar length share a pass, to minimize padding.
+    order = batch.last.argsort(stable=True).tolist()
+    found: Tensor | None = None
+    try:
+        for start in range(0, len(order), size):
+            prompts = order[start : start + size]
+            cache = PrefixCache.of(view, batch[prompts], attention=attention)
+            edits = edits_of(prompts)
+            step = max(1, max_rows(view) // len(prompts) - 1)
+            for first in range(0, n_sets, step):
+                sets = range(first, min(first + step, n_sets))
+                logits, row_of = cache.run(edits, sets)
+                _check_clean(view, logits[:, 0], cache.log_probs)
+                values = _read(logits, prompts, read)[:, row_of]
+                if found is None:
+                    found = values.new_empty(len(order), n_sets, values.shape[-1])
+                found[prompts, sets.start : sets.stop] = values
+    except (PrefixCacheUnsupported, InputError) as error:  # InputError: a hook that the family does not expose
+        return otherwise(), str(error)
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        text = str(error).splitlines()[0]
+        return otherwise(), f"{view.architecture} does not support single-token rows ({text})"
+    assert found is not None
+    return found, ""
+
+
+def score_passes(
+    view: ModelView, batch: PromptBatch, blocks: Iterable[AbstractContextManager[None]], read: Read
+) -> Float[Tensor, "batch set n"]:
+    """Return `read` of the log-probabilities after each prompt within each block, with one full pass per block."""
+    found = []
+    for block in blocks:
+        with block:
+            found.append(read(last_log_probs(view.model, batch), torch.arange(len(batch))))
+    return torch.stack(found, dim=1)
+
+
+def read_labels(batch: PromptBatch) -> Read:
+    """Return a function that selects the log-probabilities of the labels."""
+    return lambda log_probs, prompts: log_probs[:, batch.label_tokens.to(log_probs.device)]
+
+
+def head_mask(view: ModelView, sets: Sets) -> Bool[Tensor, "set layer head"]:
+    """Return which heads each set contains; raise InputError for unknown heads."""
+    removed = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
+    for row, heads in enumerate(sets):
+        for layer, indices in group_by_layer(view, heads).items():
+            removed[row, layer, indices] = True
+    return removed
+
+
+def _read(
+    logits: Float[Tensor, "batch row d_vocab"], prompts: Sequence[int], read: Read
+) -> Float[Tensor, "batch row n"]:
+    """Return `read` of the log-probabilities of several rows per prompt, computed in pieces."""
+    flat, dtype = logits.flatten(0, 1), torch.promote_types(logits.dtype, torch.float32)
+    step = max(1, LOG_PROB_BYTES // (4 * flat.shape[1]))
+    which = torch.tensor(prompts).repeat_interleave(logits.shape[1])
+    pieces = zip(flat.split(step), which.split(step), strict=True)
+    found = [read(torch.log_softmax(some.to(dtype), dim=-1), rows) for some, rows in pieces]
+    return torch.cat(found).unflatten(0, (len(logits), -1))
+
+
+def _check_clean(view: ModelView, logits: Tensor, log_probs: Float[Tensor, "batch d_vocab"]) -> None:
+    """Raise PrefixCacheUnsupported unless unedited rows give the model's own log-probability of its top token."""
+    top = log_probs.argmax(-1, keepdim=True)
+    own = torch.log_softmax(logits.to(log_probs), dim=-1)
+    off = float((own - log_probs).gather(1, top).abs().max())
+    if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
+        raise PrefixCacheUnsupported(f"unedited rows of {view.architecture} deviate by {off:.1e} nats")
