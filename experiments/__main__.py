@@ -1,16 +1,15 @@
 """`python -m experiments list | run FINDING… | docs | tasks`: what we found, measured again or on your own model."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from icl_lens.cli import one_line_errors, quiet_libraries
-from icl_lens.cli.console import PlainConsole, escape_unencodable, report_error
+from icl_lens.cli.console import PlainConsole, report_error
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, TokenOptions
+from icl_lens.cli.options import DemonstrationsOption, ModelOptions, PathOption, TokenOptions
+from icl_lens.cli.program import new_app, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,13 +20,12 @@ ROOT = Path(__file__).parent.parent
 TASK_ROWS = Path(__file__).parent / "task_table.jsonl"
 COMMAND = "python -m experiments run"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")]
+HalvesOption = Annotated[
+    int, typer.Option("--n", "-n", min=1, help="Prompts to locate heads on, and held-out prompts.")
+]
 
-app = typer.Typer(
-    help="The findings: each one a question, a measurement with its control, and a page.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = new_app(
+    help="The findings: each one a question, a measurement with its control, and a page.", no_args_is_help=True
 )
 
 
@@ -52,13 +50,13 @@ def run(
     ids: Annotated[list[str] | None, typer.Argument(metavar="FINDING…", help="Findings, see `list`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every finding.")] = False,
     task: Annotated[str, typer.Option("--task", "-t", help="Word task or sentence dataset.")] = "animal-country",
-    n: Annotated[int, typer.Option("--n", "-n", help="Prompts to locate heads on, and held-out prompts.")] = 200,
-    demonstrations: Annotated[int, typer.Option(help="Demonstrations of each class.")] = 2,
+    n: HalvesOption = 200,
+    demonstrations: DemonstrationsOption = 2,
     labels: Annotated[str, typer.Option(help="The classes' label words.")] = "foo,bar",
     natural: Annotated[
         bool, typer.Option("--natural", help="Labels name the classes of --task, in this order.")
     ] = False,
-    path: Annotated[str | None, typer.Option(help="Your own word list or sentences.")] = None,
+    path: PathOption = None,
     out: OutOption = Path("results"),
 ) -> None:
     """Measure findings on a model and a task.
@@ -76,7 +74,8 @@ def run(
     words = tuple(word.strip() for word in labels.split(","))
     if len(words) != 2 or not all(words):
         raise InputError(f"--labels must be two words with a comma between them, got {labels!r}")
-    chosen = Task(f"{task}, {'/'.join(words)}", task, (words[0], words[1]), demonstrations, tokens.written(), path)
+    file = None if path is None else str(path)
+    chosen = Task(f"{task}, {'/'.join(words)}", task, (words[0], words[1]), demonstrations, tokens.written(), file)
     cells = [Cell(find(name), model.model, chosen, n, model.model) for name in (ids or IDS)]
     _run(cells, out, model)
 
@@ -118,7 +117,7 @@ def tasks(
 
 @app.command("ground-truth")
 def ground_truth(
-    n: Annotated[int, typer.Option("--n", "-n", help="Prompts to locate heads on, and held-out prompts.")] = 60,
+    n: HalvesOption = 60,
     out: OutOption = Path("results"),
     page: Annotated[Path, typer.Option(help="Page to write.")] = ROOT / "docs" / "results" / "ground-truth.md",
 ) -> None:
@@ -146,15 +145,11 @@ def _run(cells: "Iterable[Cell]", out: Path, model: ModelOptions) -> None:
 def main() -> None:
     """Report an InputError, or a missing package, in one line on stderr, with exit code 2."""
     try:
-        with one_line_errors("experiments"):
-            escape_unencodable()
-            if not {"-h", "--help"} & set(sys.argv[1:]):
-                quiet_libraries()
-            app(prog_name="python -m experiments")
+        run_program(app, "python -m experiments")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "scipy":
             raise
-        report_error("experiments", "scipy is not installed; run: pip install -e '.[experiments]'")
+        report_error("python -m experiments", "scipy is not installed; run: pip install -e '.[experiments]'")
         raise SystemExit(2) from None
 
 

@@ -63,11 +63,10 @@ def test_your_own_sentences(tmp_path, capsys):
     [
         ({}, "either a prompt or --task"),
         ({"prompt": families.PROMPT, "task": "sst2"}, "either a prompt or --task"),
-        ({"prompt": families.PROMPT, "random_sets": 0}, "at least 1"),
         ({"task": "sentiment-number", "answer": "foo"}, "--answer has no effect"),
         ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "not both"),
         ({"prompt": families.PROMPT, "heads": " "}, "--heads must name at least one head"),
-        ({"prompt": families.PROMPT, "labels": "yes,no"}, "--path and --labels have no effect"),
+        ({"prompt": families.PROMPT, "labels": "yes,no"}, "--labels has no effect here"),
         ({"task": "sentiment-number", "labels": "yes"}, "labels must be 2 different words"),
         ({"task": "x", "columns": "a"}, "--columns must name .* got 'a'"),
         ({"prompt": families.PROMPT, "heads": "22,0"}, "invalid head '22'"),

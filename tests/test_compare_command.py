@@ -18,7 +18,7 @@ def run(monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
-        monkeypatch.setattr("icl_lens.cli.quiet_libraries", transformers.utils.logging.disable_progress_bar)
+        monkeypatch.setattr("icl_lens.cli.program.quiet_libraries", transformers.utils.logging.disable_progress_bar)
         monkeypatch.setenv("COLUMNS", "200")
         code = 0
         try:

@@ -165,7 +165,7 @@ def test_bars_of_downloads_in_a_terminal_only(terminal, monkeypatch):
     """Also where everything has been imported before, and although transformers switches them off."""
     from huggingface_hub.utils import are_progress_bars_disabled
 
-    from icl_lens.cli import quiet_libraries
+    from icl_lens.cli.program import quiet_libraries
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     with pytest.MonkeyPatch.context() as patch:

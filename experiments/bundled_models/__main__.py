@@ -6,18 +6,12 @@ from typing import Annotated
 import typer
 
 from experiments.bundled_models.architectures import NAMES, Arch
-from icl_lens.cli import one_line_errors, quiet_libraries
-from icl_lens.cli.console import PlainConsole, escape_unencodable
+from icl_lens.cli.console import PlainConsole
+from icl_lens.cli.program import new_app, run_program
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
 
-app = typer.Typer(
-    help="The bundled models: trained, measured, put into the package.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(help="The bundled models: trained, measured, put into the package.", no_args_is_help=True)
 FoldersArgument = Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Folders that `train` wrote.")]
 PromptsOption = Annotated[int, typer.Option("-n", help="Prompts: heads are located on half, measured on the other.")]
 
@@ -144,10 +138,7 @@ def ship(
 
 def main() -> None:
     """InputError becomes one line on stderr and exit code 2."""
-    with one_line_errors("experiments.bundled_models"):
-        escape_unencodable()
-        quiet_libraries()
-        app(prog_name="python -m experiments.bundled_models")
+    run_program(app, "python -m experiments.bundled_models")
 
 
 if __name__ == "__main__":

@@ -5,20 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.cli.console import PlainConsole
+from icl_lens.cli.console import PlainConsole, new_table
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import (
-    By,
-    ModelOptions,
-    TaskOption,
-    TaskOptions,
-    TokenOptions,
-    preview,
-)
+from icl_lens.cli.options import By, ModelOptions, TaskOptions, TokenOptions, preview
 from icl_lens.report.number_format import percent
 
 if TYPE_CHECKING:
@@ -29,16 +21,11 @@ if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt
 
 
-MAX_RANDOM_SETS = 1000
-"""Maximum number of random head sets; each costs as much as the ablation itself."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AblateTask(TaskOptions):
     """A task to evaluate instead of a single prompt."""
 
-    task: TaskOption = None
-    n: Annotated[int, typer.Option("--n", "-n", help="Number of prompts; heads are located on n others.")] = 200
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Number of prompts; heads are located on n others.")] = 200
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Return prompts to locate heads on, and `n` held-out prompts to ablate them on."""
@@ -57,12 +44,14 @@ class HeadsOptions:
     heads: Annotated[
         str | None, typer.Option(help="Heads to ablate, e.g. L1H2,L3H0.", show_default="located heads")
     ] = None
-    k: Annotated[int | None, typer.Option("--top", "-k", help="Number of heads to locate.", show_default="6")] = None
+    k: Annotated[
+        int | None, typer.Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")
+    ] = None
     by: Annotated[
         By | None,
         typer.Option(help="Locate by increase, or by contrast with other labels.", show_default="increase"),
     ] = None
-    random_sets: Annotated[int, typer.Option(help="Number of random head sets to compare with.")] = 20
+    random_sets: Annotated[int, typer.Option(min=1, max=1000, help="Number of random head sets.")] = 20
 
     @property
     def top(self) -> int:
@@ -113,20 +102,10 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
         raise InputError("pass either a prompt or --task, e.g. --task sentiment-number")
     if task.name is not None and answer is not None:
         raise InputError("--answer has no effect with a task, whose prompts have their own answers; remove it")
-    if heads.heads is not None and heads.k is not None:
-        raise InputError("pass either --top or --heads, not both")
-    if heads.heads is not None and heads.by is not None:
-        raise InputError("pass either --by or --heads, not both")
+    if heads.heads is not None and (heads.k is not None or heads.by is not None):
+        raise InputError("pass either --heads, or --top and --by to locate them, not both")
     if prompt is not None:
         task.check_no_task()
-        if task.task is not None or task.path is not None or task.labels is not None:
-            raise InputError("--path and --labels have no effect with a prompt; remove them")
-    if task.n < 1 or heads.random_sets < 1 or heads.top < 1:
-        raise InputError(
-            f"--n, --random-sets and --top must be at least 1, got {task.n}, {heads.random_sets} and {heads.top}"
-        )
-    if heads.random_sets > MAX_RANDOM_SETS:
-        raise InputError(f"--random-sets must be at most {MAX_RANDOM_SETS}, got {heads.random_sets}")
 
 
 def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":
@@ -152,7 +131,7 @@ def _of_task(removal: "ControlledAblation") -> Table:
     def shares(answers: "AnswerScores") -> tuple[float, float]:
         return answers.accuracy_between_labels, answers.accuracy_over_vocabulary
 
-    table = _table("", "accuracy between labels", "over full vocabulary")
+    table = new_table("", "accuracy between labels", "over full vocabulary")
     for name, cells in zip(_removed(removal), zip(*_cells(removal, shares), strict=True), strict=True):
         table.add_row(name, *cells)
     return table
@@ -164,17 +143,9 @@ def _of_prompt(removal: "ControlledAblation", labels: Sequence[str]) -> Table:
     def shares(answers: "AnswerScores") -> list[float]:
         return answers.label_log_probs[0].exp().tolist()
 
-    table = _table("probability of", *_removed(removal))
+    table = new_table("probability of", *_removed(removal))
     for label, cells in zip(labels, _cells(removal, shares), strict=True):
         table.add_row(Text(label), *cells)
-    return table
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
     return table
 
 

@@ -1,20 +1,17 @@
 """`icl-lens compare`: compare two prompts or two models."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from icl_lens.cli.console import PlainConsole
+from icl_lens.cli.console import PlainConsole, new_table
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, PageOptions, ReadoutOptions, TaskOptions, load
-from icl_lens.cli.page import save_page, show_page
+from icl_lens.cli.options import ModelOptions, PageOptions, ReadoutOptions, TaskOptions
 from icl_lens.report.number_format import percent
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ class TwoModels(ModelOptions):
         if self.one:
             return first, first
         name = self.model if self.model_b is None else self.model_b
-        return first, load(name, device=self.device, dtype=self.dtype, revision=self.revision_b)
+        return first, replace(self, model=name, revision=self.revision_b).load()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +87,15 @@ def compare(
     }
     before = explain(first, prompts[0], answer=answer, **settings)
     after = explain(second, prompts[-1], answer=answer_b, **settings)
-    page = save_page(compared(before, after).to_html(), output) if output.wanted else None
+    page = output.write(lambda: compared(before, after).to_html())
     console = PlainConsole()
     console.print(_answers(before, after))
     console.print(_heads(before, after))
-    if page is not None:
-        show_page(page, output, console)
+    output.show(page, console)
 
 
 def _answers(before: "Explanation", after: "Explanation") -> Group:
-    table = _table("label", "A", "B")
+    table = new_table("label", "A", "B")
     for label in dict.fromkeys([*before.labels, *after.labels]):
         table.add_row(Text(label), *[_probability(side, label) for side in (before, after)])
     return Group(Text("Probability of each label", "bold"), table)
@@ -116,11 +112,11 @@ def _heads(before: "Explanation", after: "Explanation") -> Group:
     targets = f"A: {before.target}, B: {after.target}"
     shapes = {(len(side.head_increases), len(side.head_increases[0])) for side in (before, after)}
     if len(shapes) == 2:
-        table = _table("A", "nats", "B", "nats")
+        table = new_table("A", "nats", "B", "nats")
         for x, y in zip(before.heads, after.heads, strict=False):
             table.add_row(str(x.head), f"{x.increase:+.3f}", str(y.head), f"{y.increase:+.3f}")
         return Group(Text(f"Heads with the largest increase ({targets})", "bold"), table)
-    table = _table("head", "A", "B", "change")
+    table = new_table("head", "A", "B", "change")
     for head in most_changed(before, after):
         x, y = (side.head_increases[head.layer][head.head] for side in (before, after))
         table.add_row(str(head), f"{x:+.3f}", f"{y:+.3f}", f"{y - x:+.3f}")
@@ -130,10 +126,3 @@ def _heads(before: "Explanation", after: "Explanation") -> Group:
         else "Heads of two models correspond only if one model was trained from the other."
     )
     return Group(Text(f"Heads whose increase changed most, nats ({targets})", "bold"), table, Text(note, "dim"))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    return table

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 # Control characters except tab and line feed, direction marks, and lone surrogates.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -33,6 +35,14 @@ class PlainConsole(Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
+
+
+def new_table(*columns: str, left: int = 0) -> Table:
+    """Return an empty table whose columns are right-aligned except that at index `left`."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == left else "right")
+    return table
 
 
 def report_error(program: str, message: object) -> None:

@@ -8,8 +8,7 @@ import typer
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import AnswerOption, ModelOptions, PageOptions, ReadoutOptions, TaskOptions
-from icl_lens.cli.page import save_page, show_page
+from icl_lens.cli.options import ModelOptions, PageOptions, ReadoutOptions, TaskOptions
 
 PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
@@ -66,9 +65,11 @@ def explain(
         str | None,
         typer.Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
     ] = None,
-    answer: AnswerOption = None,
-    k: Annotated[int, typer.Option("--top", "-k", help="Number of heads to describe.")] = 10,
-    n_ablated: Annotated[int, typer.Option("--ablate", help="Number of located heads to zero jointly.")] = 4,
+    answer: Annotated[
+        str | None, typer.Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
+    ] = None,
+    k: Annotated[int, typer.Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
+    n_ablated: Annotated[int, typer.Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed for the task's prompt and random heads.")] = 0,
 ) -> None:
     """Explain one prompt: layers, heads, positions, top words, and the effect of ablating the located heads.
@@ -107,10 +108,9 @@ def explain(
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)
-    page = save_page(explanation.to_html(), output) if output.wanted else None
+    page = output.write(explanation.to_html)
     console = PlainConsole()
     console.print(render(explanation))
     if output.json_file is not None:
         console.print(f"JSON: {output.json_file}", soft_wrap=True)
-    if page is not None:
-        show_page(page, output, console)
+    output.show(page, console)

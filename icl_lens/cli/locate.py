@@ -1,38 +1,34 @@
 """`icl-lens locate`: locate the heads with the largest mean increase or effect over a task."""
 
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
-from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.cli.console import PlainConsole
-from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import (
-    ModelOptions,
-    ReadoutOptions,
-    TaskOption,
-    TaskOptions,
-    preview,
-    reject_options,
-    unescape,
-)
-from icl_lens.cli.run_context import interruptible, report_once
+from icl_lens.cli.console import PlainConsole, new_table
+from icl_lens.cli.option_groups import grouped, reject_options
+from icl_lens.cli.options import ModelOptions, ReadoutOptions, TaskOptions, preview, unescape
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from icl_lens.locate.configuration import RunRequest
+    from icl_lens.locate.distributed import Distributed
     from icl_lens.prompts.batch import PromptBatch
-    from icl_lens.prompts.prompt import Prompt
 
 DEFAULT_TOP = 20
 """Default number of heads."""
 
+MAIN_FIRST = 5.0
+"""Seconds that a process with an error leaves to the main one: most errors occur in all processes, and the launcher
+ends this one as soon as the main one has reported its own."""
 
 Rank = Literal["increase", "contrast", "effect"]
 Positions = Literal["last", "all"]
@@ -43,39 +39,8 @@ Method = Literal["exact", "gradient"]
 class LocateTask(TaskOptions):
     """The task to locate heads on."""
 
-    task: TaskOption = None
-    n: Annotated[int, typer.Option("--n", "-n", help="Number of prompts.")] = 1000
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Number of prompts.")] = 1000
     seed: Annotated[int, typer.Option(help="Seed for sampling prompts.")] = 0
-
-    def draw(self) -> "list[Prompt]":
-        """Return the task's prompts."""
-        return self.prompts(n=self.n, seed=self.seed)
-
-    def asked(self, model: ModelOptions, reading: ReadoutOptions, by: Rank) -> "RunRequest":
-        """Return the options that the run's manifest stores."""
-        from icl_lens.locate.configuration import RunRequest
-
-        return RunRequest(
-            model=model.model,
-            revision=model.revision,
-            dtype=model.dtype,
-            task=self.name or "",
-            n=self.n,
-            seed=self.seed,
-            layout=self.layout,
-            demonstrations=self.demonstrations,
-            path=None if self.path is None else str(self.path),
-            columns=self.columns.replace(" ", ""),
-            split=self.split,
-            max_words=self.max_words,
-            classes=self.classes,
-            template=reading.demonstration,
-            separator=reading.separator_text,
-            prefix=unescape(reading.prefix),
-            prepend_bos=reading.bos,
-            shared_prefix=reading.shared_prefix,
-            by=by,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,23 +54,39 @@ class LocateOutput:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """What heads are ranked by, how many are shown, and the size of batches."""
+
+    panel: ClassVar[str] = "Options"
+
+    k: Annotated[
+        int | None,
+        typer.Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer"),
+    ] = None
+    by: Annotated[Rank, typer.Option(help="Rank by increase, contrast with other labels, or ablation effect.")] = (
+        "increase"
+    )
+    positions: Annotated[Positions, typer.Option(help="With --by effect: positions to zero; all is slower.")] = "last"
+    method: Annotated[Method, typer.Option(help="With --by effect: exact, or a gradient estimate.")] = "exact"
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = (
+        None
+    )
+    budget: Annotated[int, typer.Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
+
+    def check(self, reading: ReadoutOptions) -> None:
+        """Raise InputError for options that have no effect."""
+        if self.by == "effect":
+            reject_options(reading, "final_norm", "bias", reason="effects are measured on the model's output")
+        else:
+            reject_options(self, "positions", "method", reason="only --by effect ablates heads")
+        if self.batch_size is not None:
+            reject_options(self, "budget", reason="--batch-size sets the number of prompts per batch")
+
+
 @grouped
 def locate(
-    task: LocateTask,
-    output: LocateOutput,
-    reading: ReadoutOptions,
-    model: ModelOptions,
-    k: Annotated[
-        int | None, typer.Option("--top", "-k", help="Number of heads to find.", show_default="20, or all if fewer")
-    ] = None,
-    by: Annotated[
-        Rank,
-        typer.Option(help="Rank by increase, contrast with other labels, or ablation effect."),
-    ] = "increase",
-    positions: Annotated[Positions, typer.Option(help="With --by effect: positions to zero; all is slower.")] = "last",
-    method: Annotated[Method, typer.Option(help="With --by effect: exact, or a gradient estimate.")] = "exact",
-    batch_size: Annotated[int | None, typer.Option(help="Prompts per batch.", show_default="as many as fit")] = None,
-    budget: Annotated[int, typer.Option(help="Memory for a batch's activations, MiB.")] = 64,
+    task: LocateTask, output: LocateOutput, reading: ReadoutOptions, model: ModelOptions, rank: RankOptions
 ) -> None:
     """Locate the heads with the largest mean log-probability increase over a task's prompts, exact and certified.
 
@@ -122,51 +103,87 @@ def locate(
     from icl_lens.locate.run_folder import locked_folder
     from icl_lens.models.view import ModelView
 
-    if by == "effect":
-        reject_options("final_norm", "bias", reason="effects are measured on the model's output")
-    else:
-        reject_options("positions", "method", reason="only --by effect ablates heads")
-    if batch_size is not None:
-        reject_options("budget", reason="--batch-size sets the number of prompts per batch")
-    distributed, out = Distributed.from_environment(), output.out
+    rank.check(reading)
+    distributed = Distributed.from_environment()
     console = PlainConsole(quiet=not distributed.is_main)
     warnings = PlainConsole(stderr=True, quiet=not distributed.is_main, soft_wrap=True, highlight=False)
-    batches = {"batch_size": batch_size, "byte_budget": budget * 2**20}
-    norm, bias = reading.final_norm, reading.bias
-    run_path = out if distributed.is_main else None
+    batches = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
+    path = output.out if distributed.is_main else None
     with (
-        interruptible(out, warnings),
-        report_once(distributed),
-        locked_folder(run_path) if run_path is not None else nullcontext(),
+        _interruptible(output.out, warnings),
+        _report_once(distributed),
+        nullcontext() if path is None else locked_folder(path),
     ):
-        prompts = task.draw()
+        prompts = task.prompts(n=task.n, seed=task.seed)
         loaded = model.load(default_device=None if distributed.device is None else str(distributed.device))
         batch = reading.tokenize(loaded, prompts)
         console.print(preview(batch))
-        found = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if k is None else k
-        if by == "effect":
-            options = EffectOptions(positions=positions, method=method, **batches)
+        found = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
+        if rank.by == "effect":
+            options = EffectOptions(positions=rank.positions, method=rank.method, **batches)
         else:
-            options = LocateOptions(k=found, final_norm=norm, bias=bias, **batches)
+            options = LocateOptions(k=found, final_norm=reading.final_norm, bias=reading.bias, **batches)
         folder = None
-        if run_path is not None:
-            folder = prepare_run_folder(run_path, loaded, batch, options, task.asked(model, reading, by))
-        ranked = _by_effect if by == "effect" else _by_increase
+        if path is not None:
+            folder = prepare_run_folder(path, loaded, batch, options, _request(task, model, reading, rank.by))
         with progress_bar(console, hidden=not distributed.is_main) as progress:
-            table, sentence = ranked(
+            table, sentence = (_by_effect if rank.by == "effect" else _by_increase)(
                 loaded,
                 batch,
-                against=batch.other_label_tokens if by == "contrast" else None,
+                against=batch.other_label_tokens if rank.by == "contrast" else None,
                 **asdict(options),
                 folder=folder,
                 distributed=distributed,
                 progress=progress,
                 warn=lambda line: warnings.print(f"icl-lens: {line}"),
             )
-        console.print(_shown(table.head(found), by))
+        console.print(_shown(table.head(found), rank.by))
         console.print(sentence)
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
+
+
+def _request(task: LocateTask, model: ModelOptions, reading: ReadoutOptions, by: Rank) -> "RunRequest":
+    """Return the options that the run's manifest stores."""
+    from icl_lens.locate.configuration import RunRequest
+
+    written = {
+        "task": task.name or "",
+        "path": None if task.path is None else str(task.path),
+        "columns": task.columns.replace(" ", ""),
+        "template": reading.demonstration,
+        "separator": reading.separator_text,
+        "prefix": unescape(reading.prefix),
+        "prepend_bos": reading.bos,
+        "by": by,
+    }
+    given = vars(task) | vars(model) | vars(reading) | written
+    return RunRequest(**{field.name: given[field.name] for field in fields(RunRequest)})
+
+
+@contextmanager
+def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
+    """On Ctrl-C, end the run with a line that explains how to resume it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = "" if out is None else f"; rerun the same command to resume from {str(out)!r}"
+        console.print(f"icl-lens: interrupted{hint}")
+        raise SystemExit(130) from None
+
+
+@contextmanager
+def _report_once(distributed: "Distributed") -> Iterator[None]:
+    """Report an error once: from the main process, or from the only process in which it occurs."""
+    from icl_lens.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        if distributed.is_main:
+            raise
+        time.sleep(MAIN_FIRST)
+        raise InputError(f"process {distributed.rank} of {distributed.size}: {error}") from None
 
 
 def _by_increase(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
@@ -193,12 +210,9 @@ def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataF
 
 
 def _shown(table: "pd.DataFrame", by: Rank) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    value = "effect" if by == "effect" else "increase"
-    intervals = "low" in table
-    for name in ("rank", "head", f"mean {by} (nats)", *(["95 % interval"] if intervals else [])):
-        shown.add_column(name, justify="left" if name == "head" else "right")
-    shown.add_column("log-odds drop" if by == "effect" else "evaluated", justify="right")
+    value, last = ("effect", "log-odds drop") if by == "effect" else ("increase", "evaluated")
+    intervals = ["95 % interval"] if "low" in table else []
+    shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, last, left=1)
     for row in table.to_dict("records"):
         interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
         more = f"{row['log_odds']:.4f}" if by == "effect" else f"{row['share_evaluated']:.0%}"

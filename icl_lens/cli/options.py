@@ -1,19 +1,20 @@
 """Option groups shared by several commands; each group is a panel of the help page."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from importlib import import_module
+import tempfile
+import webbrowser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from icl_lens.cli.malloc import keep_freed_memory
+from icl_lens.cli.option_groups import reject_options
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt, Template
 
@@ -22,23 +23,12 @@ Layout = Literal["order", "reorder", "imbalanced", "random"]
 Classes = Literal["binary", "all"]
 FinalNorm = Literal["frozen", "own"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="Bundled model, local folder or Hub name.")]
-DeviceOption = Annotated[
-    str | None, typer.Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")
-]
-DtypeOption = Annotated[Dtype, typer.Option(help="Precision of the weights; the readout uses at least float32.")]
-RevisionOption = Annotated[str | None, typer.Option(help="Hub revision: branch, tag or commit.")]
-TaskOption = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        "-t",
-        help="Word task (FALSE-TRUE categories) or sentence dataset.",
-        show_default="file name of --path",
-    ),
-]
-AnswerOption = Annotated[
-    str | None, typer.Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
+SharedPrefix = Literal["error", "append"]
+By = Literal["increase", "contrast"]
+
+DemonstrationsOption = Annotated[int, typer.Option(min=1, help="Demonstrations per class.")]
+PathOption = Annotated[
+    Path | None, typer.Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")
 ]
 
 
@@ -48,23 +38,25 @@ class ModelOptions:
 
     panel: ClassVar[str] = "Model"
 
-    model: ModelOption = "icl-mini"
-    device: DeviceOption = None
-    dtype: DtypeOption = "float32"
-    revision: RevisionOption = None
+    model: Annotated[str, typer.Option("--model", "-m", help="Bundled model, local folder or Hub name.")] = "icl-mini"
+    device: Annotated[
+        str | None, typer.Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")
+    ] = None
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; the readout uses at least float32.")] = (
+        "float32"
+    )
+    revision: Annotated[str | None, typer.Option(help="Hub revision: branch, tag or commit.")] = None
 
     def load(self, *, default_device: str | None = None) -> Any:
         """Load the model, on `default_device` unless the user selects a device."""
-        return load(
-            self.model,
-            device=default_device if self.device is None else self.device,
-            dtype=self.dtype,
-            revision=self.revision,
-        )
+        import torch
+
+        from icl_lens import load_model
+
+        device = default_device if self.device is None else self.device
+        return load_model(self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision)
 
 
-SharedPrefix = Literal["error", "append"]
-By = Literal["increase", "contrast"]
 DEFAULT_TEMPLATE = "{text} : {label}"
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
@@ -157,10 +149,8 @@ def _shell(text: str) -> str:
     return f"'{text}'"
 
 
-def preview(batch: "PromptBatch") -> "Text":
+def preview(batch: "PromptBatch") -> Text:
     """Return the first prompt as the model reads it, to print before a run."""
-    from rich.text import Text
-
     return Text(f"First of {len(batch):,} prompts:\n{batch.texts[0]}\n", "dim")
 
 
@@ -183,9 +173,25 @@ class PageOptions:
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False
 
-    @property
-    def wanted(self) -> bool:
-        return self.html is not None or self.open_page
+    def write(self, page: Callable[[], str]) -> Path | None:
+        """Write the page to `--html` or, for `--open` alone, to a temporary file that is not deleted.
+
+        Returns None if neither is given. Raises InputError if the folder is not writable.
+        """
+        from icl_lens.report.html import write_page
+
+        if self.html is None and not self.open_page:
+            return None
+        path = self.html or Path(tempfile.mkdtemp(prefix="icl-lens-")) / "page.html"
+        write_page(page(), path)
+        return path
+
+    def show(self, path: Path | None, console: Console) -> None:
+        """Print the path of a page that was written and, with `--open`, open it in the browser."""
+        if path is not None:
+            console.print(f"Page: {path}", soft_wrap=True)
+        if path is not None and self.open_page and not webbrowser.open(path.resolve().as_uri()):
+            console.print("No browser could be started; open the page manually.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,16 +200,22 @@ class TaskOptions:
 
     panel: ClassVar[str] = "Task"
 
-    task: TaskOption = None
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            "-t",
+            help="Word task (FALSE-TRUE categories) or sentence dataset.",
+            show_default="file name of --path",
+        ),
+    ] = None
     classes: Annotated[Classes, typer.Option(help="Two classes per prompt, or all of a dataset.")] = "binary"
     layout: Annotated[Layout, typer.Option(help="Position of demonstrations of the query's class.")] = "order"
-    demonstrations: Annotated[int, typer.Option(help="Demonstrations per class.")] = 2
-    path: Annotated[
-        Path | None, typer.Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")
-    ] = None
+    demonstrations: DemonstrationsOption = 2
+    path: PathOption = None
     columns: Annotated[str, typer.Option(help="Text and label columns of your sentences.")] = "text,label"
     split: Annotated[str, typer.Option(help="Split to draw queries from.")] = "test"
-    max_words: Annotated[int | None, typer.Option(help="Skip texts with more words.")] = None
+    max_words: Annotated[int | None, typer.Option(min=1, help="Skip texts with more words.")] = None
     labels: Annotated[
         str | None,
         typer.Option(help="Label words, true class first (all: alphabetical by class)."),
@@ -216,8 +228,7 @@ class TaskOptions:
 
     def check_no_task(self) -> None:
         """Raise InputError for task options without a task."""
-        own = [field.name for field in fields(self)]
-        reject_options(*own, reason="it requires --task or --path")
+        reject_options(self, *vars(self), reason="it requires --task or --path")
 
     def sample_prompts(self, n: int, *, seed: int, conflicting: "Sequence[str | None]") -> "list[Prompt]":
         """Return the task's first prompts, or none without a task.
@@ -252,9 +263,9 @@ class TaskOptions:
         task: str | TextTask = self.name
         if isinstance(named_task(self.name, self.path), TextTask):
             if self.path is None:
-                reject_options("columns", reason="the columns of Hub datasets are known")
+                reject_options(self, "columns", reason="the columns of Hub datasets are known")
             elif self.path.is_file():
-                reject_options("split", reason="a single file has no splits")
+                reject_options(self, "split", reason="a single file has no splits")
             task = TextTask(
                 self.name,
                 self.path,
@@ -264,7 +275,7 @@ class TaskOptions:
                 classes=self.classes,
             )
         else:
-            reject_options("columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
+            reject_options(self, "columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
         return load_task(
             task,
             n=n,
@@ -275,30 +286,3 @@ class TaskOptions:
             path=None if isinstance(task, TextTask) else self.path,
             labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
         )
-
-
-def reject_options(*names: str, reason: str) -> None:
-    """Raise InputError if the user passed one of these parameters, which would be ignored."""
-    from icl_lens.errors import InputError
-
-    # Click, or the copy bundled with newer versions of Typer.
-    click = typer.Context.__mro__[1].__module__.rpartition(".")[0]
-    context = import_module(f"{click}.globals").get_current_context(silent=True)
-    if context is None:
-        return
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            option = max(parameter.opts, key=len)
-            raise InputError(f"{option} has no effect here: {reason}; remove it")
-
-
-def load(name: str, *, device: str | None, dtype: Dtype, revision: str | None) -> Any:
-    """Load a model, then keep memory that passes free in this process."""
-    import torch
-
-    from icl_lens import load_model
-
-    model = load_model(name, device=device, dtype=getattr(torch, dtype), revision=revision)
-    keep_freed_memory()  # not the temporary memory of loading
-    return model

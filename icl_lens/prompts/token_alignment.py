@@ -193,13 +193,13 @@ def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None
                 return ids[:start]
         raise InputError(
             f"the tokenizer splits {text.rendered.text[:40]!r} differently with special tokens; "
-            "pass prepend_bos=True or False"
+            "pass prepend_bos=True or False (--bos or --no-bos)"
         )
     if not prepend_bos:
         return []
     # TransformerLens sets one for every tokenizer; if the vocabulary lacks it, its id is that of the unknown token.
     if tokenizer.bos_token_id is None or tokenizer.decode([tokenizer.bos_token_id]) != tokenizer.bos_token:
-        raise InputError("the model's tokenizer has no beginning-of-sequence token; leave prepend_bos out")
+        raise InputError("the model's tokenizer has no beginning-of-sequence token; omit prepend_bos (--bos)")
     return [tokenizer.bos_token_id]
 
 
@@ -212,7 +212,7 @@ def _as_published(tokenizer: Any) -> Any:
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read the published tokenizer of {tokenizer.name_or_path!r}, and the loaded copy has "
-            "add_bos_token=True; pass prepend_bos=True or False"
+            "add_bos_token=True; pass prepend_bos=True or False (--bos or --no-bos)"
         ) from error
 
 

@@ -178,5 +178,6 @@ def check_context_length(model: Any, rows: list[list[int]]) -> None:
     if size is not None and largest >= size:
         raise InputError(
             f"token id {largest} is outside the model's vocabulary of {size} (another model's tokenizer, or a "
-            "beginning-of-sequence token that the model lacks); use the model's own tokenizer or prepend_bos=False"
+            "beginning-of-sequence token that the model lacks); use the model's own tokenizer or prepend_bos=False "
+            "(--no-bos)"
         )

@@ -21,7 +21,7 @@ def assert_sentence(message: str, words: str) -> None:
 def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any, entry: Any = main) -> tuple[Any, str, str]:
     """Runs `icl-lens` in this process: exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
-    monkeypatch.setattr("icl_lens.cli.quiet_libraries", lambda: None)
+    monkeypatch.setattr("icl_lens.cli.program.quiet_libraries", lambda: None)
     monkeypatch.setenv("COLUMNS", "300")
     capsys.readouterr()
     code: Any = 0

@@ -1,0 +1,86 @@
+"""Run a command-line program: library output silenced, and one line with exit code 2 for invalid input."""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, EIO, ENOSPC
+from typing import Any
+
+import typer
+
+from icl_lens.cli.console import escape_unencodable, report_error
+
+
+def new_app(**settings: Any) -> typer.Typer:
+    """Return a Typer app with the settings that all programs share."""
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **settings,
+    )
+
+
+def run_program(app: typer.Typer, program: str, *, default: str | None = None) -> None:
+    """Run the program's command; without arguments, run the command `default`."""
+    with one_line_errors(program):
+        escape_unencodable()
+        if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
+            quiet_libraries()
+        app(args=sys.argv[1:] or ([] if default is None else [default]), prog_name=program)
+
+
+def quiet_libraries() -> None:
+    """Silence loader warnings and progress bars; keep errors and, in a terminal, download progress."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.simplefilter("ignore")
+    for name in (None, "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("icl_lens").setLevel(logging.WARNING)
+    import transformers
+
+    from icl_lens.hub import download_bars
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()  # also disables download progress bars
+    download_bars(sys.stderr.isatty())
+
+
+@contextmanager
+def one_line_errors(program: str) -> Iterator[None]:
+    """Convert invalid input, exhausted memory and unwritable output to one line on standard error and exit code 2.
+
+    A closed output pipe ends the program silently with exit code 1, because all files are written by then.
+    """
+    from icl_lens.errors import InputError
+
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # raises here if the output cannot be printed
+    except InputError as error:
+        report_error(program, error)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+            raise
+        report_error(program, "out of memory; use fewer prompts, --dtype bfloat16, or another --device")
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        _discard_output()
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (ENOSPC, EDQUOT, EIO) or error.filename is not None:
+            raise
+        _discard_output()
+        report_error(program, f"cannot print the output: {error.strerror}; free space, or redirect it elsewhere")
+        raise SystemExit(2) from None
+
+
+def _discard_output() -> None:
+    """Discard all further output, including what Python flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
