@@ -331,6 +331,9 @@ def test_ablate_and_locate_show_the_first_prompt_and_rank_by_contrast(run, tiny,
     assert code == 0
     prompts = il.load_task("sentiment-number", n=4)
     assert str(prompts[0]) in plain
+    code, other, _ = run("locate", *arguments, "--seed", 3)
+    assert code == 0
+    assert str(il.load_task("sentiment-number", n=4, seed=3)[0]) in other
     code, out, _ = run("locate", *arguments, "--by", "contrast", "--out", tmp_path / "run")
     assert code == 0
     assert "mean contrast (nats)" in out
