@@ -143,6 +143,7 @@ With four demonstrations per class, by layout and template:
 
 
 def _accuracy(row: Mapping[str, Any] | None) -> str:
-    return (
-        "" if row is None else "{:.0f} ({:.0f}–{:.0f})".format(*(100 * row[key] for key in ("accuracy", "low", "high")))
-    )
+    if row is None:
+        return ""
+    percent = (100 * min(1.0, max(0.0, row[key])) for key in ("accuracy", "low", "high"))
+    return "{:.0f} ({:.0f}–{:.0f})".format(*percent)

@@ -254,7 +254,7 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
         "above the control in 1 of 3 pairs of model and task, below the control in 1, not distinguishable from it in 1"
     )
     assert said.replace("from it", "from the control") in page
-    assert "| 1. [made up](made-up.md) | – | – | nats | – | 1 of 3 |" in index
+    assert "| 1. [made up](made-up.md) | – | – | control | nats | – | 1 of 3 |" in index
     assert "| icl-mini | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] | 8 |" in page
     assert "| icl-mini | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] | 8 |" in page
     assert "Not applicable: icl-mini on d" in page
@@ -262,9 +262,9 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
 
 
 SENTENCES = (
-    "**On every task of smollm2-135m where they were measured**",
-    "**On some tasks of smollm2-135m**",
-    "**On no task of smollm2-135m",
+    "**Above their control on every task of smollm2-135m**",
+    "**Above their control on some tasks of smollm2-135m**",
+    "**No difference shown on any task of smollm2-135m",
 )
 
 
@@ -279,8 +279,8 @@ SENTENCES = (
 def test_the_overview_says_where_the_real_model_differs_from_its_control(tmp_path, icl_mini, values, said):
     _, index = written(tmp_path, icl_mini, values, "smollm2-135m")
     assert [sentence for sentence in SENTENCES if sentence in index] == [said]
-    assert ("although the paper predicts it" in index) == (said == SENTENCES[2])
-    assert "  - [made up](made-up.md): " in index
+    assert ("although the paper predicts one" in index) == (said == SENTENCES[2])
+    assert "  - [made up](made-up.md) (control: " in index
 
 
 def cell(finding_id: str, task: str, *rows: Row) -> tuple[Finding, pages.Stored]:
@@ -301,8 +301,8 @@ def test_heads_whose_removal_costs_nothing_are_said_apart():
         Row("accuracy", 0.01, 0.0, -0.1, 0.1, "contrast"),
     )
     (said,) = [line for line in overview.sentences([(finding, [gone, kept])]) if "Removing" in line]
-    lowered, unchanged = said.split("no measurable accuracy")
-    assert "from 90.0 to 60.0 % on a (2 heads; as many random ones cost 2.0 points)" in lowered
+    lowered, unchanged = said.split("does not change accuracy measurably")
+    assert "from 90.0 to 60.0 % on a (2 heads; as many random heads cost 2.0 points)" in lowered
     assert "from 100.0 to 99.0 % on b" in unchanged
 
 

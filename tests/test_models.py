@@ -67,7 +67,7 @@ def test_a_folder_without_a_model(tmp_path):
 def test_a_revision_is_for_models_of_the_hub(tmp_path):
     with pytest.raises(il.InputError, match=r"'icl-mini' is not .* has no revision 'v1'"):
         il.load_model("icl-mini", revision="v1")
-    with pytest.raises(il.InputError, match="choose one of .*icl-mini-llama"):
+    with pytest.raises(il.InputError, match=r"choose one of .*icl-mini-llama"):
         il.load_model("icl-mini-lama")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(il.InputError, match=r"must be a \.gguf file"):

@@ -110,7 +110,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="ablation",
-    short="answer lost without the heads",
+    short="log-odds lost without the heads",
     title="What is lost without the located heads?",
     question="Does removing the located heads cost the answer more than removing other heads of the same layers?",
     claim="Removing 12 of GPT-J's 448 heads (6 for each label) lowers accuracy from 87.6 % to 24.4 %; "

@@ -144,7 +144,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="metric",
-    short="learned form against plain similarity",
+    short="learned form compared with cosine",
     title="Is the form of the located heads a learned metric?",
     question="Does the bilinear form of located heads find labels of the query's class better than plain similarity of "
     "the same inputs does?",

@@ -51,8 +51,8 @@ def text(numbered: Numbered, *, command: str) -> str:
     n_groups = 3 if any(cell.training_seed for _, cells in numbered for cell in cells) else 2
     names = ["above its control", "small models", "other seeds"][:n_groups]
     rows = [
-        line("finding", f"{REAL}: quantity", "control", "unit", *names),
-        line("---", "---:", "---:", "---", *["---:"] * n_groups),
+        line("finding", f"{REAL}: quantity", "control", "control is", "unit", *names),
+        line("---", "---:", "---:", "---", "---", *["---:"] * n_groups),
     ]
     for number, (finding, cells) in enumerate(numbered, start=1):
         real, small, seeds = map(main_rows, groups(cells))
@@ -60,12 +60,20 @@ def text(numbered: Numbered, *, command: str) -> str:
         counts = [
             f"{_count(some, 'above')} of {len(some)}" if some else "–" for some in (real, small, seeds)[:n_groups]
         ]
-        rows.append(line(f"{number}. [{finding.short}]({finding.id}.md)", *spread, finding.main.unit, *counts))
+        rows.append(
+            line(
+                f"{number}. [{finding.short}]({finding.id}.md)",
+                *spread,
+                finding.main.control,
+                finding.main.unit,
+                *counts,
+            )
+        )
     parts = [
         "# What we found",
         f"{REAL_NOTE} A prompt shows labeled texts in random order and ends with a text to label. Heads are located on "
-        "other prompts than those they are measured on, by *contrast*: what a head adds to log p(answer) − "
-        "log p(other label). The paper ranks by *increase*, what it adds to log p(answer) alone.",
+        "one set of prompts and measured on another. They are ranked by *contrast*: what a head adds to log p(answer) "
+        "− log p(other label). The paper ranks by *increase*, what it adds to log p(answer) alone.",
         "\n".join(f"- {sentence}" for sentence in sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
         f"*One line per task of {REAL} (blue), then one per small model and task (gray). Filled dot: the quantity. "
@@ -101,20 +109,20 @@ def sentences(numbered: Numbered) -> list[str]:
         return bool(real[finding.id]) and not everywhere(finding, real) and not nowhere(finding)
 
     found = {
-        f"**On every task of {REAL} where they were measured**, these are above their control:{{}}": (
+        f"**Above their control on every task of {REAL}** on which they were measured:{{}}": (
             lambda finding: everywhere(finding, real),
             real,
         ),
-        f"**On some tasks of {REAL}**:{{}}": (sometimes, real),
-        f"**On no task of {REAL}** could a difference be shown, which does not mean that there is none:{{}}": (
+        f"**Above their control on some tasks of {REAL}**:{{}}": (sometimes, real),
+        f"**No difference shown on any task of {REAL}**, which does not mean that there is none:{{}}": (
             lambda finding: nowhere(finding) and not finding.predicted,
             real,
         ),
-        f"**On no task of {REAL}, although the paper predicts it**, could a difference be shown:{{}}": (
+        f"**No difference shown on any task of {REAL}, although the paper predicts one**:{{}}": (
             lambda finding: nowhere(finding) and finding.predicted,
             real,
         ),
-        "**Everywhere on the small models, but not on every task of the real one**:{}": (
+        "**Above their control on every small model and task, but not on every task of the real one**:{}": (
             lambda finding: everywhere(finding, small) and bool(real[finding.id]) and not everywhere(finding, real),
             small,
         ),
@@ -139,7 +147,7 @@ def _named(finding: Finding, rows: Sequence[tuple[Stored, Row]]) -> str:
     ]
     if rows[0][0].model != REAL:
         pairs = [" against ".join(_range(main, rows, attribute) for attribute in ("quantity", "control"))]
-    return f"[{finding.short}]({finding.id}.md): {'; '.join(pairs)} ({main.unit})"
+    return f"[{finding.short}]({finding.id}.md) (control: {main.control}): {'; '.join(pairs)} ({main.unit})"
 
 
 def _removed(numbered: Numbered) -> list[str]:
@@ -151,12 +159,11 @@ def _removed(numbered: Numbered) -> list[str]:
             before, after, random = (f"{100 * x:.1f}" for x in (intact.quantity, intact.control, lost.control))
             said[outcome(lost) == "above"].append(
                 f"from {before} to {after} % on {cell.task} ({len(cell.located['contrast'])} heads; as many random "
-                f"ones "
-                f"cost {random} points)"
+                f"heads cost {random} points)"
             )
     start = f"**Removing the located heads of {REAL}**"
     more = [f"{start} lowers [accuracy](ablation.md) {'; '.join(said[True])}."] * bool(said[True])
-    none = f"On the following, it costs no measurable accuracy: {'; '.join(said[False])}."
+    none = f"It does not change accuracy measurably on other tasks: {'; '.join(said[False])}."
     return [" ".join([*more, *[none] * bool(said[False])])] * bool(more or said[False])
 
 
@@ -204,7 +211,7 @@ def _by_increase(numbered: Numbered) -> list[str]:
         ]
         if pairs:
             said.append(_named(finding, pairs))
-    return [f"with heads ranked by increase, these are not above their control: {'; '.join(said)}"] * bool(said)
+    return [f"ranked by increase, the heads show no difference in {'; '.join(said)}"] * bool(said)
 
 
 def _rankings(numbered: Numbered) -> list[str]:
@@ -241,8 +248,9 @@ def _neighbors(numbered: Numbered) -> list[str]:
         if measures and (row := cell.row("neighbor", "contrast")) and outcome(row) != "not applicable"
     ]
     return [
-        "it assumes that a fifth of what moves the answer through the located heads' queries comes from the text of "
-        f"the last demonstration; the share [measured](recency-bias.md) is {', '.join(said)}"
+        "it assumes that the text of the last demonstration accounts for a fifth of the effect on the answer through "
+        f"the located heads' queries; we [measured](recency-bias.md) {', '.join(said)} (negative: that text moves the "
+        "answer the other way)"
     ] * bool(said)
 
 
@@ -259,8 +267,8 @@ def _post_hoc(numbered: Numbered) -> list[str]:
             above = sum(outcome(row) == "above" for row in rows)
             changed.append(f"[{finding.short}]({finding.id}.md) ({above} of {len(rows)})")
     return [
-        "**Changed after seeing results**: the main measure or control of some findings; in brackets, on how many "
-        f"tasks of {REAL} the earlier one is above its control: {', '.join(changed)}. Each page says why."
+        "**Changed after seeing results**: the main measure or control of these findings. In parentheses: on how many "
+        f"tasks of {REAL} the earlier version is above its control. {', '.join(changed)}. Each page says why."
     ] * bool(changed)
 
 

@@ -33,6 +33,9 @@ from icl_lens.prompts.batch import PromptBatch
 
 Fix = Literal["majority", "recency"]
 
+_TIED = 1e-5
+"""Nats within which two biases count as equal, so that rounding does not choose the strength."""
+
 
 @contextmanager
 def debias(
@@ -257,7 +260,9 @@ def choose_strength(
         bias.append(float((odds[0] - odds[1]).mean()))
         right.append(torch.stack([one.double().mean().cpu() for one in correct]))
     loss = [float((right[0] - one).max()) for one in right]
-    best = min((i for i, lost in enumerate(loss) if lost <= max_accuracy_drop), key=lambda i: abs(bias[i]))
+    allowed = [i for i, lost in enumerate(loss) if lost <= max_accuracy_drop]
+    smallest = min(abs(bias[i]) for i in allowed)
+    best = min((i for i in allowed if abs(bias[i]) <= smallest + _TIED), key=lambda i: strengths[i])
     accuracy = tuple(float(one @ sizes / sizes.sum()) for one in right)
     return StrengthSearch(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(loss))
 
