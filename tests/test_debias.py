@@ -90,6 +90,19 @@ def test_a_fix_that_goes_too_far_is_seen_where_the_other_class_is_asked(model, b
     assert found.to_frame()["accuracy_drop"].tolist() == pytest.approx([0, 0, 0.5])
 
 
+def test_rounding_does_not_choose_the_strength(model, batch, monkeypatch):
+    bias = {0.0: 0.4 + 2e-7, 0.5: 0.4 + 1e-7, 1.0: 0.4}
+
+    def scored(model, batch, heads, fix, strengths):
+        sign = 1 if batch is favored else -1
+        return [(torch.full((3,), bias[one] / 2 * sign, dtype=torch.float64), torch.ones(3) > 0) for one in strengths]
+
+    favored, against = batch, batch[[0, 1, 2]]
+    monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
+    found = il.choose_strength(model, HEADS, favored, against, fix="majority", strengths=(1.0, 0.5))
+    assert found.strength == 0.0
+
+
 def test_strength_is_measured_with_the_fix_at_work(model, batch):
     found = il.choose_strength(model, HEADS, batch, batch, fix="recency", strengths=[1.0], max_accuracy_drop=1.0)
     for value, strength in zip(found.bias, found.strengths, strict=True):
