@@ -18,8 +18,8 @@ Kind = Literal["model", "dataset"]
 
 _NETWORK = "check the network connection, HTTPS_PROXY, HF_ENDPOINT and, for certificates, SSL_CERT_FILE"
 _MESSAGES = {
-    "OfflineModeIsEnabled": "{what} is not (completely) in the cache; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE "
-    "once to download it",
+    "OfflineModeIsEnabled": "{what} is not in the cache, or only partly; unset HF_HUB_OFFLINE and "
+    "TRANSFORMERS_OFFLINE once to download it",
     "HFValidationError": "{kind} must be a Hugging Face Hub name like 'gpt2-large' or 'EleutherAI/gpt-j-6b', got "
     "{name!r}",
     "GatedRepoError": "{what} is gated; accept its license on its page at https://huggingface.co, then log in with "
@@ -30,10 +30,11 @@ _MESSAGES = {
     "private, log in with `hf auth login` or set HF_TOKEN",
     "401": "the Hugging Face Hub does not let you read {what} ({cause}); check the spelling, and use a valid token "
     "(`hf auth login` or HF_TOKEN) or none",
-    "429": "the Hugging Face Hub limits requests (429) for {what}; retry in a few minutes, or log in with "
+    "429": "the Hugging Face Hub is rate-limiting requests (429) for {what}; retry in a few minutes, or log in with "
     "`hf auth login`",
     "5xx": "the Hugging Face Hub is unavailable ({cause}) for {what}; retry later",
-    "HfHubHTTPError": "the Hugging Face Hub refuses {what} ({cause}); choose another, or check for a proxy or firewall",
+    "HfHubHTTPError": "the Hugging Face Hub refused the request for {what} ({cause}); choose another {kind}, or check "
+    "for a proxy or firewall",
     "FileMetadataError": "the response for {what} is not from the Hugging Face Hub ({cause}); check for a login page "
     "of your network, HTTPS_PROXY and HF_ENDPOINT",
     "TimeoutException": "the Hugging Face Hub did not respond in time for {what}; retry later, or raise the timeouts "
@@ -43,11 +44,12 @@ _MESSAGES = {
     "OSError": "cannot use the cache for {what} ({cause}); free space or set HF_HOME to a writable folder, and check "
     "that SSL_CERT_FILE, if set, exists",
 }
-_MESSAGES["JSONDecodeError"] = _MESSAGES["FileMetadataError"]
-"""A message by the name of an error's class, the most specific first, or by its HTTP status.
+"""Error messages, keyed by class name (looked up from the most specific class to the least) or HTTP status.
 
-Names, since the classes of failed connections are in a package that depends on the version of huggingface_hub.
+Class names rather than classes, because which package defines the connection errors depends on the huggingface_hub
+version.
 """
+_MESSAGES["JSONDecodeError"] = _MESSAGES["FileMetadataError"]
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,9 @@ def open_repository(
 ) -> Repository:
     """Return the repository `name` at the commit of `revision`, a branch, tag or commit (default: main).
 
-    Offline, and for a commit, the cache is used if it `is_complete`. It is also used, with a warning, if the Hub does
-    not answer. Raises InputError, with the cause and a remedy, if the repository is unavailable.
+    Offline, or if `revision` is a commit, the cached copy is used if `is_complete` accepts it. It is also used, with a
+    warning, if the request to the Hub fails for any reason. Raises InputError, with the cause and a remedy, if the
+    repository is unavailable.
     """
     from huggingface_hub import HfApi, constants
 
@@ -122,23 +125,23 @@ def open_repository(
             "using the cached %s %r (commit %s), unchecked for updates: %s", kind, name, cached.commit[:7], message
         )
         return cached
-    return Repository(name, kind, revision, str(info.sha), tuple(one.rfilename for one in info.siblings or ()))
+    return Repository(name, kind, revision, str(info.sha), tuple(file.rfilename for file in info.siblings or ()))
 
 
 def explain_hub_error(error: BaseException, name: str, kind: Kind, revision: str | None = None) -> str:
     """Return one sentence, without a full stop, with the cause of a failed request or download and a remedy."""
     what = f"{kind} {name!r}" + (f" at revision {revision!r}" if revision else "")
-    for one in _chain(error):
-        response = getattr(one, "response", None)
+    for link in _chain(error):
+        response = getattr(link, "response", None)
         status = str(getattr(response, "status_code", ""))
-        names = [class_.__name__ for class_ in type(one).__mro__]
-        if names[0] == "LocalEntryNotFoundError" or (isinstance(one, OSError) and one.errno is None and not status):
-            names.remove("OSError")  # not of the disk; its cause follows
+        names = [class_.__name__ for class_ in type(link).__mro__]
+        if names[0] == "LocalEntryNotFoundError" or (isinstance(link, OSError) and link.errno is None and not status):
+            names.remove("OSError")  # not a disk error; its cause follows
         if "HfHubHTTPError" in names:
             names.insert(names.index("HfHubHTTPError"), "5xx" if status.startswith("5") else status)
         for key in names:
             if key in _MESSAGES:
-                cause = (response is not None and response.headers.get("X-Error-Message")) or first_line(one)
+                cause = (response is not None and response.headers.get("X-Error-Message")) or first_line(link)
                 return _MESSAGES[key].format(what=what, kind=kind, name=name, cause=cause.rstrip("."))
     return f"could not download {what} from the Hugging Face Hub: {first_line(error)}; retry"
 
@@ -155,7 +158,7 @@ def first_line(error: BaseException) -> str:
 def download_bars(shown: bool) -> None:
     """Show or hide the progress bars of downloads, unless the environment variable HF_HUB_DISABLE_PROGRESS_BARS is set.
 
-    Bars that are shown appear only in a terminal.
+    Even when shown, bars appear only in a terminal.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars

@@ -30,13 +30,15 @@ class TaskCheck:
     """What a model does on prompts of a task; made by `task_check`.
 
     `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, by arrangement.
-    Each effect is 1 for a model that does nothing else, and 0 for a model that does one of the other things only:
+    With two labels, each the answer equally often, each effect is 1 for a model that shows only this behavior, and 0
+    for one that shows only one of the others:
 
     - `learns`: the model's label follows the demonstrations when their labels are exchanged. With two labels, this is
       accuracy in random order + accuracy with exchanged labels − 1.
     - `knows`: accuracy in random order − accuracy with exchanged labels.
     - `copies`: accuracy with the answer's class last − accuracy with it first.
-    - `prefers`: how much more often than it is correct the model says `favorite`, the label it says most.
+    - `prefers`: the share of prompts on which the model says `favorite` (its most frequent label), minus the share
+      whose answer is `favorite`; summed over random order and exchanged labels.
 
     Example:
         >>> check = il.task_check(model, il.load_task("animal-country", layout="random", n=40))
@@ -54,14 +56,14 @@ class TaskCheck:
     @property
     def behaviors(self) -> tuple[Behavior, ...]:
         """The effects whose 95 % interval is above zero, largest first."""
-        found: list[Behavior] = [name for name, effect in self.effects.items() if effect.low > 0]
-        found.sort(key=lambda name: -self.effects[name].value)
-        return tuple(found)
+        names: list[Behavior] = [name for name, effect in self.effects.items() if effect.low > 0]
+        names.sort(key=lambda name: -self.effects[name].value)
+        return tuple(names)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per accuracy and effect: value, low, high."""
         rows = {f"accuracy, {name}": share for name, share in self.accuracy.items()} | self.effects
-        return pd.concat({name: one.to_frame() for name, one in rows.items()}, names=["measure"]).droplevel(1)
+        return pd.concat({name: interval.to_frame() for name, interval in rows.items()}, names=["measure"]).droplevel(1)
 
     def __str__(self) -> str:
         """Return one sentence: what the model does, and the accuracies that show it."""
@@ -71,7 +73,8 @@ class TaskCheck:
             "copies": "copies the last label",
             "prefers": f"prefers {self.favorite!r}",
         }
-        what = " and ".join(words[name] for name in self.behaviors) or "cannot do the task"
+        what = " and ".join(words[name] for name in self.behaviors)
+        what = what or "cannot do the task, as far as these prompts show"
         right, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
         return (
             f"The model {what}: {right.value:.0%} correct in random order ({right.low:.0%}–{right.high:.0%}, "
@@ -101,34 +104,34 @@ def task_check(
     """
     prompts = as_prompts(prompts)
     _check(prompts)
-    said: dict[Arrangement, Tensor] = {}
+    given: dict[Arrangement, Tensor] = {}
     right: dict[Arrangement, Tensor] = {}
     labels: tuple[str, ...] = ()
     for name, arrange in _ARRANGE.items():
         batch = tokenize(model, [arrange(prompt, seed) for prompt in prompts], template=template)
-        said[name] = torch.cat([_most_probable(model, piece) for piece in _pieces(batch)])
+        given[name] = torch.cat([_most_probable(model, piece) for piece in _pieces(batch)])
         right[name], labels = batch.answer, batch.labels
-    correct = {name: (said[name] == right[name]).double() for name in _ARRANGE}
-    favorite = torch.cat([said["random"], said["exchanged"]]).mode().values
+    correct = {name: (given[name] == right[name]).double() for name in _ARRANGE}
+    favorite = torch.cat([given["random"], given["exchanged"]]).mode().values
 
-    def share(given: Int[Tensor, " batch"], label: Tensor) -> Tensor:
-        return (given == label).double()
+    def share(indices: Int[Tensor, " batch"], label: Tensor) -> Tensor:
+        return (indices == label).double()
 
     answer, other = right["random"], right["exchanged"]
     per_prompt: dict[Behavior, Tensor] = {
-        "learns": (correct["random"] - share(said["exchanged"], answer)) / 2
-        + (correct["exchanged"] - share(said["random"], other)) / 2,
+        "learns": (correct["random"] - share(given["exchanged"], answer)) / 2
+        + (correct["exchanged"] - share(given["random"], other)) / 2,
         "knows": correct["random"] - correct["exchanged"],
         "copies": correct["order"] - correct["reorder"],
-        "prefers": share(said["random"], favorite)
+        "prefers": share(given["random"], favorite)
         - share(answer, favorite)
-        + share(said["exchanged"], favorite)
+        + share(given["exchanged"], favorite)
         - share(other, favorite),
     }
     return TaskCheck(
         len(prompts),
         {name: bootstrap_interval(correct[name]) for name in _ARRANGE},
-        {name: bootstrap_interval(one) for name, one in per_prompt.items()},
+        {name: bootstrap_interval(values) for name, values in per_prompt.items()},
         labels[int(favorite)],
     )
 

@@ -24,14 +24,14 @@ Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
 PASS_BYTES = 128 * 2**20
 MAX_ROWS = 64
 N_LOCATED = 12
-"""Located heads: as many as the published version edits, but at most one in eight of a small model's."""
+"""Number of heads to locate: 12, as in the published version, but at most an eighth of a small model's heads."""
 N_RANDOM_SETS = 20
 """Random sets that a set of heads is compared with."""
 
 
 @dataclass
 class Study:
-    """A model on a task. Rows of the held-out batch are in one order, and `clusters` numbers their queries."""
+    """A model on a task. Held-out rows are in the same order in every layout, and `clusters` numbers their queries."""
 
     model: Any
     task: Task
@@ -59,10 +59,10 @@ class Study:
     # Prompts
 
     def halves(self, layout: Layout = "random", *, exchanged: bool = False) -> tuple[il.PromptBatch, il.PromptBatch]:
-        """Return the prompts to locate heads on and the held-out ones: the same texts in every layout."""
+        """Return the (locating, held-out) prompts: the same texts in every layout."""
 
         def tokenize() -> tuple[il.PromptBatch, il.PromptBatch]:
-            # Queries are split, so more prompts are drawn than each half keeps.
+            # Each query goes to one side only, so we draw more prompts than we keep.
             prompts = self.task.prompts(3 * self.n, seed=self.seed, layout=layout, exchanged=exchanged)
             first, second = (self.tokenize(half) for half in split_by_query(prompts, self.n))
             return first, second
@@ -72,7 +72,7 @@ class Study:
     def prompts_with(
         self, demonstrations: int, *, same_length_for: bool = False
     ) -> tuple[list[il.Prompt], list[il.Prompt]]:
-        """Return prompts in random order with this many demonstrations of each class, by half.
+        """Return (locating, held-out) prompts in random order, with this many demonstrations of each class.
 
         Their texts differ from those of `halves`, but a query stays in its half. With `same_length_for` all texts have
         the same number of tokens. Raises InputError if the task has too few such texts.
@@ -151,14 +151,17 @@ class Study:
     def controls(self) -> dict[int, list[il.Head]]:
         """For each located head's layer its other heads, or those of the nearest layer if all are located."""
         free = [head for head in self.view.heads() if head not in set(self.located)]
-        found = {}
+        by_layer = {}
         for layer in sorted({head.layer for head in self.located}):
             nearest = min(abs(other.layer - layer) for other in free)
-            found[layer] = [other for other in free if abs(other.layer - layer) == nearest]
-        return found
+            by_layer[layer] = [other for other in free if abs(other.layer - layer) == nearest]
+        return by_layer
 
     def random_sets(self, heads: Sequence[il.Head], n: int = N_RANDOM_SETS) -> list[list[il.Head]]:
-        """Return n sets of as many heads from the same layers (or the nearest with heads left), none of them chosen."""
+        """Return n random sets, each with as many heads as `heads`, from the same layers, excluding `heads`.
+
+        Where a layer has no heads left, they are from the nearest layer that has.
+        """
         rng = random.Random(self.seed)
         sets = []
         for _ in range(n):
@@ -176,17 +179,20 @@ class Study:
     def compared(self) -> list[il.Head]:
         """Heads located by either ranking and the control heads of both, in order; the heads worth measuring."""
         studies = [self.ranked_by(ranking) for ranking in ("contrast", "increase")]
-        heads = {head for one in studies for some in (one.located, *one.controls.values()) for head in some}
+        heads = {head for study in studies for group in (study.located, *study.controls.values()) for head in group}
         return sorted(heads)
 
     def map_heads(
         self, batch: il.PromptBatch, heads: Sequence[il.Head], reduce: Callable[[il.Activations], Tensor]
     ) -> Float[Tensor, "row layer head *rest"]:
-        """Return `reduce`'s numbers [row chosen …] of some heads among those of all heads; NaN for the others."""
-        found = self.map(batch, reduce)
-        shape = (len(found), self.view.n_layers, self.view.n_heads, *found.shape[2:])
-        values = found.new_full(shape, torch.nan, dtype=torch.double)
-        values[:, [head.layer for head in heads], [head.head for head in heads]] = found.double()
+        """Scatter `reduce`'s output for `heads` into an array over all layers and heads; all other entries are NaN.
+
+        `reduce` returns [row, head in `heads`, …].
+        """
+        reduced = self.map(batch, reduce)
+        shape = (len(reduced), self.view.n_layers, self.view.n_heads, *reduced.shape[2:])
+        values = reduced.new_full(shape, torch.nan, dtype=torch.double)
+        values[:, [head.layer for head in heads], [head.head for head in heads]] = reduced.double()
         return values
 
     def compare_heads(self, values: Float[Tensor, "row layer head"], *, bounds: Bounds | None = None) -> Comparison:
@@ -201,12 +207,12 @@ def clusters_of(batch: il.PromptBatch) -> Int[np.ndarray, " row"]:
 
 
 def thin_out(prompts: Prompts, n: int) -> Prompts:
-    """Return n to 2n of the prompts, at equal distances; all if they are fewer."""
+    """Return between n and 2n evenly spaced prompts, or all if there are fewer than 2n."""
     return prompts[:: max(1, len(prompts) // n)]
 
 
 def label_classes(batch: il.PromptBatch) -> tuple[Bool[Tensor, "row demo"], Bool[Tensor, "row demo"]]:
-    """Return which demonstrations have the answer's label, so that their texts are of its class, and which another."""
+    """Return two masks: demonstrations with the answer's label (texts of its class), and those with another label."""
     same = (batch.label_index == batch.answer[:, None]).cpu()
     real = (batch.label_index >= 0).cpu()
     return same & real, ~same & real

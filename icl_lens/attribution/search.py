@@ -1,6 +1,9 @@
 """Find the largest log-probability increases exactly, without computing all of them.
 
-With a frozen norm scale, logits are affine in a part `u`, and Jensen's inequality gives
+A part `u` is what one head (at one position) adds to the layer input `x`; `I(u | x)` is the increase of log p(w), `w`
+the target token, `e_w` its one-hot vector, `N` the frozen final norm.
+
+With a frozen norm scale, logits are affine in `u`, and Jensen's inequality gives
 `I(u | x) ≤ u · g`, where `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector per prompt and layer.
 One dot product therefore bounds each (layer, head, position). Evaluating parts exactly in the order of their bounds
 until the k-th exact value reaches the next bound gives the exact top k, with a certificate.
@@ -39,7 +42,7 @@ from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 
-# Nats by which rounding may put a float32 bound below the exact value; tested against float64.
+# How far below the exact value, in nats, rounding can push a float32 bound; tested against float64.
 SLACK = 1e-4
 
 
@@ -85,8 +88,8 @@ class TopSubheads:
         frame["name"] = [head_name(layer, head) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
         frame["position"] = self.position.flatten().cpu().numpy()
         if self.tokens is not None:
-            places = zip(frame["prompt"], frame["position"], strict=True)
-            frame["token"] = [self.tokens[row][place] for row, place in places]
+            positions = zip(frame["prompt"], frame["position"], strict=True)
+            frame["token"] = [self.tokens[row][position] for row, position in positions]
         frame["value"] = self.value.flatten().cpu().numpy()
         return frame
 
@@ -106,7 +109,7 @@ class TopSubheads:
         columns |= {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
         columns["increase"] = [format_signed(value) for value in frame["value"]]
-        how = f"{evaluated} parts evaluated{' a prompt' * (n > 1)}, {_certainty(self.certified)}"
+        how = f"{evaluated} parts evaluated{' per prompt' * (n > 1)}, {_certainty(self.certified)}"
         return f"TopSubheads of {plural_prompts(n)}, nats: {how}", columns
 
 
@@ -187,29 +190,29 @@ class LayerGradients:
 def layer_gradients(
     acts: Activations, targets: Int[Tensor, " batch"], readout: Readout, *, against: CheckedAgainst = None
 ) -> LayerGradients:
-    """Return bases and bound directions of all layers, from one product with W_U and one with its transpose, in pieces.
+    """Return the base values and bound directions of all layers, computed in pieces.
 
-    With `against`, those of the contrast, from products with its columns only. Raise InputError if the readout is not
-    affine.
+    With `against`, return those of the contrast, which needs only the columns of W_U for the target and `against`.
+    Raise InputError if the readout is not affine.
     """
     x = acts.resid_pre.to(readout.dtype)
     base, g = x.new_empty(x.shape[:2]), torch.empty_like(x)
     if against is not None:
         for rows, layers in readout.contrast_pieces(len(x), x.shape[1], against.shape[1]):
-            part, its = readout.select_prompts(rows), (targets[rows], against[rows])
-            relative = part.relative_logits(x[rows, layers], *its)
+            sub_readout, token_ids = readout.select_prompts(rows), (targets[rows], against[rows])
+            relative = sub_readout.relative_logits(x[rows, layers], *token_ids)
             base[rows, layers] = -torch.logsumexp(relative, dim=-1)
-            g[rows, layers] = part.direction(-relative.softmax(-1) @ part.relative_columns(*its))
+            g[rows, layers] = sub_readout.direction(-relative.softmax(-1) @ sub_readout.relative_columns(*token_ids))
         return LayerGradients(base, g)
     for rows, layers in readout.pieces(*x.shape[:2]):
-        part = readout.select_prompts(rows)
-        log_probs = part.log_probs(x[rows, layers])
+        sub_readout = readout.select_prompts(rows)
+        log_probs = sub_readout.log_probs(x[rows, layers])
         index = targets[rows, None, None].expand(-1, log_probs.shape[1], 1)
         base[rows, layers] = log_probs.gather(-1, index)[..., 0]
         # In place because softmax(logits) − e_w is as large as the logits; negated after pull_back, where it is small.
         weights = log_probs.exp_()
         weights.scatter_add_(-1, index, torch.full_like(index, -1, dtype=weights.dtype))
-        g[rows, layers] = part.pull_back(weights).neg_()
+        g[rows, layers] = sub_readout.pull_back(weights).neg_()
     return LayerGradients(base, g)
 
 
@@ -276,7 +279,7 @@ def top_subheads(
     unevaluated_bound = bounds.new_full((batch,), -torch.inf)
     done = 0
     while True:
-        # One more than is evaluated: its bound is the largest unevaluated one.
+        # Take one more than we evaluate: its bound is the largest of those left.
         order = bounds.topk(min(m + 1, n_all), dim=-1)
         index = order.indices[active, done:m]
         rows = torch.nonzero(active)[:, :1].expand_as(index)
@@ -294,8 +297,8 @@ def top_subheads(
         done, m = m, min(m + max(4, m // 2), n_all)
         value = torch.cat([value, value.new_full((batch, m - done), -torch.inf)], dim=1)
     best = value.topk(k, dim=-1)
-    part = bounds.topk(value.shape[1], dim=-1).indices.gather(1, best.indices)
-    layer, head, position = _unravel(part, n_heads, width)
+    flat_index = bounds.topk(value.shape[1], dim=-1).indices.gather(1, best.indices)
+    layer, head, position = _unravel(flat_index, n_heads, width)
     tokens = acts.batch.token_names
     return TopSubheads(
         best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, certified=True, tokens=tokens
@@ -314,12 +317,12 @@ def _exact_subheads(
     """Return the exact increases of chosen parts, in one product with W_U (or its columns for `against`)."""
     layer, head, key = _unravel(index, acts.view.n_heads, acts.pattern.shape[-1])
     y = acts.resid_pre[rows, layer].to(readout.dtype)
-    for one in layer.unique().tolist():
-        here = layer == one
+    for number in layer.unique().tolist():
+        here = layer == number
         y[here] += selected_subhead_values(
-            acts.head_pattern(one),
-            acts.head_values(one),
-            acts.view.W_O(one),
+            acts.head_pattern(number),
+            acts.head_values(number),
+            acts.view.W_O(number),
             rows[here],
             head[here],
             key[here],
@@ -358,9 +361,10 @@ def top_heads(
 ) -> TopHeads:
     """Return the k heads with the largest mean log-probability increase over the prompts: exact and certified.
 
-    The mean of the bounds bounds the mean, so only a few heads are evaluated. With `final_norm="own"` or a logit
-    soft-cap the search is exhaustive and `certified` is False. With `against`, return the heads that contribute most to
-    log p(target) − log Σ p(against); see `top_subheads`. Raise InputError for invalid targets, against or k.
+    The average of a head's bounds is an upper bound on its mean increase, so only a few heads are evaluated. With
+    `final_norm="own"` or a logit soft-cap the search is exhaustive and `certified` is False. With `against`, return the
+    heads that contribute most to log p(target) − log Σ p(against); see `top_subheads`. Raise InputError for invalid
+    targets, against or k.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -419,12 +423,12 @@ class HeadMeans:
         self.add_exact(heads, increase)
 
     def add_exact(self, heads: Int[np.ndarray, " head"], increase: Float[np.ndarray, "batch head"]) -> None:
-        """Add the increases of heads that `add` lacked for a batch."""
+        """Add a batch's increases of heads for which `add` received only bounds."""
         self.exact[heads] += increase.astype(np.float64).sum(0)
         self.n_exact[heads] += len(increase)
 
     def open_heads(self, k: int, slack: float) -> Int[np.ndarray, " head"]:
-        """Return the heads without exact mean that may still be among the top k, that of the largest bound first."""
+        """Return the heads without an exact mean yet that may still be in the top k, sorted by bound, largest first."""
         complete = self.n_exact == self.n
         kth = np.sort(self.exact[complete] / self.n)[-k] if complete.sum() >= k else -np.inf
         order = np.argsort(-self.upper, kind="stable")
@@ -435,9 +439,9 @@ class HeadMeans:
         complete = np.flatnonzero(self.n_exact == self.n)
         mean = self.exact[complete] / self.n
         if not np.isfinite(mean).all():
-            some = Head.from_index(int(complete[~np.isfinite(mean)][0]), n_heads)
+            head = Head.from_index(int(complete[~np.isfinite(mean)][0]), n_heads)
             raise InputError(
-                f"the mean increase of {some} is NaN or infinite; load the model in bfloat16 or float32, or remove "
+                f"the mean increase of {head} is NaN or infinite; load the model in bfloat16 or float32, or remove "
                 "edits"
             )
         order = np.argsort(-mean, kind="stable")[:k]
@@ -475,12 +479,12 @@ def exact_head_increases(
         base = readout.scale.new_zeros((len(targets), acts.view.n_layers))
         base[:, layers] = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets, against=against)
     y = acts.resid_pre[:, layer].to(readout.dtype)
-    for one in layers.tolist():
-        here = layer == one
-        z = acts.z[:, one, head[here]].to(readout.dtype)
+    for number in layers.tolist():
+        here = layer == number
+        z = acts.z[:, number, head[here]].to(readout.dtype)
         if acts.attn_scale is not None:
-            z = z * acts.attn_scale[:, one, None, None]
-        y[:, here] += head_outputs(z, acts.view.W_O(one)[head[here]])
+            z = z * acts.attn_scale[:, number, None, None]
+        y[:, here] += head_outputs(z, acts.view.W_O(number)[head[here]])
     return (readout.token_log_probs(y, targets, against=against) - base[:, layer]).cpu().numpy()
 
 

@@ -1,9 +1,8 @@
 """Stream prompts in batches: each batch yields a chunk, computed by one of the processes or read from the run's folder.
 
 1. `plan_batches` groups prompts of similar length.
-2. `ChunkStream.chunks` distributes the batches whose chunks are not stored over the processes, in rounds of one batch
-   per process. The main process stores every chunk and yields all of them in order, so sums do not depend on the number
-   of processes.
+2. `ChunkStream.chunks` computes the batches that have no stored chunk, one batch per process in each round. The main
+   process stores every chunk and yields all of them in order, so sums do not depend on the number of processes.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +23,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 # Memory limit of a batch's activations, as estimated by `prompt_bytes`.
 BYTE_BUDGET = 64 * 2**20
-# More rows do not speed up matrix products and make a lost chunk more expensive.
+# Above this, matrix products get no faster, and a lost chunk costs more to recompute.
 MOST_ROWS = 64
 
 
@@ -42,8 +41,8 @@ def plan_batches(
 ) -> list[list[int]]:
     """Return the rows of each batch: prompts of similar length, as many as fit into `byte_budget`.
 
-    The first batch covers all lengths and selects the candidates. The plan depends only on prompt lengths. Raises
-    InputError if `batch_size` or `byte_budget` is below 1.
+    The first batch covers all lengths and is used to choose candidate heads (see `locate`). The plan depends only on
+    prompt lengths. Raises InputError if `batch_size` or `byte_budget` is below 1.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
@@ -121,22 +120,22 @@ class ChunkStream(Generic[AnyChunk]):
 
     def first(self, compute: Callable[[int], AnyChunk]) -> AnyChunk:
         """Return the first batch's chunk in every process."""
-        found = None
+        chunk = None
         if self.distributed.is_main:
             self.progress("part", 0, sum(map(len, self.plan)))
-            found = self._stored("part", 0)
-            if found is None:
-                found = compute(0)
-                self._store("part", 0, found)
-        return self.distributed.broadcast(found)
+            chunk = self._stored("part", 0)
+            if chunk is None:
+                chunk = compute(0)
+                self._store("part", 0, chunk)
+        return self.distributed.broadcast(chunk)
 
     def chunks(
         self, kind: str, numbers: Sequence[int], compute: Callable[[int], AnyChunk], *, done: int = 0
     ) -> Iterator[AnyChunk]:
         """Yield the chunks of these batches in order in the main process; the other processes compute, yielding none.
 
-        `done` prompts are finished before. An InputError in one process is raised in all. A corrupt chunk is reported
-        through `warn` and recomputed.
+        `done` is the number of prompts finished before this call (for the progress display). If one process raises
+        InputError, all do. A corrupt chunk is reported through `warn` and recomputed.
         """
         total = done + sum(len(self.plan[number]) for number in numbers)
         main = self.distributed.is_main
@@ -162,20 +161,20 @@ class ChunkStream(Generic[AnyChunk]):
         """Yield the chunks of these batches, in order, in every process."""
         size, rank = self.distributed.size, self.distributed.rank
         for start in range(0, len(numbers), size):
-            some = numbers[start : start + size]
+            in_round = numbers[start : start + size]
             mine: AnyChunk | InputError | None = None
-            if rank < len(some):
+            if rank < len(in_round):
                 try:
-                    mine = compute(some[rank])
+                    mine = compute(in_round[rank])
                 except InputError as error:
                     if size == 1:
                         raise
                     mine = error
-            found = self.distributed.gather(mine)[: len(some)]
-            # Raise an error of one process in all, because the others would wait for it.
-            if error := next((one for one in found if isinstance(one, InputError)), None):
+            results = self.distributed.gather(mine)[: len(in_round)]
+            # If one process fails, raise in all of them; otherwise they would wait for it forever.
+            if error := next((result for result in results if isinstance(result, InputError)), None):
                 raise error
-            yield from found
+            yield from results
 
     def _store(self, kind: str, number: int, chunk: AnyChunk) -> None:
         if self.folder is not None:

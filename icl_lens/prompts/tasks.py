@@ -79,9 +79,9 @@ def load_task(
     With `TextTask(classes="all")`, `labels[i]` belongs to the i-th class in alphabetical order in every prompt, and the
     false classes appear one after another in random order.
 
-    `same_length_for`, a model, keeps only texts with one number of tokens, the one that is most frequent in every
-    class, so that all rows of `il.tokenize(model, prompts, template=template)` have their labels and end at the same
-    positions. Patching between prompts requires this. `template` is used for nothing else.
+    `same_length_for`, a model, keeps only texts of one token length: the length that leaves the most texts in the
+    smallest class. All rows of `il.tokenize(model, prompts, template=template)` then have their labels and end at the
+    same positions. Patching between prompts requires this. `template` is used for nothing else.
 
     Raises InputError for unknown names, layouts, splits and files, an unreachable Hub, a class with too few texts, and
     too few labels; with `same_length_for` also for labels with different numbers of tokens.
@@ -137,7 +137,7 @@ def load_task(
 
 
 def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
-    """Return the texts of each group with one number of tokens, the number that maximizes the smallest group.
+    """Return the texts of each group of one token length: the length that leaves the most texts in the smallest group.
 
     Tokens are counted in context, from the start of the prompt to the label and from the label to the end of the
     query, since some tokenizers split a word differently at the start.

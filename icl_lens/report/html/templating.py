@@ -1,8 +1,8 @@
 """Render the templates beside this module as self-contained pages and as notebook output.
 
-A template draws plain data twice. The page has scripts and styles. The static version (`static` in templates) needs
-neither and uses only the tags that `nbconvert --sanitize-html` keeps; it is shown where scripts are stripped.
-Templates escape everything, and make invisible characters visible, without being asked.
+Each template renders the same data in two versions. The page has scripts and styles; the static version (`static` in
+templates) needs neither and uses only the tags that `nbconvert --sanitize-html` keeps; it is shown where scripts are
+stripped. All inserted text but `asset` is automatically escaped, with invisible characters shown as symbols.
 """
 
 import base64
@@ -51,7 +51,7 @@ def label_color(label: int | None) -> str:
 
 
 class Prose(str):
-    """Text whose line breaks stay."""
+    """Text whose line breaks are kept."""
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -59,10 +59,10 @@ def visible(text: str, *, keep: str = "") -> str:
 
     Characters in `keep` are unchanged.
     """
-    return text if text.isprintable() else "".join(char if char in keep else _sign(char) for char in text)
+    return text if text.isprintable() else "".join(char if char in keep else _visible_symbol(char) for char in text)
 
 
-def _sign(char: str) -> str:
+def _visible_symbol(char: str) -> str:
     if char in _BREAKS:
         return _BREAKS[char]
     if char in _HIDDEN or unicodedata.category(char) in ("Cc", "Cs"):
@@ -77,7 +77,7 @@ def visible_token(text: str) -> str:
 
 
 def _finalize(value: Any) -> Any:
-    """Make every string that a template inserts visible; what a macro or filter has escaped already stays."""
+    """Make every string that a template inserts visible; strings already escaped by a macro or filter are unchanged."""
     if isinstance(value, Prose):
         return visible(value, keep="\n")
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -149,8 +149,8 @@ def render_notebook(template: str, *, height: int, **content: Any) -> str:
     """Return the page as a frame of `height` pixels, with the static version for viewers that strip scripts.
 
     The frame isolates the page's scripts, names and styles from the notebook. It grows to its content's height if the
-    notebook allows it; otherwise it scrolls. Until a short script puts it there, the page is stored in an attribute:
-    viewers that strip scripts also strip unknown attributes, so that its source never appears as text.
+    notebook allows it; otherwise it scrolls. The page's source is kept in an HTML attribute until a short script moves
+    it into the frame. Viewers that strip scripts also strip unknown attributes, so the source never shows up as text.
     """
     page = render_page(template, **content)
     return TEMPLATES.get_template(template).render(
@@ -159,7 +159,10 @@ def render_notebook(template: str, *, height: int, **content: Any) -> str:
 
 
 def render_text(template: str, **content: Any) -> str:
-    """Return the static version as text with aligned tables: the templates end each row and paragraph with its line."""
+    """Return the static version as plain text with aligned columns.
+
+    This relies on the templates putting each table row and each paragraph on its own line.
+    """
     body = TEMPLATES.get_template(template).render(content, layout="body.html.j2", static=True)
     lines = [[Markup(cell).striptags() for cell in line.split("</td> ")] for line in body.splitlines()]
     text = []
