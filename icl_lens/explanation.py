@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # Tokens per ablation pass: many rows for short prompts, one row for long ones.
 PASS_TOKENS = 2048
 # For plain text: positions stored with every head's attention, and positions described for each located head.
-WATCHED, DESCRIBED = 24, 5
+N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def explain(
     )
     if isinstance(prompt, PromptBatch):
         given = {"answer": answer, "against": against, "plain_text": plain_text or None}
-        _check_alone(prompt, **given, template=template, labels=labels, prepend_bos=prepend_bos)
+        _check_single_row(prompt, **given, template=template, labels=labels, prepend_bos=prepend_bos)
         batch = prompt
         if batch.targets is not None:
             others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
@@ -185,8 +185,8 @@ def explain(
     ):
         if template is not None or labels is not None or shared_prefix != "error":
             raise InputError(
-                f"template, labels and shared_prefix must be omitted for plain text, got the prompt {prompt!r} without "
-                "demonstrations; omit them, or write 'text : label' for each demonstration"
+                f"template, labels and shared_prefix do not apply to plain text, and {prompt!r} is read as plain text; "
+                "omit these arguments, or write each demonstration as 'text : label'"
             )
         options = replace(options, target=answer)
         others = None if options.against is None else [list(options.against)]
@@ -206,25 +206,26 @@ def explain(
         )
 
     acts = capture(model, batch)
-    asked = _Question.of(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
-    increases = head_log_prob_increase(acts, asked.targets, **asked.convention)[0]
+    scored = _ScoredPrompt.of(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
+    increases = head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]
     order = increases.flatten().argsort(descending=True)[:k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     contrasts = None
-    if asked.others:
-        contrasts = head_log_prob_increase(acts, asked.targets, against=asked.against, **asked.convention)[0]
-    single, ablation = _ablation(asked, located)
+    if scored.others:
+        contrasts = head_log_prob_increase(acts, scored.targets, against=scored.against, **scored.readout_options)[0]
+    single, ablation = _ablation(scored, located)
     explanation = Explanation(
-        **_prompt(asked),
-        **(_plain_text(asked) if asked.is_plain_text else _labels(asked)),
-        **_scores(asked),
-        **_layers(asked),
-        **_positions(asked),
+        **_prompt(scored),
+        **(_plain_text(scored) if scored.is_plain_text else _labels(scored)),
+        **_scores(scored),
+        **_layers(scored),
+        **_positions(scored),
         head_increases=tuple(map(tuple, increases.tolist())),
         head_contrasts=() if contrasts is None else tuple(map(tuple, contrasts.tolist())),
-        heads=tuple(_head_reports(asked, located, increases, contrasts, single)),
+        heads=tuple(_head_reports(scored, located, increases, contrasts, single)),
         ablation=ablation,
     )
+    # The first remark only says that multi-token labels are scored by one token.
     for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
         warnings.warn(remark, stacklevel=3)
     return explanation
@@ -238,7 +239,7 @@ def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int,
     return tuple(against)
 
 
-def _check_alone(batch: PromptBatch, **given: Any) -> None:
+def _check_single_row(batch: PromptBatch, **given: Any) -> None:
     """Raise InputError unless the batch has one row and no argument duplicates what it holds."""
     if len(batch) != 1:
         raise InputError(f"prompt must be a batch of one row, got {len(batch)} rows; pass one prompt, e.g. batch[0]")
@@ -249,7 +250,7 @@ def _check_alone(batch: PromptBatch, **given: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Question:
+class _ScoredPrompt:
     """The captured prompt, the scored tokens with their names, and which of them are the target and the others."""
 
     model: Any
@@ -261,7 +262,7 @@ class _Question:
     others: tuple[int, ...]
 
     @classmethod
-    def of(cls, model: Any, acts: Activations, options: ExplainOptions) -> "_Question":
+    def of(cls, model: Any, acts: Activations, options: ExplainOptions) -> "_ScoredPrompt":
         """Check the options; score the labels of a prompt, or plain text's target and the tokens it is compared with.
 
         Raise InputError for invalid options.
@@ -280,15 +281,15 @@ class _Question:
             if options.against is None:
                 others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
             else:
-                others = [_label(batch, one, batch.labels[target]) for one in dict.fromkeys(options.against)]
+                others = [_label(batch, name, batch.labels[target]) for name in dict.fromkeys(options.against)]
             return cls(model, acts, options, batch.label_tokens.to(device), batch.labels, target, tuple(others))
-        scored = int(batch.answer_tokens[0])
-        if scored < 0:
-            scored = int(acts.readout.logits(acts.resid_final)[0].argmax())
+        target_id = int(batch.answer_tokens[0])
+        if target_id < 0:
+            target_id = int(acts.readout.logits(acts.resid_final)[0].argmax())
         others = [] if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
-        ids = list(dict.fromkeys([scored, *others]))
+        ids = list(dict.fromkeys([target_id, *others]))
         names = tuple(name_tokens(model.tokenizer, [ids])[0])
-        if scored in others:
+        if target_id in others:
             raise InputError(
                 f"against must not contain the target {names[0]!r}, which is the model's most probable token; pass "
                 "answer="
@@ -312,7 +313,7 @@ class _Question:
         return self.tokens[list(self.others)][None] if self.others else None
 
     @property
-    def convention(self) -> dict[str, Any]:
+    def readout_options(self) -> dict[str, Any]:
         return {"final_norm": self.options.final_norm, "bias": self.options.bias}
 
 
@@ -327,24 +328,24 @@ def _label(batch: PromptBatch, name: str | int, target: str) -> int:
 # Sections: each returns fields of the explanation.
 
 
-def _prompt(asked: _Question) -> dict[str, Any]:
-    """Return the model's, the settings' and the tokens' fields."""
-    batch, view = asked.acts.batch, asked.acts.view
+def _prompt(scored: _ScoredPrompt) -> dict[str, Any]:
+    """Return the fields for the model, the settings and the tokens."""
+    batch, view = scored.acts.batch, scored.acts.view
     return {
         "model": view.name,
         "source": view.source,
         "quantization": view.quantization,
         "template": batch.template,
-        "settings": asked.options,
-        "tokens": tuple(batch.token_strings[0][: asked.n_tokens]),
-        "token_names": tuple(batch.token_names[0][: asked.n_tokens]),
+        "settings": scored.options,
+        "tokens": tuple(batch.token_strings[0][: scored.n_tokens]),
+        "token_names": tuple(batch.token_names[0][: scored.n_tokens]),
         "versions": tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
     }
 
 
-def _labels(asked: _Question) -> dict[str, Any]:
+def _labels(scored: _ScoredPrompt) -> dict[str, Any]:
     """Return the fields that only prompts with demonstrations have."""
-    batch, model = asked.acts.batch, asked.model
+    batch, model = scored.acts.batch, scored.model
     spelled = tokenize_labels(model, batch)
     whole: Sequence[float] = ()
     if any(len(ids) > 1 for ids in spelled.labels):
@@ -356,21 +357,21 @@ def _labels(asked: _Question) -> dict[str, Any]:
         "label_positions": tuple(batch.label_positions[0].tolist()),
         "prediction_positions": predicted,
         "demonstration_labels": tuple(batch.label_index[0].tolist()),
-        "label_attention": _nested(attention_to_labels(asked.acts)[0]),
+        "label_attention": _nested(attention_to_labels(scored.acts)[0]),
         "label_token_names": tuple(map(tuple, name_tokens(model.tokenizer, [list(ids) for ids in spelled.labels]))),
-        "n_shared_tokens": asked.n_tokens - len(spelled.prompt),
+        "n_shared_tokens": scored.n_tokens - len(spelled.prompt),
         "whole_label_log_probs": tuple(whole),
     }
 
 
-def _plain_text(asked: _Question) -> dict[str, Any]:
+def _plain_text(scored: _ScoredPrompt) -> dict[str, Any]:
     """Return the fields that only plain text has."""
-    batch, tokenizer, n_tokens = asked.acts.batch, asked.model.tokenizer, asked.n_tokens
-    pattern = asked.acts.pattern[0, :, :, :n_tokens].float()
-    watched = pattern.amax((0, 1)).topk(min(WATCHED, n_tokens)).indices.sort().values
+    batch, tokenizer, n_tokens = scored.acts.batch, scored.model.tokenizer, scored.n_tokens
+    pattern = scored.acts.pattern[0, :, :, :n_tokens].float()
+    watched = pattern.amax((0, 1)).topk(min(N_ATTENDED_POSITIONS, n_tokens)).indices.sort().values
     text = batch.texts[0] if batch.prompt_index is None and batch.texts else "".join(batch.token_strings[0][:n_tokens])
-    spelled = {token: [token] for token in asked.tokens.tolist()}
-    for given in (asked.options.target, *(asked.options.against or ())):
+    spelled = {token: [token] for token in scored.tokens.tolist()}
+    for given in (scored.options.target, *(scored.options.against or ())):
         if isinstance(given, str):
             before, after = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + given))
             spelled[after[len(before)]] = after[len(before) :]
@@ -378,7 +379,7 @@ def _plain_text(asked: _Question) -> dict[str, Any]:
     whole: Sequence[float] = ()
     if any(len(ids) > 1 for ids in spellings):
         prompt = batch.tokens[0, :n_tokens].tolist()
-        whole = continuation_log_probs(asked.model, [(prompt, ids) for ids in spellings]).tolist()
+        whole = continuation_log_probs(scored.model, [(prompt, ids) for ids in spellings]).tolist()
     return {
         "prompt": None,
         "text": text,
@@ -396,43 +397,45 @@ def _nested(values: Float[Tensor, "i j k"]) -> tuple[tuple[tuple[float, ...], ..
     return tuple(tuple(map(tuple, layer)) for layer in values.tolist())
 
 
-def _scores(asked: _Question) -> dict[str, Any]:
+def _scores(scored: _ScoredPrompt) -> dict[str, Any]:
     """Return the scored tokens' log-probabilities, and the five most probable tokens, with all biases."""
-    readout = asked.acts.readout
-    log_probs = readout.log_probs(asked.acts.resid_final)[0]
+    readout = scored.acts.readout
+    log_probs = readout.log_probs(scored.acts.resid_final)[0]
     best = log_probs.exp().topk(5)
     assert readout.decode is not None  # tokenizing required the tokenizer
     names = list(map(readout.decode, best.indices.tolist()))
-    if asked.is_plain_text:
-        names = name_tokens(asked.model.tokenizer, [best.indices.tolist()])[0]
+    if scored.is_plain_text:
+        names = name_tokens(scored.model.tokenizer, [best.indices.tolist()])[0]
     return {
-        "labels": asked.names,
-        "label_log_probs": tuple(log_probs[asked.tokens].tolist()),
-        "target": asked.names[asked.target],
-        "target_token": readout.decode(int(asked.tokens[asked.target])),
+        "labels": scored.names,
+        "label_log_probs": tuple(log_probs[scored.tokens].tolist()),
+        "target": scored.names[scored.target],
+        "target_token": readout.decode(int(scored.tokens[scored.target])),
         "next_tokens": tuple(zip(names, best.values.tolist(), strict=True)),
-        "compared_with": tuple(asked.names[i] for i in asked.others),
-        "contrast_adds_up": len(asked.others) == 1 and readout.using(**asked.convention).is_affine,
+        "compared_with": tuple(scored.names[i] for i in scored.others),
+        "contrast_adds_up": len(scored.others) == 1 and readout.using(**scored.readout_options).is_affine,
     }
 
 
-def _layers(asked: _Question) -> dict[str, Any]:
+def _layers(scored: _ScoredPrompt) -> dict[str, Any]:
     """Return every layer's increases and contrasts."""
-    attn, ffn = layer_log_prob_increase(asked.acts, asked.targets, **asked.convention)
-    found = {"layer_attn": tuple(attn[0].tolist()), "layer_ffn": tuple(ffn[0].tolist())}
-    if asked.others:
-        attn, ffn = layer_log_prob_increase(asked.acts, asked.targets, against=asked.against, **asked.convention)
-        found |= {"layer_attn_contrast": tuple(attn[0].tolist()), "layer_ffn_contrast": tuple(ffn[0].tolist())}
-    return found
+    attn, ffn = layer_log_prob_increase(scored.acts, scored.targets, **scored.readout_options)
+    fields = {"layer_attn": tuple(attn[0].tolist()), "layer_ffn": tuple(ffn[0].tolist())}
+    if scored.others:
+        attn, ffn = layer_log_prob_increase(
+            scored.acts, scored.targets, against=scored.against, **scored.readout_options
+        )
+        fields |= {"layer_attn_contrast": tuple(attn[0].tolist()), "layer_ffn_contrast": tuple(ffn[0].tolist())}
+    return fields
 
 
-def _positions(asked: _Question) -> dict[str, Any]:
+def _positions(scored: _ScoredPrompt) -> dict[str, Any]:
     """Return the largest (head, position) parts with their tokens and contrasts."""
-    acts = asked.acts
-    k = min(2 * asked.options.k, len(acts.view.heads()) * asked.n_tokens)
-    parts = top_subheads(acts, asked.targets, k=k, **asked.convention)
+    acts = scored.acts
+    k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
+    parts = top_subheads(acts, scored.targets, k=k, **scored.readout_options)
     layers = sorted(set(parts.layer[0].tolist()))
-    contrasts = _by_position(asked, layers, asked.against) if asked.others else None
+    contrasts = _by_position(scored, layers, scored.against) if scored.others else None
     reports = []
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
@@ -449,56 +452,58 @@ def _positions(asked: _Question) -> dict[str, Any]:
 
 
 def _by_position(
-    asked: _Question, layers: list[int], against: Int[Tensor, "1 other"] | None = None
+    scored: _ScoredPrompt, layers: list[int], against: Int[Tensor, "1 other"] | None = None
 ) -> dict[int, Float[Tensor, "head pos"]]:
     """Return the increases, or contrasts, of every head and position of these layers, nats."""
-    found = subhead_log_prob_increase(asked.acts, asked.targets, layers=layers, against=against, **asked.convention)[0]
-    return dict(zip(layers, found[..., : asked.n_tokens], strict=True))
+    increases = subhead_log_prob_increase(
+        scored.acts, scored.targets, layers=layers, against=against, **scored.readout_options
+    )[0]
+    return dict(zip(layers, increases[..., : scored.n_tokens], strict=True))
 
 
-def _ablation(asked: _Question, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
+def _ablation(scored: _ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
     """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
-    model, batch, options = asked.model, asked.acts.batch, asked.options
+    model, batch, options = scored.model, scored.acts.batch, scored.options
     removed = located[: options.n_ablated]
-    others = [head for head in asked.acts.view.heads() if head not in removed]
+    others = [head for head in scored.acts.view.heads() if head not in removed]
     rng = random.Random(options.seed)
     draws = [rng.sample(others, len(removed)) for _ in range(options.n_random)]
     sets = [*[[head] for head in located], removed, *draws]
     rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
-    found = []
-    for some in (sets[start : start + rows] for start in range(0, len(sets), rows)):
-        with ablate_heads_per_row(model, some):
-            log_probs = last_log_probs(model, batch[[0] * len(some)])
-        found.append(log_probs[:, asked.tokens.to(log_probs.device)])
-    single, joint, random_draws = torch.cat(found).split([len(located), 1, len(draws)])
+    label_log_probs = []
+    for sets_of_pass in (sets[start : start + rows] for start in range(0, len(sets), rows)):
+        with ablate_heads_per_row(model, sets_of_pass):
+            log_probs = last_log_probs(model, batch[[0] * len(sets_of_pass)])
+        label_log_probs.append(log_probs[:, scored.tokens.to(log_probs.device)])
+    single, joint, random_draws = torch.cat(label_log_probs).split([len(located), 1, len(draws)])
     report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))
     return single, report
 
 
 def _head_reports(
-    asked: _Question,
+    scored: _ScoredPrompt,
     heads: list[Head],
     increases: Float[Tensor, "layer head"],
     contrasts: Float[Tensor, "layer head"] | None,
     ablated: Float[Tensor, "located label"],
 ) -> Iterator[HeadReport]:
     """Yield a report per located head; results shared by the heads of a layer are computed once."""
-    acts, n_tokens = asked.acts, asked.n_tokens
-    words: dict[str, Any] = {"k": asked.options.n_words, "keep": is_content_word}
+    acts, n_tokens = scored.acts, scored.n_tokens
+    words: dict[str, Any] = {"k": scored.options.n_words, "keep": is_content_word}
     layers = sorted({head.layer for head in heads})
-    by_position = _by_position(asked, layers)
-    contrast_by_position = _by_position(asked, layers, asked.against) if asked.others else {}
-    similarities = _similarities(asked, heads)
+    by_position = _by_position(scored, layers)
+    contrast_by_position = _by_position(scored, layers, scored.against) if scored.others else {}
+    similarities = _similarities(scored, heads)
     key_words = {}
-    if not asked.is_plain_text:
+    if not scored.is_plain_text:
         for layer in layers:
             keys = label_keys(acts, next(head for head in heads if head.layer == layer))[0]
             key_words[layer] = tuple(map(tuple, acts.readout.top_tokens(keys, **words)))
     for i, head in enumerate(heads):
         attention = acts.pattern[0, head.layer, head.head, :n_tokens]
         positions: list[int] = []
-        if asked.is_plain_text:
-            positions = attention.float().topk(min(DESCRIBED, n_tokens)).indices.sort().values.tolist()
+        if scored.is_plain_text:
+            positions = attention.float().topk(min(N_DESCRIBED_POSITIONS, n_tokens)).indices.sort().values.tolist()
             v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(acts.readout.dtype)
             vectors = v @ acts.view.W_O(head.layer)[head.head].to(v.dtype)
             ranks = acts.readout.ranks(vectors, acts.batch.tokens[0, positions].to(vectors.device))
@@ -515,17 +520,20 @@ def _head_reports(
             query_words=tuple(acts.readout.top_tokens(last_query(acts, head)[0], **words)),
             ablated=tuple(ablated[i].tolist()),
             contrast=None if contrasts is None else float(contrasts[head]),
-            position_contrasts=tuple(contrast_by_position[head.layer][head.head].tolist()) if asked.others else (),
+            position_contrasts=tuple(contrast_by_position[head.layer][head.head].tolist()) if scored.others else (),
             positions=tuple(positions),
             similarity=similarities[i],
         )
 
 
-def _similarities(asked: _Question, heads: list[Head]) -> list[tuple[tuple[float, ...], ...]]:
-    """Return each head's `label_similarity`; nothing for plain text, or if the model hides its rotary angles."""
-    if not asked.is_plain_text and asked.acts.batch.prediction_positions is not None:
+def _similarities(scored: _ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[float, ...], ...]]:
+    """Return each head's `label_similarity`.
+
+    Empty for plain text, without prediction positions, or if the rotary angles are unavailable.
+    """
+    if not scored.is_plain_text and scored.acts.batch.prediction_positions is not None:
         with suppress(RotaryAnglesUnavailable):  # the other fields need no angles
             return [
-                tuple(map(tuple, rows)) for rows in label_similarity(asked.model, asked.acts.batch, heads)[0].tolist()
+                tuple(map(tuple, rows)) for rows in label_similarity(scored.model, scored.acts.batch, heads)[0].tolist()
             ]
     return [()] * len(heads)

@@ -197,7 +197,7 @@ def test_what_is_free_and_what_is_not(gpt2):
     for call, message in [
         (lambda: il.explain(gpt2, il.tokenize(gpt2, [families.PROMPT] * 2)), "one row, got 2 rows"),
         (lambda: il.explain(gpt2, batch, answer="bar"), "answer must be None for a tokenized prompt"),
-        (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "must be omitted for plain text"),
+        (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "do not apply to plain text"),
         (lambda: il.explain(gpt2, families.PROMPT, answer=3), "got the token id 3"),
         (lambda: il.explain(gpt2, batch, plain_text=True), "plain_text must be None for a tokenized prompt"),
         (lambda: il.explain(gpt2, il.Prompt.parse("love : bar one :"), plain_text=True), "must be a string"),

@@ -248,7 +248,7 @@ def test_another_batch_of_the_same_shape_is_refused(gpt2):
     one, other = (il.tokenize(gpt2, f"{word} : foo one : bar two :") for word in ("love", "hate"))
     with il.scale_label_attention(gpt2, HEADS, one, [[0.5, 1.0]], renormalize=True):
         il.last_log_probs(gpt2, one)
-        with pytest.raises(il.InputError, match="run the same batch"):
+        with pytest.raises(il.InputError, match="row 0 is a different prompt"):
             il.last_log_probs(gpt2, other)
 
 

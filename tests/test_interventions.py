@@ -661,6 +661,6 @@ def test_what_cannot_be_aligned_is_said(run):
             pass
     with (
         il.patch_heads(model, HEADS, other, activation="v", align="labels", batch=batch),
-        pytest.raises(il.InputError, match="run the same batch"),
+        pytest.raises(il.InputError, match="row 1 is a different prompt"),
     ):
         il.last_log_probs(model, batch[[0, 2, 1]])

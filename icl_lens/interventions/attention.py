@@ -88,7 +88,7 @@ def label_attention_edit(
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
         work.pattern[every, places, work.last[:, None]] = row
 
-    return Edit(Stage.pattern, by_layer, scale, only=batch)
+    return Edit(Stage.pattern, by_layer, scale, required_batch=batch)
 
 
 def at_positions(

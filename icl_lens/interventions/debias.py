@@ -159,10 +159,10 @@ def label_log_probs_debiased(
             ],
         )
 
-    def otherwise() -> Tensor:
+    def fallback() -> Tensor:
         return score_passes(view, batch, (fix.block(model, batch) for fix in settings), read)
 
-    return score_rows(view, batch, edits_of, read, otherwise, n_sets=len(settings), attention=True)[0]
+    return score_rows(view, batch, edits_of, read, fallback, n_sets=len(settings), attention=True)[0]
 
 
 def check_strengths(majority: float, recency: float) -> None:

@@ -1,10 +1,10 @@
 """Score prompts under many edits, each by itself: sets of ablated heads, or edits at the last position.
 
-1. At the last position, a prompt's keys and values are computed once, and every edit is a single-token row
-   (`prefix_cache`), so an edit costs about as much as one more token in the prompt.
-2. At all positions, and where the prefix cache is not supported, a head set is a row of the prompt's length that starts
-   at the set's first layer (`partial_forward`); other edits take a full forward pass each.
-3. `score_rows` is the only place where the second way is chosen for edits at the last position.
+1. Edits at the last position: the prompt's keys and values are computed once, and each edit re-runs only the last token
+   (`prefix_cache`).
+2. Edits at all positions, or where the prefix cache is not supported: each head set re-runs the prompt from the set's
+   first layer (`partial_forward`); other edits need a full pass.
+3. Only `score_rows` decides when last-position edits fall back to 2.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -110,14 +110,14 @@ def score_ablated_sets(
 
     labels = read_labels(batch)
 
-    def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
+    def labels_and_top1(log_probs: Tensor, prompts: Tensor) -> Tensor:
         right = log_probs.argmax(-1) == batch.answer_tokens[prompts].to(log_probs.device)
         return torch.cat([labels(log_probs, prompts), right[:, None].to(log_probs)], dim=-1)
 
-    found = _score_sets(model, batch, sets, read, positions, mode, reference, means).cpu()
+    scores = _score_sets(model, batch, sets, labels_and_top1, positions, mode, reference, means).cpu()
     return [
-        AnswerScores(one[:, :-1].float(), one[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
-        for one in found.unbind(1)
+        AnswerScores(of_set[:, :-1].float(), of_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
+        for of_set in scores.unbind(1)
     ]
 
 
@@ -125,13 +125,13 @@ def _score_sets(
     model: Any,
     batch: PromptBatch,
     sets: Sets,
-    read: Read,
+    reduce_log_probs: Read,
     positions: Positions,
     mode: Mode,
     reference: Reference,
     means: Replacement = None,
 ) -> Float[Tensor, "batch set n"]:
-    """Return `read` of the log-probabilities after each prompt under ablation of each set of heads."""
+    """Apply `reduce_log_probs` to the log-probabilities after each prompt under ablation of each set of heads."""
     view = ModelView.of(model)
     check_choice("positions", positions, ("last", "all"))
     check_mode(mode, reference)
@@ -139,53 +139,61 @@ def _score_sets(
         raise InputError("head_sets must contain at least one set, got none; a set may be empty")
     removed = head_mask(view, sets)
     if positions == "all":  # as in `ablate_heads`; at the last position sets may contain every head
-        warn_if_inert(view, [Head(*place) for place in removed.any(0).nonzero().tolist()])
+        warn_if_inert(view, [Head(*indices) for indices in removed.any(0).nonzero().tolist()])
     if reference is not None and means is None:
         means = mean_z(view, every_head(view), reference, positions)
-    return score_removed(view, batch, removed, read, means, positions=positions)[0]
+    return score_removed(view, batch, removed, reduce_log_probs, means, positions=positions)[0]
 
 
 def score_removed(
     view: ModelView,
     batch: PromptBatch,
     removed: Bool[Tensor, "set layer head"],
-    read: Read,
+    reduce_log_probs: Read,
     replacement: Replacement,
     *,
     positions: Positions,
     pass_tokens: int = PASS_TOKENS,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return `read` under ablation of each set, and why the prefix cache was not used; empty if it was."""
+    """Apply `reduce_log_probs` to the log-probabilities under ablation of each set.
 
-    def otherwise() -> Tensor:
-        return run_sets(view, batch, removed, read, replacement, positions=positions, pass_tokens=pass_tokens)
+    Also return why the prefix cache was not used for the last position ("" if it was).
+    """
+
+    def fallback() -> Tensor:
+        return run_sets(
+            view, batch, removed, reduce_log_probs, replacement, positions=positions, pass_tokens=pass_tokens
+        )
 
     if positions == "all":
-        return otherwise(), ""
+        return fallback(), ""
     rows = RowEdits.ablating(removed, replacement)
-    return score_rows(view, batch, lambda _: rows, read, otherwise, n_sets=len(removed), pass_tokens=pass_tokens)
+    return score_rows(
+        view, batch, lambda _: rows, reduce_log_probs, fallback, n_sets=len(removed), pass_tokens=pass_tokens
+    )
 
 
 def score_rows(
     view: ModelView,
     batch: PromptBatch,
     edits_of: Callable[[list[int]], RowEdits],
-    read: Read,
-    otherwise: Callable[[], Float[Tensor, "batch set n"]],
+    reduce_log_probs: Read,
+    fallback: Callable[[], Float[Tensor, "batch set n"]],
     *,
     n_sets: int,
     pass_tokens: int = PASS_TOKENS,
     attention: bool = False,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return `read` of the log-probabilities under each of several edits at the last position, from the prefix cache.
+    """Apply `reduce_log_probs` to the log-probabilities under each of several edits at the last position.
 
-    `edits_of` gets the indices of some prompts; `attention` tells whether its edits are of attention. If the prefix
-    cache is not supported, return `otherwise()` and the reason instead of "".
+    `edits_of(prompt_indices)` returns the edits for those prompts; `attention` is True if they edit attention before z
+    (queries, keys, values, scores or patterns). Also return why the prefix cache was not used ("" if it was); then the
+    numbers are those of `fallback()`.
     """
     size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=n_sets, attention=attention)
     # Prompts of similar length share a pass, to minimize padding.
     order = batch.last.argsort(stable=True).tolist()
-    found: Tensor | None = None
+    scores: Tensor | None = None
     try:
         for start in range(0, len(order), size):
             prompts = order[start : start + size]
@@ -196,30 +204,30 @@ def score_rows(
                 sets = range(first, min(first + step, n_sets))
                 logits, row_of = cache.run(edits, sets)
                 _check_clean(view, logits[:, 0], cache.log_probs)
-                values = _read(logits, prompts, read)[:, row_of]
-                if found is None:
-                    found = values.new_empty(len(order), n_sets, values.shape[-1])
-                found[prompts, sets.start : sets.stop] = values
+                values = _reduce_rows(logits, prompts, reduce_log_probs)[:, row_of]
+                if scores is None:
+                    scores = values.new_empty(len(order), n_sets, values.shape[-1])
+                scores[prompts, sets.start : sets.stop] = values
     except (PrefixCacheUnsupported, InputError) as error:  # InputError: a hook that the family does not expose
-        return otherwise(), str(error)
+        return fallback(), str(error)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         text = str(error).splitlines()[0]
-        return otherwise(), f"{view.architecture} does not support single-token rows ({text})"
-    assert found is not None
-    return found, ""
+        return fallback(), f"{view.architecture} does not support single-token rows ({text})"
+    assert scores is not None
+    return scores, ""
 
 
 def score_passes(
-    view: ModelView, batch: PromptBatch, blocks: Iterable[AbstractContextManager[None]], read: Read
+    view: ModelView, batch: PromptBatch, contexts: Iterable[AbstractContextManager[None]], reduce_log_probs: Read
 ) -> Float[Tensor, "batch set n"]:
-    """Return `read` of the log-probabilities after each prompt within each block, with one full pass per block."""
-    found = []
-    for block in blocks:
-        with block:
-            found.append(read(last_log_probs(view.model, batch), torch.arange(len(batch))))
-    return torch.stack(found, dim=1)
+    """Apply `reduce_log_probs`, running one full forward pass inside each of these context managers."""
+    scores = []
+    for context in contexts:
+        with context:
+            scores.append(reduce_log_probs(last_log_probs(view.model, batch), torch.arange(len(batch))))
+    return torch.stack(scores, dim=1)
 
 
 def read_labels(batch: PromptBatch) -> Read:
@@ -236,16 +244,16 @@ def head_mask(view: ModelView, sets: Sets) -> Bool[Tensor, "set layer head"]:
     return removed
 
 
-def _read(
-    logits: Float[Tensor, "batch row d_vocab"], prompts: Sequence[int], read: Read
+def _reduce_rows(
+    logits: Float[Tensor, "batch row d_vocab"], prompts: Sequence[int], reduce_log_probs: Read
 ) -> Float[Tensor, "batch row n"]:
-    """Return `read` of the log-probabilities of several rows per prompt, computed in pieces."""
+    """Apply `reduce_log_probs` to the log-probabilities of several rows per prompt, in pieces."""
     flat, dtype = logits.flatten(0, 1), torch.promote_types(logits.dtype, torch.float32)
     step = max(1, LOG_PROB_BYTES // (4 * flat.shape[1]))
     which = torch.tensor(prompts).repeat_interleave(logits.shape[1])
     pieces = zip(flat.split(step), which.split(step), strict=True)
-    found = [read(torch.log_softmax(some.to(dtype), dim=-1), rows) for some, rows in pieces]
-    return torch.cat(found).unflatten(0, (len(logits), -1))
+    reduced = [reduce_log_probs(torch.log_softmax(piece.to(dtype), dim=-1), rows) for piece, rows in pieces]
+    return torch.cat(reduced).unflatten(0, (len(logits), -1))
 
 
 def _check_clean(view: ModelView, logits: Tensor, log_probs: Float[Tensor, "batch d_vocab"]) -> None:

@@ -30,7 +30,7 @@ Positions = Literal["all", "last"]
 
 
 class Stage(IntEnum):
-    """Stage at which an edit applies; the nesting order of blocks matters only within a stage."""
+    """Stage at which an edit applies; the nesting order of `with` blocks matters only within a stage."""
 
     inputs = 0
     scores = 1
@@ -43,31 +43,31 @@ class Stage(IntEnum):
 class AttentionState:
     """One layer's attention in one pass, for the edited heads, before z is computed."""
 
-    chosen: list[int]
+    edited_heads: list[int]
     inputs: ScoreInputs | None
     """Inputs of the attention scores; None if only patterns are edited and the model exposes its own."""
     v: Tensor
     weight: Tensor
-    """[batch chosen query] share of the position term that remains."""
+    """[batch head query] factor kept of the position term in the attention scores; 1 is unedited."""
     last: Tensor
     """[batch] index of the last real query."""
     rescored: set[int] = field(default_factory=set)
-    """Heads, by index in `chosen`, whose pattern must be recomputed."""
+    """Heads, by index in `edited_heads`, whose pattern must be recomputed."""
     pattern: Tensor | None = None
 
     def indices_of(self, heads: Sequence[int]) -> list[int]:
-        return [self.chosen.index(head) for head in heads]
+        return [self.edited_heads.index(head) for head in heads]
 
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """The edit of one block: `apply(attention, heads, layer)`, or `apply(z, heads, layer, last)` from stage z on."""
+    """The edit of a `with` block: `apply(attention, heads, layer)`, or `apply(z, heads, layer, last)` from stage z."""
 
     stage: Stage
     heads: dict[int, list[int]]
     apply: Callable[..., None]
-    only: PromptBatch | None = None
-    """Prompts that passes in the block must be over; further tokens may follow them."""
+    required_batch: PromptBatch | None = None
+    """If given, every forward pass inside the `with` block must run these prompts; extra tokens may follow each one."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Editor:
     values: dict[int, LayerValues] = field(default_factory=dict)
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> edited heads, their patterns and values, as computed in this pass."""
-    started: Any = None
+    start_handle: Any = None
     """Handle of the hook that calls `start`."""
 
     def enter(self, edit: Edit) -> None:
@@ -97,12 +97,12 @@ class Editor:
 
     def leave(self, edit: Edit) -> None:
         """Remove an edit and the hooks that no other edit needs; the order of removal is arbitrary."""
-        self.edits = [one for one in self.edits if one is not edit]
-        needed = {name for one in self.edits for name in _hook_names(self.view, one)}
+        self.edits = [active for active in self.edits if active is not edit]
+        needed = {name for active in self.edits for name in _hook_names(self.view, active)}
         for name in [name for name in self.hooked if name not in needed]:
             point, handle = self.hooked.pop(name)
             handle.hook.remove()
-            point.fwd_hooks = [one for one in point.fwd_hooks if one is not handle]
+            point.fwd_hooks = [hook for hook in point.fwd_hooks if hook is not handle]
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the inputs of a forward pass and reset the state of the previous one."""
@@ -110,8 +110,8 @@ class Editor:
             check_thread(self.view.model)
             tokens = next((x for x in (*args, *kwargs.values()) if _is_tokens(x)), None)
             for edit in self.edits:
-                if edit.only is not None and tokens is not None:
-                    _check_same_prompts(edit.only, tokens)
+                if edit.required_batch is not None and tokens is not None:
+                    _check_same_prompts(edit.required_batch, tokens)
         mask = kwargs.get("attention_mask")
         self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.values.clear()
@@ -119,11 +119,11 @@ class Editor:
 
     def last(self, batch: int, n_queries: int, device: torch.device) -> Tensor:
         """Return [batch] the index of each row's last real query."""
-        places = torch.arange(n_queries, device=device)
+        positions = torch.arange(n_queries, device=device)
         if self.key_mask is None:
-            return places[-1].expand(batch)
+            return positions[-1].expand(batch)
         mask = self.key_mask[:, -n_queries:].to(device)
-        return torch.where(mask, places, 0).max(-1).values
+        return torch.where(mask, positions, 0).max(-1).values
 
     def record(self, layer: int, name: str, value: Tensor) -> None:
         if layer not in self.values:
@@ -138,13 +138,13 @@ class Editor:
         if not after_z:
             self.record(layer, "pattern", value)
             self._attend(layer)
-        chosen, pattern, _ = self.patterns[layer]
+        edited_heads, pattern, _ = self.patterns[layer]
         if not after_z:
             value = value.clone()
         elif value.requires_grad:
             return value
         # If the pattern hook runs after z, TransformerLens ignores a returned tensor, so edit in place.
-        value[:, chosen] = pattern
+        value[:, edited_heads] = pattern
         return value
 
     def on_z(self, layer: int, z: Tensor) -> Tensor:
@@ -152,9 +152,9 @@ class Editor:
         if edits_at(self.edits, layer, ATTENTION):
             if layer not in self.patterns:
                 self._attend(layer)
-            chosen, pattern, v = self.patterns[layer]
-            mixed = "batch chosen query key, batch key chosen d_head -> batch query chosen d_head"
-            z[:, :, chosen] = einsum(pattern.to(z.dtype), v.to(z.dtype), mixed)
+            edited_heads, pattern, v = self.patterns[layer]
+            equation = "batch head query key, batch key head d_head -> batch query head d_head"
+            z[:, :, edited_heads] = einsum(pattern.to(z.dtype), v.to(z.dtype), equation)
         last = self.last(len(z), z.shape[1], z.device)
         for edit, heads in edits_at(self.edits, layer, Z):
             edit.apply(z, heads, layer, last)
@@ -176,41 +176,41 @@ LayerEdits = list[tuple[Edit, list[int]]]
 
 def edits_at(edits: Sequence[Edit], layer: int, stages: Sequence[Stage]) -> LayerEdits:
     """Return the edits of a layer at some stages."""
-    found = [(edit, edit.heads[layer]) for edit in edits if edit.stage in stages and layer in edit.heads]
-    return sorted(found, key=lambda pair: pair[0].stage)
+    pairs = [(edit, edit.heads[layer]) for edit in edits if edit.stage in stages and layer in edit.heads]
+    return sorted(pairs, key=lambda pair: pair[0].stage)
 
 
 def edited_attention(
     values: LayerValues, edits: LayerEdits, last: Int[Tensor, " batch"]
-) -> tuple[list[int], Float[Tensor, "batch chosen query key"], Float[Tensor, "batch key chosen d_head"]]:
-    """Return the heads that `edits` of stages up to the pattern edit, with their patterns and values.
+) -> tuple[list[int], Float[Tensor, "batch head query key"], Float[Tensor, "batch key head d_head"]]:
+    """Return the heads edited at the inputs, scores or pattern stage, with their edited patterns and values.
 
     `last` is the index of each prompt's last query. Without a recorded pattern, the pattern is recomputed.
     """
-    chosen = sorted({head for _, heads in edits for head in heads})
+    edited_heads = sorted({head for _, heads in edits for head in heads})
     early = [pair for pair in edits if pair[0].stage < Stage.pattern]
     own = values.seen.get("pattern")
     inputs = None
     if early or own is None:
         share = any(edit.stage == Stage.scores for edit, _ in early)
-        inputs = score_inputs(values, chosen, position_share=share)
-    v = values.heads("v", chosen)
-    weight = torch.ones(len(v), len(chosen), values.seen["q"].shape[1], device=v.device)
-    work = AttentionState(chosen, inputs, v, weight, last)
+        inputs = score_inputs(values, edited_heads, position_share=share)
+    v = values.heads("v", edited_heads)
+    weight = torch.ones(len(v), len(edited_heads), values.seen["q"].shape[1], device=v.device)
+    work = AttentionState(edited_heads, inputs, v, weight, last)
     for edit, heads in early:
         edit.apply(work, heads, values.layer)
     if work.inputs is None or (own is not None and not work.rescored):
         assert own is not None
-        pattern = own[:, chosen].clone()
+        pattern = own[:, edited_heads].clone()
     else:
-        pattern = recompute_pattern(values, work.inputs, chosen, work.weight)
+        pattern = recompute_pattern(values, work.inputs, edited_heads, work.weight)
         if own is not None:
-            kept = [place for place in range(len(chosen)) if place not in work.rescored]
-            pattern[:, kept] = own[:, [chosen[place] for place in kept]].to(pattern)
+            kept = [index for index in range(len(edited_heads)) if index not in work.rescored]
+            pattern[:, kept] = own[:, [edited_heads[index] for index in kept]].to(pattern)
     work.pattern = pattern
     for edit, heads in edits[len(early) :]:
         edit.apply(work, heads, values.layer)
-    return chosen, pattern, work.v
+    return edited_heads, pattern, work.v
 
 
 _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
@@ -218,16 +218,16 @@ _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
 
 @contextmanager
 def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
-    """Activate edits inside the block, in addition to other active ones; blocks may end in any order.
+    """Activate edits inside the `with` block, in addition to other active ones; blocks may end in any order.
 
-    Raise InputError while another thread edits the model, and for passes from another thread.
+    Raise InputError if another thread is editing the model or runs it inside the block.
     """
     with model_lock(view.model, block=True):
         editor = _EDITORS.get(view.model)
         if editor is None:
             editor = _EDITORS[view.model] = Editor(view)
             body = getattr(view.model, "original_model", view.model)
-            editor.started = body.register_forward_pre_hook(
+            editor.start_handle = body.register_forward_pre_hook(
                 lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
             )
         try:
@@ -239,7 +239,7 @@ def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
                 editor.leave(edit)
             if not editor.edits and _EDITORS.get(view.model) is editor:
                 del _EDITORS[view.model]
-                editor.started.remove()
+                editor.start_handle.remove()
 
 
 def _is_tokens(value: Any) -> bool:
@@ -250,19 +250,20 @@ def _check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
     """Raise InputError if a row of a pass does not begin with the tokens of its prompt in the batch."""
     rows, width = tokens.shape
     if len(batch) not in (1, rows) or width < batch.tokens.shape[1]:
-        return  # another shape: the edit itself reports it
+        return  # shapes differ: the edit raises its own error
     real = batch.attention_mask.bool().to(tokens.device).expand(rows, -1)
     other = ((tokens[:, : real.shape[1]] != batch.tokens.to(tokens.device)) & real).any(-1)
     if bool(other.any()):
         row = int(other.nonzero()[0])
         raise InputError(
-            f"the forward pass must be over the block's batch, got another prompt in row {row}; run the same batch"
+            "the forward pass must run the batch that the `with` block was created for; "
+            f"row {row} is a different prompt"
         )
 
 
 @contextmanager
 def edits_disabled(view: ModelView) -> Iterator[None]:
-    """Disable all edits inside the block."""
+    """Disable all edits inside the `with` block."""
     editor = _EDITORS.get(view.model)
     before = editor.edits_disabled if editor is not None else False
     try:
@@ -290,8 +291,8 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
         if editor.edits_disabled:
             return None
         if layer is None:
-            for each in {layer for edit in editor.edits if edit.stage in ATTENTION for layer in edit.heads}:
-                editor.record(each, name, value)
+            for number in {layer for edit in editor.edits if edit.stage in ATTENTION for layer in edit.heads}:
+                editor.record(number, name, value)
             return None
         if name == "pattern":
             return editor.on_pattern(layer, value)

@@ -98,12 +98,12 @@ def read_with_vectors(
         if rows:
             x[:, rows] += vectors[[cases[row - 1] for row in rows]].to(x)
 
-    def otherwise() -> Tensor:
-        blocks = (add_vector(model, vector, layer, batch) for vector, layer in zip(vectors, layers, strict=True))
-        return score_passes(view, batch, blocks, read)
+    def fallback() -> Tensor:
+        contexts = (add_vector(model, vector, layer, batch) for vector, layer in zip(vectors, layers, strict=True))
+        return score_passes(view, batch, contexts, read)
 
     edits = RowEdits(marks, edit_resid=add)
-    return score_rows(view, batch, lambda _: edits, read, otherwise, n_sets=len(layers))[0]
+    return score_rows(view, batch, lambda _: edits, read, fallback, n_sets=len(layers))[0]
 
 
 @contextmanager

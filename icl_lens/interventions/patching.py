@@ -215,8 +215,10 @@ class _Patch:
     def edits(self, by_layer: dict[int, list[int]]) -> list[Edit]:
         """Return the edits that patch some of the recorded heads."""
         stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
-        edits = [Edit(stage, by_layer, self.in_z if self.activation == "z" else self.in_attention, only=self.into)]
-        return [*edits, Edit(Stage.z, by_layer, self.restore, only=self.into)] if self.clean_z else edits
+        edits = [
+            Edit(stage, by_layer, self.in_z if self.activation == "z" else self.in_attention, required_batch=self.into)
+        ]
+        return [*edits, Edit(Stage.z, by_layer, self.restore, required_batch=self.into)] if self.clean_z else edits
 
     def _of_heads(self, kept: Kept, layer: int, indices: list[int]) -> dict[str, Tensor]:
         """Return a layer's recorded activations of some heads."""
