@@ -142,7 +142,7 @@ def _check(prompts: tuple[Prompt, ...]) -> None:
     for row, prompt in enumerate(prompts):
         if prompt.answer is None:
             raise InputError(f"prompt {row} has no answer; pass answer= to its constructor")
-        if len({one.label for one in prompt.demonstrations}) < 2:
+        if len({demo.label for demo in prompt.demonstrations}) < 2:
             raise InputError(f"prompt {row} must have demonstrations with different labels; add some")
 
 
@@ -163,14 +163,14 @@ def _shuffled(prompt: Prompt, seed: int) -> Prompt:
 
 
 def _exchanged(prompt: Prompt, seed: int) -> Prompt:
-    labels = [label for label in prompt.labels if label in {one.label for one in prompt.demonstrations}]
+    labels = [label for label in prompt.labels if label in {demo.label for demo in prompt.demonstrations}]
     following = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
-    shown = [replace(one, label=following[one.label]) for one in _shuffled(prompt, seed).demonstrations]
+    shown = [replace(demo, label=following[demo.label]) for demo in _shuffled(prompt, seed).demonstrations]
     return Prompt(shown, prompt.query, following[str(prompt.answer)], prompt.labels)
 
 
 def _ordered(prompt: Prompt, seed: int, *, last: bool) -> Prompt:
-    shown = sorted(_shuffled(prompt, seed).demonstrations, key=lambda one: (one.label == prompt.answer) == last)
+    shown = sorted(_shuffled(prompt, seed).demonstrations, key=lambda demo: (demo.label == prompt.answer) == last)
     return Prompt(shown, prompt.query, prompt.answer, prompt.labels)
 
 

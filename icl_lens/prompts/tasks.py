@@ -151,20 +151,20 @@ def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Te
         _, label_end = read.range_of(read.rendered.label_spans[0])
         lengths[text] = label_end, len(read.ids) - label_end
     counts = [Counter(lengths[text] for text in group) for group in groups]
-    best = max(sorted({*lengths.values()}), key=lambda one: min(count[one] for count in counts))
+    best = max(sorted({*lengths.values()}), key=lambda length: min(count[length] for count in counts))
     return [[text for text in group if lengths[text] == best] for group in groups]
 
 
 def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, choices: tuple[str, ...]) -> None:
     """Raise InputError for the first row whose labels or end have other positions than those of row 0."""
     batch = tokenize(model, prompts, template=template, labels=choices, shared_prefix="append")
-    places = torch.cat([batch.label_positions, batch.last[:, None]], dim=1)
-    other = (places != places[0]).any(-1)
+    positions = torch.cat([batch.label_positions, batch.last[:, None]], dim=1)
+    other = (positions != positions[0]).any(-1)
     if bool(other.any()):
         row = int(other.nonzero()[0])
         raise InputError(
             f"labels must have the same number of tokens, got {quoted_list(choices)}, which put the labels and end of "
-            f"prompt {row} at {places[row].tolist()} and of prompt 0 at {places[0].tolist()}; choose other labels"
+            f"prompt {row} at {positions[row].tolist()} and of prompt 0 at {positions[0].tolist()}; choose other labels"
         )
 
 
@@ -184,8 +184,8 @@ def _arranged(
 def _named_classes(labels: Sequence[str], classes: Iterable[str]) -> dict[str, str] | None:
     """Return the label of each class if labels are class names; None if labels are arbitrary."""
     by_name = {label.casefold(): label for label in labels}
-    found = {kind: by_name.get(kind.casefold()) for kind in classes}
-    return None if None in found.values() else {kind: str(label) for kind, label in found.items()}
+    label_of = {kind: by_name.get(kind.casefold()) for kind in classes}
+    return None if None in label_of.values() else {kind: str(label) for kind, label in label_of.items()}
 
 
 def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
