@@ -330,7 +330,10 @@ def test_what_an_exchanged_measure_showed_before_is_counted():
     finding, now = cell("label-attention", "a", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, -0.1, 0.3))
     _, also = cell("label-attention", "b", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, 0.05, 0.3))
     (said,) = [line for line in overview.sentences([(finding, [now, also])]) if "after seeing results" in line]
-    assert "[attention to the right labels](label-attention.md) (1 of 2)" in said
+    assert (
+        "[attention to the right labels](label-attention.md): before, share in located heads against share in " in said
+    )
+    assert "above the control on 1 of 2; now on 2 of 2" in said
 
 
 @pytest.mark.parametrize("finding", [find(name) for name in IDS], ids=IDS)

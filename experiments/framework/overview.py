@@ -168,21 +168,23 @@ def _removed(numbered: Numbered) -> list[str]:
 
 
 def _known_words(numbered: Numbered) -> list[str]:
-    """Where the real model goes by what the label words mean: exchanged labels leave it below chance."""
+    """Where the real model partly goes by what the label words mean: exchanged labels leave it below chance."""
     said = [
         f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f} % on {cell.task}"
         for cell in groups(_cells_of("behavior", numbered))[0]
         if (row := cell.row("exchanged")) and (random := cell.row("accuracy")) and row.quantity < CHANCE
     ]
     return [
-        f"**{REAL} mostly goes by what the label words mean** where exchanging the labels of all demonstrations lowers "
-        f"[accuracy](behavior.md) below chance: {'; '.join(said)}. The other tasks are learned from the demonstrations."
+        f"**{REAL} partly goes by what the label words mean** where [accuracy](behavior.md) falls below chance with "
+        f"the labels of all demonstrations exchanged: {'; '.join(said)}. Other tasks are learned from the "
+        "demonstrations."
     ] * bool(said)
 
 
 def _unlike_the_paper(numbered: Numbered) -> list[str]:
     """What the paper does or finds otherwise, with the numbers that show it."""
-    said = [*_orders(numbered), *_rankings(numbered), *_by_increase(numbered), *_neighbors(numbered)]
+    parts = (_orders, _rankings, _by_increase, _neighbors, _fixes)
+    said = [sentence for part in parts for sentence in part(numbered)]
     return ["**Unlike the paper**:" + "".join(f"\n  - {sentence}" for sentence in said)] * bool(said)
 
 
@@ -254,6 +256,26 @@ def _neighbors(numbered: Numbered) -> list[str]:
     ] * bool(said)
 
 
+def _fixes(numbered: Numbered) -> list[str]:
+    """What share of a bias the paper's fixes remove."""
+    said = []
+    for finding, cells in numbered:
+        for measure in (one for one in finding.measures if one.name == "removed" and one.paper):
+            real, small = (
+                [
+                    (cell, row)
+                    for cell in some
+                    if (row := cell.row("removed", "contrast")) and outcome(row) != "not applicable"
+                ]
+                for some in groups(cells)[:2]
+            )
+            found = [f"{number_text(row.quantity, measure)} % on {cell.task}" for cell, row in real]
+            found += [f"{_range(measure, small, 'quantity')} % on the small models"] * bool(small)
+            (theirs,) = measure.paper.values()
+            said.append(f"{theirs} % of the [{finding.short}]({finding.id}.md), here {', '.join(found)}")
+    return [f"its fixes remove {'; '.join(said)}"] * bool(said)
+
+
 def _cells_of(finding_id: str, numbered: Numbered) -> Sequence[Stored]:
     return next((cells for finding, cells in numbered if finding.id == finding_id), [])
 
@@ -263,12 +285,20 @@ def _post_hoc(numbered: Numbered) -> list[str]:
     changed = []
     for finding, cells in numbered:
         if finding.earlier:
-            rows = [row for cell in groups(cells)[0] if (row := cell.row(finding.earlier))]
-            above = sum(outcome(row) == "above" for row in rows)
-            changed.append(f"[{finding.short}]({finding.id}.md) ({above} of {len(rows)})")
+            before = next(measure for measure in finding.measures if measure.name == finding.earlier)
+            counts = []
+            for name in (finding.earlier, finding.main.name):
+                rows = [
+                    row for cell in groups(cells)[0] if (row := cell.row(name)) and outcome(row) != "not applicable"
+                ]
+                counts.append(f"{sum(outcome(row) == 'above' for row in rows)} of {len(rows)}")
+            changed.append(
+                f"\n  - [{finding.short}]({finding.id}.md): before, {before.quantity} against {before.control} "
+                f"({before.unit}), above the control on {counts[0]}; now on {counts[1]}"
+            )
     return [
-        "**Changed after seeing results**: the main measure or control of these findings. In parentheses: on how many "
-        f"tasks of {REAL} the earlier version is above its control. {', '.join(changed)}. Each page says why."
+        f"**Changed after seeing results**: the main measure or control of these findings, with the number of {REAL}'s "
+        "tasks on which each is above its control. The pages say why." + "".join(changed)
     ] * bool(changed)
 
 
