@@ -6,11 +6,11 @@ from icl_lens.errors import InputError
 
 
 class Head(NamedTuple):
-    """An attention head; prints as `L22H0`.
+    """An attention head; shown as `L22H0`, also in lists.
 
     Example:
-        >>> str(il.Head(22, 0)), il.Head.parse("L22H0").layer
-        ('L22H0', 22)
+        >>> [il.Head(22, 0)], il.Head.parse("L22H0").layer
+        ([L22H0], 22)
     """
 
     layer: int
@@ -18,6 +18,8 @@ class Head(NamedTuple):
 
     def __str__(self) -> str:
         return f"L{self.layer}H{self.head}"
+
+    __repr__ = __str__
 
     @classmethod
     def from_index(cls, index: int, n_heads: int) -> "Head":
