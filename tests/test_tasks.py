@@ -511,3 +511,12 @@ def test_rows_that_cannot_align_are_refused(words):
     load_task("color-fruit", **options, balanced=True)
     with pytest.raises(InputError, match=r"same number of tokens.*prompt 1"):
         load_task("color-fruit", **options, balanced=True, labels=["foo", "zzzz"])
+
+
+def test_a_seed_gives_the_prompts_that_it_has_always_given():
+    """Published numbers are of these prompts, so a change of names must not change them."""
+    stored = load_task("animal-country", n=2, layout="random", seed=3, demonstrations=4)
+    assert [str(prompt) for prompt in stored] == [
+        "elephant : bar raven : bar Chile : foo Norway : foo Lebanon : foo seal : bar owl : bar Qatar : foo Germany :",
+        "Singapore : foo Panama : foo Chile : foo hawk : bar chicken : bar cod : bar Iran : foo frog : bar calf :",
+    ]

@@ -26,6 +26,16 @@ class Draw:
     """An unused text of the first false class; None if all are used."""
 
     @property
+    def order_seed(self) -> str:
+        """What seeds the random order of the demonstrations.
+
+        Written out, so that renaming this class or its fields changes no prompt: published numbers depend on it.
+        """
+        return (
+            f"_Draw(false={self.false!r}, true={self.true!r}, query={self.query!r}, other_query={self.false_query!r})"
+        )
+
+    @property
     def classes(self) -> list[str]:
         """All classes in alphabetical order."""
         return sorted([self.true[0], *(kind for kind, _ in self.false)])

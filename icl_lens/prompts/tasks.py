@@ -175,7 +175,7 @@ def _arranged(
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
     shown = [*true, *false] if layout == "reorder" else [*false, *(true[:-1] if layout == "imbalanced" else true)]
     if layout == "random":  # with a generator seeded by the texts, so that all layouts have the same texts
-        random.Random(f"_{draw}").shuffle(shown)
+        random.Random(draw.order_seed).shuffle(shown)
     if query_class == "false":
         draw = draw.with_false_query()
     return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
