@@ -1,6 +1,7 @@
 """Data, word lists, manifests, results and chunks that are wrong: one sentence, or read as written; never a guess."""
 
 import contextlib
+import io
 import json
 
 import faults
@@ -26,76 +27,50 @@ def lines(*labels, text="text"):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def labels_as_parquet(column):
+    """Sixteen rows with these labels, as bytes of a file."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"text {i}" for i in range(16)], "label": column}), sink)
+    return sink.getvalue()
+
+
 BAD_FILES = [
-    (".jsonl", "null\nnull\n", "line 1 is not a JSON object"),
     (".jsonl", GOOD + "null\n", "line 17 is not a JSON object"),
-    (".jsonl", "1\n", "is not a JSON object"),
-    (".jsonl", '"x"\n', "is not a JSON object"),
-    (".jsonl", "[]\n[]\n", "is not a JSON object"),
-    (".jsonl", "{}\n", "has no column"),
-    (".jsonl", "{", "line 1 is not valid JSON"),
     (".jsonl", GOOD + "{\n", "line 17 is not valid JSON"),
     (".jsonl", DEEP, "as .jsonl"),
-    (".jsonl", '{"text": ' + DEEP + ', "label": "a"}', "as .jsonl"),
-    (".jsonl", "", "got 0 queries"),
     (".jsonl", "\n\n", "got 0 queries"),
-    (".jsonl", b"\xff\xfe\x00", "as .jsonl"),
     (".jsonl", b'{"text": "\xff", "label": "a"}', "as .jsonl"),
-    (".jsonl", '{"text": "x"}\n', "no column 'label'"),
     (".jsonl", GOOD + '{"text": "x"}\n', "row 17 has no column 'label'"),
     (".jsonl", GOOD + '{"text": ["x"], "label": "a"}\n', "row 17 has a list in column 'text'"),
-    (".jsonl", GOOD + '{"text": "x", "label": ["a"]}\n', "row 17 has a list in column 'label'"),
     (".jsonl", GOOD + '{"text": "x", "label": {"a": 1}}\n', "row 17 has an object in column 'label'"),
-    (".jsonl", GOOD + '{"text": {"a": 1}, "label": "a"}\n', "row 17 has an object in column 'text'"),
     (".jsonl", GOOD + '{"text": NaN, "label": "a"}\n', "row 17 has nan in column 'text'"),
-    (".jsonl", GOOD + '{"text": "x", "label": NaN}\n', "row 17 has nan in column 'label'"),
-    (".jsonl", GOOD + '{"text": "x", "label": Infinity}\n', "row 17 has inf in column 'label'"),
     (".jsonl", GOOD + '{"text": "x", "label": -Infinity}\n', "row 17 has -inf"),
     (".jsonl", GOOD + '{"text": "x \\ud800", "label": "a"}\n', "row 17 has an unpaired surrogate '\\ud800'"),
-    (".jsonl", GOOD + '{"text": "x", "label": "\\udcff"}\n', "in column 'label'; re-encode"),
-    (".json", '{"categories": {"mine": ["a\\ud800"]}}', "must contain words"),
     (".jsonl", lines(1, 2) + lines("1", text="other"), "is a number in some rows and the string '1' in others"),
-    (".jsonl", lines("1", "2") + lines(1, text="other"), "is a number in some rows"),
     (".jsonl", lines("a"), "two classes with"),
-    (".jsonl", lines(None), "got 0 queries"),
     (".jsonl", lines("", "a"), "two classes with"),
     (".csv", "", "as .csv"),
-    (".csv", "text\n", "got 0 queries"),
-    (".csv", "text,label\n", "got 0 queries"),
     (".csv", "text,text,label\nx,y,a\n", "different names"),
     (".csv", CSV + "x,y,z\n", "line 18 has 3 cells and the header 2"),
     (".csv", CSV + "x\n", "line 18 has 1 cells"),
     (".csv", CSV + '"x,a\n', "as .csv"),
-    (".csv", "txt,label\nx,a\n", "no column 'text'"),
     (".csv", b"text,label\n\xff,a\n", "as .csv"),
     (".csv", "text;label\nx;a\n", "no column 'text', 'label', only 'text;label'"),
-    (".parquet", "", "as .parquet"),
     (".parquet", "PAR1", "as .parquet"),
-    (".parquet", b"PAR1" + b"\xff" * 100 + b"PAR1", "as .parquet"),
+    (".parquet", labels_as_parquet(pa.array([b"a", b"b"] * 8)), "has bytes in column 'label'"),
+    (".parquet", labels_as_parquet(pa.array([float("nan"), 1.0] * 8)), "has nan in column 'label'"),
+    (".parquet", labels_as_parquet(pa.array([None] * 16, pa.string())), "got 0 queries"),
     (".txt", "x", "of type '.jsonl'"),
-    ("", "x", "of type '.jsonl'"),
-    (".json", "", "is not a word list"),
-    (".json", "null", "is not a word list"),
     (".json", "[]", "is not a word list"),
-    (".json", "3", "is not a word list"),
     (".json", DEEP, "is not a word list"),
     (".json", b"\xff\xfe", "is not a word list"),
     (".json", "{}", "is not a word list"),
     (".json", '{"categories": null}', "categories must be an object"),
-    (".json", '{"categories": []}', "categories must be an object"),
-    (".json", '{"categories": "x"}', "categories must be an object"),
-    (".json", '{"categories": {"mine": null}}', "'mine' must be a list"),
     (".json", '{"categories": {"mine": "abc"}}', "'mine' must be a list"),
-    (".json", '{"categories": {"mine": {"a": 1}}}', "'mine' must be a list"),
     (".json", '{"categories": {"mine": [1, 2]}}', "must contain words, got 1"),
-    (".json", '{"categories": {"mine": [null]}}', "must contain words, got None"),
-    (".json", '{"categories": {"mine": [["a"]]}}', "must contain words"),
-    (".json", '{"categories": {"mine": [""]}}', "must contain words, got ''"),
-    (".json", '{"categories": {"mine": [" "]}}', "must contain words"),
-    (".json", '{"categories": {}}', "unknown task"),
-    (".json", '{"categories": {"mine": [], "yours": []}}', "got 0;"),
+    (".json", '{"categories": {"mine": [" "]}}', "must contain words, got ' '"),
+    (".json", '{"categories": {"mine": ["a\\ud800"]}}', "must contain words"),
     (".json", '{"categories": {"mine": ["a", "b"], "yours": ["a", "b"]}}', "got 0;"),
-    (".json", '{"categories": {"mine": ["a", "b"], "yours": ["c", "c", "c", "c"]}}', "got 1;"),
 ]
 
 
@@ -109,45 +84,20 @@ def test_bad_files(tmp_path, suffix, content, words):
 
 
 @pytest.mark.parametrize(
-    ("column", "words"),
-    [
-        (pa.array([b"a", b"b"] * 8), "has bytes in column 'label'"),
-        (pa.array([["a"], ["b"]] * 8), "has a list"),
-        (pa.array([float("nan"), 1.0] * 8), "has nan in column 'label'"),
-        (pa.array([{"x": 1}] * 16), "has an object"),
-        (pa.array([None] * 16, pa.string()), "got 0 queries"),
-    ],
-)
-def test_bad_columns_of_parquet(tmp_path, column, words):
-    path = tmp_path / "data.parquet"
-    pq.write_table(pa.table({"text": [f"text {i}" for i in range(16)], "label": column}), path)
-    with pytest.raises(il.InputError) as caught:
-        load_task("mine", path=path, n=2)
-    faults.assert_sentence(str(caught.value), words)
-
-
-@pytest.mark.parametrize(
     "kinds", [("None", "NA"), ("null", "nan"), ("01", "1"), ("0", "00"), ("True", "true"), ("", "x")]
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_classes_are_read_as_written(tmp_path, kinds, suffix):
     """Nothing that looks like a missing value, or like the same number, is dropped or merged; only "" is missing."""
     rows = [(f"{i}000", kind) for i, kind in enumerate(kinds * 8)]
+    written = [json.dumps({"text": text, "label": kind}) for text, kind in rows]
     path = tmp_path / f"data{suffix}"
-    if suffix == ".csv":
-        path.write_text("text,label\n" + "".join(f"{text},{kind}\n" for text, kind in rows))
-    else:
-        path.write_text("".join(json.dumps({"text": text, "label": kind}) + "\n" for text, kind in rows))
-    read = [(row["text"], row["label"] or "") for row in read_files([path]).rows]
-    assert read == rows
-    if "" in kinds:
-        with pytest.raises(il.InputError, match="two classes with"):
-            load_task("mine", path=path, n=2)
-        return
-    shown = load_task("mine", path=path, n=8, labels=("foo", "bar"))
-    texts = {text for prompt in shown for text in (prompt.query, *(one.text for one in prompt.demonstrations))}
-    assert texts <= {text for text, _ in rows}
-    assert any(text.startswith("0") for text in texts)
+    path.write_text("\n".join(["text,label", *map(",".join, rows)] if suffix == ".csv" else written))
+    assert [(row["text"], row["label"] or "") for row in read_files([path]).rows] == rows
+    if "" not in kinds:
+        shown = load_task("mine", path=path, n=8, labels=("foo", "bar"))
+        texts = {text for prompt in shown for text in (prompt.query, *(one.text for one in prompt.demonstrations))}
+        assert texts <= {text for text, _ in rows}
 
 
 def test_the_digest_follows_the_content(tmp_path):
@@ -162,7 +112,7 @@ def test_the_digest_follows_the_content(tmp_path):
 # What a run left behind
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "3", DEEP, '"x"', b"\xff\xfe"], ids=range(7))
+@pytest.mark.parametrize("text", ["", "[]", DEEP, b"\xff\xfe"], ids=range(4))
 def test_bad_manifests(tmp_path, text):
     (tmp_path / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(il.InputError) as caught:
