@@ -32,197 +32,135 @@ def spoilt(value):
     return scores
 
 
-TEXT = [
-    (lambda: il.Prompt.parse(""), "no ' : ' separator"),
-    (lambda: il.Prompt.parse("a : b"), "has no query"),
-    (lambda: il.Prompt.parse(3), "must be a string"),
-    (lambda: il.Prompt.parse(None), "must be a string"),
-    (lambda: il.Prompt.parse(b"a : b c :"), "must be a string"),
-    (lambda: il.Prompt.parse("a : b \ud800 :"), "must be valid Unicode"),
-    (lambda: il.Demonstration("", "x"), "has an empty text"),
-    (lambda: il.Demonstration("x", " "), "has an empty label"),
-    (lambda: il.Demonstration(1, "x"), "must be a string"),
-    (lambda: il.Demonstration("x", None), "must be a string"),
-    (lambda: il.Demonstration("x", ["a"]), "must be a string"),
-    (lambda: il.Demonstration("\udcff", "x"), "must be valid Unicode"),
-    (lambda: il.Prompt([], "x"), "has no demonstration"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], ""), "has no query"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], 3), "must be a string"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], "x", answer="c"), "'c' is not one of the labels"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], "x", labels="b"), "must be a sequence"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], "x", labels=["b", "b"]), "contain a duplicate"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], "x", labels=["c"]), "not among the labels"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], "x", labels=["b", ""]), "contain an empty one"),
-    (lambda: il.Prompt([il.Demonstration("a", "b")], "x", labels=["b", 1]), "must be a string"),
-    (lambda: Template("{text}", "{text}"), "must contain {label} once"),
-    (lambda: Template("{text} {text} {label}", "{text}"), "must contain {text} once"),
-    (lambda: Template("{label} {text}", ""), "{text} before {label}"),
-    (lambda: Template("{text} : {label}", "{text}"), "cut before the label"),
-    (lambda: il.load_task("none"), "unknown task"),
-    (lambda: il.load_task("sentiment-number", n=0), "must be at least 1"),
-    (lambda: il.load_task("sentiment-number", n=10**9), "at most 1,000,000"),
-    (lambda: il.load_task("sentiment-number", layout="x"), "must be one of"),
-    (lambda: il.load_task("sentiment-number", query_class="x"), "query_class must be one of"),
-    (lambda: il.TextTask("sst2", classes="x"), "must be one of"),
-    (lambda: il.load_task("sentiment-number", demonstrations=0), "must be at least 1"),
-    (lambda: il.load_task("sentiment-number", labels="ab"), "2 different words"),
-    (lambda: il.load_task("sentiment-number", labels=["a", "a"]), "2 different words"),
-    (lambda: il.TextTask("sst2", max_words=0), "max_words must be at least 1, got 0"),
-    (lambda: il.TextTask("sst2", columns="text"), "must be two names"),
-    (lambda: il.load_task("sentiment-number", n=1.5), "n must be an integer, got 1.5"),
-    (lambda: il.load_task("sentiment-number", n="3"), "n must be an integer, got '3'"),
-    (lambda: il.load_task("sentiment-number", demonstrations=None), "demonstrations must be an integer, got None"),
-    (lambda: il.TextTask("sst2", max_words="2"), "max_words must be an integer, got '2'"),
-    (lambda: il.load_task("sentiment-number", seed=None), "seed must be an integer, got None"),
-    (lambda: il.load_task("sentiment-number", labels={"foo", "bar"}), "labels must be a sequence"),
-    (
-        lambda: il.load_task("sentiment-number", labels={"number": "foo", "sentiment": "bar"}),
-        "labels must be a sequence",
-    ),
-    (lambda: il.load_task("sentiment-number", path=3), "got 3"),
-    (lambda: il.load_task("mine", path="x" * 300 + ".csv"), "File name too long"),
-    (lambda: il.load_task(None), "must be a string"),
-    (lambda: il.Head.parse(None), "invalid head None"),
-    (lambda: il.load_model("x" * 300), "File name too long"),
-    (lambda: il.load_model("icl-mini", device="meta"), "is not supported by this PyTorch"),
-    (lambda: il.load_model("icl-mini", device="xla"), "is not supported by this PyTorch"),
-    (lambda: il.load_model("icl-mini", dtype=torch.int32), "dtype must be"),
-    (lambda: il.load_model("icl-mini", dtype="int8x"), "dtype must be one of"),
-    (lambda: il.load_model("icl-mini", device="gpu"), "invalid device"),
-    (lambda: il.load_model("icl-mini", device="cuda:99"), "is not available"),
-    (lambda: il.load_model("icl-mini", revision="x"), "no revision"),
-    (lambda: il.load_model(""), "''"),
-    (lambda: metrics.accuracy(spoilt(NAN), ANSWER), "prompt 1 is NaN"),
-    (lambda: metrics.accuracy(spoilt(INF), ANSWER), "prompt 1 is infinite"),
-    (lambda: metrics.is_correct(spoilt(NAN), ANSWER), "NaN"),
-    (lambda: metrics.is_correct(torch.full((2, 2), NAN), ANSWER), "prompt 0 is NaN"),
-    (lambda: metrics.is_correct(torch.full((2, 2), -INF), ANSWER), "infinite"),
-    (lambda: metrics.is_correct(SCORES, torch.tensor([-1, 0])), "must have an answer"),
-    (lambda: metrics.spearman(torch.tensor([1.0, NAN]), torch.tensor([1.0, 2.0])), "must not be NaN"),
-    (lambda: metrics.bootstrap_interval([1.0, NAN]), "must be finite"),
-    (lambda: metrics.bootstrap_interval([1.0]), "at least two"),
-    (lambda: metrics.bootstrap_interval([1.0, 2.0], level=2), "between 0 and 1"),
-    (lambda: metrics.bootstrap_interval([1.0, 2.0], draws=0), "at least 1"),
-    (lambda: metrics.label_log_odds(SCORES, torch.tensor([-1, 0])), "some are -1"),
-    (lambda: metrics.label_log_odds(SCORES[:, :1], torch.tensor([0, 0])), "only one label"),
-]
-MODEL = [
-    (lambda m, b, o: il.tokenize(m, []), "at least one prompt"),
-    (lambda m, b, o: il.tokenize(m, "qqzz : foo two :"), "must be in the tokenizer's vocabulary"),
-    (lambda m, b, o: il.tokenize(m, ["love : foo one :"], labels=["bar"]), "must contain every label"),
-    (lambda m, b, o: il.tokenize("icl-mini", ["love : foo one :"]), "must have a tokenizer, got str"),
-    (lambda m, b, o: il.tokenize(m, None), "got None"),
-    (lambda m, b, o: il.tokenize(m, ["love : foo one :", 3]), "got 3"),
-    (lambda m, b, o: il.tokenize(m, "love : foo one :", template="{text} : {label}"), "template must be"),
-    (lambda m, b, o: il.tokenize(m, "love : foo one :", shared_prefix="x"), "shared_prefix must be one of"),
-    (lambda m, b, o: il.tokenize(m, "love : foo one :", prepend_bos="no"), "prepend_bos must be True, False"),
-    (lambda m, b, o: il.compare(il.explain(m, "love : foo one : bar two :"), 3), "expected an explanation, got 3"),
-    (lambda m, b, o: il.tokenize_text(m, 3), "must be a string, got 3"),
-    (lambda m, b, o: il.tokenize_text(m, ["love", 3]), "must be a string, got 3"),
-    (lambda m, b, o: il.tokenize_text(m, "love \ud800"), "must be valid Unicode"),
-    (lambda m, b, o: il.tokenize_text(m, ""), "must not be empty"),
-    (lambda m, b, o: il.tokenize_text(m, []), "at least one text"),
-    (lambda m, b, o: il.tokenize_text(m, "love", targets=10**6), "10"),
-    (lambda m, b, o: il.tokenize_text(m, "love", targets=-2), "-2"),
-    (lambda m, b, o: il.tokenize_text(m, "love", positions=99), "99"),
-    (lambda m, b, o: il.PromptBatch.from_tokens([]), "at least one token"),
-    (lambda m, b, o: il.PromptBatch.from_tokens([[]]), "at least one token"),
-    (lambda m, b, o: il.PromptBatch.from_tokens([1, 2, 3]), "one list of integers per prompt"),
-    (lambda m, b, o: il.PromptBatch.from_tokens([["a"]]), "one list of integers per prompt"),
-    (lambda m, b, o: il.PromptBatch.from_tokens(None), "one list of integers per prompt"),
-    (lambda m, b, o: il.PromptBatch.from_tokens([[-1]], model=m), "token id -1 is out of range"),
-    (lambda m, b, o: il.PromptBatch.from_tokens([[10**6]], model=m), "vocabulary"),
-    (lambda m, b, o: il.top_heads(il.capture(m, b), "foo", k=1), "targets must be integer token ids, got 'foo'"),
-    (lambda m, b, o: il.top_heads(il.capture(m, b), None, k=1), "targets must be integer token ids, got None"),
-    (lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens > 0, k=1), "torch.bool"),
-    (lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens * 1j, k=1), "torch.complex64"),
-    (lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens, k="3"), "k must be an integer, got '3'"),
-    (lambda m, b, o: il.top_subheads(il.capture(m, b), b.answer_tokens, k=1.5), "k must be an integer, got 1.5"),
-    (lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens, against="bar"), "got 'bar'"),
-    (lambda m, b, o: il.capture(m, il.PromptBatch.from_tokens([[10**6]])), "tokenized for another model"),
-    (lambda m, b, o: il.last_log_probs(m, il.PromptBatch.from_tokens([[10**6]])), "tokenized for another model"),
-    (lambda m, b, o: il.capture(m, "love"), "pass il.tokenize"),
-    (lambda m, b, o: il.capture(None, b), "expected a TransformerLens model"),
-    (lambda m, b, o: il.capture("icl-mini", b), "expected a TransformerLens model"),
-    (lambda m, b, o: il.capture(o, b), "another"),
-    (lambda m, b, o: il.last_log_probs(o, b), "another"),
-    (lambda m, b, o: il.label_log_probs(o, b), "another"),
-    (lambda m, b, o: il.head_effects(o, b), "another"),
-    (lambda m, b, o: ablate_with_controls(o, b, HEADS), "another"),
-    (lambda m, b, o: enter(il.ablate_heads(o, HEADS, mode="mean", reference=b)), "reference was"),
-    (lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="z")), "source was"),
-    (lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="q")), "source was"),
-    (lambda m, b, o: enter(il.ablate_heads(m, [il.Head(99, 0)])), "L99H0"),
-    (lambda m, b, o: enter(il.ablate_heads(m, [(0, -1)])), "L0H-1"),
-    (lambda m, b, o: enter(il.ablate_heads(m, None)), "heads must be an iterable of heads, got None"),
-    (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="x")), "must be one of"),
-    (lambda m, b, o: enter(il.block_attention(m, HEADS, None)), "edges must be a boolean tensor"),
-    (lambda m, b, o: enter(il.block_attention(m, HEADS, torch.zeros(1, 9, 9))), "got (1, 9, 9) torch.float32"),
-    (lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, "x", renormalize=True)), "weights must be numbers"),
-    (
-        lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_accuracy_drop=NAN),
-        "max_accuracy_drop must be non-negative, got nan",
-    ),
-    (
-        lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_accuracy_drop=-1),
-        "max_accuracy_drop must be non-negative, got -1",
-    ),
-    (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")), "reference must be given"),
-    (lambda m, b, o: enter(il.ablate_heads(m, HEADS, reference=b)), "reference must be omitted"),
-    (lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean", reference=[])), "reference must contain"),
-    (lambda m, b, o: enter(il.ablate_heads(m, HEADS, positions="x")), "must be one of"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="x")), "must be one of"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")), "positions must be 'all'"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="z", align="x")), "must be one of"),
-    (lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="z", align="labels")), "batch must be the batch"),
-    (lambda m, b, o: enter(il.remove_position(m, HEADS, strength=NAN)), "between 0"),
-    (lambda m, b, o: enter(il.remove_position(m, HEADS, strength=2)), "between 0"),
-    (lambda m, b, o: enter(il.debias(m, b, HEADS, recency=NAN)), "between 0"),
-    (lambda m, b, o: enter(il.debias(m, b, HEADS, majority=NAN)), "must be non-negative, got nan"),
-    (lambda m, b, o: enter(il.debias(m, b, HEADS, majority=-1)), "must be non-negative, got -1"),
-    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="x"), "must be one of"),
-    (lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", strengths=[NAN]), "must be finite"),
-    (lambda m, b, o: il.choose_strength(m, HEADS, b, b[[1, 0, 2]], fix="majority"), "the same prompts"),
-    (lambda m, b, o: il.choose_strength(m, HEADS, b, b[:1], fix="majority"), "got 3 and 1"),
-    (lambda m, b, o: il.locate_heads(m, b, k=0), "between 1 and 12"),
-    (lambda m, b, o: il.locate_heads(m, b, k=13), "between 1 and 12"),
-    (lambda m, b, o: il.locate_heads(m, b, k=1, batch_size=0), "at least 1"),
-    (lambda m, b, o: il.head_effects(m, b, positions="x"), "must be one of"),
-    (lambda m, b, o: il.head_effects(m, b, method="x"), "must be one of"),
-    (lambda m, b, o: il.head_effects(m, b, pass_tokens=0), "at least 1"),
-    (lambda m, b, o: random_head_sets(ModelView.of(m), ModelView.of(m).heads(), draws=1, seed=0), "at most half"),
-    (lambda m, b, o: il.explain(m, "love : foo one :", k=0), "at least 1"),
-    (lambda m, b, o: il.explain(m, "love : foo one :", n_ablated=99), "n_ablated must be between 1 and"),
-    (lambda m, b, o: il.explain(m, "love : foo one :", answer="z"), "is not one of the labels"),
-    (lambda m, b, o: list(b.split(0)), "at least 1"),
-    (lambda m, b, o: b[[]], "must select at least one"),
-    (lambda m, b, o: b.at(99), "99"),
-]
+SHOWN = [il.Demonstration("a", "b")]
+
+MISUSE = {
+    # prompts, tasks, models, metrics
+    lambda: il.Prompt.parse(3): "must be a string, got 3",
+    lambda: il.Prompt.parse("a : b \ud800 :"): "must be valid Unicode",
+    lambda: il.Demonstration(1, "x"): "must be a string, got 1",
+    lambda: il.Demonstration("x", ["a"]): "must be a string, got ['a']",
+    lambda: il.Prompt(SHOWN, 3): "must be a string, got 3",
+    lambda: il.Prompt(SHOWN, "x", labels=["b", 1]): "must be a string, got 1",
+    lambda: il.load_task(None): "must be a string, got None",
+    lambda: il.load_task("sentiment-number", n=10**9): "at most 1,000,000",
+    lambda: il.load_task("sentiment-number", n=1.5): "n must be an integer, got 1.5",
+    lambda: il.load_task("sentiment-number", seed=None): "seed must be an integer, got None",
+    lambda: il.load_task("sentiment-number", labels={"foo", "bar"}): "labels must be a sequence",
+    lambda: il.load_task("sentiment-number", layout="x"): "layout must be one of",
+    lambda: il.load_task("sentiment-number", query_class="x"): "query_class must be one of",
+    lambda: il.load_task("sentiment-number", path=3): "got 3",
+    lambda: il.load_task("mine", path="x" * 300 + ".csv"): "File name too long",
+    lambda: il.TextTask("sst2", classes="x"): "classes must be one of",
+    lambda: il.TextTask("sst2", max_words="2"): "max_words must be an integer, got '2'",
+    lambda: il.TextTask("sst2", max_words=0): "max_words must be at least 1, got 0",
+    lambda: il.TextTask("sst2", columns="text"): "must be two names",
+    lambda: il.Head.parse(None): "invalid head None",
+    lambda: il.load_model("x" * 300): "File name too long",
+    lambda: il.load_model(""): "''",
+    lambda: il.load_model("icl-mini", device="meta"): "is not supported by this PyTorch",
+    lambda: il.load_model("icl-mini", device="gpu"): "invalid device 'gpu'",
+    lambda: il.load_model("icl-mini", device="cuda:99"): "'cuda:99' is not available",
+    lambda: il.load_model("icl-mini", dtype=torch.int32): "got 'torch.int32'",
+    lambda: il.load_model("icl-mini", dtype="x"): "dtype must be one of",
+    lambda: metrics.accuracy(spoilt(NAN), ANSWER): "prompt 1 is NaN",
+    lambda: metrics.is_correct(spoilt(INF), ANSWER): "prompt 1 is infinite",
+    lambda: metrics.is_correct(SCORES, torch.tensor([-1, 0])): "must have an answer",
+    lambda: metrics.spearman(torch.tensor([1.0, NAN]), torch.tensor([1.0, 2.0])): "must not be NaN",
+    lambda: metrics.bootstrap_interval([1.0, NAN]): "must be finite",
+    lambda: metrics.bootstrap_interval([1.0]): "at least two",
+    lambda: metrics.bootstrap_interval([1.0, 2.0], level=2): "between 0 and 1",
+    lambda: metrics.bootstrap_interval([1.0, 2.0], draws=0): "at least 1",
+    # batches: a model, its batch, and another model
+    lambda m, b, o: il.tokenize("icl-mini", ["love : foo one :"]): "must have a tokenizer, got str",
+    lambda m, b, o: il.tokenize(m, ["love : foo one :", 3]): "got 3",
+    lambda m, b, o: il.tokenize(m, "love : foo one :", template="{text} : {label}"): "template must be",
+    lambda m, b, o: il.tokenize(m, "love : foo one :", shared_prefix="x"): "shared_prefix must be one of",
+    lambda m, b, o: il.tokenize(m, "love : foo one :", prepend_bos="no"): "prepend_bos must be True, False",
+    lambda m, b, o: il.tokenize_text(m, ["love", 3]): "must be a string, got 3",
+    lambda m, b, o: il.tokenize_text(m, "love \ud800"): "must be valid Unicode",
+    lambda m, b, o: il.PromptBatch.from_tokens([]): "at least one token",
+    lambda m, b, o: il.PromptBatch.from_tokens([1, 2, 3]): "one list of integers per prompt",
+    lambda m, b, o: il.PromptBatch.from_tokens([[-1]], model=m): "token id -1 is out of range",
+    lambda m, b, o: list(b.split(0)): "at least 1",
+    lambda m, b, o: b.at(99): "99",
+    # activations and increases
+    lambda m, b, o: il.capture(m, il.PromptBatch.from_tokens([[10**6]])): "tokenized for another model",
+    lambda m, b, o: il.last_log_probs(m, il.PromptBatch.from_tokens([[10**6]])): "tokenized for another model",
+    lambda m, b, o: il.capture(m, "love"): "pass il.tokenize",
+    lambda m, b, o: il.capture(None, b): "expected a TransformerLens model, got NoneType",
+    lambda m, b, o: il.capture(o, b): "another",
+    lambda m, b, o: il.last_log_probs(o, b): "another",
+    lambda m, b, o: il.label_log_probs(o, b): "another",
+    lambda m, b, o: il.label_keys(il.capture(m, b), (0, 0), source="x"): "source must be one of",
+    lambda m, b, o: il.capture(m, b).readout.using(final_norm="x", bias=True): "final_norm must be one of",
+    lambda m, b, o: il.top_heads(il.capture(m, b), "foo", k=1): "targets must be integer token ids, got 'foo'",
+    lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens > 0, k=1): "torch.bool",
+    lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens, k="3"): "k must be an integer, got '3'",
+    lambda m, b, o: il.top_subheads(il.capture(m, b), b.answer_tokens, k=1.5): "k must be an integer, got 1.5",
+    lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens, against="bar"): "got 'bar'",
+    lambda m, b, o: il.locate_heads(m, b, k=0): "between 1 and 12",
+    lambda m, b, o: il.explain(m, "love : foo one :", k=0): "at least 1",
+    lambda m, b, o: il.explain(m, "love : foo one :", n_ablated=99): "n_ablated must be between 1 and",
+    lambda m, b, o: il.explain(m, "love : foo one :", answer="z"): "is not one of the labels",
+    lambda m, b, o: il.explain(m, "love : foo one :", k=1, n_ablated=1).to_frame("x"): "table must be one of",
+    lambda m, b, o: il.compare(il.explain(m, "love : foo one : bar two :"), 3): "expected an explanation, got 3",
+    # edits
+    lambda m, b, o: il.head_effects(o, b): "another",
+    lambda m, b, o: il.head_effects(m, b, positions="x"): "positions must be one of",
+    lambda m, b, o: il.head_effects(m, b, method="x"): "method must be one of",
+    lambda m, b, o: il.head_effects(m, b, pass_tokens=0): "at least 1",
+    lambda m, b, o: ablate_with_controls(o, b, HEADS): "another",
+    lambda m, b, o: random_head_sets(ModelView.of(m), ModelView.of(m).heads(), draws=1, seed=0): "at most half",
+    lambda m, b, o: enter(il.ablate_heads(m, [il.Head(99, 0)])): "L99H0",
+    lambda m, b, o: enter(il.ablate_heads(m, [(0, -1)])): "L0H-1",
+    lambda m, b, o: enter(il.ablate_heads(m, None)): "heads must be an iterable of heads, got None",
+    lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="x")): "mode must be one of",
+    lambda m, b, o: enter(il.ablate_heads(m, HEADS, positions="x")): "positions must be one of",
+    lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")): "reference must be given",
+    lambda m, b, o: enter(il.ablate_heads(m, HEADS, reference=b)): "reference must be omitted",
+    lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean", reference=[])): "reference must contain",
+    lambda m, b, o: enter(il.ablate_heads(o, HEADS, mode="mean", reference=b)): "reference was",
+    lambda m, b, o: enter(il.block_attention(m, HEADS, None)): "edges must be a boolean tensor",
+    lambda m, b, o: enter(il.block_attention(m, HEADS, torch.zeros(1, 9, 9))): "got (1, 9, 9) torch.float32",
+    lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, "x", renormalize=True)): "weights must be numbers",
+    lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="z")): "source was",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="x")): "activation must be one of",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")): "positions must be 'all'",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="z", align="x")): "align must be one of",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="z", align="labels")): "batch must be the batch",
+    lambda m, b, o: enter(il.remove_position(m, HEADS, strength=NAN)): "between 0",
+    lambda m, b, o: enter(il.remove_position(m, HEADS, strength=2)): "between 0",
+    lambda m, b, o: enter(il.remove_position(m, HEADS, positions="x")): "positions must be one of",
+    lambda m, b, o: enter(il.debias(m, b, HEADS, recency=NAN)): "between 0",
+    lambda m, b, o: enter(il.debias(m, b, HEADS, majority=-1)): "must be non-negative, got -1",
+    lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="x"): "fix must be one of",
+    lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", strengths=[NAN]): "must be finite",
+    lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_accuracy_drop=-1): "non-negative, got -1",
+    lambda m, b, o: il.choose_strength(m, HEADS, b, b[[1, 0, 2]], fix="majority"): "the same prompts",
+    lambda m, b, o: il.choose_strength(m, HEADS, b, b[:1], fix="majority"): "got 3 and 1",
+}
 
 
-@pytest.mark.parametrize(("misuse", "words"), TEXT, ids=range(len(TEXT)))
-def test_without_a_model(no_type_checks, misuse, words):
+@pytest.mark.parametrize(("misuse", "words"), MISUSE.items(), ids=range(len(MISUSE)))
+def test_misuse_is_refused_in_one_sentence(no_type_checks, gpt2, gpt2_batch, icl_mini, misuse, words):
     with pytest.raises(il.InputError) as caught:
-        misuse()
-    faults.assert_sentence(str(caught.value), words)
-
-
-@pytest.mark.parametrize(("misuse", "words"), MODEL, ids=range(len(MODEL)))
-def test_with_a_model(no_type_checks, gpt2, gpt2_batch, icl_mini, misuse, words):
-    with pytest.raises(il.InputError) as caught:
-        misuse(gpt2, gpt2_batch, icl_mini)
+        misuse(*(gpt2, gpt2_batch, icl_mini)[: misuse.__code__.co_argcount])
     faults.assert_sentence(str(caught.value), words)
 
 
 # Edits
 
 
-def test_blocks_end_in_any_order(gpt2, gpt2_batch):
+@pytest.mark.parametrize(
+    ("edit", "heads"), [(il.ablate_heads, HEADS), (il.remove_position, [(0, 3), (0, 1)])], ids=["hooks apart", "shared"]
+)
+def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
     """The second block's edit stays when the first one ends before it, and nothing is left when both have ended."""
     plain = il.last_log_probs(gpt2, gpt2_batch)
-    with il.ablate_heads(gpt2, [HEADS[1]]):
+    first, second = (edit(gpt2, [head]) for head in heads)
+    with edit(gpt2, heads[1:]):
         second_only = il.last_log_probs(gpt2, gpt2_batch)
-    first, second = il.ablate_heads(gpt2, [HEADS[0]]), il.ablate_heads(gpt2, [HEADS[1]])
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -233,33 +171,17 @@ def test_blocks_end_in_any_order(gpt2, gpt2_batch):
     assert not any(len(point.fwd_hooks) for point in gpt2.hook_dict.values())
 
 
-def test_blocks_of_the_same_hooks_end_in_any_order(gpt2, gpt2_batch):
-    with il.remove_position(gpt2, [HEADS[0]]):
-        wanted = il.last_log_probs(gpt2, gpt2_batch)
-    first, second = il.remove_position(gpt2, [il.Head(0, 3)]), il.remove_position(gpt2, [HEADS[0]])
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert torch.equal(il.last_log_probs(gpt2, gpt2_batch), wanted)
-    second.__exit__(None, None, None)
-
-
-def test_another_batch_of_the_same_shape_is_refused(gpt2):
-    one, other = (il.tokenize(gpt2, f"{word} : foo one : bar two :") for word in ("love", "hate"))
-    with il.scale_label_attention(gpt2, HEADS, one, [[0.5, 1.0]], renormalize=True):
-        il.last_log_probs(gpt2, one)
-        with pytest.raises(il.InputError, match="row 0 is a different prompt"):
+@pytest.mark.parametrize(
+    ("passed", "words"),
+    [("hate : foo one : bar two three", "row 0 is a different prompt"), ("love : foo one : bar two", "at least")],
+)
+def test_another_batch_is_refused_inside_a_block_of_a_batch(gpt2, passed, words):
+    """In a shorter one, labels would be looked for among other tokens."""
+    edited, other = (il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed))
+    with il.scale_label_attention(gpt2, HEADS, edited, [[0.5, 1.0]], renormalize=True):
+        il.last_log_probs(gpt2, edited)
+        with pytest.raises(il.InputError, match=words):
             il.last_log_probs(gpt2, other)
-
-
-def test_a_pass_that_is_shorter_than_the_batch_is_refused(gpt2):
-    """Its labels would be looked for among other tokens."""
-    longer, shorter = (il.tokenize(gpt2, f"love : foo one : bar {words} :") for words in ("two three", "two"))
-    with (
-        il.scale_label_attention(gpt2, HEADS, longer, [[0.5, 1.0]], renormalize=True),
-        pytest.raises(il.InputError, match="the forward pass must have at least"),
-    ):
-        il.last_log_probs(gpt2, shorter)
 
 
 def test_targets_of_any_whole_number(gpt2, gpt2_batch):
