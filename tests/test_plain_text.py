@@ -8,8 +8,7 @@ import families
 import pytest
 import reference_hf
 import torch
-from test_tokens import model_of
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from small_tokenizers import model_of, tokenizer_of
 from tolerance import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -17,36 +16,13 @@ import icl_lens as il
 from icl_lens.prompts.token_ids import check_no_padding
 
 IOI = "When Mary and John went to the store, John gave a drink to"
-WORDS = IOI.replace(",", "").split()
-
-
-def trained(kind):
-    """A byte-level (GPT-2) or metaspace (Llama) tokenizer to which IOI's words are tokens."""
-    corpus = [form for word in WORDS for form in [word, f"{word} {word}"] * 10] + ["Mary Mary", "John John"] * 10
-    if kind == "byte":
-        raw = Tokenizer(models.BPE())
-        raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        raw.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        special = ["<|endoftext|>"]
-        raw.train_from_iterator(
-            corpus,
-            trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
-        )
-        return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token=special[0], eos_token=special[0])
-    raw = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    raw.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=450, special_tokens=special, show_progress=False))
-    raw.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+WORDS = IOI.replace(",", "")
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama_gqa"])
 def pair(request, tmp_path_factory):
     """(TransformerLens model, Hugging Face twin) with a tokenizer that knows the words of IOI."""
-    tokenizer = trained("byte" if request.param == "gpt2" else "metaspace")
+    tokenizer = tokenizer_of("byte" if request.param == "gpt2" else "metaspace", WORDS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "VOCAB_SIZE", len(tokenizer))
         folder = tmp_path_factory.mktemp(request.param)

@@ -1,22 +1,18 @@
 """Word and sentence tasks: which texts end up where, and what is refused. No network."""
 
 import json
-import re
 import socket
 from collections import Counter
 from importlib.resources import files
 from itertools import pairwise
-from types import SimpleNamespace
 
 import datasets
 import pytest
-from test_tokens import model_of as spelling_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from small_tokenizers import model_of
 
 from icl_lens.errors import InputError
 from icl_lens.prompts import tasks, text_task
-from icl_lens.prompts.datasets import DATASETS, RawTable
+from icl_lens.prompts.datasets import RawTable
 from icl_lens.prompts.prompt import Template
 from icl_lens.prompts.tasks import load_task
 from icl_lens.prompts.text_task import TextTask
@@ -51,6 +47,30 @@ def words(tmp_path):
     return path
 
 
+KINDS = ["ABBR", "DESC", "NUM"]
+
+
+def rows_of(split, kinds=KINDS, each=6):
+    return [{"text": f"{split} {kind} text {i}", "label": kind} for i in range(each) for kind in kinds]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "train.jsonl", rows_of("train"))
+    write(tmp_path / "test.jsonl", rows_of("test"))
+    return tmp_path
+
+
+def kind_of(text):
+    """The class of a sentence, or the category of a word."""
+    return text.split()[1] if " " in text else next(name for name, words in CATEGORIES.items() if text in words)
+
+
 def shown(prompt, label):
     return [demonstration.text for demonstration in prompt.demonstrations if demonstration.label == label]
 
@@ -75,33 +95,49 @@ def test_the_papers_word_tasks(name):
     assert len({prompt.query for prompt in prompts}) == len(set(words[true]) - set(words[false]))
 
 
-def test_the_layouts_show_the_same_words(words):
-    order, reorder, imbalanced = (
-        load_task("color-fruit", path=words, n=50, demonstrations=3, layout=layout)
-        for layout in ("order", "reorder", "imbalanced")
-    )
+@pytest.fixture(params=["words", "sentences", "sentences of all classes"])
+def task(request, words, folder):
+    """Loads a task of each kind with the same options."""
+    classes = "all" if "all" in request.param else "binary"
+    source = TextTask("trec", folder, classes=classes)
+    where = {"task": "color-fruit", "path": words} if request.param == "words" else {"task": source}
+    return lambda **options: load_task(**where, **options)
+
+
+def test_layouts_show_the_same_texts_in_another_order(task):
+    order, reorder, imbalanced = (task(n=50, layout=layout) for layout in ("order", "reorder", "imbalanced"))
     for one, two, three in zip(order, reorder, imbalanced, strict=True):
-        false, true = one.demonstrations[:3], one.demonstrations[3:]
-        assert {d.label for d in false} == {"bar"}
-        assert {d.label for d in true} == {"foo"}
+        false, true = one.demonstrations[:-2], one.demonstrations[-2:]
+        assert {d.label for d in true} == {one.answer}
+        assert one.answer not in {d.label for d in false}
         assert two.demonstrations == true + false
         assert three.demonstrations == false + true[:-1]
         assert one.query == two.query == three.query
-        assert one.answer == two.answer == three.answer == "foo"
+        assert one.answer == two.answer == three.answer
 
 
-def test_the_same_words_asked_about_the_other_class(words):
-    one, other = (load_task("color-fruit", path=words, n=50, query_class=asked) for asked in ("true", "false"))
+def test_the_same_texts_asked_about_the_other_class(task):
+    """The query is an unseen text of the false class that stands first, and that class's label answers it."""
+    one, other = (task(n=60, query_class=asked) for asked in ("true", "false"))
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
-        assert right.query in set(CATEGORIES["color"]) - {"orange", *shown(right, "bar")}
-        assert (left.answer, right.answer) == ("foo", "bar")
-    assert len({prompt.query for prompt in other}) == 4
-    with pytest.raises(InputError, match="no unused text"):
-        load_task("pair-fruit", path=words, n=1, query_class="false")
+        assert right.answer == right.demonstrations[0].label != left.answer
+        first = right.demonstrations[0].text
+        assert kind_of(right.query) == kind_of(first) != kind_of(left.query)
+        assert right.query not in {d.text for d in right.demonstrations}
+    assert len({prompt.query for prompt in other}) > 3
 
 
-def test_balanced_labels(words):
+def test_seeds_give_the_same_prompts(task):
+    one, two, other = (task(n=30, seed=seed) for seed in (1, 1, 2))
+    assert one == two
+    assert one != other
+    assert task(n=10, seed=1) == one[:10]
+    # A few queries are drawn from all, not the first ones.
+    assert len({frozenset(prompt.query for prompt in task(n=4, seed=seed)) for seed in range(5)}) > 1
+
+
+def test_balanced_labels_are_swapped_in_every_second_prompt(words):
     plain, swapped, balanced = (
         load_task("color-fruit", path=words, n=20, **more)
         for more in ({}, {"labels": ("bar", "foo")}, {"balanced": True})
@@ -110,29 +146,12 @@ def test_balanced_labels(words):
     for ours, theirs in zip(balanced[1::2], swapped[1::2], strict=True):
         assert (ours.demonstrations, ours.query, ours.answer) == (theirs.demonstrations, theirs.query, "bar")
         assert ours.labels == ("foo", "bar")
-
-
-def test_labels_are_exchangeable(words):
-    one = load_task("color-fruit", path=words, n=20)
-    two = load_task("color-fruit", path=words, n=20, labels=["bar", "foo"])
     swap = {"foo": "bar", "bar": "foo"}
-    for left, right in zip(one, two, strict=True):
+    for left, right in zip(plain, swapped, strict=True):
         assert [(d.text, swap[d.label]) for d in left.demonstrations] == [
             (d.text, d.label) for d in right.demonstrations
         ]
         assert (left.query, right.answer, right.labels) == (right.query, "bar", ("bar", "foo"))
-
-
-def test_seeds(words):
-    one, two, other = (load_task("color-fruit", path=words, n=30, seed=seed) for seed in (1, 1, 2))
-    assert one == two
-    assert one != other
-    assert load_task("color-fruit", path=words, n=10, seed=1) == one[:10]
-
-
-def test_words_of_both_categories_are_left_out(words):
-    for prompt in load_task("color-fruit", path=words, n=200):
-        assert "orange" not in str(prompt)
 
 
 def test_prompts_differ_as_long_as_the_words_allow(words):
@@ -153,13 +172,14 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
         ({"task": "fruit-fruit"}, "unknown task 'fruit-fruit'"),
         ({"task": "color-pair"}, "'pair' must have at least 3 words .*got 2"),
         ({"task": "pair-color", "demonstrations": 3}, "'pair' must have at least 3 words .*got 2"),
-        ({"layout": "shuffled"}, "layout must be one of 'order', 'reorder', 'imbalanced', 'random', got 'shuffled'"),
+        ({"task": "pair-fruit", "query_class": "false"}, "no unused text"),
+        ({"task": "sst3", "path": None}, r"unknown task 'sst3'; choose a sentence dataset \(sst2, trec, agnews"),
+        ({"path": "nowhere.json"}, "no word list"),
         ({"n": 0}, "at least 1"),
         ({"demonstrations": 0}, "at least 1"),
         ({"layout": "imbalanced", "demonstrations": 1}, "at least 2"),
         ({"labels": ["foo"]}, "must be 2 different words"),
         ({"labels": ["foo", "foo"]}, "must be 2 different words"),
-        ({"labels": ["foo", "bar", "baz"]}, "must be 2 different words"),
         ({"labels": "fo"}, "must be 2 different words"),
     ],
 )
@@ -169,49 +189,12 @@ def test_word_tasks_that_cannot_be(words, arguments, complaint):
         load_task(**{"task": "color-fruit", "path": words, "n": 5} | arguments)
 
 
-def test_names_that_are_no_task():
-    with pytest.raises(InputError, match="unknown task 'sst3'; choose a sentence dataset \\(sst2, trec, agnews"):
-        load_task("sst3")
-    with pytest.raises(InputError, match="no word list"):
-        load_task("color-fruit", path="nowhere.json")
-
-
-@pytest.mark.parametrize("text", ["not json", "[]", '{"words": {}}'])
-def test_files_that_are_no_word_list(tmp_path, text):
-    path = tmp_path / "list.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=r"is not a word list .*'\.jsonl', '\.csv', '\.parquet'"):
-        load_task("color-fruit", path=path)
-
-
 def test_the_default_labels_are_words_of_the_bundled_models():
     bundled = json.loads((files("icl_lens") / "bundled" / "words.json").read_text())["labels"]
     assert set(tasks._LABELS) <= set(bundled)
 
 
 # Sentences
-
-KINDS = ["ABBR", "DESC", "NUM"]
-
-
-def rows_of(split, kinds=KINDS, each=6):
-    return [{"text": f"{split} {kind} text {i}", "label": kind} for i in range(each) for kind in kinds]
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.fixture
-def folder(tmp_path):
-    write(tmp_path / "train.jsonl", rows_of("train"))
-    write(tmp_path / "test.jsonl", rows_of("test"))
-    return tmp_path
-
-
-def kind_of(text):
-    return text.split()[1]
 
 
 def test_two_classes_a_prompt(folder):
@@ -232,35 +215,6 @@ def test_two_classes_a_prompt(folder):
     assert len(pairs) == 6
 
 
-def test_layouts_and_seeds_of_sentences(folder):
-    order, reorder, imbalanced, again = (
-        load_task("trec", path=folder, n=40, seed=3, layout=layout)
-        for layout in ("order", "reorder", "imbalanced", "order")
-    )
-    assert order == again
-    # A few queries are drawn from all, not the first of the file.
-    few = {frozenset(prompt.query for prompt in load_task("trec", path=folder, n=4, seed=seed)) for seed in range(5)}
-    assert len(few) == 5
-    for one, two, three in zip(order, reorder, imbalanced, strict=True):
-        assert two.demonstrations == one.demonstrations[2:] + one.demonstrations[:2]
-        assert three.demonstrations == one.demonstrations[:3]
-        assert one.query == two.query == three.query
-
-
-@pytest.mark.parametrize("classes", ["binary", "all"])
-def test_the_same_sentences_asked_about_the_other_class(folder, classes):
-    """The query is an unseen text of the false class that stands first, and that class's label answers it."""
-    one, other = (
-        load_task(TextTask("trec", folder, classes=classes), n=60, query_class=asked) for asked in ("true", "false")
-    )
-    for left, right in zip(one, other, strict=True):
-        assert left.demonstrations == right.demonstrations
-        assert right.query.startswith("test ")
-        assert kind_of(right.query) == kind_of(right.demonstrations[0].text) != kind_of(left.query)
-        assert right.answer == right.demonstrations[0].label != left.answer
-    assert len({prompt.query for prompt in other}) > 10
-
-
 def test_all_classes(folder):
     """A label belongs to the same class in every prompt; the true class stands next to the query."""
     prompts = load_task(TextTask("trec", folder, classes="all"), n=60)
@@ -277,14 +231,6 @@ def test_all_classes(folder):
     assert len(first) == 6
     named = load_task(TextTask("trec", folder, classes="all"), n=5, labels=["a", "b", "c"])
     assert named[0].labels == ("a", "b", "c")
-    with pytest.raises(InputError, match="must be 3 different words"):
-        load_task(TextTask("trec", folder, classes="all"), labels=["foo", "bar"])
-
-
-def test_more_classes_than_label_words(tmp_path):
-    rows = rows_of("one", [f"K{i}" for i in range(20)], each=4)
-    with pytest.raises(InputError, match=r"20 classes .*14 defaults"):
-        load_task(TextTask("many", write(tmp_path / "rows.jsonl", rows), classes="all"))
 
 
 def test_one_file_is_cut_in_two(tmp_path):
@@ -385,24 +331,18 @@ def test_shards(tmp_path):
     assert {kind_of(d.text) for d in prompts[0].demonstrations} == set(KINDS)
 
 
-def test_files_that_cannot_be_used(folder, tmp_path):
-    def refused(complaint, **arguments):
+def test_sentences_that_cannot_be_used(folder, tmp_path):
+    def refused(complaint, labels=None, **arguments):
         with pytest.raises(InputError, match=complaint):
-            load_task(TextTask("mine", **{"path": folder} | arguments), n=5)
+            load_task(TextTask("mine", **{"path": folder} | arguments), n=5, labels=labels)
 
     refused("split 'dev' of 'mine', such as 'dev.jsonl', got 'test.jsonl', 'train.jsonl'", split="dev")
     refused("no file .*nowhere", path=tmp_path / "nowhere")
-    text = tmp_path / "rows.txt"
-    text.write_text("x")
-    refused("of type '.jsonl', '.csv', '.parquet'", path=text)
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"text": "a"}\nnot json\n')
-    refused("cannot read .* as .jsonl: .*JSON", path=broken)
-    refused("at least one query and two classes", path=write(tmp_path / "one.jsonl", rows_of("x", ["A"])))
-    refused(
-        "with 2 demonstration texts each, .*1 of class 'DESC'", path=write(tmp_path / "few.jsonl", rows_of("x", each=2))
-    )
+    refused("2 demonstration texts each, .*1 of class 'DESC'", path=write(tmp_path / "few.jsonl", rows_of("x", each=2)))
     refused("got 0 queries", max_words=1)
+    refused("must be 3 different words", classes="all", labels=["foo", "bar"])
+    many = write(tmp_path / "many.jsonl", rows_of("one", [f"K{i}" for i in range(20)], each=4))
+    refused("20 classes .*14 defaults", path=many, classes="all")
     write(folder / "test.jsonl", [*rows_of("test"), {"text": "a new class", "label": "LOC"}])
     refused("0 of class 'LOC'")
 
@@ -410,8 +350,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
 # The Hub; tests/test_hub.py has more
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_datasets_of_the_hub_are_read_like_files(name, monkeypatch):
+def test_datasets_of_the_hub_are_read_like_files(monkeypatch):
     """Of both splits at once; numbers of classes get their names, and -1 stands for a label kept secret."""
     asked = []
 
@@ -421,50 +360,14 @@ def test_datasets_of_the_hub_are_read_like_files(name, monkeypatch):
         return {split: RawTable(rows[split], {"l": ("bad", "good")}) for split in splits}, ("t", "l")
 
     monkeypatch.setattr(text_task, "load_hub_splits", from_hub)
-    prompts = load_task(TextTask(name, columns=("un", "used"), classes="all"), n=10, labels=("bad", "good"))
+    prompts = load_task(TextTask("sst2", columns=("un", "used"), classes="all"), n=10, labels=("bad", "good"))
     for prompt in prompts:
         assert prompt.query.startswith("test ")
-        assert all(d.text.startswith("train ") for d in prompt.demonstrations)
         for demonstration in prompt.demonstrations:
-            assert int(demonstration.text.split()[1]) % 3 == {"bad": 1, "good": 2}[demonstration.label]
-    assert asked == [(name, ("train", "test"))]
-
-
-# Prompts of real size, through a tokenizer
-
-
-def test_sentences_of_every_length_through_a_byte_level_tokenizer(tmp_path):
-    """Positions of 200 prompts of up to some hundred tokens, checked by decoding what lies before them."""
-    sentences = re.split(r"(?<=[.;])\s+", " ".join((tasks.__doc__, load_task.__doc__, datasets.__doc__ or "")))
-    rows = [
-        {
-            "text": f"{' '.join(sentences[i % len(sentences) : i % len(sentences) + 1 + i % 7])} : foo {i}",
-            "label": i % 3,
-        }
-        for i in range(300)
-    ]
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    raw.train_from_iterator([*(row["text"] for row in rows), *["a foo bar baz"] * 1000], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
-    model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=4096))
-    path = write(tmp_path / "rows.jsonl", rows)
-    for classes in ("binary", "all"):
-        prompts = load_task(TextTask("mine", path, classes=classes), n=200)
-        batch = tokenize(model, prompts)
-        assert batch.tokens.shape[1] > 400
-        for row, prompt in enumerate(prompts):
-            ids = batch.tokens[row].tolist()
-            before = ""
-            for demo, demonstration in enumerate(prompt.demonstrations):
-                before += f"{demonstration.text} : {demonstration.label}"
-                assert tokenizer.decode(ids[: batch.label_positions[row, demo] + 1]) == before
-                before += " "
-            assert tokenizer.decode(ids[: batch.last[row] + 1]) == f"{before}{prompt.query} :"
+            split, number = demonstration.text.split()
+            assert split == "train"
+            assert int(number) % 3 == {"bad": 1, "good": 2}[demonstration.label]
+    assert asked == [("sst2", ("train", "test"))]
 
 
 # Rows that align
@@ -479,7 +382,7 @@ def layouts(prompts, model, template):
 @pytest.mark.parametrize("options", [{}, {"balanced": True}, {"layout": "imbalanced"}])
 def test_rows_of_one_length_align(tmp_path, options, prefix):
     """A tokenizer to which most words are as many tokens as letters."""
-    model, template = spelling_model("byte"), Template(prefix=prefix)
+    model, template = model_of("byte"), Template(prefix=prefix)
     four = {"color": ["blue", "pink", "gold", "gray"], "fruit": ["pear", "plum", "lime", "kiwi", "date"]}
     others = {"color": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
     path = tmp_path / "words.json"
@@ -496,7 +399,7 @@ def test_rows_of_one_length_align(tmp_path, options, prefix):
 
 @pytest.mark.parametrize("classes", ["binary", "all"])
 def test_sentences_of_one_length_align(tmp_path, classes):
-    model = spelling_model("word")
+    model = model_of("word")
     texts = ["one", "two", "love like", "happy sad", "nine three", "eight one", "one two", "the one two"]
     rows = [{"text": f"{word} {text}", "label": kind} for kind, word in (("p", "love"), ("q", "sad")) for text in texts]
     path = write(tmp_path / "rows.jsonl", rows)
@@ -507,7 +410,7 @@ def test_sentences_of_one_length_align(tmp_path, classes):
 
 
 def test_rows_that_cannot_align_are_refused(words):
-    options = {"path": words, "demonstrations": 1, "n": 4, "same_length_for": spelling_model("byte")}
+    options = {"path": words, "demonstrations": 1, "n": 4, "same_length_for": model_of("byte")}
     load_task("color-fruit", **options, balanced=True)
     with pytest.raises(InputError, match=r"same number of tokens.*prompt 1"):
         load_task("color-fruit", **options, balanced=True, labels=["foo", "zzzz"])
