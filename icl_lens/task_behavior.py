@@ -1,7 +1,7 @@
 """What a model does on a task: learn from the demonstrations, know the labels, copy the last label, prefer a label."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,36 +12,47 @@ from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError
-from icl_lens.metrics import Interval, bootstrap_interval
+from icl_lens.metrics import Interval, bootstrap_interval, recent_label
+from icl_lens.progress import Progress, reported
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt, Template, as_prompts
+from icl_lens.prompts.tasks import load_task
+from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.tokenize import tokenize
 
 Arrangement = Literal["random", "exchanged", "order", "reorder"]
 Behavior = Literal["learns", "knows", "copies", "prefers"]
 
+N_PROMPTS = 60
 MIN_PROMPTS = 20
+# The four effects are tested together: 95 % confidence that none is found by chance (Bonferroni).
+EFFECT_LEVEL = 1 - 0.05 / 4
 _DEFAULT_TEMPLATE = Template()
-_PROMPTS_AT_ONCE = 16
+# Tokens per forward pass.
+_PASS_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """What a model does on prompts of a task; made by `task_check`.
+    """What a model does on prompts of a task; made by `task_check`. Printed, it is one sentence.
 
-    `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, by arrangement.
-    With two labels, each the answer equally often, each effect is 1 for a model that shows only this behavior, and 0
-    for one that shows only one of the others:
+    `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, by arrangement,
+    with its 95 % interval; `last_label` and `one_label` are the accuracy in random order of always saying the last
+    label, and always `favorite`, the model's most frequent label. With two labels, each the answer equally often, each
+    effect is 1 for a model that shows only this behavior, and 0 for one that shows only one of the others:
 
     - `learns`: the model's label follows the demonstrations when their labels are exchanged. With two labels, this is
       accuracy in random order + accuracy with exchanged labels − 1.
     - `knows`: accuracy in random order − accuracy with exchanged labels.
     - `copies`: accuracy with the answer's class last − accuracy with it first.
-    - `prefers`: the share of prompts on which the model says `favorite` (its most frequent label), minus the share
-      whose answer is `favorite`; summed over random order and exchanged labels.
+    - `prefers`: the share of prompts on which the model says `favorite`, minus the share whose answer is `favorite`;
+      summed over random order and exchanged labels.
+
+    The intervals of the four effects hold jointly with 95 % confidence (each has 98.75 %). All intervals resample
+    queries, since prompts with the same query are not independent.
 
     Example:
-        >>> check = il.task_check(model, il.load_task("animal-country", layout="random", n=40))
+        >>> check = il.task_check(model, "animal-country", n=40)
         >>> check.behaviors
         ('learns',)
         >>> round(check.accuracy["exchanged"].value, 2)
@@ -52,65 +63,111 @@ class TaskCheck:
     accuracy: dict[Arrangement, Interval]
     effects: dict[Behavior, Interval]
     favorite: str
+    last_label: float
+    one_label: float
 
     @property
     def behaviors(self) -> tuple[Behavior, ...]:
-        """The effects whose 95 % interval is above zero, largest first."""
+        """The effects whose interval is above zero, largest first."""
         names: list[Behavior] = [name for name, effect in self.effects.items() if effect.low > 0]
         names.sort(key=lambda name: -self.effects[name].value)
         return tuple(names)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per accuracy and effect: value, low, high."""
-        rows = {f"accuracy, {name}": share for name, share in self.accuracy.items()} | self.effects
-        return pd.concat({name: interval.to_frame() for name, interval in rows.items()}, names=["measure"]).droplevel(1)
+        """Return one row per accuracy, baseline (without interval) and effect: value, low, high."""
+        rows = {f"accuracy, {name}": share for name, share in self.accuracy.items()}
+        baselines = {"last label": self.last_label, "one label": self.one_label}
+        rows |= {f"baseline, {name}": Interval(share, float("nan"), float("nan")) for name, share in baselines.items()}
+        frames = {name: interval.to_frame() for name, interval in (rows | self.effects).items()}
+        return pd.concat(frames, names=["measure"]).droplevel(1)
 
     def __str__(self) -> str:
-        """Return one sentence: what the model does, and the accuracies that show it."""
-        words = {
+        """Return one sentence: what the model does, and the accuracies that show it, next to baselines."""
+        verbs = {
             "learns": "learns from the demonstrations",
             "knows": "knows the label words",
             "copies": "copies the last label",
             "prefers": f"prefers {self.favorite!r}",
         }
-        what = " and ".join(words[name] for name in self.behaviors)
-        what = what or "cannot do the task, as far as these prompts show"
+        # Learning and knowing add up to doing the task: accuracy in random order is (1 + learns + knows) / 2.
+        task = [name for name in self.behaviors if name in ("learns", "knows")]
+        groups = [task, *([name] for name in self.behaviors if name not in task)]
+        groups.sort(key=lambda names: -sum(self.effects[name].value for name in names))
+        main, *rest = [[verbs[name] for name in names] for names in groups if names] or [[]]
+        what = " and ".join(main) or "cannot do the task, as far as these prompts show"
+        if rest:
+            what += f", and to a lesser degree {' and '.join(name for names in rest for name in names)}"
+        if main and not task:
+            what += ", with no clear sign that it does the task"
         right, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
         return (
             f"The model {what}: {right.value:.0%} correct in random order ({right.low:.0%}–{right.high:.0%}, "
-            f"{self.n_prompts} prompts), {exchanged.value:.0%} with labels exchanged, {order.value:.0%} with the "
-            f"answer's class last and {reorder.value:.0%} with it first."
+            f"{self.n_prompts} prompts; always the last label {self.last_label:.0%}, always {self.favorite!r} "
+            f"{self.one_label:.0%}), {exchanged.value:.0%} with labels exchanged, {order.value:.0%} with the answer's "
+            f"class last (copying 100%) and {reorder.value:.0%} with it first (copying 0%)."
         )
 
 
 def task_check(
-    model: Any, prompts: Sequence[Prompt], *, template: Template = _DEFAULT_TEMPLATE, seed: int = 0
+    model: Any,
+    task: str | TextTask | Sequence[Prompt],
+    *,
+    n: int | None = None,
+    template: Template = _DEFAULT_TEMPLATE,
+    prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
+    seed: int = 0,
+    progress: Progress | bool | None = None,
 ) -> TaskCheck:
     """Return whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
+    `task` is the name of a task, a `TextTask`, or prompts. Of a named task, `n` prompts (default: 60) are drawn by
+    `il.load_task(task, layout="random")`: queries of both classes, each label the answer equally often. Prompts of your
+    own should be balanced in the same way: where all answers are "foo", a model that prefers "foo" is always right.
+
     Every prompt is shown in four arrangements: demonstrations in random order; in the same order with labels exchanged,
     so that every demonstration and the answer have the next label; and with the demonstrations of the answer's label
-    last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose 95 % bootstrap interval over
-    prompts is above zero. Use prompts whose answers are balanced, such as those of
-    `il.load_task(name, layout="random")`: where all answers are "foo", a model that prefers "foo" is always right.
+    last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is above zero.
+    `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a progress bar.
 
     Costs four forward passes per prompt. Raises InputError for fewer than 20 prompts, prompts without an answer, and
     prompts whose demonstrations all have the same label.
 
     Example:
-        >>> prompts = il.load_task("animal-country", layout="random", n=40)
-        >>> il.task_check(model, prompts).behaviors
+        >>> il.task_check(model, "animal-country", n=40).behaviors
         ('learns',)
+        >>> prompts = il.load_task("animal-country", layout="random", n=40, labels=["yes", "no"])
+        >>> il.task_check(model, prompts).favorite in ("yes", "no")
+        True
     """
-    prompts = as_prompts(prompts)
+    if isinstance(task, str | TextTask):
+        prompts = tuple(load_task(task, n=N_PROMPTS if n is None else n, layout="random", seed=seed))
+    elif n is not None:
+        raise InputError(f"n is the number of prompts drawn from a named task, got {n} with prompts; remove it")
+    else:
+        prompts = as_prompts(task)
     _check(prompts)
     given: dict[Arrangement, Tensor] = {}
     right: dict[Arrangement, Tensor] = {}
     labels: tuple[str, ...] = ()
-    for name, arrange in _ARRANGE.items():
-        batch = tokenize(model, [arrange(prompt, seed) for prompt in prompts], template=template)
-        given[name] = torch.cat([_most_probable(model, piece) for piece in _pieces(batch)])
-        right[name], labels = batch.answer, batch.labels
+    last = torch.empty(0)
+    with reported(progress) as report:
+        for name, arrange in _ARRANGE.items():
+            batch = tokenize(
+                model,
+                [arrange(prompt, seed) for prompt in prompts],
+                template=template,
+                prepend_bos=prepend_bos,
+                shared_prefix=shared_prefix,
+            )
+            pieces = []
+            for piece in batch.split(max(1, _PASS_TOKENS // batch.tokens.shape[1])):
+                pieces.append(_most_probable(model, piece))
+                done = len(given) * len(prompts) + sum(map(len, pieces))
+                report("checking the task", done, len(_ARRANGE) * len(prompts))
+            given[name], right[name], labels = torch.cat(pieces), batch.answer.cpu(), batch.labels
+            if name == "random":
+                last = recent_label(batch.label_index).cpu()
     correct = {name: (given[name] == right[name]).double() for name in _ARRANGE}
     favorite = torch.cat([given["random"], given["exchanged"]]).mode().values
 
@@ -128,11 +185,17 @@ def task_check(
         + share(given["exchanged"], favorite)
         - share(other, favorite),
     }
+    queries = [prompt.query for prompt in prompts]
     return TaskCheck(
-        len(prompts),
-        {name: bootstrap_interval(correct[name]) for name in _ARRANGE},
-        {name: bootstrap_interval(values) for name, values in per_prompt.items()},
-        labels[int(favorite)],
+        n_prompts=len(prompts),
+        accuracy={name: bootstrap_interval(correct[name], clusters=queries, bounds=(0.0, 1.0)) for name in _ARRANGE},
+        effects={
+            name: bootstrap_interval(values, clusters=queries, level=EFFECT_LEVEL)
+            for name, values in per_prompt.items()
+        },
+        favorite=labels[int(favorite)],
+        last_label=float(share(last, answer).mean()),
+        one_label=float(share(answer, favorite).mean()),
     )
 
 
@@ -144,11 +207,6 @@ def _check(prompts: tuple[Prompt, ...]) -> None:
             raise InputError(f"prompt {row} has no answer; pass answer= to its constructor")
         if len({demo.label for demo in prompt.demonstrations}) < 2:
             raise InputError(f"prompt {row} must have demonstrations with different labels; add some")
-
-
-def _pieces(batch: PromptBatch) -> Iterator[PromptBatch]:
-    for start in range(0, len(batch.prompts), _PROMPTS_AT_ONCE):
-        yield batch[start : start + _PROMPTS_AT_ONCE]
 
 
 def _most_probable(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:

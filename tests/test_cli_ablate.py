@@ -26,7 +26,7 @@ def test_one_prompt(family_folder, load_tiny, capsys):
 
 
 def test_a_task_on_the_bundled_model(capsys):
-    ablate(task="sentiment-number", n=10, k=2, random_sets=2, device="cpu")
+    ablate(task="sentiment-number", check=False, n=10, k=2, random_sets=2, device="cpu")
     out = shown(capsys)
     assert "located L" in out
     assert "2 heads zeroed" in out
@@ -34,14 +34,22 @@ def test_a_task_on_the_bundled_model(capsys):
 
 def test_a_task_is_balanced_and_scored_both_ways(capsys):
     """Without the heads of layer 0 icl-mini says neither label; of the two, it still leans to the right one."""
-    ablate(task="sentiment-number", n=40, heads="L0H0 L0H1 L0H2 L0H3 L0H4 L0H5", random_sets=1, device="cpu")
+    ablate(
+        task="sentiment-number",
+        check=False,
+        n=40,
+        layout="order",
+        heads="L0H0 L0H1 L0H2 L0H3 L0H4 L0H5",
+        random_sets=1,
+        device="cpu",
+    )
     row = re.search(r"6 heads zeroed\W+([\d.]+)%\W+([\d.]+)%", shown(capsys))
     assert 60 < float(row[1]) < 100
     assert float(row[2]) < 10
 
 
 def test_an_odd_number_of_prompts_and_heads_named_twice(capsys):
-    ablate(task="sentiment-number", n=1, heads="L1H2,L1H2", random_sets=1, device="cpu")
+    ablate(task="sentiment-number", check=False, n=1, heads="L1H2,L1H2", random_sets=1, device="cpu")
     assert "1 heads zeroed" in shown(capsys)
 
 
@@ -54,7 +62,7 @@ def test_your_own_sentences(tmp_path, capsys):
     path.write_text("note,kind\n" + "\n".join(lines))
     with pytest.raises(il.InputError, match="with columns="):
         ablate(task="notes", path=path, n=4, device="cpu")
-    ablate(task="notes", path=path, columns="note,kind", n=4, k=1, random_sets=1, device="cpu")
+    ablate(task="notes", path=path, columns="note,kind", check=False, n=4, k=1, random_sets=1, device="cpu")
     assert "1 heads zeroed" in shown(capsys)
 
 

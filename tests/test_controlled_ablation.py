@@ -10,7 +10,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.interventions import controlled_ablation
 from icl_lens.interventions.controlled_ablation import ablate_with_controls, random_head_sets
-from icl_lens.locate.locate import top_heads_by_increase
+from icl_lens.locate.locate import top_heads_by
 from icl_lens.models.view import ModelView
 
 
@@ -23,10 +23,13 @@ def few_rows(monkeypatch):
 def test_chosen_are_those_of_largest_mean_increase(gpt2, gpt2_batch, gpt2_acts):
     mean = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens).mean(0)
     best = sorted(((float(mean[layer, head]), layer, head) for layer in range(3) for head in range(4)), reverse=True)
-    assert top_heads_by_increase(gpt2, gpt2_batch, 5) == [il.Head(layer, head) for _, layer, head in best[:5]]
-    assert len(top_heads_by_increase(gpt2, gpt2_batch, 12)) == 12
+    assert top_heads_by(gpt2, gpt2_batch, 5) == [il.Head(layer, head) for _, layer, head in best[:5]]
+    assert len(top_heads_by(gpt2, gpt2_batch, 12)) == 12
     with pytest.raises(il.InputError, match="between 1 and 12"):
-        top_heads_by_increase(gpt2, gpt2_batch, 13)
+        top_heads_by(gpt2, gpt2_batch, 13)
+    effects = il.head_effects(gpt2, gpt2_batch).log_prob.mean(0).flatten()
+    best = [il.Head.from_index(index, 4) for index in effects.argsort(descending=True).tolist()]
+    assert top_heads_by(gpt2, gpt2_batch, 5, by="effect") == best[:5]
 
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):
@@ -34,7 +37,7 @@ def test_without_an_answer_it_is_what_the_model_says(gpt2):
     batch = il.tokenize(gpt2, [prompt])
     said = max(zip(il.label_log_probs(gpt2, batch)[0].tolist(), batch.labels, strict=True))[1]
     answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=said)], labels=batch.labels)
-    assert top_heads_by_increase(gpt2, batch, 4) == top_heads_by_increase(gpt2, answered, 4)
+    assert top_heads_by(gpt2, batch, 4) == top_heads_by(gpt2, answered, 4)
 
 
 def test_random_sets(gpt2):

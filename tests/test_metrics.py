@@ -91,6 +91,22 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert 175 <= hits <= 199  # 95 % of 200 is 190
 
 
+def test_clusters_are_drawn_whole():
+    """Ten copies of every value say no more than one; mean ± 1.96 standard errors over clusters."""
+    values = np.random.default_rng(4).normal(size=400)
+    value, low, high = bootstrap_interval(values.repeat(10), clusters=list(np.arange(400).repeat(10)))
+    error = values.std(ddof=1) / math.sqrt(400)
+    assert value == pytest.approx(values.mean())
+    assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.2 * error)
+    assert math.isnan(bootstrap_interval([0.0, 1.0], clusters=["one", "one"]).low)
+
+
+def test_all_correct_is_not_certainty():
+    """An accuracy of 0.05 ** (1 / 30) or less gives 30 correct answers in at most 5 % of samples."""
+    right = bootstrap_interval(np.ones(60), clusters=list(range(30)) * 2, bounds=(0.0, 1.0))
+    assert tuple(right) == pytest.approx((1.0, 0.05 ** (1 / 30), 1.0))
+
+
 def test_rows_are_drawn_together():
     """A ratio of two columns that are proportional has no uncertainty at all."""
     before = np.random.default_rng(3).uniform(1, 2, size=50)
@@ -124,6 +140,7 @@ def test_the_same_seed_gives_the_same_interval_however_it_is_chunked(monkeypatch
         ([1.0, math.nan], {}, "must be finite, got 1"),
         ([1.0, 2.0], {"level": 95.0}, "level=95"),
         (np.array([[1.0, 2.0], [3.0, 4.0]]), {}, "statistic="),
+        ([1.0, 2.0], {"clusters": [0, 1], "statistic": np.mean}, "requires the mean"),
     ],
 )
 def test_bad_values_are_refused(values, options, match):

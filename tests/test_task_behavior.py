@@ -1,6 +1,6 @@
 """What a model does on a task: models that do one thing only are told apart, and the numbers are those of a loop."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +8,9 @@ import torch
 
 import icl_lens as il
 from experiments.planted import Kind, build
-from icl_lens.task_behavior import TaskCheck
+from icl_lens.cli.locate import locate
+from icl_lens.metrics import Interval
+from icl_lens.task_behavior import N_PROMPTS, _shuffled
 
 NAMES = ("number", "sentiment")
 EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
@@ -20,27 +22,23 @@ EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TaskCheck]:
-    """What is said of a planted model."""
-    root = tmp_path_factory.mktemp("planted")
-
-    def get(kind: Kind, labels: tuple[str, ...] | None) -> TaskCheck:
-        truth = build(kind, root / f"{kind}{labels}")
-        model = il.load_model(str(truth.folder), device="cpu")
-        prompts = il.load_task("sentiment-number", path=truth.words, layout="random", n=40, labels=labels)
-        return il.task_check(model, prompts)
-
-    return get
-
-
 @pytest.mark.parametrize("case", EXPECTED)
-def test_models_that_do_one_thing(check, case):
+def test_models_that_do_one_thing(case, tmp_path, capsys):
+    """Also in the sentence that a command prints, whatever layout it is asked for."""
     kind, labels, behaviors = EXPECTED[case]
-    found = check(kind, labels)
+    truth = build(kind, tmp_path)
+    model = il.load_model(str(truth.folder), device="cpu")
+    found = il.task_check(
+        model, il.load_task("sentiment-number", path=truth.words, layout="random", n=N_PROMPTS, labels=labels)
+    )
     assert found.behaviors == behaviors
     assert all(found.effects[name].value > 0.5 for name in behaviors)
     assert all(found.effects[name].value < 0.2 for name in found.effects if name not in behaviors)
+    options = {"task": "sentiment-number", "path": truth.words, "labels": ",".join(labels) if labels else None}
+    capsys.readouterr()
+    locate(**options, model=str(truth.folder), n=4, k=1, layout="order", device="cpu")
+    assert str(found) in " ".join(capsys.readouterr().out.split())
+    assert ("no clear sign that it does the task" in str(found)) == (not {"learns", "knows"} & {*behaviors})
 
 
 def test_a_model_that_prefers_a_label(icl_mini, monkeypatch):
@@ -68,6 +66,21 @@ def test_a_model_that_says_the_labels_in_turn_cannot_do_the_task(icl_mini, monke
     assert "cannot do the task" in str(found)
 
 
+def test_the_largest_effect_comes_first(icl_mini):
+    """Learning and knowing count together: they add up to doing the task."""
+    effects = {"learns": 0.4, "knows": 0.4, "copies": 0.3, "prefers": 0.5}
+    found = il.task_check(icl_mini, "animal-country", n=20)
+    assert found == il.task_check(icl_mini, il.load_task("animal-country", layout="random", n=20))
+    several = replace(found, effects={name: Interval(x, x, x) for name, x in effects.items()}, favorite="bar")
+    assert several.behaviors == ("prefers", "learns", "knows", "copies")
+    assert str(several).startswith(
+        "The model learns from the demonstrations and knows the label words, and to a lesser degree prefers 'bar' and "
+        "copies the last label:"
+    )
+    with pytest.raises(il.InputError, match="n is the number of prompts drawn"):
+        il.task_check(icl_mini, [], n=20)
+
+
 def test_accuracies_are_those_of_a_loop(icl_mini):
     prompts = il.load_task("sentiment-number", layout="random", n=20, demonstrations=1)
     found = il.task_check(icl_mini, prompts, seed=3)
@@ -80,6 +93,10 @@ def test_accuracies_are_those_of_a_loop(icl_mini):
     assert found.accuracy["order"].value == sum(right) / len(right)
     frame = found.to_frame()
     assert frame.loc["accuracy, order", "value"] == found.accuracy["order"].value
+    says_last = [
+        prompt.demonstrations[-1].label == prompt.answer for prompt in [_shuffled(prompt, 3) for prompt in prompts]
+    ]
+    assert frame.loc["baseline, last label", "value"] == found.last_label == sum(says_last) / len(says_last)
     assert list(frame.loc["copies"]) == list(found.effects["copies"])
 
 

@@ -29,7 +29,7 @@ class AblateTask(TaskOptions):
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Return prompts to locate heads on, and `n` held-out prompts to ablate them on."""
-        half = self.n + self.n % 2  # pairs, so that both halves balance the labels
+        half = self.n + -self.n % 4  # both halves balance query classes and labels
         balanced = self.classes == "binary"  # with all classes, labels are fixed and answers vary
         prompts = self.prompts(n=2 * half, seed=seed, balanced=balanced)
         return prompts[:half], prompts[half:][: self.n]
@@ -88,6 +88,7 @@ def ablate(
     view, console = ModelView.of(loaded), PlainConsole()
     if task.name is not None:
         console.print(preview(batch))
+    task.print_behavior(console, loaded, tokens, seed=seed)
     removed = _chosen(view, heads, lambda: tokens.tokenize(loaded, locating))
     removal = ablate_with_controls(loaded, batch, removed, n_random_sets=heads.random_sets, seed=seed)
     console.print(f"{view.name}: {'located' if heads.heads is None else 'selected'} {', '.join(map(str, removed))}")
@@ -111,7 +112,7 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
 def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":
     """Return the heads named by the options, or those with the largest mean score over the prompts."""
     from icl_lens.errors import InputError
-    from icl_lens.locate.locate import top_heads_by_increase
+    from icl_lens.locate.locate import top_heads_by
 
     if options.heads is not None:
         names = dict.fromkeys(options.heads.replace(",", " ").split())
@@ -122,7 +123,7 @@ def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "Pro
         raise InputError(
             f"--top must be at most {len(view.heads())}, the number of heads of {view.name}, got {options.top}"
         )
-    return top_heads_by_increase(view.model, prompts(), options.top, by=options.by or "increase")
+    return top_heads_by(view.model, prompts(), options.top, by=options.by or "increase")
 
 
 def _of_task(removal: "ControlledAblation") -> Table:

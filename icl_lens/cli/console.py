@@ -4,12 +4,16 @@ import io
 import re
 import sys
 from collections.abc import Iterable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from icl_lens.progress import Progress
 
 # Control characters except tab and line feed, direction marks, and lone surrogates.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -43,6 +47,14 @@ def new_table(*columns: str, left: int = 0) -> Table:
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == left else "right")
     return table
+
+
+def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":
+    """Return a context with a progress callback: bars on standard error, if it is a terminal."""
+    from icl_lens.progress import progress_bar
+
+    console = PlainConsole(stderr=True)
+    return progress_bar(console, hidden=hidden or not console.is_terminal)
 
 
 def report_error(program: str, message: object) -> None:

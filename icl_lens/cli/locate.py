@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.cli.console import PlainConsole, new_table
+from icl_lens.cli.console import PlainConsole, new_table, progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import ModelOptions, ReadoutOptions, TaskOptions, preview, unescape
+from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, TaskOptions, preview, unescape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,6 @@ MAIN_FIRST = 5.0
 """Seconds that a process with an error leaves to the main one: most errors occur in all processes, and the launcher
 ends this one as soon as the main one has reported its own."""
 
-Rank = Literal["increase", "contrast", "effect"]
 Positions = Literal["last", "all"]
 Method = Literal["exact", "gradient"]
 
@@ -64,7 +63,7 @@ class RankOptions:
         int | None,
         typer.Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer"),
     ] = None
-    by: Annotated[Rank, typer.Option(help="Rank by increase, contrast with other labels, or ablation effect.")] = (
+    by: Annotated[By, typer.Option(help="Rank by increase, contrast with other labels, or ablation effect.")] = (
         "increase"
     )
     positions: Annotated[Positions, typer.Option(help="With --by effect: positions to zero; all is slower.")] = "last"
@@ -99,7 +98,6 @@ def locate(
     """
     from icl_lens.locate.configuration import EffectOptions, LocateOptions, prepare_run_folder
     from icl_lens.locate.distributed import Distributed
-    from icl_lens.locate.progress import progress_bar
     from icl_lens.locate.run_folder import locked_folder
     from icl_lens.models.view import ModelView
 
@@ -126,7 +124,9 @@ def locate(
         folder = None
         if path is not None:
             folder = prepare_run_folder(path, loaded, batch, options, _request(task, model, reading, rank.by))
-        with progress_bar(console, hidden=not distributed.is_main) as progress:
+        if distributed.is_main:
+            task.print_behavior(console, loaded, reading, seed=task.seed)
+        with progress(hidden=not distributed.is_main) as report:
             table, sentence = (_by_effect if rank.by == "effect" else _by_increase)(
                 loaded,
                 batch,
@@ -134,7 +134,7 @@ def locate(
                 **asdict(options),
                 folder=folder,
                 distributed=distributed,
-                progress=progress,
+                progress=report,
                 warn=lambda line: warnings.print(f"icl-lens: {line}"),
             )
         console.print(_shown(table.head(found), rank.by))
@@ -143,7 +143,7 @@ def locate(
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
 
 
-def _request(task: LocateTask, model: ModelOptions, reading: ReadoutOptions, by: Rank) -> "RunRequest":
+def _request(task: LocateTask, model: ModelOptions, reading: ReadoutOptions, by: By) -> "RunRequest":
     """Return the options that the run's manifest stores."""
     from icl_lens.locate.configuration import RunRequest
 
@@ -209,7 +209,7 @@ def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataF
     return effects.to_frame(), effects.summary()
 
 
-def _shown(table: "pd.DataFrame", by: Rank) -> Table:
+def _shown(table: "pd.DataFrame", by: By) -> Table:
     value, last = ("effect", "log-odds drop") if by == "effect" else ("increase", "evaluated")
     intervals = ["95 % interval"] if "low" in table else []
     shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, last, left=1)

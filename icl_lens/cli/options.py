@@ -4,7 +4,7 @@ import re
 import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -12,11 +12,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import reject_options
 
 if TYPE_CHECKING:
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt, Template
+    from icl_lens.task_behavior import TaskCheck
 
 
 Layout = Literal["order", "reorder", "imbalanced", "random"]
@@ -24,7 +26,7 @@ Classes = Literal["binary", "all"]
 FinalNorm = Literal["frozen", "own"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SharedPrefix = Literal["error", "append"]
-By = Literal["increase", "contrast"]
+By = Literal["increase", "contrast", "effect"]
 
 DemonstrationsOption = Annotated[int, typer.Option(min=1, help="Demonstrations per class.")]
 PathOption = Annotated[
@@ -210,7 +212,9 @@ class TaskOptions:
         ),
     ] = None
     classes: Annotated[Classes, typer.Option(help="Two classes per prompt, or all of a dataset.")] = "binary"
-    layout: Annotated[Layout, typer.Option(help="Position of demonstrations of the query's class.")] = "order"
+    layout: Annotated[Layout, typer.Option(help="Order of demonstrations: random and balanced, or the paper's.")] = (
+        "random"
+    )
     demonstrations: DemonstrationsOption = 2
     path: PathOption = None
     columns: Annotated[str, typer.Option(help="Text and label columns of your sentences.")] = "text,label"
@@ -220,6 +224,7 @@ class TaskOptions:
         str | None,
         typer.Option(help="Label words, true class first (all: alphabetical by class)."),
     ] = None
+    check: Annotated[bool, typer.Option("--check/--no-check", help="First say what the model does on the task.")] = True
 
     @property
     def name(self) -> str | None:
@@ -246,7 +251,24 @@ class TaskOptions:
             )
         return self.prompts(n=n, seed=seed)
 
-    def prompts(self, *, n: int, seed: int, balanced: bool = False) -> "list[Prompt]":
+    def print_behavior(self, console: Console, model: Any, tokens: TokenOptions, *, seed: int) -> "TaskCheck | None":
+        """Print one sentence about what the model does on the task; return its numbers.
+
+        The prompts are in balanced random order whatever the layout. Without a task or with --no-check, print nothing
+        and return None.
+        """
+        from icl_lens.task_behavior import N_PROMPTS, task_check
+
+        if self.name is None or not self.check:
+            return None
+        prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
+        convention: dict[str, Any] = {"prepend_bos": tokens.bos, "shared_prefix": tokens.shared_prefix}
+        with progress() as report:
+            found = task_check(model, prompts, template=tokens.written(), seed=seed, progress=report, **convention)
+        console.print(f"{found}\n")
+        return found
+
+    def prompts(self, *, n: int, seed: int, balanced: bool | None = None) -> "list[Prompt]":
         """Return the prompts of `load_task`.
 
         Raises InputError like `load_task`, without a task, and for options that have no effect.

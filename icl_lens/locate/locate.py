@@ -13,7 +13,7 @@ Source: docs/howto/numbers.md.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -42,18 +42,21 @@ from icl_lens.attribution.search import (
 from icl_lens.errors import InputError, check_choice
 from icl_lens.locate.chunk import HeadChunk
 from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.progress import Progress, reported
+from icl_lens.locate.mean_effects import locate_effects
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, MOST_ROWS, ChunkStream, plan_batches
 from icl_lens.models.head import Head
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress, reported
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
 # Candidates beyond k: more cost a little on every batch; fewer may cost a second pass.
 MARGIN = 20
+
+RankBy = Literal["increase", "contrast", "effect"]
 
 
 def locate_heads(
@@ -184,21 +187,35 @@ def mean_head_increases(
     return total / len(search.batch)
 
 
-def top_heads_by_increase(
-    model: Any, batch: PromptBatch, k: int, *, by: Literal["increase", "contrast"] = "increase"
+def top_heads_by(
+    model: Any,
+    batch: PromptBatch,
+    k: int,
+    *,
+    by: RankBy = "increase",
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+    progress: Progress | bool | None = None,
 ) -> list[Head]:
-    """Return the k heads with the largest mean log-probability increase of the answer, largest first.
+    """Return the k heads with the largest mean increase, contrast or ablation effect, largest first.
 
-    With `by="contrast"`, those with the largest mean increase of log p(answer) − log Σ p(other labels). For a prompt
-    without an answer, the model's most probable label is used. Raise InputError if k exceeds the number of heads.
+    For the answer of each prompt, or the model's most probable label where a prompt has none: "increase" is that of
+    log p(answer); "contrast" that of log p(answer) − log Σ p(other labels); "effect" is the drop of log p(answer) when
+    the head is zeroed at the last position. Raise InputError if k exceeds the number of heads.
     """
-    check_choice("by", by, ("increase", "contrast"))
+    check_choice("by", by, get_args(RankBy))
+    view = ModelView.of(model)
+    check_k(k, view.n_layers * view.n_heads, "heads")
     answer = batch.answer
     if bool((answer < 0).any()):
         predicted = torch.cat([label_log_probs(model, rows).argmax(-1) for rows in batch.split(MOST_ROWS)])
         answer = torch.where(answer < 0, predicted.to(answer.device), answer)
+    targets = batch.label_tokens[answer]
+    if by == "effect":
+        return locate_effects(model, batch, targets=targets, progress=progress).top(k)
     others = batch.label_tokens_except(answer) if by == "contrast" else None
-    return locate_heads(model, batch, k=k, targets=batch.label_tokens[answer], against=others).heads
+    convention: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
+    return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress, **convention).heads
 
 
 def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:

@@ -24,11 +24,11 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import Algorithm, Method, Score, head_effects
 from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.progress import Progress, reported
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, Chunk, ChunkStream, index_columns, index_from, plan_batches
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress, reported
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize

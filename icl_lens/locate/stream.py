@@ -16,9 +16,9 @@ from jaxtyping import Int
 
 from icl_lens.errors import InputError
 from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.progress import Progress
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress
 from icl_lens.prompts.batch import PromptBatch
 
 # Memory limit of a batch's activations, as estimated by `prompt_bytes`.

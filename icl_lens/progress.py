@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Callback with the name of a stage, the number of finished prompts, and the total."""
 
-NAMES = {"part": "locating", "refined": "second pass", "heads": "heads"}
+NAMES = {"part": "locating heads", "refined": "second pass"}
 """Displayed names of stages."""
 
 
@@ -18,7 +18,7 @@ NAMES = {"part": "locating", "refined": "second pass", "heads": "heads"}
 def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> Iterator[Progress]:
     """Show a progress bar with rate and remaining time per stage; yield the callback that advances it.
 
-    Prints to standard error unless a console is given.
+    Prints to standard error unless a console is given, and erases the bars at the end.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -34,7 +34,7 @@ def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> I
         TimeRemainingColumn(),
     )
     tasks: dict[str, Any] = {}
-    with Bars(*columns, console=console or Console(stderr=True), disable=hidden) as bars:
+    with Bars(*columns, console=console or Console(stderr=True), disable=hidden, transient=True) as bars:
 
         def advance(what: str, done: int, total: int) -> None:
             if not total:  # no work left
@@ -44,11 +44,7 @@ def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> I
             speed = bars.tasks[tasks[what]].speed
             bars.update(tasks[what], completed=done, rate="" if speed is None else f"{speed:.1f} prompts/s")
 
-        try:
-            yield advance
-        except KeyboardInterrupt:
-            bars.live.transient = True  # erase the interrupted bar
-            raise
+        yield advance
 
 
 @contextmanager
