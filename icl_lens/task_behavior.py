@@ -90,8 +90,8 @@ class TaskCheck:
             "prefers": f"prefers {self.favorite!r}",
         }
         # Learning and knowing add up to doing the task: accuracy in random order is (1 + learns + knows) / 2.
-        task = [name for name in self.behaviors if name in ("learns", "knows")]
-        groups = [task, *([name] for name in self.behaviors if name not in task)]
+        task: list[Behavior] = [name for name in self.behaviors if name in ("learns", "knows")]
+        groups: list[list[Behavior]] = [task, *([name] for name in self.behaviors if name not in task)]
         groups.sort(key=lambda names: -sum(self.effects[name].value for name in names))
         main, *rest = [[verbs[name] for name in names] for names in groups if names] or [[]]
         what = " and ".join(main) or "cannot do the task, as far as these prompts show"
