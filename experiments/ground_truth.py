@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import icl_lens as il
 from experiments.framework.finding import Finding, Measure, Row, rows_from_json
 from experiments.framework.locating import METHODS, best_heads
-from experiments.framework.pages import outcome
 from experiments.framework.run import Cell, load_cells
 from experiments.framework.study import Study
 from experiments.framework.tasks import Task
@@ -146,7 +145,7 @@ class Observed(NamedTuple):
 
     @property
     def n_above(self) -> int:
-        return sum(outcome(row) == "above" for row in self.rows)
+        return sum(row.outcome == "above" for row in self.rows)
 
     @property
     def above(self) -> bool:
@@ -154,7 +153,7 @@ class Observed(NamedTuple):
 
     @property
     def applicable(self) -> list[Row]:
-        return [row for row in self.rows if outcome(row) != "not applicable"]
+        return [row for row in self.rows if row.applies]
 
 
 Table = dict[tuple[str, str], dict[str, Observed]]
@@ -169,7 +168,7 @@ def observe(results: Path, findings: Sequence[Finding]) -> Table:
         stored = rows_from_json(cell)
         for about, name in EXPECTED:
             if about == finding.id:  # a finding that does not apply has one row, of its main measure
-                row = next((row for row in stored if row.measure == name), Row.not_applicable(name, stored[0].note))
+                row = next((row for row in stored if row.measure == name), Row(name, note=stored[0].note))
                 rows.setdefault((about, name, setting), []).append(row)
     found: Table = {}
     for (about, name, setting), some in rows.items():

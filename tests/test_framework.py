@@ -287,7 +287,7 @@ def cell(finding_id: str, task: str, *rows: Row) -> tuple[Finding, pages.Stored]
     """A stored cell of the real model, made by hand."""
     finding = find(finding_id)
     located = {"contrast": ("L1H2", "L3H0"), "increase": ("L0H0",)}
-    return finding, pages.Stored(finding, pages.REAL, 0, task, "", 200, "", 0.0, rows, pd.DataFrame(), located)
+    return finding, pages.Stored(finding, pages.REAL, 0, task, "", 200, rows, pd.DataFrame(), located)
 
 
 def test_heads_whose_removal_costs_nothing_are_said_apart():
@@ -344,7 +344,7 @@ def test_a_changed_measure_is_still_measured(finding):
 
 def test_an_outcome_is_where_the_interval_lies():
     row = Row("mean", 1.0, 0.5, 0.1, 0.9)
-    assert pages.outcome(row) == "above"
-    assert pages.outcome(replace(row, low=-0.1)) == "includes"
-    assert pages.outcome(replace(row, low=-0.9, high=-0.1)) == "below"
-    assert pages.outcome(Row.not_applicable("mean", "why")) == "not applicable"
+    assert row.outcome == "above"
+    assert replace(row, low=-0.1).outcome == "includes"
+    assert replace(row, low=-0.9, high=-0.1).outcome == "below"
+    assert Row("mean", note="why").outcome == "not applicable"

@@ -117,5 +117,4 @@ def test_shares_with_known_answers():
     assert noisy.quantity == pytest.approx((0.25 * whole + noise).mean() / whole.mean())
     error = noise.reshape(30, 2).mean(1).std(ddof=1) / 30**0.5 / 2  # of the mean noise, over a whole of 2
     assert noisy.high - noisy.low == pytest.approx(2 * 2.045 * error, rel=0.1)
-    with pytest.raises(il.InputError, match="the bias is not above zero"):
-        compare_ratios((noise, noise), (noise, noise), clusters, total="the bias")
+    assert "the bias is not above zero" in compare_ratios((noise, noise), (noise, noise), clusters, total="the bias")

@@ -1,17 +1,19 @@
 """Finding 6: what is lost without the located heads, and how many of them it takes?"""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.framework.estimate import compare
-from experiments.framework.finding import Finding, Measure, Measured, Row
-from experiments.framework.study import Ranking, Study
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
+from experiments.framework.plotting import curves
+from experiments.framework.study import Study
 from icl_lens.interventions.edited_scores import score_ablated_sets
 from icl_lens.metrics import is_correct, label_log_odds
 
@@ -20,22 +22,15 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 LOG_ODDS = Measure(
     "log_odds", "lost without located heads", "lost without random heads", "log-odds of the answer, nats"
 )
-ACCURACY = Measure(
+ACCURACY = percent(
     "accuracy",
     "accuracy lost without located heads",
     "accuracy lost without random heads",
     "accuracy between the labels, points",
-    scale=100,
-    digits=1,
     paper={"GPT-J": 63.2},
 )
-INTACT = Measure(
-    "intact",
-    "accuracy of the intact model",
-    "accuracy without located heads",
-    "accuracy between the labels, %",
-    scale=100,
-    digits=1,
+INTACT = percent(
+    "intact", "accuracy of the intact model", "accuracy without located heads", "accuracy between the labels, %"
 )
 
 
@@ -43,24 +38,17 @@ def measure(study: Study) -> Measured:
     """Zero located heads at the last position, next to 20 random sets from the same layers, for both rankings."""
     rows: list[Row] = []
     details: list[pd.DataFrame] = []
-    for ranking in ("contrast", "increase"):
-        ranked = study.ranked_by(ranking)
+    for ranked in study.by_ranking():
         sets = [[], ranked.located, *ranked.random_sets(ranked.located)]
         correct, odds = ablated_scores(study, sets)
-        clusters = study.clusters
         lost_odds, lost = odds[:, :1] - odds, correct[:, :1] - correct
-        rows += [
-            Row.from_comparison(
-                "log_odds", compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), clusters), ranking=ranking
-            ),
-            Row.from_comparison(
-                "accuracy", compare(lost[:, 1], lost[:, 2:].mean(1), clusters, bounds=(0, 1)), ranking=ranking
-            ),
-            Row.from_comparison(
-                "intact", compare(correct[:, 0], correct[:, 1], clusters, bounds=(0, 1)), ranking=ranking
-            ),
-        ]
-        details.append(_curve(ranked, ranking))
+        found = {
+            "log_odds": compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), study.clusters),
+            "accuracy": compare(lost[:, 1], lost[:, 2:].mean(1), study.clusters, bounds=(0, 1)),
+            "intact": compare(correct[:, 0], correct[:, 1], study.clusters, bounds=(0, 1)),
+        }
+        rows += rows_of(found, ranking=ranked.ranking)
+        details.append(_curve(ranked))
     return Measured(rows, pd.concat(details, ignore_index=True))
 
 
@@ -80,32 +68,20 @@ def ablated_scores(
     return torch.cat(correct).double().numpy(), torch.cat(odds).double().numpy()
 
 
-def _curve(study: Study, ranking: Ranking) -> pd.DataFrame:
+def _curve(study: Study) -> pd.DataFrame:
     """Accuracy and log-odds without the first 1, 2, 4, … heads, and without as many random ones of their layers."""
     ranked = study.ranked_heads()
     counts = [count for count in COUNTS if count <= len(ranked) // 2]
     random = [study.random_sets(ranked[:count], n=5) for count in counts]
-    sets = [[], *(ranked[:count] for count in counts), *(one for sets in random for one in sets)]
+    sets: list[Sequence[il.Head]] = [[]]
+    names = [("none", 0)]
+    for count, drawn in zip(counts, random, strict=True):
+        names += [("located", count), *[("random", count)] * len(drawn)]
+        sets += [ranked[:count], *drawn]
     correct, odds = (values.mean(0) for values in ablated_scores(study, sets))
-    rows = [{"ranking": ranking, "heads": "none", "count": 0, "accuracy": correct[0], "log_odds": odds[0]}]
-    for i, count in enumerate(counts, start=1):
-        rows.append(
-            {"ranking": ranking, "heads": "located", "count": count, "accuracy": correct[i], "log_odds": odds[i]}
-        )
-        some = slice(1 + len(counts) + 5 * (i - 1), 1 + len(counts) + 5 * i)
-        rows.append(
-            {"ranking": ranking, "heads": "random", "count": count}
-            | {"accuracy": correct[some].mean(), "log_odds": odds[some].mean()}
-        )
-    return pd.DataFrame(rows)
-
-
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw log-odds against the number of heads removed, a panel per model and task."""
-    from experiments.framework.plotting import curves
-
-    some = details.query("ranking == 'contrast'")
-    return curves(some, x="count", y="log_odds", by="heads", label="answer's log-odds, nats")
+    table = pd.DataFrame(names, columns=["heads", "count"]).assign(accuracy=correct, log_odds=odds)
+    means: Any = table.groupby(["heads", "count"], sort=False, as_index=False).mean()
+    return means.assign(ranking=study.ranking)
 
 
 FINDING = Finding(
@@ -129,5 +105,5 @@ FINDING = Finding(
         "With two labels, accuracy cannot fall far below 50 %; the paper's 24.4 % is over the whole vocabulary.",
         "Heads are removed at the last position only; what they do elsewhere is not measured here.",
     ),
-    draw=draw,
+    draw=partial(curves, x="count", y="log_odds", by="heads", label="answer's log-odds, nats"),
 )

@@ -6,17 +6,18 @@ text. Label to last: from the last position to every label. What a blocked edge 
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.framework.estimate import compare
-from experiments.framework.finding import Finding, Measure, Measured, Row, rows_or_reason
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of, rows_or_reason
 from experiments.framework.label_attention import label_edges, random_edges, text_edges
+from experiments.framework.plotting import curves
 from experiments.framework.study import Study, clusters_of, thin_out
 from icl_lens.metrics import label_log_odds
 
@@ -29,13 +30,11 @@ RANDOM = tuple(
 )
 INTACT = Measure("intact", "intact model", "text → label blocked in all layers", "log-odds of the answer, nats")
 SALIENCY = tuple(
-    Measure(
+    percent(
         f"saliency_{flow}",
         f"saliency of {words} in the {half} half",
         "as salient as other tokens' edges",
         f"% of the saliency of {words} and other tokens'",
-        scale=100,
-        digits=1,
     )
     for flow, words, half in (
         ("text_to_label", "edges into labels", "shallow"),
@@ -59,7 +58,7 @@ def measure(study: Study) -> Measured:
     try:
         rows, details = _blocked_rows(study, halves)
     except il.InputError as error:
-        rows = [Row.not_applicable(one.name, str(error)) for one in (TEXT, LABEL, *RANDOM, INTACT)]
+        rows = rows_of(dict.fromkeys((one.name for one in (TEXT, LABEL, *RANDOM, INTACT)), str(error)))
         details = pd.DataFrame()
     rows += rows_or_reason(SALIENCY, lambda: _saliency_rows(study, halves))
     return Measured(rows, details)
@@ -81,9 +80,9 @@ def _blocked_rows(study: Study, halves: dict[str, list[int]]) -> tuple[list[Row]
         controls = {flow: (other, "own"), f"{flow}_random": (half, "random")}
         for name, (where, kind) in controls.items():
             control = intact - log_odds(study, batch, halves[where], flow, kind)
-            rows.append(Row.from_comparison(name, compare(lost, control, study.clusters)))
+            rows.append(Row.from_result(name, compare(lost, control, study.clusters)))
     nothing = log_odds(study, batch, layers, "text_to_label")
-    rows.append(Row.from_comparison("intact", compare(intact, nothing, study.clusters)))
+    rows.append(Row.from_result("intact", compare(intact, nothing, study.clusters)))
     some = thin_out(batch, N_CURVE)
     intact, details = log_odds(study, some), []
     for window in np.array_split(layers, min(N_WINDOWS, len(layers))):
@@ -128,15 +127,8 @@ def _saliency_rows(study: Study, halves: dict[str, list[int]]) -> list[Row]:
             for name in (kind, other)
         )
         share = np.divide(one, one + rest, out=np.full_like(one, 0.5), where=one + rest > 0)
-        rows.append(Row.from_comparison(measure.name, compare(share, 0.5, clusters_of(batch), bounds=(0, 1))))
+        rows.append(Row.from_result(measure.name, compare(share, 0.5, clusters_of(batch), bounds=(0, 1))))
     return rows
-
-
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw what is lost by blocking each flow in windows of layers, a panel per model and task."""
-    from experiments.framework.plotting import curves
-
-    return curves(details, x="layer", y="lost", by="edges", label="log-odds lost, nats")
 
 
 FINDING = Finding(
@@ -168,5 +160,5 @@ FINDING = Finding(
         "Blocking a flow in many layers puts the model into states that it never meets; random edges show how much "
         "that alone costs.",
     ),
-    draw=draw,
+    draw=partial(curves, x="layer", y="lost", by="edges", label="log-odds lost, nats"),
 )

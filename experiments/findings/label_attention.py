@@ -20,7 +20,8 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.framework.estimate import compare_same_heads, rank_correlation, ratio_of_means
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
+from experiments.framework.plotting import COLORS, panels
 from experiments.framework.projections import label_effects
 from experiments.framework.study import Study, label_classes
 
@@ -28,15 +29,15 @@ PLACES = ("best", "second", "third")
 """Heads whose attention is drawn against its effect, as in the paper's Figure 7."""
 
 HEADS = "located heads", "other heads of the layers"
-SHARE = Measure(
-    "share", "share in located heads", "share in other heads", "attention to labels on the answer's class, %", 100, 1
+UNIT = "attention to labels on the answer's class, %"
+MEASURES = (
+    percent("chance", "share in located heads", "chance", UNIT),
+    percent("share", "share in located heads", "share in other heads", UNIT),
+    percent("gap", *HEADS, "attention on the answer's class minus the other, points"),
+    percent("mass", *HEADS, "attention on labels, %"),
+    percent("shift", *HEADS, "attention that moves with the query's class, points"),
+    Measure("dose", *HEADS, "rank correlation of attention and its effect, −1 to 1"),
 )
-CHANCE = Measure("chance", "share in located heads", "chance", SHARE.unit, 100, 1)
-GAP = Measure("gap", *HEADS, "attention on the answer's class minus the other, points", 100, 1)
-MASS = Measure("mass", *HEADS, "attention on labels, %", 100, 1)
-SHIFT = Measure("shift", *HEADS, "attention that moves with the query's class, points", 100, 1)
-DOSE = Measure("dose", *HEADS, "rank correlation of attention and its effect, −1 to 1")
-MEASURES = (CHANCE, SHARE, GAP, MASS, SHIFT, DOSE)
 
 
 def measure(study: Study) -> Measured:
@@ -57,12 +58,10 @@ def measure(study: Study) -> Measured:
         "dose": (torch.from_numpy(correlation), (-1, 1)),
     }
     rows: list[Row] = []
-    for ranking in ("contrast", "increase"):
-        ranked = study.ranked_by(ranking)
-        own = share[:, *zip(*ranked.located, strict=True)].numpy()
-        found = {name: ranked.compare_heads(numbers, bounds=bounds) for name, (numbers, bounds) in values.items()}
-        found["chance"] = compare_same_heads(own, np.full(own.shape, 0.5), study.clusters, bounds=(0, 1))
-        rows += [Row.from_comparison(measure.name, found[measure.name], ranking=ranking) for measure in MEASURES]
+    for ranked in study.by_ranking():
+        found = {"chance": compare_same_heads(ranked.of_located(share), 0.5, study.clusters, bounds=(0, 1))}
+        found |= {name: ranked.compare_heads(numbers, bounds=bounds) for name, (numbers, bounds) in values.items()}
+        rows += rows_of(found, ranking=ranked.ranking)
     return Measured(rows, pd.concat([_heads(study, of_same, of_other), _effects(study, attention, effects)]))
 
 
@@ -117,8 +116,6 @@ def _effects(
 
 def draw(details: pd.DataFrame) -> Figure:
     """Draw attention on labels of either class by located head, and attention against its effect in the best heads."""
-    from experiments.framework.plotting import COLORS, panels
-
     figure, parts = panels(details.sort_values("part", kind="stable"), by=("part", "model", "task"))
     handles = {}
     for i, (axes, part) in enumerate(parts):

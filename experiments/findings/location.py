@@ -19,28 +19,23 @@ from torch import Tensor
 import icl_lens as il
 from experiments.findings.ablation import ablated_scores
 from experiments.framework.estimate import Comparison, compare, compare_drawn, weights_with_data
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.locating import METHODS, Scores, best_heads
-from experiments.framework.study import N_RANDOM_SETS, Study, clusters_of
+from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
+from experiments.framework.study import N_RANDOM_SETS, RANKINGS, Study, clusters_of
 
 SHOWN_HEADS = 20
 NOTHING = "located heads add nothing that is above zero on held-out prompts, so that shares would be those of noise"
 
-DEPTH = Measure(
-    "depth",
-    "share of the deeper half of the layers",
-    "heads spread evenly",
-    "% of all positive head contributions",
-    scale=100,
-    digits=1,
+DEPTH = percent(
+    "depth", "share of the deeper half of the layers", "heads spread evenly", "% of all positive head contributions"
 )
 DEPTH_OF_EFFECTS = replace(DEPTH, name="depth_effects", unit="% of all positive effects of removing one head")
-DEPTH_OF_LAYERS = replace(
-    DEPTH,
-    name="depth_layers",
-    quantity="share of deep attention layers",
-    control="attention and FFN layers all alike",
-    unit="% of all positive layer contributions",
+DEPTH_OF_LAYERS = percent(
+    "depth_layers",
+    "share of deep attention layers",
+    "attention and FFN layers all alike",
+    "% of all positive layer contributions",
 )
 LOST = tuple(
     Measure(
@@ -58,18 +53,17 @@ def measure(study: Study) -> Measured:
     scores, seconds = _timed_scores(study)
     layers = _layer_contributions(study)
     rows: list[Row] = []
-    for i, ranking in enumerate(("contrast", "increase")):
-        ranked = study.ranked_by(ranking)
+    for i, ranked in enumerate(study.by_ranking()):
         values = ranked.head_scores("held_out")
         found = {
             "depth": deep_share(values, study.clusters),
             "depth_layers": deep_share(layers[:, i], study.clusters, counted=slice(1)),
         }
-        if ranking == "contrast":
+        if ranked.ranking == "contrast":
             found["depth_effects"] = deep_share(scores["effects"], clusters_of(study.halves()[0]))
-        added = values[:, *zip(*ranked.located, strict=True)].sum(1).double().numpy()
-        nothing = not compare(added, 0.0, study.clusters).low > 0
-        rows += [Row.from_result(name, NOTHING if nothing else one, ranking=ranking) for name, one in found.items()]
+        if not compare(ranked.of_located(values).sum(1), 0.0, study.clusters).low > 0:
+            found = dict.fromkeys(found, NOTHING)
+        rows += rows_of(found, ranking=ranked.ranking)
     lost, details = _compared(study, {name: best_heads(one, study.n_located) for name, one in scores.items()}, seconds)
     tables = [details, _layer_table(layers), _top_heads(study)]
     return Measured([*rows, *lost], pd.concat(tables, ignore_index=True))
@@ -115,7 +109,7 @@ def _compared(
         compared = compare(lost[:, i, 0], lost[:, i, 1:].mean(1), study.clusters)
         compared = replace(compared, n_heads=len(heads))
         note = f"{len(heads)} of {n_heads} heads; with all heads the log-odds are {odds[:, 0].mean():.2f} nats"
-        rows.append(Row.from_comparison(f"lost_{name}", compared, note=note))
+        rows.append(Row.from_result(f"lost_{name}", compared, note=note))
         details.append(
             {"kind": "method", "name": METHODS[name].name, "quantity": compared.quantity, "control": compared.control}
             | {"low": compared.low, "high": compared.high, "passes": METHODS[name].passes(n_heads)}
@@ -140,7 +134,7 @@ def _layer_table(contributions: Float[Tensor, "row ranking layer component"]) ->
     means = contributions.double().mean(0)
     return pd.DataFrame(
         {"kind": "layer", "ranking": ranking, "name": name, "layer": layer, "quantity": float(means[i, layer, j])}
-        for i, ranking in enumerate(("contrast", "increase"))
+        for i, ranking in enumerate(RANKINGS)
         for j, name in enumerate(("attention", "FFN"))
         for layer in range(means.shape[1])
     )
@@ -149,18 +143,16 @@ def _layer_table(contributions: Float[Tensor, "row ranking layer component"]) ->
 def _top_heads(study: Study) -> pd.DataFrame:
     """The heads of largest mean on held-out prompts, nats, by both rankings."""
     rows = []
-    for ranking in ("contrast", "increase"):
-        values = study.ranked_by(ranking).head_scores("held_out")
+    for ranked in study.by_ranking():
+        values = ranked.head_scores("held_out")
         for head in best_heads(values, min(SHOWN_HEADS, values[0].numel())):
             mean = float(values[:, head.layer, head.head].double().mean())
-            rows.append({"kind": "head", "ranking": ranking, "name": str(head), "layer": head.layer, "quantity": mean})
-    return pd.DataFrame(rows)
+            rows.append((ranked.ranking, str(head), head.layer, mean))
+    return pd.DataFrame(rows, columns=["ranking", "name", "layer", "quantity"]).assign(kind="head")
 
 
 def draw(details: pd.DataFrame) -> Figure:
     """Draw each method's loss next to its control, and the layers' contributions: one row per model and task."""
-    from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
-
     figure, cells = cell_rows(details, 2, width_ratios=(3, 2))
     for (left, right), title, part in cells:
         methods = part.loc[part["kind"] == "method"]

@@ -5,12 +5,14 @@ one in four. Every other thing that could favor a label is the same in both or b
 the classes, the label words, and the number of demonstrations.
 """
 
+from functools import partial
+
 import pandas as pd
-from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.framework.arrangements import prompts_by_frequency, without_last_true
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.estimate import compare_ratios
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.label_attention import attention_by_class, dropped
 from experiments.framework.label_bias import (
     N_CHOOSING,
@@ -21,29 +23,26 @@ from experiments.framework.label_bias import (
     gap_rows,
     measure_fix,
 )
+from experiments.framework.plotting import accuracy_pairs
 from experiments.framework.study import Study, clusters_of, thin_out
 from experiments.framework.tasks import Layout
 
 LAYOUTS: dict[Layout, str] = {"random": "balanced random order", "order": "the paper's order"}
 
-GAP = Measure(
+GAP = percent(
     "gap",
     "answer has the majority label − has the minority label",
     "labels equally frequent, same first and last label",
     "accuracy between the labels, points",
-    scale=100,
-    digits=1,
 )
 BIAS = Measure("bias", GAP.quantity, GAP.control, "log-odds of the answer, nats")
 FIX = fix_measures("the answer has the majority label", "the answer has the minority label", 22)
 ATTENTION = tuple(
-    Measure(
+    percent(
         f"{kind}_{layout}",
         f"change of attention on {kind} labels without the last true demonstration, {words}",
         "predicted by softmax alone",
         f"% of located heads' attention on {kind} labels",
-        scale=100,
-        digits=1,
     )
     for layout, words in LAYOUTS.items()
     for kind in ("true", "false")
@@ -68,7 +67,7 @@ def measure(study: Study) -> Measured:
         fixed, fixes = measure_fix(study, "majority", choosing, tested)
         rows, details = rows + fixed, details + fixes
     except il.InputError as error:
-        rows += [Row.not_applicable(one.name, str(error)) for one in FIX]
+        rows += rows_of(dict.fromkeys((one.name for one in FIX), str(error)))
     return Measured([*rows, *attention_rows(study)], pd.DataFrame(details))
 
 
@@ -81,22 +80,14 @@ def attention_rows(study: Study) -> list[Row]:
         before = study.map(intact, attention_by_class).double()
         predicted = study.map(intact, lambda acts: attention_by_class(acts, dropped(acts.batch))).double()
         after = study.map(fewer, attention_by_class).double()
-        for ranking in ("contrast", "increase"):
-            layers, heads = zip(*study.ranked_by(ranking).located, strict=True)
-            values = [one[:, layers, heads].mean(1).numpy() for one in (before, after, predicted)]
+        for ranked in study.by_ranking():
+            values = [ranked.of_located(one).mean(1) for one in (before, after, predicted)]
             for i, kind in enumerate(("true", "false")):
                 base, observed, renormalized = (one[:, i] for one in values)
                 changes = (observed - base, base), (renormalized - base, base)
-                about = {"total": f"attention on {kind} labels", "ranking": ranking}
-                rows.append(Row.from_ratios(f"{kind}_{layout}", *changes, clusters_of(intact), **about))
+                found = compare_ratios(*changes, clusters_of(intact), total=f"attention on {kind} labels")
+                rows.append(Row.from_result(f"{kind}_{layout}", found, ranking=ranked.ranking))
     return rows
-
-
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw accuracy where the answer has the majority and the minority label, by condition, a panel per cell."""
-    from experiments.framework.plotting import accuracy_pairs
-
-    return accuracy_pairs(details, "answer has the majority label", "answer has the minority label")
 
 
 FINDING = Finding(
@@ -134,5 +125,5 @@ FINDING = Finding(
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
     "which is right in nearly all prompts. Accuracy is in the table of other measures.",
     earlier="gap",
-    draw=draw,
+    draw=partial(accuracy_pairs, favored="answer has the majority label", unfavored="answer has the minority label"),
 )

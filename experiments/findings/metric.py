@@ -12,12 +12,12 @@
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -29,7 +29,8 @@ from experiments.framework.estimate import (
     compare_same_heads,
     precision_of_rows,
 )
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
+from experiments.framework.plotting import head_dots
 from experiments.framework.projections import layer_inputs
 from experiments.framework.study import Study, clusters_of, label_classes
 from icl_lens.errors import InputError
@@ -45,7 +46,7 @@ MEASURES = (
     Measure("close", f"{HEAD}, close categories", f"{COSINE}, close categories", UNIT, digits=3),
     Measure("rotated", HEAD, "the same with keys rotated at random", UNIT, digits=3),
     Measure("uncentered", f"{HEAD}, not centered", f"{COSINE}, not centered", UNIT, digits=3),
-    Measure("precision", HEAD, COSINE, "precision@1, %", scale=100, digits=1),
+    percent("precision", HEAD, COSINE, "precision@1, %"),
 )
 
 
@@ -77,8 +78,7 @@ def measure(study: Study) -> Measured:
         "precision": ("form_first", "cosine_first"),
     }
     rows: list[Row] = []
-    for ranking in ("contrast", "increase"):
-        ranked = study.ranked_by(ranking)
+    for ranked in study.by_ranking():
         own = head_columns(ranked, study.held_out)
         found: dict[str, Comparison | str] = {
             name: compare_same_heads(own[first], own[second], study.clusters, bounds=(0, 1))
@@ -86,7 +86,7 @@ def measure(study: Study) -> Measured:
         }
         found["best"] = compare(own["form"][:, 0], own["cosine"][:, 0], study.clusters, bounds=(0, 1))
         found["close"] = close_categories(ranked)
-        rows += [Row.from_result(one.name, found[one.name], ranking=ranking) for one in MEASURES]
+        rows += rows_of({one.name: found[one.name] for one in MEASURES}, ranking=ranked.ranking)
     means = {name: values.mean(0) for name, values in head_columns(study, study.held_out).items()}
     return Measured(rows, pd.DataFrame({"head": list(map(str, study.located))} | means))
 
@@ -134,14 +134,6 @@ def _other_task(study: Study, data: str) -> Study:
     return Study(study.model, replace(study.task, name=data, data=data, path=None), max(8, study.n // 3), study.seed)
 
 
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw the AUROC of each located head's form, of its inputs' cosine, and of rotated keys."""
-    from experiments.framework.plotting import head_dots
-
-    series = {"form": "the head's form", "cosine": "cosine of the same inputs", "rotated": "keys rotated at random"}
-    return head_dots(details, series, label="AUROC, 0–1", line=0.5, limits=(0.4, 1.03))
-
-
 FINDING = Finding(
     id="metric",
     short="learned form compared with cosine",
@@ -172,6 +164,12 @@ FINDING = Finding(
         "Located heads count alike, also those that add little to the answer; the best head has a row of its own.",
         "Where queries or keys have norms of their own, the form contains their gains only.",
     ),
-    draw=draw,
+    draw=partial(
+        head_dots,
+        series={"form": "the head's form", "cosine": "cosine of the same inputs", "rotated": "keys rotated at random"},
+        label="AUROC, 0–1",
+        line=0.5,
+        limits=(0.4, 1.03),
+    ),
     arbitrary_labels=True,
 )

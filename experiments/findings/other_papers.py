@@ -17,49 +17,33 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from experiments.framework.estimate import compare, compare_drawn, compare_heads
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.finding import Finding, Measured, Row, percent
 from experiments.framework.function_vectors import VECTOR_SETS, assignments, indirect_effects, steered
 from experiments.framework.other_tasks import RANDOM_TOKENS
 from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
+from experiments.framework.plotting import COLORS, cell_rows, legend_below
 from experiments.framework.study import Study, clusters_of
 from icl_lens.attribution.repeated_tokens import repeat_scores
 
 SEQUENCES = 40
 """Sequences of random tokens, each shown twice."""
 
-INDUCTION = Measure(
-    "induction",
-    "induction score of located heads",
-    "other heads of their layers",
-    "attention to the token after the earlier occurrence, %",
-    scale=100,
-    digits=1,
-)
-PREVIOUS = replace(
-    INDUCTION,
-    name="previous",
-    quantity="previous-token score of located heads",
-    unit="attention to the token before, %",
-)
-SHUFFLED = Measure(
-    "vector_shuffled",
-    "vector of the located heads added",
-    "vector of random heads added",
-    "accuracy gained on prompts with shuffled labels, points",
-    scale=100,
-    digits=1,
-)
-ZERO_SHOT = replace(SHUFFLED, name="vector_zero_shot", unit="accuracy gained without demonstrations, points")
-COMMON = Measure(
-    "vector_heads",
-    "located heads among those of largest indirect effect on probability",
-    "random heads, as many per layer",
-    "% of the located heads",
-    scale=100,
-    digits=1,
-)
-COMMON_BY_ODDS = replace(
-    COMMON, name="vector_heads_odds", quantity="located heads among those of largest indirect effect on log-odds"
+OTHER_HEADS = "other heads of their layers"
+VECTORS = "vector of the located heads added", "vector of random heads added"
+AMONG = "located heads among those of largest indirect effect on"
+COMMON = "random heads, as many per layer", "% of the located heads"
+MEASURES = (
+    percent(
+        "induction",
+        "induction score of located heads",
+        OTHER_HEADS,
+        "attention to the token after the earlier occurrence, %",
+    ),
+    percent("previous", "previous-token score of located heads", OTHER_HEADS, "attention to the token before, %"),
+    percent("vector_shuffled", *VECTORS, "accuracy gained on prompts with shuffled labels, points"),
+    percent("vector_zero_shot", *VECTORS, "accuracy gained without demonstrations, points"),
+    percent("vector_heads", f"{AMONG} probability", *COMMON),
+    percent("vector_heads_odds", f"{AMONG} log-odds", *COMMON),
 )
 
 
@@ -70,19 +54,19 @@ def measure(study: Study) -> Measured:
     tasks = list(assignments(study))
     effects = indirect_effects(study, tasks)
     rows = []
-    for ranking in ("contrast", "increase"):
-        ranked = study.ranked_by(ranking)
+    for ranked in study.by_ranking():
         for name, values in scores.items():
             sequences = np.arange(len(values))
             found = compare_heads(values.numpy(), ranked.located, ranked.controls, sequences, bounds=(0, 1))
             note = f"best head of the model: {100 * float(values.mean(0).max()):.1f} %"
-            rows.append(Row.from_comparison(name, found, ranking=ranking, note=note))
+            rows.append(Row.from_result(name, found, ranking=ranked.ranking, note=note))
         for name in ("vector_shuffled", "vector_zero_shot"):
             correct, clusters = steered(ranked, tasks, zero_shot=name == "vector_zero_shot")
             gained = correct[:, 1:] - correct[:, :1]
             found = compare(gained[:, 0], gained[:, 1:].mean(1), clusters, bounds=(-1, 1))
             note = f"accuracy with nothing added: {100 * correct[:, 0].mean():.1f} %"
-            rows.append(Row.from_comparison(name, replace(found, n_heads=study.n_located), ranking=ranking, note=note))
+            found = replace(found, n_heads=study.n_located)
+            rows.append(Row.from_result(name, found, ranking=ranked.ranking, note=note))
         rows.append(_in_common("vector_heads", ranked, effects.probability, effects.clusters, 100.0, "points"))
         rows.append(_in_common("vector_heads_odds", ranked, effects.log_odds, effects.clusters, 1.0, "nats"))
     return Measured(rows, _heads(study, {**scores, "indirect effect": effects.log_odds}))
@@ -106,7 +90,7 @@ def _in_common(
     found = compare_drawn(overlap(*lists), expected_overlap(*lists), len(effects), n_clusters, n_heads=k, bounds=(0, 1))
     largest = scale * float(effects.double().mean(0).max())
     note = f"largest mean effect of a head: {largest:.2f} {unit}"
-    return Row.from_comparison(name, found, ranking=study.ranking, note=note)
+    return Row.from_result(name, found, ranking=study.ranking, note=note)
 
 
 def _heads(study: Study, scores: Mapping[str, Float[Tensor, "row layer head"]]) -> pd.DataFrame:
@@ -122,8 +106,6 @@ def _heads(study: Study, scores: Mapping[str, Float[Tensor, "row layer head"]]) 
 
 def draw(details: pd.DataFrame) -> Figure:
     """Draw each head's induction score and indirect effect against its contrast: one row per model and task."""
-    from experiments.framework.plotting import COLORS, cell_rows, legend_below
-
     figure, cells = cell_rows(details, 3)
     shown = {
         "induction": ("induction score, %", 100),
@@ -153,7 +135,7 @@ FINDING = Finding(
     "that induction heads do in-context learning; Todd et al. (2023) that a few heads' mean outputs carry the task.",
     covers="section 2.4",
     predicted=False,
-    measures=(INDUCTION, PREVIOUS, SHUFFLED, ZERO_SHOT, COMMON, COMMON_BY_ODDS),
+    measures=MEASURES,
     measure=measure,
     look_for="Filled dots near 100 %: located heads are induction heads. In the second figure, located heads high in "
     "the left panel are induction heads, and high in the right panel function-vector heads.",

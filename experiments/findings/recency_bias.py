@@ -6,16 +6,16 @@ label is last and the other one. Words, query, labels and their frequency are th
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.framework.arrangements import orders_by_label
-from experiments.framework.estimate import compare
-from experiments.framework.finding import Finding, Measure, Measured, Row, rows_or_reason
+from experiments.framework.estimate import compare, compare_ratios
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of, rows_or_reason
 from experiments.framework.label_attention import attention_by_class
 from experiments.framework.label_bias import (
     N_CHOOSING,
@@ -27,41 +27,34 @@ from experiments.framework.label_bias import (
     measure_fix,
 )
 from experiments.framework.neighbors import exchange_texts, query_effects
+from experiments.framework.plotting import accuracy_pairs
 from experiments.framework.study import Study, clusters_of, thin_out
 
-GAP = Measure(
+GAP = percent(
     "gap",
     "answer's label last − not last",
     "answer's label first − not first",
     "accuracy between the labels, points",
-    scale=100,
-    digits=1,
 )
 BIAS = Measure("bias", GAP.quantity, GAP.control, "log-odds of the answer, nats")
 FIX = fix_measures("the answer's label is last", "the answer's label is not last", 17)
-ORDER = Measure(
+ORDER = percent(
     "order",
     "accuracy with the query's class shown first",
     "shown last (the paper's order)",
     "accuracy between the labels, %",
-    scale=100,
-    digits=1,
 )
-ATTENTION = Measure(
+ATTENTION = percent(
     "attention",
     "change of attention on true labels when they are shown first instead of last",
     "the same without the heads' position term",
     "% of located heads' attention on true labels",
-    scale=100,
-    digits=1,
 )
-NEIGHBOR = Measure(
+NEIGHBOR = percent(
     "neighbor",
     "share that the last demonstration's text has in moving the answer",
     "share that the text before it has",
     "% of the effect of the input and the last demonstration's text",
-    scale=100,
-    digits=1,
     paper={"assumed by the paper": 20},
 )
 
@@ -80,7 +73,7 @@ def measure(study: Study) -> Measured:
         fixed, fixes = measure_fix(study, "recency", choosing, last)
         rows, details = rows + fixed, details + fixes
     except il.InputError as error:
-        rows += [Row.not_applicable(one.name, str(error)) for one in FIX]
+        rows += rows_of(dict.fromkeys((one.name for one in FIX), str(error)))
     rows += rows_or_reason([ATTENTION], lambda: _attention_rows(study))
     rows += rows_or_reason([NEIGHBOR], lambda: _neighbor_rows(study))
     return Measured(rows, pd.DataFrame(details))
@@ -95,21 +88,21 @@ def ordered(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pairs:
 def _accuracy_by_order(study: Study) -> Row:
     first, last = answered(study, Pairs(study.halves("reorder")[1], study.halves("order")[1]))
     found = compare(first.correct[:, 0], last.correct[:, 0], clusters_of(study.halves("order")[1]), bounds=(0, 1))
-    return Row.from_comparison("order", found)
+    return Row.from_result("order", found)
 
 
 def _attention_rows(study: Study) -> list[Row]:
     """Compare attention on true labels in the paper's two orders, with and without the heads' position term."""
     last, first = study.halves("order")[1], study.halves("reorder")[1]
     rows = []
-    for ranking in ("contrast", "increase"):
-        heads = study.ranked_by(ranking).located
+    for ranked in study.by_ranking():
+        heads = ranked.located
         near, far = (attention_on_true(study, batch, heads) for batch in (last, first))
         with il.remove_position(study.model, heads, positions="last"):
             free_near, free_far = (attention_on_true(study, batch, heads) for batch in (last, first))
         changes = (far - near, near), (free_far - free_near, free_near)
-        about = {"total": "attention on true labels", "ranking": ranking}
-        rows.append(Row.from_ratios("attention", *changes, clusters_of(last), **about))
+        found = compare_ratios(*changes, clusters_of(last), total="attention on true labels")
+        rows.append(Row.from_result("attention", found, ranking=ranked.ranking))
     return rows
 
 
@@ -124,19 +117,12 @@ def _neighbor_rows(study: Study) -> list[Row]:
     prompts = study.prompts_with(study.task.demonstrations + 1, same_length_for=True)[1]
     exchanged = exchange_texts(prompts, study.seed)
     clusters, rows = clusters_of(study.tokenize(exchanged.intact)), []
-    for ranking in ("contrast", "increase"):
-        own, adjacent, far = query_effects(study, exchanged, study.ranked_by(ranking).located).T
-        total = own + adjacent
-        about = {"total": "the effect of the input's and the last demonstration's text", "ranking": ranking}
-        rows.append(Row.from_ratios("neighbor", (adjacent, total), (far, total), clusters, **about))
+    for ranked in study.by_ranking():
+        own, adjacent, far = query_effects(study, exchanged, ranked.located).T
+        shares = (adjacent, own + adjacent), (far, own + adjacent)
+        found = compare_ratios(*shares, clusters, total="the effect of the input's and the last demonstration's text")
+        rows.append(Row.from_result("neighbor", found, ranking=ranked.ranking))
     return rows
-
-
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw accuracy where the answer's label is and is not last, by condition, a panel per model and task."""
-    from experiments.framework.plotting import accuracy_pairs
-
-    return accuracy_pairs(details, "answer's label is last", "answer's label is not last")
 
 
 FINDING = Finding(
@@ -172,5 +158,5 @@ FINDING = Finding(
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
     "which is right in nearly all prompts. Accuracy is in the table of other measures.",
     earlier="gap",
-    draw=draw,
+    draw=partial(accuracy_pairs, favored="answer's label is last", unfavored="answer's label is not last"),
 )

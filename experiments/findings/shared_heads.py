@@ -18,9 +18,10 @@ from torch import Tensor
 import icl_lens as il
 from experiments.framework import other_tasks
 from experiments.framework.estimate import Comparison, compare, compare_drawn
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.finding import Finding, Measured, Row, percent
 from experiments.framework.other_tasks import CATEGORIES, MAPPINGS, MAX_PROMPTS, TaskPrompts, is_above, n_prompts
 from experiments.framework.overlap import Lists, drawn_lists, expected_overlap, overlap
+from experiments.framework.plotting import panels
 from experiments.framework.study import MAX_ROWS, Study, clusters_of, contrasts, increases
 from experiments.framework.tasks import Task
 
@@ -50,13 +51,11 @@ TASKS: dict[str, Callable[[Study, int], TaskPrompts]] = {
     "induction": lambda study, seed: other_tasks.induction(study, seed=seed),
 }
 
-MEAN = Measure(
+MEAN = percent(
     "overlap",
     "heads in common with other classification tasks",
     "random heads, as many per layer",
     "% of the located heads",
-    scale=100,
-    digits=1,
 )
 CEILING = replace(MEAN, name="overlap_same", quantity="in common with the same task on other prompts")
 OF_TASK = {
@@ -108,7 +107,7 @@ def measure(study: Study) -> Measured:
             ranked[name] = rank(study, tasks[name], seed=2 + i)
             rows.append(_row(OF_TASK[name].name, own, own.lists, [ranked[name].lists], note=ranked[name].note))
         except il.InputError as error:
-            rows.append(Row.not_applicable(OF_TASK[name].name, str(error)))
+            rows.append(Row.from_result(OF_TASK[name].name, str(error)))
     done = [name for name in CLASSIFICATION if name in ranked]
     if not done:
         raise il.InputError("the model does none of the other classification tasks")
@@ -135,7 +134,7 @@ def _row(measure: str, own: Ranked, lists: Lists, others: list[Lists], ranking: 
     random = np.mean([expected_overlap(lists, other) for other in others], axis=0)
     sizes = own.accuracy.n_prompts, own.accuracy.n_clusters
     found = compare_drawn(shared, random, *sizes, n_heads=int(lists[0].sum()), bounds=(0, 1))
-    return Row.from_comparison(measure, found, ranking=ranking, note=note)
+    return Row.from_result(measure, found, ranking=ranking, note=note)
 
 
 def _matrix(ranked: dict[str, Ranked]) -> Iterator[dict[str, object]]:
@@ -149,8 +148,6 @@ def _matrix(ranked: dict[str, Ranked]) -> Iterator[dict[str, object]]:
 
 def draw(details: pd.DataFrame) -> Figure:
     """Draw the overlap of all pairs of tasks that the model does, a heat map per model and task."""
-    from experiments.framework.plotting import panels
-
     figure, parts = panels(details, height=3.5, columns=2)
     images = []
     for axes, part in parts:

@@ -11,18 +11,19 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.findings.behavior import label_log_probs
 from experiments.framework.estimate import Comparison, auroc_of_rows, compare, compare_same_heads
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
+from experiments.framework.plotting import condition_dots
 from experiments.framework.projections import layer_inputs
 from experiments.framework.study import Ranking, Study, label_classes
 from experiments.framework.tasks import exchange_texts
@@ -79,12 +80,12 @@ def measure(study: Study) -> Measured:
     }
     losses = swap_losses(study)
     rows: list[Row] = []
-    for ranking in ("contrast", "increase"):
-        found = {name: study.ranked_by(ranking).compare_heads(some, bounds=(0, 1)) for name, some in values.items()}
-        own = values["auroc"][:, *zip(*study.ranked_by(ranking).located, strict=True)].numpy()
-        found["chance"] = compare_same_heads(own, np.full(own.shape, 0.5), study.clusters, bounds=(0, 1))
-        found |= {name: lost[ranking] for name, lost in losses.items()}
-        rows += [Row.from_comparison(name, one, ranking=ranking) for name, one in found.items()]
+    for ranked in study.by_ranking():
+        found = {name: ranked.compare_heads(some, bounds=(0, 1)) for name, some in values.items()}
+        own = ranked.of_located(values["auroc"])
+        found["chance"] = compare_same_heads(own, 0.5, study.clusters, bounds=(0, 1))
+        found |= {name: lost[ranked.ranking] for name, lost in losses.items()}
+        rows += rows_of(found, ranking=ranked.ranking)
     details = ({"swap": swap.words} | asdict(losses[swap.name]["contrast"]) for swap in SWAPS)
     return Measured(rows, pd.DataFrame(details))
 
@@ -117,10 +118,9 @@ def class_aurocs(study: Study, scores: Float[np.ndarray, "row *rest demo"]) -> F
 
 def swap_losses(study: Study) -> dict[str, dict[Ranking, Comparison]]:
     """Return the answer's log-odds (nats) that each swap costs in located heads, by ranking, and in random sets."""
-    sets: dict[Ranking, list[Sequence[il.Head]]] = {}
-    for ranking in ("contrast", "increase"):
-        located = study.ranked_by(ranking).located
-        sets[ranking] = [located, *study.random_sets(located, n=10)]
+    sets: dict[Ranking, list[Sequence[il.Head]]] = {
+        one.ranking: [one.located, *one.random_sets(one.located, n=10)] for one in study.by_ranking()
+    }
     every = [heads for some in sets.values() for heads in some]
     sources = {
         "query": study.with_other_query,
@@ -154,13 +154,6 @@ def patched_log_probs(
     return torch.cat([one.cpu() for one in patched])
 
 
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw what each swap costs the answer, in located heads and in random sets."""
-    from experiments.framework.plotting import condition_dots
-
-    return condition_dots(details, "swap", label="log-odds lost, nats", names=("located heads", "random heads"))
-
-
 FINDING = Finding(
     id="two-towers",
     short="queries matched with keys",
@@ -192,6 +185,6 @@ FINDING = Finding(
     "40 prompts of the real model: other heads of the same layers also score the query's class higher, but "
     "the answer does not depend on them. The AUROC is in the table of other measures.",
     earlier="auroc",
-    draw=draw,
+    draw=partial(condition_dots, x="swap", label="log-odds lost, nats", names=("located heads", "random heads")),
     arbitrary_labels=True,
 )

@@ -9,16 +9,18 @@
 4. Copying needs no prompts: Σ λ / Σ |λ| of the eigenvalues of W_E W_V W_O W_U between tokens.
 """
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
 from experiments.framework.estimate import compare, compare_heads, compare_same_heads
-from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
+from experiments.framework.plotting import head_dots
 from experiments.framework.projections import (
     eigenvalue_score,
     label_features,
@@ -49,7 +51,7 @@ COPY_LABELS, COPY_TEXTS = (
     for name, what in (("labels", "label words"), ("texts", "words of texts"))
 )
 KEY_WORDS, QUERY_WORDS = (
-    Measure(f"{name}_words", what, "chance", "pairs in which the own word ranks first, %", 100, 1)
+    percent(f"{name}_words", what, "chance", "pairs in which the own word ranks first, %")
     for name, what in (("key", "label keys: their demonstration"), ("query", "last query: the input"))
 )
 
@@ -66,20 +68,17 @@ def measure(study: Study) -> Measured:
     n_tokens = study.model.W_U.shape[1]
     circuits = circuit_scores(study)
     rows: list[Row] = []
-    for ranking in ("contrast", "increase"):
-        ranked = study.ranked_by(ranking)
-        own, other = (magnitudes(some, n_tokens)[:, *zip(*ranked.located, strict=True)] for some in (ranks, moved))
+    for ranked in study.by_ranking():
+        own, other = (ranked.of_located(magnitudes(some, n_tokens)) for some in (ranks, moved))
         found = {
             "rank": ranked.compare_heads(reciprocals(ranks), bounds=(0, 1)),
             "magnitude": ranked.compare_heads(magnitudes(ranks, n_tokens)),
-            "follows": natural
-            if study.task.natural
-            else compare_same_heads(own.numpy(), other.numpy(), study.clusters),
+            "follows": natural if study.task.natural else compare_same_heads(own, other, study.clusters),
             "features": ranked.compare_heads(features),
         }
         for name, scores in circuits.items():
             found[f"copy_{name}"] = compare_heads(scores, ranked.located, ranked.controls, None, bounds=(-1, 1))
-        rows += [Row.from_result(name, one, ranking=ranking) for name, one in found.items()]
+        rows += rows_of(found, ranking=ranked.ranking)
     return Measured([*rows, *_words_of_best(study)], _details(study, reciprocals(ranks), reciprocals(moved)))
 
 
@@ -109,10 +108,10 @@ def _words_of_best(study: Study) -> list[Row]:
     best, names = study.located[0], ("key_words", "query_words")
     if best.layer == 0:
         why = f"the best head, {best}, is in the first layer, whose inputs are embeddings"
-        return [Row.not_applicable(name, why, ranking="contrast") for name in names]
+        return rows_of(dict.fromkeys(names, why), ranking="contrast")
     wins = study.map(study.held_out, lambda acts: own_word_wins(acts, best)).double().numpy()
-    compared = [compare(column, 0.5, study.clusters, bounds=(0, 1)) for column in wins.T]
-    return [Row.from_comparison(name, one, ranking="contrast") for name, one in zip(names, compared, strict=True)]
+    compared = (compare(column, 0.5, study.clusters, bounds=(0, 1)) for column in wins.T)
+    return rows_of(dict(zip(names, compared, strict=True)), ranking="contrast")
 
 
 def _details(
@@ -127,14 +126,6 @@ def _details(
     paper = study.task.data == "sentiment-number" and study.task.labels == ("foo", "bar")
     prompt = study.tokenize([EXAMPLE if paper else study.held_out.prompts[0]])
     return pd.concat([pd.DataFrame(found), top_words(il.capture(study.model, prompt), study.located[0])])
-
-
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw the label's MRR in each located head, with labels exchanged, and in the other heads of its layer."""
-    from experiments.framework.plotting import head_dots
-
-    series = {"rank": "label's token", "exchanged": "same token, other label there", "control": "other heads"}
-    return head_dots(details.query("part == 'head'"), series, label="mean reciprocal rank", log=True)
 
 
 FINDING = Finding(
@@ -165,5 +156,10 @@ FINDING = Finding(
         "It is measured from embeddings, while values at labels also carry what earlier layers wrote there.",
         "Top words and their pairs are those of the best located head; a text is represented by its last token.",
     ),
-    draw=draw,
+    draw=partial(
+        head_dots,
+        series={"rank": "label's token", "exchanged": "same token, other label there", "control": "other heads"},
+        label="mean reciprocal rank",
+        log=True,
+    ),
 )

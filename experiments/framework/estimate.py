@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 
 DRAWS = 2000
@@ -98,14 +97,14 @@ def compare_heads(
 
 def compare_same_heads(
     quantity: Float[np.ndarray, "row head"],
-    control: Float[np.ndarray, "row head"],
+    control: Float[np.ndarray, "row head"] | float,
     clusters: Int[np.ndarray, " row"],
     *,
     bounds: Bounds | None = None,
 ) -> Comparison:
     """Compare two numbers per prompt of the same heads, such as a head's own score and a baseline on its inputs."""
     heads = range(quantity.shape[1])
-    pairs = np.stack([quantity, control], axis=-1)
+    pairs = np.stack([quantity, np.broadcast_to(control, quantity.shape)], axis=-1)
     located, controls = [Head(i, 0) for i in heads], {i: [Head(i, 1)] for i in heads}
     return compare_heads(pairs, located, controls, clusters, bounds=bounds)
 
@@ -156,11 +155,8 @@ def precision_of_rows(
     return (best & positive).sum(-1) / best.sum(-1)
 
 
-def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total: str) -> Comparison:
-    """Compare two ratios of means over prompts.
-
-    Raises InputError if a denominator's mean may be zero or below; `total` names it.
-    """
+def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total: str) -> Comparison | str:
+    """Compare two ratios of means over prompts, or say why not: a denominator, named by `total`, may be zero."""
     n, n_clusters = len(clusters), len(np.unique(clusters))
     weights = weights_with_data(clusters)
     ratios = []
@@ -168,7 +164,7 @@ def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total
         drawn = weights @ bottom
         low, high = _interval(float(drawn[0]), drawn[1:], n_clusters - 1, n_clusters, None)
         if not low > 0:
-            raise InputError(f"{total} is not above zero ({drawn[0]:.3g} [{low:.3g}, {high:.3g}]), so it has no shares")
+            return f"{total} is not above zero ({drawn[0]:.3g} [{low:.3g}, {high:.3g}]), so it has no shares"
         ratios.append((weights @ top) / drawn)
     return compare_drawn(ratios[0], ratios[1], n, n_clusters)
 

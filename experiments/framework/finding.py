@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.framework.estimate import Clusters, Comparison, Ratio, compare_ratios
+from experiments.framework.estimate import Comparison
 from experiments.framework.study import Study
 from icl_lens.errors import InputError
+
+Outcome = Literal["above", "below", "includes", "not applicable"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Measure:
     """The paper's numbers in the same unit, by model; as shown, after scaling."""
 
 
+def percent(
+    name: str, quantity: str, control: str, unit: str, *, paper: Mapping[str, int | float] | None = None
+) -> Measure:
+    """Return a measure of shares from 0 to 1, shown in percent or points."""
+    return Measure(name, quantity, control, unit, scale=100, digits=1, paper=paper or {})
+
+
 @dataclass(frozen=True)
 class Row:
     """A measure on one model and task: quantity, control, and the interval of their difference, before scaling."""
@@ -49,32 +58,29 @@ class Row:
     note: str = ""
     """Why the measure does not apply here, or what a reader needs to know about this row."""
 
-    @classmethod
-    def from_comparison(cls, measure: str, found: Comparison, *, ranking: str = "", note: str = "") -> "Row":
-        """Return the row of a comparison."""
-        return cls(measure, **asdict(found), ranking=ranking, note=note)
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the interval of the difference is above zero, below it, or includes it."""
+        if not self.applies:
+            return "not applicable"
+        return "above" if self.low > 0 else "below" if self.high < 0 else "includes"
+
+    @property
+    def applies(self) -> bool:
+        """Whether there are numbers and an interval."""
+        return not (math.isnan(self.quantity) or math.isnan(self.low))
 
     @classmethod
-    def from_ratios(
-        cls, measure: str, quantity: Ratio, control: Ratio, clusters: Clusters, *, total: str, **about: str
-    ) -> "Row":
-        """Return the row of `compare_ratios`; not applicable where the denominator, named by `total`, may be zero."""
-        try:
-            return cls.from_comparison(measure, compare_ratios(quantity, control, clusters, total=total), **about)
-        except InputError as error:
-            return cls.not_applicable(measure, str(error), ranking=about.get("ranking", ""))
-
-    @classmethod
-    def from_result(cls, measure: str, found: Comparison | str, *, ranking: str = "") -> "Row":
+    def from_result(cls, measure: str, found: Comparison | str, *, ranking: str = "", note: str = "") -> "Row":
         """Return the row of a comparison, or of the reason why there is none."""
         if isinstance(found, str):
-            return cls.not_applicable(measure, found, ranking=ranking)
-        return cls.from_comparison(measure, found, ranking=ranking)
+            return cls(measure, ranking=ranking, note=found)
+        return cls(measure, **asdict(found), ranking=ranking, note=note)
 
-    @classmethod
-    def not_applicable(cls, measure: str, reason: str, *, ranking: str = "") -> "Row":
-        """Return a row without numbers, and why."""
-        return cls(measure, ranking=ranking, note=reason)
+
+def rows_of(found: Mapping[str, Comparison | str], *, ranking: str = "") -> list[Row]:
+    """Return the rows of several measures' comparisons."""
+    return [Row.from_result(name, one, ranking=ranking) for name, one in found.items()]
 
 
 def rows_or_reason(measures: Iterable[Measure], compute: Callable[[], list[Row]]) -> list[Row]:
@@ -82,7 +88,7 @@ def rows_or_reason(measures: Iterable[Measure], compute: Callable[[], list[Row]]
     try:
         return compute()
     except InputError as error:
-        return [Row.not_applicable(one.name, str(error)) for one in measures]
+        return rows_of(dict.fromkeys((one.name for one in measures), str(error)))
 
 
 @dataclass(frozen=True)
@@ -137,20 +143,11 @@ class Finding:
 
 def to_json(measured: Measured) -> dict[str, Any]:
     """Return rows and details as plain lists and dictionaries; NaN becomes None."""
-    rows = [{name: _without_nan(value) for name, value in asdict(row).items()} for row in measured.rows]
-    details = measured.details.astype(object).where(measured.details.notna(), None).to_dict("list")
-    return {"rows": rows, "details": details}
+    tables = pd.DataFrame(map(asdict, measured.rows)), measured.details
+    rows, details = (table.astype(object).where(table.notna(), None) for table in tables)
+    return {"rows": rows.to_dict("records"), "details": details.to_dict("list")}
 
 
 def rows_from_json(cell: Mapping[str, Any]) -> list[Row]:
     """Return the rows that `to_json` stored."""
-    rows: list[dict[str, Any]] = cell["rows"]
-    return [Row(**{name: _with_nan(value) for name, value in row.items()}) for row in rows]
-
-
-def _without_nan(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _with_nan(value: Any) -> Any:
-    return math.nan if value is None else value
+    return [Row(**{name: value for name, value in row.items() if value is not None}) for row in cell["rows"]]

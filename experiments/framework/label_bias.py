@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 
 import icl_lens as il
-from experiments.framework.estimate import Clusters, compare
-from experiments.framework.finding import Measure, Row
+from experiments.framework.estimate import Clusters, compare, compare_ratios
+from experiments.framework.finding import Measure, Row, percent, rows_of
 from experiments.framework.study import Study, clusters_of
 from icl_lens.interventions.debias import Fix
 from icl_lens.metrics import is_correct, label_log_odds
@@ -61,22 +61,13 @@ def fix_measures(favored: str, unfavored: str, paper: int) -> tuple[Measure, ...
             digits=0,
             paper={"published version": paper},
         ),
-        Measure(
-            "fixed",
-            "gap with the fix in located heads",
-            "gap without",
-            "accuracy between the labels, points",
-            scale=100,
-            digits=1,
-        ),
+        percent("fixed", "gap with the fix in located heads", "gap without", "accuracy between the labels, points"),
         *(
-            Measure(
+            percent(
                 name,
                 f"accuracy where {words}, with the fix in located heads",
                 "without",
                 "accuracy between the labels, %",
-                scale=100,
-                digits=1,
             )
             for name, words in (("favored", favored), ("unfavored", unfavored))
         ),
@@ -133,10 +124,11 @@ def gap_rows(pairs: tuple[Scores, Scores], control: tuple[Scores, Scores], clust
     (favored, unfavored), (also_favored, also_unfavored) = pairs, control
     gap, control_gap = favored.correct - unfavored.correct, also_favored.correct - also_unfavored.correct
     bias, control_bias = favored.odds - unfavored.odds, also_favored.odds - also_unfavored.odds
-    return [
-        Row.from_comparison("gap", compare(gap[:, 0], _or_zero(control_gap[:, 0]), clusters, bounds=(-1, 1))),
-        Row.from_comparison("bias", compare(bias[:, 0], _or_zero(control_bias[:, 0]), clusters)),
-    ]
+    found = {
+        "gap": compare(gap[:, 0], _or_zero(control_gap[:, 0]), clusters, bounds=(-1, 1)),
+        "bias": compare(bias[:, 0], _or_zero(control_bias[:, 0]), clusters),
+    }
+    return rows_of(found)
 
 
 def _or_zero(control: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
@@ -159,18 +151,17 @@ def measure_fix(
     """
     rows: list[Row] = []
     details = []
-    for ranking in ("contrast", "increase"):
-        ranked = study.ranked_by(ranking)
+    for ranked in study.by_ranking():
         sets = [ranked.located, *ranked.random_sets(ranked.located, N_RANDOM_SETS)]
         strengths = choose_strengths(study, choosing, sets, fix)
         fixes = [il.DebiasSettings(heads, **{fix: strength}) for heads, strength in zip(sets, strengths, strict=True)]
         fixes = [il.DebiasSettings([]), *fixes]
         favored, unfavored = answered(study, tested, fixes)
-        about = {"ranking": ranking, "note": f"strength {strengths[0]:g}"}
+        about = {"ranking": ranked.ranking, "note": f"strength {strengths[0]:g}"}
         rows += fix_rows(favored, unfavored, clusters_of(tested.favored), about)
         for name, some in (("located", slice(1, 2)), ("random", slice(2, None))):
             parts = favored.select(some), unfavored.select(some)
-            details.append(accuracies(f"fix in {name} heads", *parts, ranking=ranking, strength=strengths[0]))
+            details.append(accuracies(f"fix in {name} heads", *parts, ranking=ranked.ranking, strength=strengths[0]))
     return rows, details
 
 
@@ -179,11 +170,10 @@ def fix_rows(favored: Scores, unfavored: Scores, clusters: Clusters, about: dict
     bias, gap = favored.odds - unfavored.odds, favored.correct - unfavored.correct
     removed = bias[:, :1] - bias
     shares = (removed[:, 1], bias[:, 0]), (removed[:, 2:].mean(1), bias[:, 0])
-    rows = [Row.from_ratios("removed", *shares, clusters, total="the bias, nats,", **about)]
-    for name, values, bounds in (
-        ("fixed", gap, (-1, 1)),
-        ("favored", favored.correct, (0, 1)),
-        ("unfavored", unfavored.correct, (0, 1)),
-    ):
-        rows.append(Row.from_comparison(name, compare(values[:, 1], values[:, 0], clusters, bounds=bounds), **about))
-    return rows
+    found = {
+        "removed": compare_ratios(*shares, clusters, total="the bias, nats,"),
+        "fixed": compare(gap[:, 1], gap[:, 0], clusters, bounds=(-1, 1)),
+    }
+    for name, correct in (("favored", favored.correct), ("unfavored", unfavored.correct)):
+        found[name] = compare(correct[:, 1], correct[:, 0], clusters, bounds=(0, 1))
+    return [Row.from_result(name, one, **about) for name, one in found.items()]

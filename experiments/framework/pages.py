@@ -7,13 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.framework.finding import Finding, Measure, Row, rows_from_json
+from experiments.framework import markdown
+from experiments.framework.finding import Finding, Measure, Outcome, Row, rows_from_json
 from experiments.framework.plotting import STYLE, forest
 from experiments.framework.run import load_cells
 from icl_lens.files import atomic_write, write_text
@@ -23,7 +24,6 @@ REAL_NOTE = (
     f"`{REAL}` is SmolLM2-135M-Instruct, a pretrained and instruction-tuned Llama with 4-bit weights. `icl-mini`, "
     "`icl-mini-llama` and `icl-mini-gptj` have about a million parameters and were trained on tasks like these."
 )
-Outcome = Literal["above", "below", "includes", "not applicable"]
 OUTCOMES: dict[Outcome, str] = {
     "above": "above the control",
     "below": "below the control",
@@ -42,9 +42,7 @@ class Stored:
     options: str
     """The task as options of the command line."""
     n: int
-    quantization: str
-    seconds: float
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     details: pd.DataFrame
     located: Mapping[str, Sequence[str]]
 
@@ -52,29 +50,22 @@ class Stored:
     def from_json(cls, finding: Finding, cell: Mapping[str, Any]) -> "Stored":
         """Return what `run.store` wrote."""
         about = cell["configuration"]
-        details = pd.DataFrame(cell["details"]).assign(
-            model=about["model"], task=about["task"]["name"], training_seed=about["training_seed"]
-        )
-        return cls(
-            finding,
-            about["model"],
-            about["training_seed"],
-            about["task"]["name"],
-            _options(about),
-            about["n"],
-            cell["quantization"],
-            cell["seconds"],
-            tuple(rows_from_json(cell)),
-            details,
-            cell["located"],
-        )
+        model, seed, task = about["model"], about["training_seed"], about["task"]["name"]
+        details = pd.DataFrame(cell["details"]).assign(model=model, task=task, training_seed=seed)
+        rows = rows_from_json(cell)
+        return cls(finding, model, seed, task, _options(about), about["n"], rows, details, cell["located"])
+
+    def all_rows(self, measure: str) -> list[Row]:
+        """Return the rows of a measure, by every ranking."""
+        return [row for row in self.rows if row.measure == measure]
 
     def row(self, measure: str, ranking: str = "") -> Row | None:
         """Return the row of a measure; by the first ranking it has unless one is named."""
-        for row in self.rows:
-            if row.measure == measure and ranking in ("", row.ranking):
-                return row
-        return None
+        return next((row for row in self.all_rows(measure) if ranking in ("", row.ranking)), None)
+
+
+Rows = Sequence[tuple[Stored, Row]]
+"""Rows of one measure, with their cells."""
 
 
 def write_pages(
@@ -97,36 +88,29 @@ def write_pages(
 def _options(about: Mapping[str, Any]) -> str:
     """Return the options that measure a stored cell again."""
     task = about["task"]
-    template = {name: value.replace("\n", "\\n") for name, value in task["template"].items()}
-    natural = set(task["labels"]) == set(task["data"].split("-"))
-    words = {"model": about["model"], "task": task["data"], "labels": ",".join(task["labels"])}
-    words |= {"demonstrations": task["demonstrations"], "n": about["n"]}
-    words |= {"separator": f"'{template['separator']}'"} if template["separator"] != " " else {}
-    words |= {"path": f"experiments/framework/{task['path']}"} if task["path"] else {}
-    return " ".join([*(f"--{name} {word}" for name, word in words.items()), *(["--natural"] if natural else [])])
+    separator = task["template"]["separator"].replace("\n", "\\n")
+    options = {"model": about["model"], "task": task["data"], "labels": ",".join(task["labels"])}
+    options |= {"demonstrations": task["demonstrations"], "n": about["n"]}
+    options |= {"separator": f"'{separator}'"} if separator != " " else {}
+    options |= {"path": f"experiments/framework/{task['path']}"} if task["path"] else {}
+    natural = " --natural" if set(task["labels"]) == set(task["data"].split("-")) else ""
+    return " ".join(f"--{name} {word}" for name, word in options.items()) + natural
 
 
 # Numbers and sentences
 
 
-def outcome(row: Row) -> Outcome:
-    """Whether the interval of the difference is above zero, below it, or includes it."""
-    if math.isnan(row.quantity) or math.isnan(row.low):
-        return "not applicable"
-    return "above" if row.low > 0 else "below" if row.high < 0 else "includes"
-
-
-def main_rows(cells: Sequence[Stored]) -> list[tuple[Stored, Row]]:
-    """Return each cell's row of the main measure, by the main ranking, where it applies."""
-    found = [(cell, row) for cell in cells if (row := cell.row(cell.finding.main.name)) is not None]
-    return [(cell, row) for cell, row in found if outcome(row) != "not applicable"]
+def applicable(cells: Iterable[Stored], measure: str, ranking: str = "") -> Rows:
+    """Return each cell's row of a measure where it applies; by the main ranking unless one is named."""
+    found = [(cell, cell.row(measure, ranking)) for cell in cells]
+    return [(cell, row) for cell, row in found if row is not None and row.applies]
 
 
 def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
     """Return the result in two or three sentences, from the main measure's rows."""
     main, said = finding.main, []
     real, small, seeds = groups(cells)
-    if rows := main_rows(real):
+    if rows := applicable(real, main.name):
         numbers = [(number_text(row.quantity, main), number_text(row.control, main), cell.task) for cell, row in rows]
         (quantity, control, task), *others = numbers
         more = "".join(f"; {quantity} and {control} on {task}" for quantity, control, task in others)
@@ -134,26 +118,37 @@ def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
         said.append(f"The first is {_counted(rows, 'tasks')}.")
     elif real:
         said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
-    if rows := main_rows(small):
+    if rows := applicable(small, main.name):
         said.append(f"On the small models, it is {_counted(rows, 'pairs of model and task')}.")
-        if found := main_rows(seeds):
+        if found := applicable(seeds, main.name):
             said.append(f"With other training seeds, it is {_counted(found, 'pairs')}.")
     return " ".join(said)
 
 
-def groups(cells: Sequence[Stored]) -> tuple[list[Stored], list[Stored], list[Stored]]:
+def groups(cells: Iterable[Stored]) -> tuple[list[Stored], list[Stored], list[Stored]]:
     """Return the cells of the real model, of the small models that ship, and of their other training seeds."""
-    real = [cell for cell in cells if cell.model == REAL]
-    small = [cell for cell in cells if cell.model != REAL]
-    return real, [cell for cell in small if not cell.training_seed], [cell for cell in small if cell.training_seed]
+    found: tuple[list[Stored], list[Stored], list[Stored]] = ([], [], [])
+    for cell in cells:
+        found[0 if cell.model == REAL else 2 if cell.training_seed else 1].append(cell)
+    return found
 
 
-def _counted(rows: Sequence[tuple[Stored, Row]], nouns: str) -> str:
+def shipped(cells: Iterable[Stored]) -> list[Stored]:
+    """Return the cells of the models that users have, the real one first."""
+    real, small, _ = groups(cells)
+    return real + small
+
+
+def count(rows: Rows, kind: Outcome) -> int:
+    """Return how many rows have an outcome."""
+    return sum(row.outcome == kind for _, row in rows)
+
+
+def _counted(rows: Rows, nouns: str) -> str:
     """Return how many rows have each outcome: "above the control in 2 of 3 tasks, below the control in 1"."""
-    found = [outcome(row) for _, row in rows]
-    first, *others = [(words, found.count(kind)) for kind, words in OUTCOMES.items() if kind in found]
-    total = f"{first[0]} in {first[1]} of {len(found)} {nouns}"
-    return ", ".join([total, *(f"{words} in {number}" for words, number in others)])
+    first, *others = [(words, n) for kind, words in OUTCOMES.items() if (n := count(rows, kind))]
+    total = f"{first[0]} in {first[1]} of {len(rows)} {nouns}"
+    return ", ".join([total, *(f"{words} in {n}" for words, n in others)])
 
 
 def number_text(value: float, measure: Measure) -> str:
@@ -162,11 +157,17 @@ def number_text(value: float, measure: Measure) -> str:
     return "–" if math.isnan(value) else f"{value * measure.scale:z.{measure.digits}f}".replace("-", "−")
 
 
-def _interval(row: Row, measure: Measure) -> str:
-    if math.isnan(row.low):
-        return "–"
-    difference = number_text(row.quantity - row.control, measure)
-    return f"{difference} [{number_text(row.low, measure)}, {number_text(row.high, measure)}]"
+def span(values: Iterable[float], measure: Measure) -> str:
+    """Return the range of some numbers as it is shown, such as "0.20 … 0.43"."""
+    some = list(values)
+    low, high = number_text(min(some), measure), number_text(max(some), measure)
+    return low if low == high else f"{low} … {high}"
+
+
+def interval_text(row: Row, measure: Measure) -> str:
+    """Return the difference and its interval as they are shown."""
+    difference, low, high = (number_text(value, measure) for value in (row.quantity - row.control, row.low, row.high))
+    return f"{difference} [{low}, {high}]"
 
 
 # Tables
@@ -177,25 +178,22 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
     lines, notes = [], []
     with_seeds = any(cell.training_seed for cell in cells)
     for cell in shipped(cells):
-        for row in (row for row in cell.rows if row.measure == measure.name):
-            name = cell.model if row.ranking in ("", "contrast") else f"{cell.model}, by {row.ranking}"
-            if outcome(row) == "not applicable":
+        for row in cell.all_rows(measure.name):
+            if not row.applies:
                 notes.append(f"{cell.model} on {cell.task}: {row.note}")
                 continue
-            numbers = (number_text(row.quantity, measure), number_text(row.control, measure), _interval(row, measure))
+            numbers = (number_text(row.quantity, measure), number_text(row.control, measure))
             seeds = _other_seeds(cells, cell, row)
-            ends = [number_text(end(seeds), measure) for end in (min, max)] if seeds else []
-            spread = [f"{' … '.join(ends)} ({len(seeds)})" if seeds else ""] if with_seeds else []
-            lines.append(line(name, cell.task, *numbers, *spread, str(row.n_prompts or "–")))
+            ends = " … ".join(number_text(end(seeds), measure) for end in (min, max)) if seeds else ""
+            spread = [f"{ends} ({len(seeds)})" if seeds else ""] * with_seeds
+            name = cell.model + _by(row)
+            lines.append([name, cell.task, *numbers, interval_text(row, measure), *spread, str(row.n_prompts or "–")])
     for who, value in measure.paper.items():
-        lines.append(line("the paper", who, f"{value:.{measure.digits}f}", *[""] * (4 if with_seeds else 3)))
-    if lines:
-        names = ["difference [95 %]", *(["other seeds: range (number)"] if with_seeds else []), "prompts"]
-        head = line("model", "task", measure.quantity, measure.control, *names)
-        lines = [f"Unit: {measure.unit}.\n", head, line("---", "---", *["---:"] * (2 + len(names))), *lines]
-    if notes:
-        lines.append(f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}.")
-    return "\n".join(lines)
+        lines.append(["the paper", who, f"{value:.{measure.digits}f}", *[""] * (3 + with_seeds)])
+    names = ["difference [95 %]", *["other seeds: range (number)"] * with_seeds, "prompts"]
+    columns = ["model", "task", measure.quantity, measure.control, *names]
+    parts = [f"Unit: {measure.unit}.\n", markdown.table(columns, lines, align="ll")] if lines else []
+    return "\n".join([*parts, *_not_applicable(notes)])
 
 
 def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
@@ -205,33 +203,30 @@ def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
     for measure in finding.measures[1:]:
         said = f"{measure.quantity}, against {measure.control} ({measure.unit})"
         for cell in real:
-            for row in (row for row in cell.rows if row.measure == measure.name):
-                if outcome(row) == "not applicable":
+            for row in cell.all_rows(measure.name):
+                if not row.applies:
                     notes.append(f"{measure.quantity} on {cell.model}, {cell.task}: {row.note}")
                     continue
-                where = cell.task if row.ranking in ("", "contrast") else f"{cell.task}, by {row.ranking}"
                 numbers = (number_text(row.quantity, measure), number_text(row.control, measure))
-                lines.append(line(said, f"{cell.model}, {where}", *numbers, _interval(row, measure)))
+                lines.append([said, f"{cell.model}, {cell.task}{_by(row)}", *numbers, interval_text(row, measure)])
                 said = ""
-        rows = [row for cell in small if (row := cell.row(measure.name)) and outcome(row) != "not applicable"]
-        if rows:
-            ranges = (span((getattr(row, name) for row in rows), measure) for name in ("quantity", "control"))
-            counts = _counted([(small[0], row) for row in rows], "pairs of model and task")
-            lines.append(line(said, "small models", *ranges, counts))
+        if rows := applicable(small, measure.name):
+            ranges = (span((getattr(row, name) for _, row in rows), measure) for name in ("quantity", "control"))
+            lines.append([said, "small models", *ranges, _counted(rows, "pairs of model and task")])
         for who, value in measure.paper.items():
-            lines.append(line("", f"the paper, {who}", f"{value:.{measure.digits}f}", "", ""))
+            lines.append(["", f"the paper, {who}", f"{value:.{measure.digits}f}", "", ""])
     if not lines:
         return ""
-    head = [line("measure", "model, task", "quantity", "control", "difference [95 %]"), line(*["---"] * 5)]
-    told = [f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}."] if notes else []
-    return "\n".join([*head, *lines, *told])
+    columns = ["measure", "model, task", "quantity", "control", "difference [95 %]"]
+    return "\n".join([markdown.table(columns, lines, align="lllll"), *_not_applicable(notes)])
 
 
-def span(values: Iterable[float], measure: Measure) -> str:
-    """Return the range of some numbers as it is shown, such as "0.20 … 0.43"."""
-    some = list(values)
-    low, high = number_text(min(some), measure), number_text(max(some), measure)
-    return low if low == high else f"{low} … {high}"
+def _by(row: Row) -> str:
+    return "" if row.ranking in ("", "contrast") else f", by {row.ranking}"
+
+
+def _not_applicable(notes: Sequence[str]) -> list[str]:
+    return [f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}."] * bool(notes)
 
 
 def every_row(finding: Finding, cells: Sequence[Stored]) -> pd.DataFrame:
@@ -247,22 +242,11 @@ def every_row(finding: Finding, cells: Sequence[Stored]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def line(*cells: str) -> str:
-    """Return a line of a Markdown table."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def shipped(cells: Sequence[Stored]) -> list[Stored]:
-    """Return the cells of the models that users have, the real one first."""
-    real, small, _ = groups(cells)
-    return real + small
-
-
 def _other_seeds(cells: Sequence[Stored], cell: Stored, row: Row) -> list[float]:
     """The quantity on models of the same recipe with other training seeds."""
     same = [one for one in cells if one.training_seed and (one.model, one.task) == (cell.model, cell.task)]
-    found = [other for one in same if (other := one.row(row.measure, row.ranking)) is not None]
-    return [other.quantity for other in found if not math.isnan(other.quantity)]
+    found = [other.quantity for one in same if (other := one.row(row.measure, row.ranking)) is not None]
+    return [quantity for quantity in found if not math.isnan(quantity)]
 
 
 # Figures
@@ -280,10 +264,7 @@ def write_figures(folder: Path, finding: Finding, cells: Sequence[Stored]) -> No
 def forest_figure(finding: Finding, cells: Sequence[Stored]) -> Figure:
     """Draw the main measure: one line per model and task of the models that ship, other seeds as small dots."""
     main, lines = finding.main, []
-    for cell in shipped(cells):
-        row = cell.row(main.name)
-        if row is None or outcome(row) == "not applicable":
-            continue
+    for cell, row in applicable(shipped(cells), main.name):
         scaled = {name: getattr(row, name) * main.scale for name in ("quantity", "control", "low", "high")}
         seeds = [value * main.scale for value in _other_seeds(cells, cell, row)]
         lines.append({"label": f"{cell.model}, {cell.task}", **scaled, "seeds": seeds})
@@ -315,17 +296,17 @@ def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str
         parts.append(f"![Details](figures/{finding.id}-details.svg)")
     if others := other_measures(finding, cells):
         parts += ["## Other measures", others]
-    located = [f"- {cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in shipped(cells)]
+    located = [f"{cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in shipped(cells)]
     parts += [
         "## Caveats",
-        "\n".join(f"- {caveat}" for caveat in (*finding.caveats, *filter(None, [finding.post_hoc]), REAL_NOTE)),
+        markdown.bullets([*finding.caveats, *filter(None, [finding.post_hoc]), REAL_NOTE]),
         f"Every number, by model, training seed, task and ranking: [{finding.id}.csv](data/{finding.id}.csv).",
         "## How it was measured",
         f"```bash\n{command} {finding.id} {shipped(cells)[0].options}\n```",
         "<details><summary>Method, and the located heads</summary>",
         finding.method,
         "Located heads (by contrast, best first):",
-        "\n".join(located),
+        markdown.bullets(located),
         "</details>",
     ]
     return "\n\n".join(parts) + "\n"

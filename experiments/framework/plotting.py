@@ -97,6 +97,7 @@ def panels(
 
 def curves(table: pd.DataFrame, *, x: str, y: str, by: str, label: str) -> Figure:
     """Draw y against x, one line per value of `by`, one panel per model and task."""
+    table = _by_contrast(table)
     figure, parts = panels(table)
     names = [name for name in table[by].unique() if name != "none"]
     for axes, part in parts:
@@ -129,8 +130,7 @@ def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label:
 
 def accuracy_pairs(details: pd.DataFrame, favored: str, unfavored: str) -> Figure:
     """Draw the columns favored and unfavored by condition as two dots on one line, a panel per model and task."""
-    if "ranking" in details:
-        details = details.query("ranking.isna() or ranking == 'contrast'")
+    details = _by_contrast(details)
     figure, parts = panels(details, height=2.1)
     low = min(0.5, details[["favored", "unfavored"]].min().min())
     for i, (axes, part) in enumerate(parts):
@@ -199,6 +199,11 @@ def legend_below(figure: Figure, *axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
 
 
+def _by_contrast(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table without rows for heads located by increase."""
+    return table.query("ranking.isna() or ranking == 'contrast'") if "ranking" in table else table
+
+
 def head_dots(
     table: pd.DataFrame,
     series: Mapping[str, str],
@@ -210,10 +215,10 @@ def head_dots(
 ) -> Figure:
     """Draw several numbers of each located head, one panel per model and task.
 
-    `table` has a row per head with its name in "head"; `series` names the columns drawn and their legends. The first is
-    filled, the others are hollow. `line` is a value to compare with, such as chance.
+    `table` has a row per head with its name in "head", and may have other rows; `series` names the columns drawn and
+    their legends. The first is filled, the others are hollow. `line` is a value to compare with, such as chance.
     """
-    figure, parts = panels(table)
+    figure, parts = panels(table.dropna(subset=[next(iter(series))]))
     styles = zip("osD^", COLORS, strict=False)
     looks = [(marker, color, color if i == 0 else "none") for i, (marker, color) in enumerate(styles)]
     for axes, part in parts:

@@ -101,14 +101,13 @@ def run(
 
 def measure(finding: Finding, study: Study) -> Measured:
     """Measure a finding; what the model or task does not allow becomes a row with the reason."""
-    reason = finding.reason_not_applicable(study)
-    if reason:
-        return Measured([Row.not_applicable(finding.main.name, reason)])
     try:
+        if reason := finding.reason_not_applicable(study):
+            raise InputError(reason)
         return finding.measure(study)
     except InputError as error:
         logging.getLogger("icl_lens").info("%s does not apply: %s", finding.id, error)
-        return Measured([Row.not_applicable(finding.main.name, str(error))])
+        return Measured([Row.from_result(finding.main.name, str(error))])
 
 
 def store(cell: Cell, study: Study, measured: Measured, folder: Path, seconds: float) -> None:
@@ -118,7 +117,7 @@ def store(cell: Cell, study: Study, measured: Measured, folder: Path, seconds: f
     content = {
         "configuration": cell.configuration(),
         "quantization": study.view.quantization,
-        "located": {ranking: list(map(str, study.ranked_by(ranking).located)) for ranking in ("contrast", "increase")},
+        "located": {ranked.ranking: list(map(str, ranked.located)) for ranked in study.by_ranking()},
         "seconds": round(seconds, 1),
         "versions": {name: version(name) for name in PACKAGES},
         **to_json(measured),

@@ -18,6 +18,7 @@ from icl_lens.models.view import ModelView
 
 Ranking = Literal["contrast", "increase"]
 """What heads are ranked by: the answer's log-odds against the other label, or, as in the paper, its log-probability."""
+RANKINGS: tuple[Ranking, ...] = ("contrast", "increase")
 
 Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
 
@@ -45,6 +46,15 @@ class Study:
     def ranked_by(self, ranking: Ranking) -> "Study":
         """Return the same study with heads located by another ranking; both share everything computed."""
         return replace(self, ranking=ranking)
+
+    def by_ranking(self) -> "list[Study]":
+        """Return the study with heads located by each ranking."""
+        return [self.ranked_by(ranking) for ranking in RANKINGS]
+
+    def of_located(self, values: Shaped[Tensor, "row layer head *rest"]) -> Shaped[np.ndarray, "row located *rest"]:
+        """Return the located heads' part of values of all heads, in double precision."""
+        layers, heads = zip(*self.located, strict=True)
+        return values[:, layers, heads].double().numpy()
 
     def memoize(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Return what `compute` returned the first time for this key."""
@@ -178,8 +188,9 @@ class Study:
     @property
     def compared(self) -> list[il.Head]:
         """Heads located by either ranking and the control heads of both, in order; the heads worth measuring."""
-        studies = [self.ranked_by(ranking) for ranking in ("contrast", "increase")]
-        heads = {head for study in studies for group in (study.located, *study.controls.values()) for head in group}
+        heads = {
+            head for study in self.by_ranking() for group in (study.located, *study.controls.values()) for head in group
+        }
         return sorted(heads)
 
     def map_heads(
