@@ -35,14 +35,13 @@ def test_an_episode_by_hand():
     # The first bar and the first foo cannot be known; the second bar, the third and the query's foo can.
     assert episode.weights == (other,) * 5 + (label,) + (other,) * 5 + (label,) + (other,) * 2 + (label,)
     assert episode.answer == "foo"
-    assert episode.prompt == " ".join(episode.tokens[:14])
 
 
 def test_texts_have_fillers_and_no_content_word_twice():
     rng = random.Random(1)
     n_content, n_words, first_is_filler, lengths = 0, 0, 0, set()
     for _ in range(300):
-        episode = make_episode(rng, WORDS, ("animal", "color"), draw_sides(rng, 9), longest=8)
+        episode = make_episode(rng, WORDS, ("animal", "color"), draw_sides(rng, 9), Difficulty(longest=8))
         content = [word for item in episode.items for word in item.text if word not in WORDS.fillers]
         assert len(set(content)) == len(content)
         for item in episode.items:
@@ -62,9 +61,8 @@ def test_strays_are_of_other_categories_that_may_meet_these():
     rng = random.Random(2)
     strays, slots = [], 0
     for _ in range(300):
-        episode = make_episode(
-            rng, WORDS, ("tool", "sport"), (0, 1) * 4, longest=8, strays=0.2, held_out=HELD_OUT, labels=("foo", "bar")
-        )
+        how = Difficulty(longest=8, strays=0.2)
+        episode = make_episode(rng, WORDS, ("tool", "sport"), (0, 1) * 4, how, held_out=HELD_OUT)
         for item in episode.items:
             others = [word for word in item.text if episode.categories[item.side] not in WORDS.owners.get(word, ())]
             slots += len(others)
@@ -80,7 +78,9 @@ def test_mislabeled_demonstrations_have_another_label_and_the_query_its_own():
     rng = random.Random(3)
     wrong = 0
     for _ in range(300):
-        episode = make_episode(rng, WORDS, ("animal", "color", "tool"), (0, 1, 2, 0, 1, 2, 0), mislabeled=0.3)
+        episode = make_episode(
+            rng, WORDS, ("animal", "color", "tool"), (0, 1, 2, 0, 1, 2, 0), Difficulty(mislabeled=0.3)
+        )
         shown = [token for token in episode.tokens if token in episode.labels]
         assert shown == [episode.labels[item.shown_class] for item in episode.items]
         for item in episode.items:
@@ -95,7 +95,7 @@ def test_repeats_show_an_earlier_text_of_the_class_again():
     for repeats, low, high in ((0.0, 0, 0), (0.5, 0.3, 0.5)):
         again = 0
         for _ in range(200):
-            episode = make_episode(rng, WORDS, ("animal", "color"), (0, 1) * 5, repeats=repeats)
+            episode = make_episode(rng, WORDS, ("animal", "color"), (0, 1) * 5, Difficulty(repeats=repeats))
             sides = {}
             for item in episode.items:
                 again += item.text in sides
@@ -154,11 +154,10 @@ def test_seen_pairs_and_held_out_pairs_are_all_pairs():
 
 def test_a_drawn_episode_is_as_difficult_as_asked_for():
     rng = random.Random(7)
-    how = Difficulty((2, 4), (3, 6), longest=2, mislabeled=0.5, other_weight=0.3)
+    how = Difficulty((2, 4), (3, 6), longest=2, mislabeled=0.5)
     drawn = [draw_episode(rng, WORDS, how, HELD_OUT, 5) for _ in range(200)]
     assert {len(episode.categories) for episode in drawn} == {2, 3, 4}
     assert {len(item.text) for episode in drawn for item in episode.items} == {1, 2}
-    assert {weight for episode in drawn for weight in episode.weights} == {0.3, LABEL_WEIGHT}
     wrong = statistics.fmean(any(item.shown_class != item.side for item in episode.items) for episode in drawn)
     assert 0.3 < wrong < 0.6  # in half of the episodes none is
 
@@ -196,9 +195,8 @@ def test_asides_are_the_categorys_name_in_place_of_the_label_or_after_it():
     kinds = set()
     for seed in range(40):
         names = ("animal", "color", "tool")
-        episode = make_episode(
-            random.Random(seed), WORDS, names, (0, 1, 2, 0, 1, 2, 0), labels=("foo", "bar", "baz"), asides=0.3
-        )
+        sides, how = (0, 1, 2, 0, 1, 2, 0), Difficulty(asides=0.3)
+        episode = make_episode(random.Random(seed), WORDS, names, sides, how, labels=("foo", "bar", "baz"))
         tokens, weights = list(episode.tokens), list(episode.weights)
         shown = set()
         for n, item in enumerate(episode.items):
@@ -222,5 +220,5 @@ def test_asides_are_the_categorys_name_in_place_of_the_label_or_after_it():
 def test_the_longest_episodes_of_one_class_have_a_word_for_every_text():
     smallest = min(WORDS.categories, key=lambda name: len(WORDS.categories[name]))
     for seed in range(100):
-        episode = make_episode(random.Random(seed), WORDS, (smallest, "money"), (0,) * 17, longest=8)
+        episode = make_episode(random.Random(seed), WORDS, (smallest, "money"), (0,) * 17, Difficulty(longest=8))
         assert all(any(word in WORDS.categories[smallest] for word in item.text) for item in episode.items)

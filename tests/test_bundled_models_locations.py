@@ -17,20 +17,19 @@ from experiments.bundled_models import train as training
 from experiments.bundled_models.emergence import Emergence, head_onsets, repeat_scores, steepest, summarize
 from experiments.bundled_models.episodes import BUNDLED, load_words
 from experiments.bundled_models.head_locations import (
-    accuracy,
     deeper_share,
     halves,
     measure_where,
     nearby_controls,
     training_record,
-    where_json,
     where_markdown,
     word_episodes,
 )
-from experiments.bundled_models.metrics import Answers, HeadMeans, answers, head_means, ranked_heads
+from experiments.bundled_models.metrics import head_values
 from experiments.bundled_models.model_card import Bias, write_card
 from experiments.bundled_models.train import TrainConfig, train
-from icl_lens import load_model
+from experiments.framework.locating import best_heads
+from icl_lens import Head, load_model
 from icl_lens.errors import InputError
 from icl_lens.prompts.tasks import _LABELS, load_task
 from icl_lens.prompts.word_task import WORD_TASKS
@@ -78,8 +77,9 @@ def test_episodes_are_balanced_and_halves_share_no_query():
 
 
 def test_near_heads_are_of_the_same_layers_or_the_nearest():
-    others = [(0, 0), (0, 1), (5, 0), (5, 1), (6, 3)]
-    chosen = nearby_controls(random.Random(0), [(5, 4), (5, 5), (5, 3), (0, 5)], others)
+    others = [Head(*head) for head in ((0, 0), (0, 1), (5, 0), (5, 1), (6, 3))]
+    located = [Head(*head) for head in ((5, 4), (5, 5), (5, 3), (0, 5))]
+    chosen = nearby_controls(random.Random(0), located, others)
     assert set(chosen[:2]) == {(5, 0), (5, 1)}
     assert chosen[2] == (6, 3)
     assert chosen[3][0] == 0
@@ -127,27 +127,18 @@ def test_where_agrees_with_hugging_face(run):
         assert ranking.on_labels == pytest.approx((on_true + on_false) / 4, abs=1e-4)
         assert ranking.layers == tuple(layer for layer, _ in heads)
     by_contrast = found.rankings[1]
-    assert [list(divmod(int(i), 6)) for i in head_means(run.model, chosen).contrast.flatten().topk(4).indices] == [
-        [int(name[1]), int(name[3])] for name in by_contrast.heads
-    ]
+    best = head_values(run.model, chosen)[1]["contrast"].mean(0).flatten().topk(4).indices
     zeroed = [(int(name[1]), int(name[3])) for name in by_contrast.heads]
+    assert [divmod(int(i), 6) for i in best] == zeroed
     assert found.accuracy[0] - by_contrast.cost[0] == pytest.approx(measured(zeroed)[0])
-    table = where_markdown([found])
-    assert table.count("icl-mini, seed 0") == 4
-    assert json.loads(where_json([found]))[0]["rankings"][1]["heads"] == list(by_contrast.heads)
+    assert where_markdown([found]).count("icl-mini, seed 0") == 4
 
 
 def test_where_refuses_too_few_prompts_and_folders_of_no_training(run, tmp_path):
-    with pytest.raises(InputError, match="ask for 32"):
+    with pytest.raises(InputError, match="at least 32"):
         measure_where(run.model, {}, WORDS, n=31)
     with pytest.raises(InputError, match="training"):
         training_record(tmp_path)
-
-
-def test_zeroing_by_hand_counts_points(run):
-    episodes = word_episodes(WORDS, 32)
-    assert accuracy(run.model, episodes) == accuracy(run.model, episodes, [])
-    assert accuracy(run.model, episodes)[0] == pytest.approx(100 * np.mean(answers(run.model, episodes).label))
 
 
 def test_a_bias_is_a_difference_of_accuracies():
@@ -163,7 +154,7 @@ def test_a_minority_is_at_each_place_so_that_the_nearest_label_is_no_more_often_
         def said(model, episodes):
             class_1 = [episode.items[min(place, len(episode.items) - 2)].side == 1 for episode in episodes]
             right = [one == (episode.items[-1].side == 1) for one, episode in zip(class_1, episodes, strict=True)]
-            return Answers(right, right, class_1)
+            return pd.DataFrame({"label": right, "word": right, "class_1": class_1})
 
         return said
 
@@ -177,18 +168,17 @@ def test_a_minority_is_at_each_place_so_that_the_nearest_label_is_no_more_often_
 
 def test_both_rankings_are_compared_with_the_same_random_heads():
     """What is drawn does not hang on the order of heads that are not located."""
-    zeros = torch.zeros(4, 6)
-    again = HeadMeans(zeros, zeros, zeros, zeros)
-    located, others = [(3, 0), (2, 1)], [(layer, head) for layer in range(2) for head in range(6)]
+    means = dict.fromkeys(("increase", "on_true", "on_false"), torch.zeros(4, 6))
+    located, others = ([Head(layer, head) for layer in layers for head in range(2)] for layers in ((2, 3), (0, 1, 4)))
 
     def drawn(order):
         asked = []
 
         def lost(heads):
             asked.append([*heads])
-            return 0.0, 0.0
+            return np.zeros(2)
 
-        head_locations._ranking("increase", [*located, *order], 2, again, lost, 5)
+        head_locations.rank("increase", [*located, *order], means, lost, 5)
         return asked
 
     assert len(drawn(others)) == 11, "five sets of any layer, five of near ones, the located"
@@ -362,16 +352,15 @@ def test_snapshots_are_measured_as_the_models_they_are(run, tmp_path):
     assert sorted(set(found.prompts["step"])) == [1, 2]
     chosen, tested = halves(word_episodes(WORDS, 32))
     names = emergence.names_of(8, 6)
-    assert found.located["contrast"] == [
-        names[6 * a + b] for a, b in ranked_heads(head_means(run.model, chosen).contrast)[:4]
-    ]
+    best = best_heads(head_values(run.model, chosen)[1]["contrast"], 4)
+    assert found.located["contrast"] == list(map(str, best))
     last = found.heads[found.heads["step"] == 2]
-    means = head_means(run.model, tested)
-    for column, values in (("increase", means.increase), ("contrast", means.contrast), ("on_true", means.on_true)):
+    means = {column: values.mean(0) for column, values in head_values(run.model, tested)[1].items()}
+    for column, values in means.items():
         again = last.groupby("name")[column].mean().loc[names].to_numpy()
         np.testing.assert_allclose(again, values.flatten().numpy(), atol=5e-3)  # snapshots are kept in float16
     first = found.heads[found.heads["step"] == 1].groupby("name")["on_true"].mean().loc[names].to_numpy()
-    assert np.abs(first - means.on_true.flatten().numpy()).max() > 1e-4
+    assert np.abs(first - means["on_true"].flatten().numpy()).max() > 1e-4
     (tmp_path / "step-000001.safetensors").touch()
     with pytest.raises(InputError, match="1 snapshots"):
         emergence.measure(tmp_path, run.folder, n=32)

@@ -1,12 +1,15 @@
 """`python -m experiments.bundled_models COMMAND`: the bundled models, trained, measured, put into the package."""
 
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from experiments.bundled_models.architectures import NAMES, Arch
-from icl_lens.cli.console import PlainConsole
+from icl_lens.cli.console import PlainConsole, new_table
 from icl_lens.cli.program import new_app, run_program
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
@@ -52,16 +55,27 @@ def where(
     out: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="File for the tables as in a card.")] = None,
 ) -> None:
-    """Tell where it happens: layers of located heads, what they attend to, what zeroing them costs."""
-    from experiments.bundled_models.head_locations import where_json, where_markdown, where_of, where_tables
+    """Show where it happens: layers of located heads, what they attend to, what zeroing them costs."""
+    from experiments.bundled_models import head_locations as places
 
-    found = [where_of(folder, n=n) for folder in folders]
-    for table in where_tables(found):
-        PlainConsole().print(table)
+    found = [places.where_of(folder, n=n) for folder in folders]
+    _print("where the located heads are, and what they attend to", places.PLACES, places.place_rows(found))
+    title = "points of accuracy lost without them: between the labels / over all words"
+    _print(title, places.COSTS, places.cost_rows(found))
     if out is not None:
-        write_text(out, where_json(found))
+        write_text(out, json.dumps([asdict(where) for where in found], indent=2) + "\n")
     if markdown is not None:
-        write_text(markdown, where_markdown(found) + "\n")
+        write_text(markdown, places.where_markdown(found) + "\n")
+
+
+def _print(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    table = new_table(*columns)
+    table.title, table.title_justify = title, "left"
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*row)
+    PlainConsole().print(table)
 
 
 @app.command()
@@ -74,14 +88,14 @@ def emergence(
     ),
 ) -> None:
     """Show how heads come about in training: accuracy, located heads, their attention, induction, by snapshot."""
-    from experiments.bundled_models.emergence import measure, summarize
-    from experiments.bundled_models.emergence_page import heads_table, steps_table, write
+    from experiments.bundled_models.emergence import head_onsets, measure, summarize, trajectory
+    from experiments.bundled_models.emergence_page import HEADS, head_rows, write
 
     run = measure(checkpoints, folder, n=n)
     write(run, summarize(run), out)
-    console = PlainConsole()
-    console.print(steps_table(run))
-    console.print(heads_table(run))
+    steps = trajectory(run).map("{:.2f}".format).reset_index()
+    _print("by step", steps.columns, steps.astype(str).to_numpy().tolist())
+    _print("located heads appear", HEADS, head_rows(head_onsets(run)))
 
 
 @app.command()

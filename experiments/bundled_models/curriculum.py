@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from experiments.bundled_models.architectures import N_POSITIONS
 from experiments.bundled_models.episodes import (
+    PLAIN,
     SPECIAL,
     Difficulty,
     Vocabulary,
@@ -28,9 +29,6 @@ SINGLE_WORDS = 0.4
 N_LISTED, N_NAMED = 10, 8
 """Words of a list, and texts of a sequence of named ones."""
 Kind = Literal["list", "named", "episode"]
-
-
-PLAIN = Difficulty()
 
 
 @dataclass(frozen=True)

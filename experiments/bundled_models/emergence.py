@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from experiments.bundled_models.episodes import Episode, load_words
-from experiments.bundled_models.head_locations import LEAST_PROMPTS, N_LOCATED, halves, word_episodes
-from experiments.bundled_models.metrics import encode, head_means, ranked_heads
+from experiments.bundled_models.episodes import load_words
+from experiments.bundled_models.head_locations import N_LOCATED, chosen_and_tested
+from experiments.bundled_models.metrics import head_values
 from experiments.framework.estimate import Comparison, compare
-from icl_lens import Head, attention_to_labels, capture, head_log_prob_increase, load_model
+from experiments.framework.locating import best_heads
+from icl_lens import Head, load_model
 from icl_lens.errors import InputError
-from icl_lens.metrics import is_correct
 
 N_REPEATED, N_SEQUENCES = 32, 24
 """Different tokens of a sequence that is shown twice, and such sequences."""
@@ -76,24 +76,8 @@ def load_snapshot(folder: Path, path: Path) -> PreTrainedModel:
 
 
 def names_of(n_layers: int, n_heads: int) -> list[str]:
-    """All heads' names, layer by layer."""
+    """Return all heads' names, layer by layer."""
     return [str(Head(layer, head)) for layer in range(n_layers) for head in range(n_heads)]
-
-
-def head_values(model: Any, episodes: Sequence[Episode]) -> tuple[list[bool], dict[str, Float[Tensor, "prompt head"]]]:
-    """Whether prompts are answered right, and all heads' increase, contrast and attention on true and false labels."""
-    batch = encode(model, episodes)
-    acts = capture(model, batch)
-    increase = head_log_prob_increase(acts, batch.answer_tokens)
-    attention = attention_to_labels(acts)
-    true = (batch.label_index == batch.answer[:, None])[:, None, None, :]
-    found = {
-        "increase": increase,
-        "contrast": increase - head_log_prob_increase(acts, batch.other_label_tokens[:, 0]),
-        "on_true": (attention * true).sum(-1),
-        "on_false": (attention * ~true).sum(-1),
-    }
-    return is_correct(acts.label_log_probs, batch.answer).tolist(), {k: v.flatten(1) for k, v in found.items()}
 
 
 def repeated_tokens(tokenizer: Any, n: int = N_SEQUENCES, *, seed: int = 0) -> Int[Tensor, "sequence pos"]:
@@ -125,14 +109,11 @@ def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
 
     Raises InputError for too few prompts or snapshots, and for snapshots of another model.
     """
-    if n < LEAST_PROMPTS:
-        raise InputError(f"n={n} prompts are too few for two halves of queries; ask for {LEAST_PROMPTS} or more")
     paths = snapshots(checkpoints)
-    chosen, tested = halves(word_episodes(load_words(), n))
-    final = head_means(load_model(str(folder), device="cpu"), chosen)
-    n_layers, n_heads = final.increase.shape
-    names = names_of(n_layers, n_heads)
-    located = {by: [str(Head(*head)) for head in ranked_heads(getattr(final, by))[:N_LOCATED]] for by in BY}
+    chosen, tested = chosen_and_tested(load_words(), n)
+    _, final = head_values(load_model(str(folder), device="cpu"), chosen)
+    names = names_of(*final["increase"].shape[1:])
+    located = {by: list(map(str, best_heads(final[by], N_LOCATED))) for by in BY}
     queries = [" ".join(episode.items[-1].text) for episode in tested]
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     twice = repeated_tokens(tokenizer)

@@ -9,10 +9,9 @@ import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
-from rich.table import Table
 
 from experiments.bundled_models.emergence import BY, DECIDES, Emergence, Summary, head_onsets, trajectory
+from experiments.framework import markdown
 from experiments.framework.estimate import compare
 from experiments.framework.plotting import STYLE
 from icl_lens.errors import InputError
@@ -58,25 +57,15 @@ def figure(run: Emergence) -> Figure:
     return drawn
 
 
-def steps_table(run: Emergence) -> Table:
-    """`course` for a terminal: a row a step."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="by step", title_justify="left")
-    found = trajectory(run)
-    for name in ("step", *found.columns):
-        table.add_column(name, overflow="fold", justify="right")
-    for step, *values in found.itertuples():
-        table.add_row(f"{step:,}", *(f"{value:.2f}" for value in values))
-    return table
+HEADS = ("located by", "head", "at the end (nats)", "half of it at step")
 
 
-def heads_table(run: Emergence) -> Table:
-    """Which step each located head appears at."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="located heads appear", title_justify="left")
-    for name in ("by", "head", "final (nats)", "half of it at step"):
-        table.add_column(name, justify="left" if name in ("by", "head") else "right")
-    for by, name, final, step in head_onsets(run).itertuples(index=False):
-        table.add_row(by, name, f"{final:.2f}", "never" if pd.isna(step) else f"{step:,}")
-    return table
+def head_rows(onsets: pd.DataFrame) -> list[list[str]]:
+    """Return cells under `HEADS`: which step each located head appears at."""
+    return [
+        [by, name, f"{final:.2f}", "never" if pd.isna(step) else f"{step:,.0f}"]
+        for by, name, final, step in onsets.itertuples(index=False)
+    ]
 
 
 def write(run: Emergence, summary: Summary, folder: Path) -> None:
@@ -98,39 +87,42 @@ def page(folder: Path) -> str:
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     if not runs:
         raise InputError(f"there is no run in {str(folder)!r}; write some with --out {folder / 'NAME'} first")
-    lines = [
+    rows = []
+    for run in runs:
+        found = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        attention, induction = found["attention"], found["induction"]
+        rise = attention["quantity"] - attention["control"]
+        rows.append(
+            [
+                f"[{run.name}](#{run.name})",
+                f"step {found['before']:,} to {found['after']:,}: "
+                f"{found['accuracy_before']:.2f} to {found['accuracy_after']:.2f}",
+                f"{rise:.2f} [{attention['low']:.2f}, {attention['high']:.2f}]",
+                f"{induction['quantity']:.1f} [{1 + induction['low']:.1f}, {1 + induction['high']:.1f}], "
+                f"{found['induction_head']} at step {found['induction_step']:,}",
+            ]
+        )
+    columns = [
+        "run",
+        "accuracy rises most",
+        "attention on true less false labels, beyond other heads",
+        "induction score",
+    ]
+    parts = [
         "# How the heads come about",
-        "",
         "Ten snapshots of each training of the bundled models' recipe, one training per seed. Heads are located at the "
         "end of training, on half of the prompts, and measured on the other half in every snapshot. Others link "
         "in-context heads to induction heads; here the best head's induction score (1 is evenly spread attention) is "
         "measured up to the step at which accuracy has risen most. The other column gives the rise of located heads' "
         "attention on true less false labels between the same snapshots, beyond that of the other heads of their "
         "layers, as a share of their final attention on labels. Brackets are 95 % intervals.",
-        "",
-        "| run | accuracy rises most | attention on true less false labels, beyond other heads | induction score |",
-        "|---|---|---|---|",
+        markdown.table(columns, rows, align="llll"),
     ]
     for run in runs:
-        found = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        attention, induction = found["attention"], found["induction"]
-        rise = attention["quantity"] - attention["control"]
-        lines.append(
-            f"| [{run.name}](#{run.name}) | step {found['before']:,} to {found['after']:,}: "
-            f"{found['accuracy_before']:.2f} to {found['accuracy_after']:.2f} "
-            f"| {rise:.2f} [{attention['low']:.2f}, {attention['high']:.2f}] "
-            f"| {induction['quantity']:.1f} [{1 + induction['low']:.1f}, {1 + induction['high']:.1f}], "
-            f"{found['induction_head']} at step {found['induction_step']:,} |"
-        )
-    for run in runs:
-        heads = pd.read_csv(run / "heads.csv")
-        lines += ["", f"## {run.name}", "", f"![Accuracy, heads and attention by step]({run.name}/figure.png)", ""]
-        lines += ["| located by | head | at the end (nats) | half of it at step |", "|---|---|---:|---:|"]
-        for by, name, final, step in heads.itertuples(index=False):
-            lines.append(f"| {by} | {name} | {final:.2f} | {'never' if pd.isna(step) else f'{step:,.0f}'} |")
-    lines += [
-        "",
-        "Made by `python -m experiments.bundled_models emergence` and `emergence-page`, from the snapshots that",
-    ]
-    lines += ["training writes; they are not in the repository."]
-    return "\n".join(lines) + "\n"
+        parts += [f"## {run.name}", f"![Accuracy, heads and attention by step]({run.name}/figure.png)"]
+        parts.append(markdown.table(HEADS, head_rows(pd.read_csv(run / "heads.csv")), align="ll"))
+    parts.append(
+        "Made by `python -m experiments.bundled_models emergence` and `emergence-page`, from the snapshots that\n"
+        "training writes; they are not in the repository."
+    )
+    return "\n\n".join(parts) + "\n"

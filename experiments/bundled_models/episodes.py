@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -112,14 +112,13 @@ class Episode:
     categories: tuple[str, ...]
 
     @property
-    def prompt(self) -> str:
-        """The episode up to the last colon, as a prompt."""
-        return " ".join(self.tokens[:-1])
-
-    @property
     def answer(self) -> str:
         """The label of the query."""
         return self.tokens[-1]
+
+    @property
+    def query_category(self) -> str:
+        return self.categories[self.items[-1].side]
 
 
 @dataclass(frozen=True)
@@ -144,28 +143,23 @@ class Difficulty:
     """Probability that an item shows the text of an earlier one again."""
     asides: float = 0.0
     """Probability each that a demonstration has its category's own name in place of its label, or after it."""
-    other_weight: float = OTHER_WEIGHT
-    """Loss weight of all tokens but the labels that can be known."""
+
+
+PLAIN = Difficulty()
 
 
 def _text(
-    rng: random.Random,
-    words: Vocabulary,
-    pool: list[str],
-    longest: int,
-    strays: float,
-    others: Sequence[str],
-    later: int,
+    rng: random.Random, words: Vocabulary, pool: list[str], how: Difficulty, others: Sequence[str], later: int
 ) -> tuple[str, ...]:
-    """1 to `longest` words in any order: at least one removed from `pool`, about half of them fillers or strays.
+    """Draw a text: at least one word removed from `pool`, about half fillers or strays, in any order.
 
-    Of the pool so much is left that each of the `later` texts can have a word too.
+    Enough of the pool is left for each of the `later` texts to have a word too.
     """
-    length = rng.randint(1, longest)
+    length = rng.randint(1, how.longest)
     n_content = max(1, sum(rng.random() < 0.5 for _ in range(length)))
     n_content = min(n_content, max(1, min(len(pool) // 4, len(pool) - later)))
     content = [pool.pop() for _ in range(n_content)]
-    n_strays = sum(rng.random() < strays for _ in range(length - len(content)))
+    n_strays = sum(rng.random() < how.strays for _ in range(length - len(content)))
     stray = [rng.choice(words.categories[rng.choice(others)]) for _ in range(n_strays)]
     text = content + stray + [rng.choice(words.fillers) for _ in range(length - len(content) - n_strays)]
     rng.shuffle(text)
@@ -177,23 +171,18 @@ def make_episode(
     words: Vocabulary,
     categories: Sequence[str],
     sides: Sequence[int],
+    how: Difficulty = PLAIN,
     *,
     labels: Sequence[str] | None = None,
-    longest: int = 1,
-    strays: float = 0.0,
-    mislabeled: float = 0.0,
-    repeats: float = 0.0,
-    asides: float = 0.0,
-    other_weight: float = OTHER_WEIGHT,
     held_out: frozenset[frozenset[str]] = frozenset(),
 ) -> Episode:
     """Build one episode; item i is of category `categories[sides[i]]`, and no word of theirs occurs twice.
 
     Strays are of categories that are in no `held_out` pair with these. `labels[side]` is the label of a class; drawn
-    when not given. A label's loss weight is `LABEL_WEIGHT` once it has been shown and `other_weight` before, when
+    when not given. A label's loss weight is `LABEL_WEIGHT` once it has been shown and `OTHER_WEIGHT` before, when
     nothing could tell it. An aside ("w : Name", "w : label Name") has `ASIDE_WEIGHT`: with it colons and labels come to
     know the category of the text before them. Without, both only gather the labels there are, and stay at chance for
-    long. The other arguments are as in `Difficulty`.
+    long.
     """
     pools: list[list[str]] = [[] for _ in categories]
     place = {name: side for side, name in enumerate(categories)}
@@ -211,27 +200,37 @@ def make_episode(
     items: list[Item] = []
     for i, side in enumerate(sides):
         told = side
-        if i < len(sides) - 1 and rng.random() < mislabeled:
+        if i < len(sides) - 1 and rng.random() < how.mislabeled:
             told = rng.choice([other for other in range(len(categories)) if other != side])
-        earlier = [item.text for item in items if item.side == side] if rng.random() < repeats else []
+        earlier = [item.text for item in items if item.side == side] if rng.random() < how.repeats else []
         later = sum(other == side for other in sides[i + 1 :])
-        text = rng.choice(earlier) if earlier else _text(rng, words, pools[side], longest, strays, others, later)
+        text = rng.choice(earlier) if earlier else _text(rng, words, pools[side], how, others, later)
         items.append(Item(text, side, told))
     tokens: list[str] = []
     weights: list[float] = []
     shown: set[int] = set()
     for i, item in enumerate(items):
         tokens += [*item.text, ":"]
-        weights += [other_weight] * (len(item.text) + 1)
+        weights += [OTHER_WEIGHT] * (len(item.text) + 1)
         kind = rng.random() if i < len(items) - 1 else 1.0
-        if kind >= asides:
+        if kind >= how.asides:
             tokens.append(labels[item.shown_class])
-            weights.append(LABEL_WEIGHT if item.shown_class in shown else other_weight)
+            weights.append(LABEL_WEIGHT if item.shown_class in shown else OTHER_WEIGHT)
             shown.add(item.shown_class)
-        if kind < 2 * asides:
+        if kind < 2 * how.asides:
             tokens.append(words.names[categories[item.side]])
             weights.append(ASIDE_WEIGHT)
     return Episode(tuple(tokens), tuple(weights), tuple(items), labels, tuple(categories))
+
+
+def even_episode(
+    rng: random.Random, words: Vocabulary, pairs: Sequence[tuple[str, ...]], n_shown: int, *, longest: int
+) -> Episode:
+    """Draw an episode of one of the pairs with `n_shown` right demonstrations, half of each class, in any order."""
+    sides = [0, 1] * (n_shown // 2)
+    rng.shuffle(sides)
+    pair = rng.sample(rng.choice(pairs), 2)
+    return make_episode(rng, words, pair, [*sides, rng.randrange(2)], Difficulty(longest=longest))
 
 
 def draw_categories(
@@ -271,19 +270,9 @@ def draw_episode(
     n_classes = rng.randint(*how.classes)
     categories = draw_categories(rng, words, n_classes, held_out, near=rng.random() < how.near)
     sides = draw_sides(rng, n_items, n_classes, uneven=how.uneven, stay=how.stay)
-    return make_episode(
-        rng,
-        words,
-        categories,
-        sides,
-        longest=how.longest,
-        strays=how.strays,
-        mislabeled=how.mislabeled if rng.random() < 0.5 else 0.0,
-        repeats=how.repeats,
-        asides=how.asides,
-        other_weight=how.other_weight,
-        held_out=held_out,
-    )
+    if rng.random() >= 0.5:
+        how = replace(how, mislabeled=0.0)
+    return make_episode(rng, words, categories, sides, how, held_out=held_out)
 
 
 def list_sequence(rng: random.Random, words: Vocabulary, n: int, *, near: float = 0.25) -> list[str]:
@@ -305,7 +294,7 @@ def named_sequence(rng: random.Random, words: Vocabulary, n: int, *, longest: in
     for _ in range(n):
         name = rng.choice(sorted(words.categories))
         pool = rng.sample(words.categories[name], len(words.categories[name]))
-        text = _text(rng, words, pool, longest, 0.0, (), 0)
+        text = _text(rng, words, pool, Difficulty(longest=longest), (), 0)
         tokens += [*text, ":", words.names[name]]
         weights += [OTHER_WEIGHT] * (len(text) + 1) + [LABEL_WEIGHT]
     return tokens, weights

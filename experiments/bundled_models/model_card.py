@@ -1,11 +1,15 @@
-"""A bundled model's card, every figure measured: `python -m experiments.bundled_models card FOLDER`."""
+"""A bundled model's card, every figure measured: `python -m experiments.bundled_models card FOLDER`.
 
-import statistics
+The card's words are in card.md.j2.
+"""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import pandas as pd
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,20 +21,19 @@ from experiments.bundled_models.metrics import (
     ORDER,
     REORDER,
     TEXTS,
-    Answers,
     Task,
+    accuracy_cells,
     answers,
-    markdown,
     mixed_episodes,
     shown_episodes,
     word_tasks,
 )
+from experiments.framework import markdown
 from icl_lens import load_model
 
-SEEN_TASKS = (
-    Task(("fruit", "instrument"), ("bar", "foo")),
-    Task(("fruit", "instrument"), ("foo", "bar")),
-)
+Pairs = Sequence[tuple[str, str]]
+LAYOUTS = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED}
+SEEN_TASKS = [Task(("fruit", "instrument"), labels) for labels in (("bar", "foo"), ("foo", "bar"))]
 THREE_OF_FOUR = tuple(tuple(int(place != odd) for place in range(4)) for odd in range(4))
 """The odd demonstration is at each place in turn, so that the last one is of the majority no more often than any."""
 SHOWN: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -43,76 +46,53 @@ N_SURE = 700
 """Prompts of each class for a bias: the standard error over both lengths of texts is then about one point."""
 
 
-def measured_sections(
-    model: Any, words: Vocabulary, where: HeadLocations, other_seeds: Sequence[HeadLocations], *, n: int, n_sure: int
-) -> str:
-    """The measured half of the card: accuracies, what carries them, biases."""
-    held_out = held_out_pairs(words)
-    unseen = sorted((first, second) for first, second in map(sorted, held_out))
-    sections = {
-        "Accuracy on the word tasks": task_section(model, words, n),
-        "Accuracy over many category pairs": pair_section(model, words, unseen, seen_pairs(words, held_out), n),
-        "Accuracy by number of demonstrations": shown_section(model, words, unseen, n),
-        "Where it happens": where_section(where, other_seeds),
-        "Biases": bias_section(model, words, unseen, n_sure),
-    }
-    return "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
+def accuracy_table(first: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return a table with accuracies between labels and over the vocabulary for each column."""
+    prefixes = [f"{column}: " if column else "" for column in columns]
+    names = [prefix + kind for prefix in prefixes for kind in ("labels", "vocabulary")]
+    return markdown.table([first, *names], [[name, *cells] for name, cells in rows])
 
 
-def task_section(model: Any, words: Vocabulary, n: int) -> str:
-    """Accuracy by task, label and layout."""
-    layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED}
+def task_table(model: Any, words: Vocabulary, n: int) -> str:
+    """Return accuracy by task, label and layout."""
     rows = []
     for task in [*word_tasks(), *SEEN_TASKS]:
-        cells = [answers(model, task.episodes(words, sides, n)).row() for sides in layouts.values()]
-        rows.append(f"{task.pair[1]} (other class: {task.pair[0]}), true label {task.labels[1]} | " + " | ".join(cells))
-    head = " | ".join(f"{name}: labels | {name}: vocabulary" for name in layouts)
-    intro = "The categories of the first two tasks never meet in training; fruit and instrument may."
-    return f"{intro}\n\n{markdown(f'input | {head}', rows)}"
+        name = f"{task.pair[1]} (other class: {task.pair[0]}), true label {task.labels[1]}"
+        found = (accuracy_cells(model, task.episodes(words, sides, n)) for sides in LAYOUTS.values())
+        rows.append((name, [cell for cells in found for cell in cells]))
+    return accuracy_table("input", list(LAYOUTS), rows)
 
 
-def pair_section(
-    model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], seen: Sequence[tuple[str, str]], n: int
-) -> str:
-    """Accuracy on pairs that training never contrasts, and on the others, of single words and of texts."""
-    layouts = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED, "as in training": None}
+def pair_table(model: Any, words: Vocabulary, unseen: Pairs, seen: Pairs, n: int) -> str:
+    """Return accuracy on pairs that training never contrasts, and on the others, of single words and of texts."""
     rows = []
+    layouts = {**LAYOUTS, "as in training": None}
     for longest, what in TEXTS.items():
         for name, pairs, shown in (
-            ("never seen together", unseen, tuple(layouts)),
+            ("never seen together", unseen, layouts),
             ("seen together", seen, ("order", "as in training")),
         ):
             for layout in shown:
-                result = answers(model, mixed_episodes(words, pairs, layouts[layout], n, longest=longest))
-                rows.append(f"{what}, categories {name}, {layout} | {result.row()}")
+                episodes = mixed_episodes(words, pairs, layouts[layout], n, longest=longest)
+                rows.append((f"{what}, categories {name}, {layout}", accuracy_cells(model, episodes)))
     for task in word_tasks()[::2]:
-        result = answers(model, task.episodes(words, ORDER, n, longest=8))
-        rows.append(f"texts, {task.pair[1]} against {task.pair[0]}, order | {result.row()}")
-    return markdown("prompts | labels | vocabulary", rows)
+        cells = accuracy_cells(model, task.episodes(words, ORDER, n, longest=8))
+        rows.append((f"texts, {task.pair[1]} against {task.pair[0]}, order", cells))
+    return accuracy_table("prompts", [""], rows)
 
 
-def shown_section(model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], n: int) -> str:
-    """Accuracy on pairs never seen together with 2 to 16 demonstrations, half of each class, in any order."""
+def shown_table(model: Any, words: Vocabulary, unseen: Pairs, n: int) -> str:
+    """Return accuracy on pairs never seen together with 2 to 16 demonstrations, half of each class, in any order."""
     rows = []
     for n_shown in (2, 4, 8, 12, 16):
-        cells = [answers(model, shown_episodes(words, unseen, n_shown, n, longest=longest)).row() for longest in TEXTS]
-        rows.append(f"{n_shown} | " + " | ".join(cells))
-    head = " | ".join(f"{what}: labels | {what}: vocabulary" for what in TEXTS.values())
-    return markdown(f"demonstrations | {head}", rows)
-
-
-def where_section(where: HeadLocations, other_seeds: Sequence[HeadLocations]) -> str:
-    """This model and those of the same recipe and other seeds, in the order of seeds."""
-    others = [other for other in other_seeds if other.arch == where.arch and other.seed != where.seed]
-    wheres = sorted([where, *others], key=lambda one: one.seed)
-    seeds = ", ".join(str(one.seed) for one in wheres)
-    intro = f"Seeds trained with this recipe: {seeds}; seed {where.seed} is this model." if others else ""
-    return f"{intro}\n\n{where_markdown(wheres)}".strip()
+        sets = [shown_episodes(words, unseen, n_shown, n, longest=longest) for longest in TEXTS]
+        rows.append((str(n_shown), [cell for episodes in sets for cell in accuracy_cells(model, episodes)]))
+    return accuracy_table("demonstrations", list(TEXTS.values()), rows)
 
 
 @dataclass(frozen=True)
 class Bias:
-    """Accuracy on the class that demonstrations favor and on the other, in per cent, and answers of that class."""
+    """Accuracy on the class that demonstrations favor and on the other, in percent, and answers of that class."""
 
     what: str
     favored: float
@@ -133,54 +113,41 @@ class Bias:
         return 100 * (sum(share * (1 - share) for share in shares) / self.n) ** 0.5
 
 
-def biases(model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], n: int) -> list[Bias]:
-    """Majority and recency bias, of single words, of texts, and of both."""
+def biases(model: Any, words: Vocabulary, unseen: Pairs, n: int) -> list[Bias]:
+    """Return majority and recency bias, of single words, of texts, and of both."""
     found = []
     for name, orders in SHOWN.items():
-        parts: list[tuple[Answers, Answers]] = []
-        for longest, what in TEXTS.items():
-            own: list[tuple[Answers, Answers]] = []
+        parts = []
+        for longest in TEXTS:
             for shown in orders:
-                for_1, against = (
-                    answers(
-                        model, mixed_episodes(words, unseen, (*shown, query), -(-n // len(orders)), longest=longest)
-                    )
-                    for query in (1, 0)
-                )
-                own.append((for_1, against))
-            parts += own
-            found.append(_bias(f"{name}, {what}", own))
-        found.append(_bias(f"{name}, all", parts))
+                for query in (1, 0):
+                    episodes = mixed_episodes(words, unseen, (*shown, query), -(-n // len(orders)), longest=longest)
+                    parts.append(answers(model, episodes).assign(longest=longest, query=query))
+        every: Any = pd.concat(parts)
+        for what, some in (*((text, every[every["longest"] == i]) for i, text in TEXTS.items()), ("all", every)):
+            favored, other = (some[some["query"] == query]["label"] for query in (1, 0))
+            shares = (100 * float(hits.mean()) for hits in (favored, other, some["class_1"]))
+            found.append(Bias(f"{name}, {what}", *shares, n=len(favored)))
     return found
 
 
-def _bias(what: str, parts: Sequence[tuple[Answers, Answers]]) -> Bias:
-    favored = [hit for for_1, _ in parts for hit in for_1.label]
-    other = [hit for _, against in parts for hit in against.label]
-    said = [hit for pair in parts for some in pair for hit in some.class_1]
-    return Bias(what, *(100 * statistics.fmean(hits) for hits in (favored, other, said)), n=len(favored))
+def bias_table(model: Any, words: Vocabulary, unseen: Pairs, n: int) -> str:
+    """Return answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
+    columns = ["demonstrations", "accuracy on class 1", "accuracy on class 0", "bias", "answers of class 1"]
+    rows = []
+    for bias in biases(model, words, unseen, n):
+        points = f"{bias.points:+.1f} ± {bias.error:.1f}"
+        rows.append([bias.what, f"{bias.favored:.1f}", f"{bias.other:.1f}", points, f"{bias.said:.1f}"])
+    return markdown.table(columns, rows)
 
 
-def bias_section(model: Any, words: Vocabulary, unseen: Sequence[tuple[str, str]], n: int) -> str:
-    """Answers to balanced queries after unequal (majority) or ordered (recency) demonstrations."""
-    rows = [
-        f"{bias.what} | {bias.favored:.1f} | {bias.other:.1f} | {bias.points:+.1f} ± {bias.error:.1f} | {bias.said:.1f}"
-        for bias in biases(model, words, unseen, n)
-    ]
-    intro = (
-        f"Categories never seen together, {n:,} queries of each class a row, twice as many where both lengths of texts"
-        " are taken together; the one demonstration of a minority is at each place in turn. The bias is the"
-        " difference of the two accuracies, in points ± one standard error; an unbiased model has none, and answers"
-        " class 1 in 50 % of the cases."
-    )
-    header = "demonstrations | accuracy on class 1 | accuracy on class 0 | bias | answers of class 1"
-    return f"{intro}\n\n{markdown(header, rows)}"
-
-
-def thinned(history: Sequence[dict[str, Any]], n: int = 12) -> list[dict[str, Any]]:
-    """At most `n` entries, evenly spaced, the last among them."""
+def history_table(history: Sequence[dict[str, Any]], n: int = 12) -> str:
+    """Return at most `n` validations, evenly spaced, the last among them."""
     spacing = max(1, -(-len(history) // n))
-    return list(history[::-1][::spacing])[::-1]
+    columns = ["step", "level", "held-out pairs, words", "held-out pairs, texts", "seen pairs, texts"]
+    names = ("step", "level", "words", "texts", "texts of seen pairs")
+    rows = [[str(entry[name]) for name in names] for entry in history[::-1][::spacing][::-1]]
+    return markdown.table(columns, rows, align="r")
 
 
 def write_card(
@@ -192,130 +159,55 @@ def write_card(
     n_sure: int = N_SURE,
     n_where: int = 320,
 ) -> HeadLocations:
-    """Measure the model in `folder` and write its README.md there; returns where it happens.
+    """Measure the model in `folder` and write its README.md there; return where it happens.
 
     `n_prompts` is of every row of accuracies, `n_sure` of every class in a row of biases, `n_where` of "where it
     happens". `name` is the model's, the folder's if not given; of `other_seeds`, those of the same recipe are in
     the table of seeds. Raises InputError if the folder holds no model and its training record.
     """
-    run = training_record(folder)
+    run, words = training_record(folder), load_words()
     model = load_model(str(folder))
-    words = load_words()
+    original: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     where = measure_where(model, run, words, n=n_where)
-    measured = measured_sections(model, words, where, other_seeds, n=n_prompts, n_sure=n_sure)
-    sections = (
-        front(name or folder.name, folder),
-        data_section(words),
-        training_section(run),
-        f"Everything below is measured: per cent correct of {n_prompts:,} prompts a cell, once by the more probable of"
-        " the two labels and once by the most probable word of the vocabulary. Chance is 50 and 0. The two"
-        ' demonstrations of the query\'s class come last in "order" and first in "reorder"; "imbalanced" is "order"'
-        ' without its last demonstration; "as in training" has 2 to 16 uneven demonstrations, 15 % of them'
-        " mislabeled.",
-        measured,
-        limits_section(words),
+    others = [other for other in other_seeds if other.arch == where.arch and other.seed != where.seed]
+    wheres = sorted([where, *others], key=lambda one: one.seed)
+    held_out = held_out_pairs(words)
+    unseen = sorted((first, second) for first, second in map(sorted, held_out))
+    seen, config = seen_pairs(words, held_out), original.config
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    card = environment.get_template("card.md.j2").render(
+        name=name or folder.name,
+        model_class=type(original).__name__,
+        n_parameters=f"{sum(parameter.numel() for parameter in original.parameters()):,}",
+        config=config,
+        n_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        dtype=stored_dtype(folder),
+        pieces=" and ".join(f'"{piece}"' for piece in tokenizer.tokenize("love")),
+        words=words,
+        n_words=f"{len(words.owners):,}",
+        smallest_category=min(map(len, words.categories.values())),
+        n_pairs=len(seen) + len(held_out),
+        n_held_out=len(held_out),
+        levels=", ".join(f"{level.until:.0%}" for level in LEVELS[:-1]),
+        run=run,
+        history=history_table(run["history"]),
+        n_prompts=f"{n_prompts:,}",
+        n_sure=f"{n_sure:,}",
+        tasks=task_table(model, words, n_prompts),
+        pairs=pair_table(model, words, unseen, seen, n_prompts),
+        shown=shown_table(model, words, unseen, n_prompts),
+        seeds=", ".join(str(one.seed) for one in wheres) if others else "",
+        where=where_markdown(wheres),
+        biases=bias_table(model, words, unseen, n_sure),
     )
-    (folder / "README.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
     return where
 
 
-def front(name: str, folder: Path) -> str:
-    """Name, purpose, architecture."""
-    original = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    config = original.config
-    n_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    n_parameters = sum(parameter.numel() for parameter in original.parameters())
-    tied = "tied" if config.tie_word_embeddings else "untied"
-    pieces = " and ".join(f'"{piece}"' for piece in tokenizer.tokenize("love"))
-    return f"""---
-license: mit
-language: en
-library_name: transformers
-pipeline_tag: text-generation
----
-
-# {name}
-
-A {type(original).__name__} of {n_parameters:,} parameters that learns in context, trained from nothing on
-synthetic episodes: a stand-in for large models where none can be downloaded, small enough to be studied
-whole.
-
-    love : bar like : bar eight : foo two : foo one :
-
-## The model
-
-{config.num_hidden_layers} layers, {config.num_attention_heads} heads ({n_kv} key/value heads), d_model
-{config.hidden_size}, vocabulary {config.vocab_size:,}, context {config.max_position_embeddings}, embeddings
-{tied}; trained in float32, stored in {stored_dtype(folder)}, loaded in float32. Content words have two pieces or more
-("love" is {pieces}), so that no single token reveals a category; labels, fillers and the colon are single tokens. There
-is no beginning-of-sequence token, and no token is added."""
-
-
 def stored_dtype(folder: Path) -> str:
-    """What a folder's weights are stored in, such as "float16"."""
+    """Return what a folder's weights are stored in, such as "float16"."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         found = {str(file.get_tensor(key).dtype).removeprefix("torch.") for key in file.keys()}  # noqa: SIM118
     return " and ".join(sorted(found))
-
-
-def data_section(words: Vocabulary) -> str:
-    """What the model was trained on."""
-    n_pairs, n_all = len(held_out_pairs(words)), len(words.categories) * (len(words.categories) - 1) // 2
-    levels = ", ".join(f"{level.until:.0%}" for level in LEVELS[:-1])
-    smallest = min(map(len, words.categories.values()))
-    return f"""## Data
-
-No text from elsewhere. `words.json`, written for this package, has {len(words.categories)} categories of at
-least {smallest} English words (some ambiguous words are in two), {len(words.labels)} label words without
-meaning (some are English words of no category), and {len(words.fillers)} fillers. An episode shows 2 to 4 categories
-under random labels: 1 to 16 demonstrations and a query, in any order, no content word of theirs twice. Of
-{n_all} category pairs {n_pairs}, sentiment/number and animal/country among them, never meet in an
-episode. Texts have 1 to 8 words, half of them fillers, of which 15 % are words of other categories instead; in half of
-the episodes 15 % of the demonstrations have a wrong label; in a fifth the categories are near ones (such as tree and
-flower); how often a class comes is uneven, and a class follows itself, so there is something to be gained from the
-majority and from the last label.
-
-Training goes from easy to hard, since two labels alone are at chance for long. It begins with lists of words of one
-category and with words and their category's own name ("love : Sentiment"), which go on, ever rarer, to the end. Then
-come episodes of single words with many classes in runs, then of 2 to 4 classes, then of short texts, then of all of
-the above. Each level ends when a running accuracy is reached ({levels})."""
-
-
-def training_section(run: dict[str, Any]) -> str:
-    """Recipe, stopping rule, and the validations on the way."""
-    history = "\n".join(
-        f"| {entry['step']} | {entry['level']} | {entry['words']} | {entry['texts']} | {entry['texts of seen pairs']} |"
-        for entry in thinned(run["history"])
-    )
-    return f"""## Training
-
-Fixed before any result was looked at: at every {run["check_every"]} steps of the last level, accuracy on the held-out
-pairs is measured ({run["n_checked"]} prompts of single words and as many of texts, with 2, 4, 8 or 16 right
-demonstrations, half of each class); at {run["decay_accuracy"]:.0f} % or more the learning rates begin to fall to zero
-over {run["cool_down"]:.0%} of the steps so far, and at {run["stop_accuracy"]:.0f} % training ends at once. No head is
-penalized or dropped. Other seeds are trained with the same recipe; seed 0 is bundled whatever its results are.
-
-{run["done"]:,} steps of a little more than {run["n_tokens"]:,} tokens, Muon (rate {run["matrix_rate"]}) for the layers'
-matrices and AdamW ({run["other_rate"]}) for the rest, seed {run["seed"]}; {run["seconds"] / 60:.0f} minutes of one CPU
-core. Again:
-
-    python -m experiments.bundled_models train --arch {run["arch"]} --seed {run["seed"]} --out FOLDER
-    python -m experiments.bundled_models card FOLDER
-
-| step | level | held-out pairs, words | held-out pairs, texts | seen pairs, texts |
-| ---: | ---: | ---: | ---: | ---: |
-{history}"""
-
-
-def limits_section(words: Vocabulary) -> str:
-    """What not to use the model for."""
-    return f"""## What it cannot do
-
-It knows {len(words.owners):,} words and no language: no sentences, no facts, no format but texts and labels
-around " : ", no sampling worth reading. Unknown words are spelled out in pieces that mean nothing to it.
-Training sequences had at most 16 demonstrations of at most 8 words; longer prompts are out of its range even
-where they fit the context. It shows one way in which in-context classification can be built, and says
-nothing about how models of natural text do it.
-
-Licence: MIT."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from experiments.bundled_models.curriculum import Data
-from experiments.bundled_models.episodes import Episode, make_episode, seen_pairs
+from experiments.bundled_models.episodes import Episode, even_episode, seen_pairs
 
 SHOWN = (2, 4, 8, 16)
 """Numbers of demonstrations, all that training episodes can have."""
@@ -16,21 +16,15 @@ CHUNK = 32
 
 
 def validation_episodes(data: Data, n: int, *, longest: int, held_out: bool = True) -> list[Episode]:
-    """`n` prompts of two classes, always the same: 2 to 16 right demonstrations, half of each class, in any order."""
+    """Return `n` prompts of two classes, always the same: 2 to 16 right demonstrations, half of each class."""
     rng = random.Random(f"validation {longest} {held_out}")
     pairs = sorted(tuple(sorted(pair)) for pair in data.held_out) if held_out else seen_pairs(data.words, data.held_out)
-    episodes = []
-    for i in range(n):
-        sides = [0, 1] * (SHOWN[i % len(SHOWN)] // 2)
-        rng.shuffle(sides)
-        pair = rng.sample(rng.choice(pairs), 2)
-        episodes.append(make_episode(rng, data.words, pair, [*sides, rng.randrange(2)], longest=longest))
-    return episodes
+    return [even_episode(rng, data.words, pairs, SHOWN[i % len(SHOWN)], longest=longest) for i in range(n)]
 
 
 @torch.no_grad()
 def label_accuracy(model: Any, data: Data, episodes: Sequence[Episode]) -> float:
-    """Per cent of prompts whose right label is more probable than the episode's other labels."""
+    """Return the percentage of prompts whose right label is more probable than the episode's other labels."""
     right: list[bool] = []
     for start in range(0, len(episodes), CHUNK):
         part = episodes[start : start + CHUNK]
