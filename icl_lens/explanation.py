@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -26,8 +26,9 @@ from icl_lens.attribution.increases import (
 from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import label_similarity
 from icl_lens.display import format_signed
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads_per_row
+from icl_lens.interventions.effects import head_effects
 from icl_lens.models.attention_scores import RotaryAnglesUnavailable
 from icl_lens.models.head import Head
 from icl_lens.models.locking import locks_model
@@ -38,7 +39,7 @@ from icl_lens.prompts.prompt import Prompt, Template, quoted_list
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report import explanation_json
-from icl_lens.report.findings import AblationReport, ExplainOptions, Findings, HeadReport, SubheadReport
+from icl_lens.report.findings import AblationReport, By, ExplainOptions, Findings, HeadReport, SubheadReport
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ class Explanation(Findings):
     """
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{report.head} {format_signed(report.increase)}" for report in self.heads[:5])
+        by = self.settings.by
+        best = ", ".join(f"{report.head} {format_signed(report.scores[by])}" for report in self.heads[:5])
         where = f"{self.model}, {len(self.tokens)} tokens"
-        return f"Explanation({where}: {self.headline}; heads that raise {self.target!r} most, nats: {best})"
+        return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
 
     @cached_property
     def figures(self) -> "dict[str, Figure]":
@@ -130,6 +132,7 @@ def explain(
     shared_prefix: Literal["error", "append"] = "error",
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
+    by: By | None = None,
     k: int = 10,
     n_ablated: int = 4,
     n_random: int = 20,
@@ -138,12 +141,14 @@ def explain(
     """Explain one prompt's answer, or the next token of any text.
 
     `prompt` may be a string for `Prompt.parse`. Log-probability increases are those of the answer's token, or of the
-    label that the model predicts if the prompt has no answer. The `k` heads with the largest increase are described;
+    label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described;
     the first `n_ablated` of them are zeroed jointly and compared with `n_random` random sets of the same size.
     Increases are not additive: those of the parts need not sum to the whole's.
 
     Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
     defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
+    `by` selects the score that ranks heads: "contrast" (default with `against`), "increase" (default without), or
+    "effect", the drop of log p(answer), or of the contrast with `against`, if the head is zeroed at the last position.
 
     Plain text has no demonstrations, and its target is any token, given with its leading space (`answer=" Mary"`,
     `against=" John"`) or as an id; without `answer`, the target is the model's most probable token. A string is plain
@@ -172,6 +177,8 @@ def explain(
         against=_listed(against),
         shared_prefix=shared_prefix,
     )
+    if by is not None:
+        check_choice("by", by, get_args(By))
     if isinstance(prompt, PromptBatch):
         given = {"answer": answer, "against": against, "plain_text": plain_text or None}
         _check_single_row(prompt, **given, template=template, labels=labels, prepend_bos=prepend_bos)
@@ -206,13 +213,24 @@ def explain(
         )
 
     acts = capture(model, batch)
-    scored = _ScoredPrompt.of(model, acts, replace(options, dtype=str(acts.z.dtype).removeprefix("torch.")))
+    by = by or ("increase" if options.against is None else "contrast")
+    options = replace(options, by=by, dtype=str(acts.z.dtype).removeprefix("torch."))
+    scored = _ScoredPrompt.of(model, acts, options)
     increases = head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]
-    order = increases.flatten().argsort(descending=True)[:k].tolist()
-    located = [Head.from_index(index, acts.view.n_heads) for index in order]
-    contrasts = None
+    contrasts = effects = None
     if scored.others:
         contrasts = head_log_prob_increase(acts, scored.targets, against=scored.against, **scored.readout_options)[0]
+    if by == "effect":
+        others = None if options.against is None else scored.against
+        found = head_effects(model, batch, scored.targets, against=others, positions="last")
+        effects = (found.log_prob if found.logit_diff is None else found.logit_diff)[0]
+    scores = {"increase": increases, "contrast": contrasts, "effect": effects}[by]
+    if scores is None:
+        raise InputError(
+            "by must be 'increase' or 'effect' without tokens to compare with, got 'contrast'; pass against="
+        )
+    order = scores.flatten().argsort(descending=True)[:k].tolist()
+    located = [Head.from_index(index, acts.view.n_heads) for index in order]
     single, ablation = _ablation(scored, located)
     explanation = Explanation(
         **_prompt(scored),
@@ -222,7 +240,8 @@ def explain(
         **_positions(scored),
         head_increases=tuple(map(tuple, increases.tolist())),
         head_contrasts=() if contrasts is None else tuple(map(tuple, contrasts.tolist())),
-        heads=tuple(_head_reports(scored, located, increases, contrasts, single)),
+        head_effects=() if effects is None else tuple(map(tuple, effects.tolist())),
+        heads=tuple(_head_reports(scored, located, increases, contrasts, effects, single)),
         ablation=ablation,
     )
     # The first remark only says that multi-token labels are scored by one token.
@@ -403,9 +422,7 @@ def _scores(scored: _ScoredPrompt) -> dict[str, Any]:
     log_probs = readout.log_probs(scored.acts.resid_final)[0]
     best = log_probs.exp().topk(5)
     assert readout.decode is not None  # tokenizing required the tokenizer
-    names = list(map(readout.decode, best.indices.tolist()))
-    if scored.is_plain_text:
-        names = name_tokens(scored.model.tokenizer, [best.indices.tolist()])[0]
+    names = name_tokens(scored.model.tokenizer, [best.indices.tolist()])[0]
     return {
         "labels": scored.names,
         "label_log_probs": tuple(log_probs[scored.tokens].tolist()),
@@ -430,19 +447,23 @@ def _layers(scored: _ScoredPrompt) -> dict[str, Any]:
 
 
 def _positions(scored: _ScoredPrompt) -> dict[str, Any]:
-    """Return the largest (head, position) parts with their tokens and contrasts."""
+    """Return the (head, position) parts with the largest increase, or contrast if heads are ranked by it."""
     acts = scored.acts
     k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
-    parts = top_subheads(acts, scored.targets, k=k, **scored.readout_options)
+    against, other = None, scored.against
+    if scored.options.by == "contrast":
+        against, other = other, against
+    parts = top_subheads(acts, scored.targets, k=k, against=against, **scored.readout_options)
     layers = sorted(set(parts.layer[0].tolist()))
-    contrasts = _by_position(scored, layers, scored.against) if scored.others else None
+    others = _by_position(scored, layers, other) if scored.others else None
     reports = []
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
-        contrast = None if contrasts is None else float(contrasts[layer][head, position])
-        reports.append(
-            SubheadReport(Head(layer, head), position, acts.batch.token_strings[0][position], value, contrast)
-        )
+        increase, contrast = value, None if others is None else float(others[layer][head, position])
+        if against is not None and contrast is not None:
+            increase, contrast = contrast, increase
+        token = acts.batch.token_names[0][position]
+        reports.append(SubheadReport(Head(layer, head), position, token, increase, contrast))
     return {
         "subheads": tuple(reports),
         "n_parts": int(parts.n_parts[0]),
@@ -485,6 +506,7 @@ def _head_reports(
     heads: list[Head],
     increases: Float[Tensor, "layer head"],
     contrasts: Float[Tensor, "layer head"] | None,
+    effects: Float[Tensor, "layer head"] | None,
     ablated: Float[Tensor, "located label"],
 ) -> Iterator[HeadReport]:
     """Yield a report per located head; results shared by the heads of a layer are computed once."""
@@ -523,6 +545,7 @@ def _head_reports(
             position_contrasts=tuple(contrast_by_position[head.layer][head.head].tolist()) if scored.others else (),
             positions=tuple(positions),
             similarity=similarities[i],
+            effect=None if effects is None else float(effects[head]),
         )
 
 

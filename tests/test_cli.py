@@ -48,10 +48,10 @@ def test_explain_prints_everything(run, tiny):
     code, out, _ = run("explain", families.PROMPT, "--model", tiny, "--answer", "foo")
     assert code == 0
     for heading in (
-        "Answer",
+        "The model predicts",
         "What each layer adds to log p(foo)",
-        "Heads that raise it most",
-        "(head, position) parts",
+        "Heads by increase",
+        "(Head, position) parts",
     ):
         assert heading in out
     for heading in ("Top words of", "Zeroing L", "random heads zeroed", "exact and certified", "not additive"):
@@ -189,7 +189,8 @@ def test_any_text(run, tiny, tmp_path):
     assert code == 0
     assert "against bar, no" in out
     assert "attends most to" in out
-    assert "Distinguish foo from bar and no" in out
+    assert "Heads by contrast" in out
+    assert "Support bar, no: " in out
     explanation = il.Explanation.load(file)
     assert explanation.is_plain_text
     assert explanation.settings.against == (" bar", " no")
@@ -288,7 +289,7 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     _, prompts = six
     labels = ("joyful", "furious", "melancholic", "terrified", "disgusted", "astonished")
     found = il.explain(icl_mini, prompts[0], template=il.Template("{text}\n: {label}", "{text}\n:", separator="\n"))
-    whole = {"label_token_names": ((("▁mel", "anch", "ol", "ic"),) * 6), "whole_label_log_probs": (-42.75,) * 6}
+    whole = {"label_token_names": ((("␣mel", "anch", "ol", "ic"),) * 6), "whole_label_log_probs": (-42.75,) * 6}
     shown = [replace(one, label=labels[found.labels.index(one.label)]) for one in prompts[0].demonstrations]
     prompt = il.Prompt(shown, prompts[0].query, labels=[labels[found.labels.index(one)] for one in prompts[0].labels])
     target = labels[found.labels.index(found.target)]
@@ -298,7 +299,7 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     words = set(text.replace("@", " ").split())
-    assert {*labels, "increase", "'▁mel'", "0.00037%", "attends"} <= words
+    assert {*labels, "increase", "'␣mel'", "0.00037%", "attends"} <= words
     assert "→" not in text
     for line in named.template.render(prompt).text.split("\n"):
         assert f"│ {line} " in text

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import explanations as ex
 import pytest
 import torch
+from rich.console import Console
 
 import icl_lens as il
 from icl_lens.report import html
@@ -24,6 +25,7 @@ from icl_lens.report.html import templating
 from icl_lens.report.html.parts import for_circuitsvis
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
 from icl_lens.report.number_format import percent, signed
+from icl_lens.report.terminal import render
 
 
 class Page(HTMLParser):
@@ -217,7 +219,7 @@ def test_circuitsvis_gets_tokens_that_are_the_same_as_html_and_as_text():
         ("a\u202eb", "a⟨U+202E⟩b"),
         ("\ud83d", "⟨U+D83D⟩"),
         ("\x00", "⟨U+0000⟩"),
-        ("a\u2028b", "a↵b"),
+        ("a\u2028b", "a⏎b"),
     ],
 )
 def test_unusual_tokens_are_shown(text, shown):
@@ -236,7 +238,7 @@ def test_unusual_tokens_are_shown(text, shown):
 def test_white_space_tokens_can_be_seen():
     explanation = ex.made(tokens=["love", "\n", "bar", " ", "", *"xxxxxxxxx"])
     text = Page(html.explanation_page(replace(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))))).text
-    assert "↵ 50.0%" in text
+    assert "⏎ 50.0%" in text
     assert "␣ 20.0%" in text
     assert "∅ 10.0%" in text
     assert visible("\t\r\ufeff") == "⇥␍⟨U+FEFF⟩"
@@ -598,38 +600,58 @@ def test_the_command_of_a_free_prompt(tmp_path):
     assert "against=[[6, 7]]" in command(ids)
 
 
-def test_which_heads_tell_the_labels_apart(paper):
-    """At least half of a positive increase; the rule stands where it is used, on the page and in the terminal."""
-    from rich.console import Console
+# Increase and contrast of a head, nats, and what it supports.
+SUPPORTS = [
+    (1.0, -2.276, "others"),  # raises both, the other label by 3.3
+    (8.0, 3.682, "answer"),  # raises the others by 4.3 too, but makes the answer 40 times as likely as they are
+    (0.5, 0.4, "answer"),
+    (0.5, 0.2, "both"),
+    (0.5, -0.4, "both"),
+    (-1.0, -1.2, "others"),
+    (-1.0, 2.0, "answer"),  # lowers the others more
+    (-1.0, 0.2, "neither"),
+]
 
-    from icl_lens.report.terminal import render
 
-    shares = (1.0, 0.5, 0.49, -1.0, 0.9)
-    increases = (2.0, 1.0, 1.0, 1.0, -1.0)
+def test_what_heads_support_is_decided_by_the_numbers(paper):
+    """The same sentence on the page and in the terminal; nothing is said without a contrast."""
     heads = tuple(
-        replace(report, increase=increase, contrast=share * increase)
-        for report, share, increase in zip(paper.heads, shares, increases, strict=True)
+        replace(paper.heads[0], head=il.Head(9, i), increase=increase, contrast=contrast)
+        for i, (increase, contrast, _) in enumerate(SUPPORTS)
     )
-    explanation = replace(
-        paper,
-        heads=heads,
-        subheads=tuple(replace(part, contrast=0.1) for part in paper.subheads),
-        compared_with=("bar",),
-        layer_attn_contrast=paper.layer_attn,
-        layer_ffn_contrast=paper.layer_ffn,
-    )
-    names = [str(report.head) for report in heads]
-    line = (
-        f"Distinguish the labels: {names[0]}, {names[1]}. Raise both labels: {names[2]}, {names[3]}. "
-        "A head distinguishes them if its contrast is at least half of its increase."
-    )
+    layers = {"layer_attn_contrast": paper.layer_attn, "layer_ffn_contrast": paper.layer_ffn}
+    subheads = tuple(replace(part, contrast=0.1) for part in paper.subheads)
+    explanation = replace(paper, heads=heads, subheads=subheads, compared_with=("bar",), **layers)
+    named = {which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which] for _, _, which in SUPPORTS}
+    groups = {"foo": "answer", "bar": "others", "both": "both"}
+    line = " ".join(f"Support {name}: {', '.join(named[which])}." for name, which in groups.items())
     text = Page(html.explanation_page(explanation)).text
     assert line in text
     assert "contrast, nats" in text
-    console = Console(width=400, record=True, file=StringIO())
+    console = Console(width=900, record=True, file=StringIO())
     console.print(render(explanation))
     assert line in console.export_text()
-    assert "contrast, nats" not in Page(html.explanation_page(paper)).text, "nothing to compare with"
+    assert "contrast, nats" not in Page(html.explanation_page(paper)).text
+
+
+@pytest.mark.parametrize("by", ["contrast", "effect"])
+def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
+    """The map's cells, the panels' text, and what the command repeats."""
+    scores = tuple(tuple(-x for x in row) for row in paper.head_increases)
+    explanation = replace(
+        paper,
+        settings=replace(paper.settings, by=by),
+        heads=tuple(replace(report, **{by: -report.increase}) for report in paper.heads),
+        **{f"head_{by}s": scores},
+    )
+    page = Page(html.explanation_page(explanation))
+    cells = [float(a["data-value"]) for a in page.all("button") if "data-value" in a]
+    assert cells == pytest.approx([x for row in scores for x in row], rel=1e-4)
+    first = explanation.heads[0]
+    assert f"{by} {signed(-first.increase)} nats" in page.text
+    assert f"the largest {by}" in page.text
+    assert f"--by {by}" in command(explanation)
+    assert f"by='{by}'" in command(replace(explanation, settings=replace(explanation.settings, n_random=3)))
 
 
 def test_labels_of_several_tokens_are_said(paper):

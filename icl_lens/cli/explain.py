@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, PageOptions, ReadoutOptions, TaskOptions
+from icl_lens.cli.options import PAPER_ANSWER, PAPER_PROMPT, ModelOptions, PageOptions, ReadoutOptions, TaskOptions
 
-PAPER_PROMPT = "love : bar like : bar eight : foo two : foo one :"
+By = Literal["increase", "contrast", "effect"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,14 @@ def explain(
         typer.Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
     ] = None,
     answer: Annotated[
-        str | None, typer.Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
+        str | None,
+        typer.Option(
+            "--answer", "-a", help="Correct label.", show_default="model's prediction; foo for the default prompt"
+        ),
+    ] = None,
+    by: Annotated[
+        By | None,
+        typer.Option(help="Score that ranks heads.", show_default="contrast with --against, else increase"),
     ] = None,
     k: Annotated[int, typer.Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
     n_ablated: Annotated[int, typer.Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
@@ -88,6 +95,7 @@ def explain(
         "prepend_bos": reading.bos,
         "final_norm": reading.final_norm,
         "bias": reading.bias,
+        "by": by,
         "k": k,
         "n_ablated": n_ablated,
         "seed": seed,
@@ -97,9 +105,11 @@ def explain(
             model.load(), free.text, answer=free.target, against=free.against or None, plain_text=True, **convention
         )
     else:
+        if prompt is None and not sampled:
+            prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
         explanation = explain_prompt(
             model.load(),
-            sampled[0] if sampled else PAPER_PROMPT if prompt is None else prompt,
+            sampled[0] if sampled else prompt or "",
             answer=answer,
             against=free.against or None,
             **reading.template_kwargs(),

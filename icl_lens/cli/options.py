@@ -28,6 +28,8 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SharedPrefix = Literal["error", "append"]
 By = Literal["increase", "contrast", "effect"]
 
+PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
+
 DemonstrationsOption = Annotated[int, typer.Option(min=1, help="Demonstrations per class.")]
 PathOption = Annotated[
     Path | None, typer.Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")

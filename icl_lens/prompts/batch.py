@@ -77,7 +77,7 @@ class PromptBatch:
     token_strings: list[list[str]]
     """Each row's tokens without padding, decoded one by one: for display only, since joining them loses white space."""
     token_names: list[list[str]] = field(default_factory=list)
-    """`token_strings` with visible white space: "▁to" if the vocabulary uses "▁", else "␣to"; line breaks as "⏎"."""
+    """`token_strings` with visible white space: "␣to", line breaks as "⏎"."""
     texts: tuple[str, ...] = ()
     """The full text of each row."""
     targets: Int[Tensor, " batch"] | None = None

@@ -27,10 +27,10 @@ def decode_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
 
 
 def name_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
-    """Return token names with visible white space: "▁to" or "␣to" versus "to", "⏎" for a line break.
+    """Return token names with visible white space: "␣to" versus "to", "⏎" for a line break.
 
-    "▁" is used if the vocabulary uses it (Llama, whose tokens lose their space when decoded alone), "␣" if a token
-    decodes to a space. A token that is part of a character is named as in the vocabulary.
+    "␣" is a space, however the vocabulary marks it: "Ġ", or "▁" as for Llama, whose tokens lose their space when
+    decoded alone. A token that is part of a character is named as in the vocabulary.
     """
     distinct = sorted({token for row in rows for token in row})
     raw = tokenizer.convert_ids_to_tokens(distinct)
@@ -42,7 +42,7 @@ def name_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
 def visible(raw: str, decode_tokens: str) -> str:
     """Return a token's name from its vocabulary entry `raw` and its decoded text."""
     if "▁" in raw:
-        return raw
+        return raw.replace("▁", "␣")
     if not decode_tokens or "\ufffd" in decode_tokens:
         return raw
     return decode_tokens.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")

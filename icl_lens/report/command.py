@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Template
-from icl_lens.report.findings import Findings
+from icl_lens.report.findings import ExplainOptions, Findings
 
 
 def command(explanation: Findings) -> str:
@@ -22,6 +22,7 @@ def command(explanation: Findings) -> str:
             words += ["--answer", prompt.answer] if prompt.answer is not None else []
         words += [word for other in settings.against or () for word in ("--against", str(other))]
         words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
+        words += ["--by", settings.by] if settings.by != _default_by(settings) else []
         words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
         words += ["--final-norm", settings.final_norm, "--bias" if settings.bias else "--no-bias"]
         words += [] if settings.prepend_bos is None else ["--bos" if settings.prepend_bos else "--no-bos"]
@@ -34,9 +35,14 @@ def command(explanation: Findings) -> str:
         "import torch\n"
         f"model = il.load_model({explanation.model!r}, dtype=torch.{settings.dtype})\n"
         f"il.explain(\n    model,\n{what}{'' if prompt is None else against}"
-        f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    k={settings.k},\n"
+        f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    by={settings.by!r},\n"
+        f"    k={settings.k},\n"
         f"    n_ablated={settings.n_ablated},\n    n_random={settings.n_random},\n    seed={settings.seed},\n)"
     )
+
+
+def _default_by(settings: ExplainOptions) -> str:
+    return "increase" if settings.against is None else "contrast"
 
 
 def _prompt_python(explanation: Findings, prompt: Prompt) -> str:

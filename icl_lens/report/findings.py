@@ -14,8 +14,28 @@ from icl_lens.prompts.prompt import Prompt, Template
 
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity"]
 
-MIN_CONTRAST_RATIO = 0.5
-"""A head discriminates if its contrast is at least this fraction of its increase."""
+By = Literal["increase", "contrast", "effect"]
+"""Scores that rank heads: log-probability increase, contrast with other tokens, and effect of zeroing."""
+
+Supports = Literal["answer", "others", "both", "neither"]
+
+
+def supports(increase: float, contrast: float) -> Supports:
+    """Return what a head supports: the answer, the tokens it is compared with, both, or neither.
+
+    The head increases log p of the answer by `increase` and that of the others by `increase - contrast` (nats). It
+    treats both alike if the contrast is less than half of the larger magnitude and changes their odds by less than a
+    factor of two: it then supports both or, if it lowers them, neither. Otherwise the contrast's sign decides.
+
+    Example:
+        >>> from icl_lens.report.findings import supports
+        >>> supports(1.0, 0.75), supports(0.5, -2.25), supports(1.0, 0.25), supports(8.0, 3.5)
+        ('answer', 'others', 'both', 'answer')
+    """
+    larger = max(abs(increase), abs(increase - contrast))
+    if abs(contrast) < min(larger / 2, math.log(2)):
+        return "both" if increase > 0 else "neither"
+    return "answer" if contrast > 0 else "others"
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,8 @@ class ExplainOptions:
     against: tuple[str | int, ...] | None = None
     """What the target is compared with; None means a prompt's other labels, and nothing for plain text."""
     shared_prefix: Literal["error", "append"] = "error"
+    by: By = "increase"
+    """The score that ranks heads."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +67,12 @@ class HeadReport:
     `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is the rank of the
     demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
     only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
-    head's contributions to the difference in log-probability between the target and those tokens. For plain text, words
-    and ranks refer to `positions`, the tokens that the head attends to most, ranks are those of the tokens themselves,
-    and there are no key words. `similarity` holds position-free attention scores between the queries at the prediction
-    positions and at the last token, and the keys at the labels (`label_similarity`); it is empty for plain text and for
-    models that do not expose their rotary angles.
+    head's contributions to the difference in log-probability between the target and those tokens. `effect` (with
+    `by="effect"`) is the drop of log p(target), or of that difference with `against`, if the head is zeroed at the last
+    position. For plain text, words and ranks refer to `positions`, the tokens that the head attends to most, ranks are
+    those of the tokens themselves, and there are no key words. `similarity` holds position-free attention scores
+    between the queries at the prediction positions and at the last token, and the keys at the labels
+    (`label_similarity`); it is empty for plain text and for models that do not expose their rotary angles.
     """
 
     head: Head
@@ -65,14 +88,13 @@ class HeadReport:
     position_contrasts: tuple[float, ...] = ()
     positions: tuple[int, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
+    effect: float | None = None
 
     @property
-    def discriminates(self) -> bool:
-        """Whether the increase is positive and the contrast at least `MIN_CONTRAST_RATIO` of it.
-
-        The log-probability of the tokens compared with then increases at most half as much as the target's.
-        """
-        return self.contrast is not None and self.increase > 0 and self.contrast >= MIN_CONTRAST_RATIO * self.increase
+    def scores(self) -> dict[By, float]:
+        """The available scores, nats."""
+        scores: dict[By, float | None] = {"increase": self.increase, "contrast": self.contrast, "effect": self.effect}
+        return {by: score for by, score in scores.items() if score is not None}
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
         """Return the `n` positions with the most attention from the last token, and that attention, largest first."""
@@ -143,12 +165,14 @@ class Findings:
     text: str = ""
     """The text the model continues."""
     token_names: tuple[str, ...] = ()
-    """The tokens with white space visible: "▁to" or "␣to"."""
+    """The tokens with white space visible: "␣to"."""
     compared_with: tuple[str, ...] = ()
     """The labels, or tokens for plain text, that the target is compared with."""
     contrast_adds_up: bool = False
     """Whether contrasts are additive over parts: one other token, frozen norm, no soft-cap."""
     head_contrasts: tuple[tuple[float, ...], ...] = ()
+    head_effects: tuple[tuple[float, ...], ...] = ()
+    """Every head's effect; empty unless heads are ranked by it."""
     layer_attn_contrast: tuple[float, ...] = ()
     layer_ffn_contrast: tuple[float, ...] = ()
     attended_positions: tuple[int, ...] = ()
@@ -175,8 +199,14 @@ class Findings:
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """Tokens for display; for plain text with white space visible."""
-        return self.token_names if self.is_plain_text and self.token_names else self.tokens
+        """Tokens for display, with white space visible."""
+        return self.token_names or self.tokens
+
+    @property
+    def head_scores(self) -> tuple[tuple[float, ...], ...]:
+        """The scores [layer head] that rank heads, nats."""
+        scores = {"increase": self.head_increases, "contrast": self.head_contrasts, "effect": self.head_effects}
+        return scores[self.settings.by]
 
     @property
     def scored_tokens(self) -> tuple[str, ...]:
@@ -202,7 +232,7 @@ class Findings:
             return ()
         found = ["Labels of several tokens are scored by one token; the table also shows each full label's log p."]
         for label, token in zip(self.labels, self.scored_tokens, strict=True):
-            if not token.strip("▁␣⏎⇥␍ "):
+            if not token.strip("␣⏎⇥␍ "):
                 found.append(
                     f"Label {label!r} is scored by {token!r}, which is only white space; choose other labels or "
                     'another template, or, if all labels start with it, shared_prefix="append".'
@@ -211,20 +241,17 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """Which located heads distinguish the target from the tokens it is compared with; empty without contrasts."""
+        """Which located heads support the target, the tokens it is compared with, or both; empty without contrasts."""
         if not self.compared_with:
             return ""
-        discriminating = [str(report.head) for report in self.heads if report.discriminates]
-        others_too = [str(report.head) for report in self.heads if report.increase > 0 and not report.discriminates]
-        if self.is_plain_text:
-            others = " and ".join(self.compared_with)
-            first, second = f"Distinguish {self.target} from {others}", "Raise all of them"
-        else:
-            first, second = "Distinguish the labels", "Raise all labels"
-            if len(self.compared_with) == 1:
-                second = "Raise both labels"
-        rule = "A head distinguishes them if its contrast is at least half of its increase."
-        return f"{first}: {', '.join(discriminating) or 'none'}. {second}: {', '.join(others_too) or 'none'}. {rule}"
+        groups: dict[Supports, str] = {"answer": self.target, "others": ", ".join(self.compared_with), "both": "both"}
+        heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
+        named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
+        return (
+            " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
+            + " The contrast's sign decides, except for heads that raise both and whose contrast is under 0.69 nats (a"
+            " factor of two in their odds) and under half of the larger increase."
+        )
 
     @property
     def headline(self) -> str:
@@ -232,7 +259,10 @@ class Findings:
         if self.is_plain_text:
             return f"The model continues with {self.next_tokens[0][0]!r}"
         verb = "Among the labels, the model prefers" if self.has_multi_token_labels else "The model predicts"
-        return f"{verb} {self.predicted!r}"
+        correct = (
+            "" if self.answer is None else ", correctly" if self.answer == self.predicted else f", not {self.answer!r}"
+        )
+        return f"{verb} {self.predicted!r}{correct}"
 
     @property
     def predicted(self) -> str:
@@ -254,6 +284,7 @@ class Findings:
             rows = [
                 {"layer": layer, "head": head, "name": str(Head(layer, head)), "increase": value}
                 | ({"contrast": self.head_contrasts[layer][head]} if self.head_contrasts else {})
+                | ({"effect": self.head_effects[layer][head]} if self.head_effects else {})
                 for layer, row in enumerate(self.head_increases)
                 for head, value in enumerate(row)
             ]
@@ -344,7 +375,7 @@ class Findings:
             yield {
                 "name": str(report.head),
                 "position": len(self.tokens) - 1,
-                "token": self.tokens[-1],
+                "token": self.shown_tokens[-1],
                 "kind": "query",
                 "words": " ".join(report.query_words),
                 "own_label_rank": pd.NA,

@@ -59,8 +59,10 @@ def _prompt(explanation: Findings) -> Text:
 def _answer(explanation: Findings) -> RenderableType:
     free, several = explanation.is_plain_text, bool(explanation.whole_label_log_probs)
     more = ["scored token", "full label" if not free else "all tokens"] if several else []
-    name = ("Next token", "token") if free else ("Answer", "label")
-    table = _table(*name, *(("p", "log p") if several else ("probability", "log-prob (nats)")), *more, "")
+    unit = "token" if free else "label"
+    table = _table(
+        explanation.headline, unit, *(("p", "log p") if several else ("probability", "log-prob (nats)")), *more, ""
+    )
     for column in table.columns[:-1]:
         column.no_wrap = True  # narrow terminals wrap the notes, not the numbers
     for i, label in enumerate(explanation.labels):
@@ -74,7 +76,7 @@ def _answer(explanation: Findings) -> RenderableType:
         )
     token, probability = explanation.next_tokens[0]
     remarks = [Text(remark) for remark in explanation.remarks]
-    return Group(table, Text(f"Most probable token: {token!r} ({percent(probability)})", QUIET), *remarks)
+    return Group(table, Text(f"Most probable token: {token} ({percent(probability)})", QUIET), *remarks)
 
 
 def _whole(explanation: Findings, i: int) -> list[Text | str]:
@@ -107,7 +109,7 @@ def _heads(explanation: Findings) -> RenderableType:
     ]
     if sum(len(name) + 3 for name in names) > ATTENTION_WIDTH:
         return _many_labels(explanation, [str(name).removeprefix("→ ") for name in names])
-    table = _table("Heads that raise it most, with attention from the last token", *_columns(explanation), *names)
+    table = _table(_heads_title(explanation), *_columns(explanation), *names)
     for report in explanation.heads:
         weights = report.label_attention(explanation.label_positions)
         table.add_row(*_increases(report), *[_weight(weight) for weight in weights])
@@ -116,8 +118,7 @@ def _heads(explanation: Findings) -> RenderableType:
 
 def _many_labels(explanation: Findings, names: Sequence[str]) -> RenderableType:
     """Return the located heads with the labels they attend to most, for prompts with many demonstrations."""
-    title = "Heads that raise it most, with attention from the last token"
-    table = _table(title, *_columns(explanation), "attends most to")
+    table = _table(_heads_title(explanation), *_columns(explanation), "attends most to")
     for report in explanation.heads:
         weights = report.label_attention(explanation.label_positions)
         most = sorted(range(len(names)), key=lambda i: -weights[i])[:3]
@@ -126,8 +127,7 @@ def _many_labels(explanation: Findings, names: Sequence[str]) -> RenderableType:
 
 
 def _free_heads(explanation: Findings) -> RenderableType:
-    title = "Heads that raise it most, with attention from the last token"
-    table = _table(title, *_columns(explanation), "attends most to")
+    table = _table(_heads_title(explanation), *_columns(explanation), "attends most to")
     for report in explanation.heads:
         attended = [
             f"{explanation.shown_tokens[position]}@{position} {weight:.2f}"
@@ -137,8 +137,13 @@ def _free_heads(explanation: Findings) -> RenderableType:
     return Group(table, *_verdict(explanation))
 
 
+def _heads_title(explanation: Findings) -> str:
+    return f"Heads by {explanation.settings.by}, nats, with attention from the last token"
+
+
 def _columns(explanation: Findings) -> list[str]:
-    return ["head", "increase", *([contrast_column(explanation)] if explanation.compared_with else [])]
+    contrast = [contrast_column(explanation)] if explanation.compared_with else []
+    return ["head", "increase", *contrast, *(["effect"] if explanation.head_effects else [])]
 
 
 def contrast_column(explanation: Findings) -> str:
@@ -147,8 +152,7 @@ def contrast_column(explanation: Findings) -> str:
 
 
 def _increases(report: HeadReport) -> list[str]:
-    contrast = [] if report.contrast is None else [f"{report.contrast:+.3f}"]
-    return [str(report.head), f"{report.increase:+.3f}", *contrast]
+    return [str(report.head), *(f"{score:+.3f}" for score in report.scores.values())]
 
 
 def _verdict(explanation: Findings) -> list[Text]:
@@ -161,14 +165,13 @@ def _weight(weight: float) -> Text:
 
 def _subheads(explanation: Findings) -> RenderableType:
     more = [contrast_column(explanation)] if explanation.compared_with else []
-    table = _table("Largest (head, position) parts", "head", "position", "token", "increase", *more)
+    by = "contrast" if explanation.settings.by == "contrast" else "increase"
+    table = _table(f"(Head, position) parts by {by}, nats", "head", "position", "token", "increase", *more)
     by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
     for part in explanation.subheads[: explanation.settings.k]:
         style = _label_style(by_position.get(part.position, -1))
-        token = explanation.shown_tokens[part.position]
-        token = token if token.strip() else explanation.token_names[part.position]
         contrast = [] if part.contrast is None else [f"{part.contrast:+.3f}"]
-        table.add_row(str(part.head), str(part.position), Text(token, style), f"{part.increase:+.3f}", *contrast)
+        table.add_row(str(part.head), str(part.position), Text(part.token, style), f"{part.increase:+.3f}", *contrast)
     note = (
         f"exact and certified: {explanation.n_exact} of {explanation.n_parts} parts evaluated"
         if explanation.certified
@@ -187,7 +190,9 @@ def _words(explanation: Findings) -> RenderableType:
         for position, label, words in zip(
             explanation.label_positions, explanation.demonstration_labels, rows, strict=True
         ):
-            table.add_row(str(position), Text(explanation.tokens[position], _label_style(label)), kind, _listed(words))
+            table.add_row(
+                str(position), Text(explanation.shown_tokens[position], _label_style(label)), kind, _listed(words)
+            )
     last = len(explanation.tokens) - 1
     table.add_row(str(last), Text(explanation.shown_tokens[last]), "query", _listed(report.query_words))
     return table

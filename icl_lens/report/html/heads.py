@@ -30,23 +30,26 @@ def explorer(e: Findings) -> dict[str, Any]:
         ],
         "attention": [[[round(x, 4) for x in head] for head in layer] for layer in attention],
         "k": len(e.heads),
+        "by": e.settings.by,
     }
     located = {report.head for report in e.heads}
     panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
-    return {"map": HeadMap(e.head_increases, located), "panels": panels, "data": data}
+    return {"map": HeadMap(e.head_scores, located, f"{e.settings.by}, nats"), "panels": panels, "data": data}
 
 
 def located_table(e: Findings) -> Table:
-    """Return one row per located head: increase, contrast, attention, and the effect of zeroing it alone.
+    """Return one row per located head: its scores, attention, and p(target) with this head alone zeroed.
 
     Attention is summed by label; for plain text, the most attended tokens are listed.
     """
     target = e.labels.index(e.target)
-    reach, tallest = largest([one.increase for one in e.heads]), largest([one.contrast or 0.0 for one in e.heads])
+    names = {"increase": ["increase"], "contrast": contrast_name(e), "effect": ["effect"]}
+    scores = {by: [one.scores[by] for one in e.heads] for by in e.heads[0].scores}
+    bars = [[Bar.signed(score, largest(column)) for score in column] for column in scores.values()]
     shown = [i for i in range(len(e.labels)) if i in e.demonstration_labels or i == target]
     shown = [] if e.is_plain_text else shown
     rows: list[list[Cell]] = []
-    for report in e.heads:
+    for report, *values in zip(e.heads, *bars, strict=True):
         attended: list[Cell] = []
         for i in shown:
             attended.append(attention_bar(label_sum(e, report.label_attention(e.label_positions), i), i))
@@ -58,15 +61,13 @@ def located_table(e: Findings) -> Table:
         rows.append(
             [
                 Link(str(report.head)),
-                Bar.signed(report.increase, reach),
-                *([] if report.contrast is None else [Bar.signed(report.contrast, tallest)]),
+                *values,
                 *attended,
                 percent(math.exp(report.ablated[target])),
                 signed(report.ablated[target] - e.label_log_probs[target]),
             ]
         )
-    columns: list[Cell] = ["head", "#increase, nats"]
-    columns += [["#", *contrast_name(e), ", nats"]] if e.compared_with else []
+    columns: list[Cell] = ["head", *(["#", *names[by], ", nats"] for by in scores)]
     columns += [["#to ", Chip(e.labels[i], i)] for i in shown]
     columns += ["attends most to"] if e.is_plain_text else []
     columns += [["#p(", Chip(e.target, target), ") with head zeroed"], "#change of log p, nats"]
@@ -110,7 +111,7 @@ def _panel(e: Findings, report: HeadReport, rank: int) -> dict[str, Any]:
         "name": name,
         "rank": rank,
         "n_heads": sum(map(len, e.head_increases)),
-        "increase": report.increase,
+        "ranked_by": report.scores,
         "labels": () if e.is_plain_text else e.labels,
         "target": Chip(e.target),
         "attention": attention_strip(e.shown_tokens, report.attention, marks, name),

@@ -88,9 +88,9 @@
         const header = make("header");
         const rank = ranked.indexOf(cell) + 1;
         header.append(make("h3", "", name),
-          make("p", "", `rank ${rank} of ${cells.length}, ${signed(Number(cell.dataset.value))} nats`));
+          make("p", "", `rank ${rank} of ${cells.length}: ${data.by} ${signed(Number(cell.dataset.value))} nats`));
         other.replaceChildren(header, make("h4", "", "Attention from the last token"), make("div", "weights"),
-          make("p", "key", `Only the ${data.k} heads with the largest increase are described in full. This head is number ${rank}: `
+          make("p", "key", `Only the ${data.k} heads with the largest ${data.by} are described in full. This head is number ${rank}: `
             + `to include it, recreate the page with --top ${rank} (k=${rank} in Python) or more.`));
         other.dataset.head = name;
         other.setAttribute("aria-label", `Head ${name}`);

@@ -129,7 +129,7 @@ def parts_table(e: Findings) -> Table:
         [
             str(part.head),
             str(part.position),
-            Chip(e.shown_tokens[part.position] if e.is_plain_text else part.token, label_at.get(part.position)),
+            Chip(part.token, label_at.get(part.position)),
             Bar.signed(part.increase, reach),
             *([] if part.contrast is None else [signed(part.contrast)]),
         ]
@@ -143,12 +143,14 @@ def configuration(e: Findings) -> dict[str, str]:
     """Return the settings and versions behind the numbers."""
     settings, template, free = e.settings, e.template, e.is_plain_text
     bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[settings.prepend_bos]
-    others = ", ".join(map(repr if free else str, e.compared_with))
+    others = ", ".join(e.compared_with)
     additive = "additive over parts" if e.contrast_adds_up else "not additive over parts"
     layout = f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
     layout += f", after {template.prefix!r}" if template.prefix else ""
     layout += f"; then the {e.n_shared_tokens} tokens that all labels share" if e.n_shared_tokens else ""
-    explained = repr(e.labels[0]) if free else f"{e.target_token!r}, for the label {e.target}"
+    explained = (
+        e.target if free else f"{(*e.scored_tokens, *e.labels)[e.labels.index(e.target)]}, for the label {e.target}"
+    )
     entries = {
         "model": e.model,
         "weights": settings.dtype + (f", dequantized from {e.quantization}" if e.quantization else ""),
@@ -157,7 +159,7 @@ def configuration(e: Findings) -> dict[str, str]:
         "tokens": f"{len(e.tokens)}; beginning-of-sequence token: {bos}",
         "template": "" if free else layout,
         "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",
-        "heads": f"{settings.k} described; {settings.n_ablated} zeroed",
+        "heads": f"{settings.k} described, by {settings.by}; {settings.n_ablated} zeroed",
         "random heads": f"{settings.n_random} sets of {settings.n_ablated}, seed {settings.seed}",
         "versions": ", ".join(f"{name} {number}" for name, number in e.versions),
     }

@@ -26,7 +26,7 @@ from icl_lens.report.number_format import percent, signed
 _HIDDEN = set("\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff") | {
     chr(code) for start, stop in ((0x202A, 0x202F), (0x2066, 0x206A)) for code in range(start, stop)
 }
-_BREAKS = {"\n": "↵", "\r": "␍", "\t": "⇥", "\u2028": "↵", "\u2029": "↵", "\u0085": "↵"}
+_BREAKS = {"\n": "⏎", "\r": "␍", "\t": "⇥", "\u2028": "⏎", "\u2029": "⏎", "\u0085": "⏎"}
 
 # Tints of the static version, by the page's color classes: legible on white and on black.
 TINTS = {

@@ -65,7 +65,7 @@ def attention_to_labels(
             raise InputError("heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]")
         for head in heads:
             source.view.check_head(head)
-        tokens, labels = source.batch.token_strings[row], source.batch.labels
+        tokens, labels = source.batch.token_names[row], source.batch.labels
         known = source.batch.label_positions[row] >= 0
         positions, index = source.batch.label_positions[row][known], source.batch.label_index[row][known]
         marks = dict(zip(positions.tolist(), index.tolist(), strict=True))
