@@ -8,6 +8,7 @@ from conftest import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.models.readout import Readout
 
 CONVENTIONS = [(norm, bias) for norm in ("frozen", "own") for bias in (True, False)]
 
@@ -48,6 +49,21 @@ def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch):
     )
     for first, second in zip(before, after, strict=True):
         assert_close(first, second)
+
+
+def test_all_layers_share_one_product(gpt2_acts, gpt2_batch, monkeypatch):
+    """W_U is read once for all layers, and again only where the logits would exceed the memory budget."""
+    products = []
+    whole = Readout._unembed
+    monkeypatch.setattr(Readout, "_unembed", lambda self, y: products.append(y[..., 0].numel()) or whole(self, y))
+    for increases, rows in ((il.head_log_prob_increase, 3 * 3 * (1 + 4)), (il.layer_log_prob_increase, 3 * 3 * 3)):
+        products.clear()
+        increases(gpt2_acts, gpt2_batch.answer_tokens)
+        assert products == [rows]
+        with monkeypatch.context() as small:
+            small.setattr("icl_lens.models.readout.LOGIT_BYTES", 97 * 4 * 5)
+            increases(gpt2_acts, gpt2_batch.answer_tokens)
+        assert max(products[1:]) == 5
 
 
 def test_a_hand_computed_increase():

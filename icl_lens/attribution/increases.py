@@ -203,9 +203,8 @@ def layer_log_prob_increase(
     x = acts.resid_pre.to(readout.dtype)
     mid = x + acts.attn_out.to(readout.dtype)
     after = (x if acts.view.parallel else mid) + acts.mlp_out.to(readout.dtype)
-    before_attn, after_attn, after_ffn = (
-        readout.token_log_probs(part, targets, against=others) for part in (x, mid, after)
-    )
+    log_probs = readout.token_log_probs(torch.cat([x, mid, after], dim=1), targets, against=others)
+    before_attn, after_attn, after_ffn = log_probs.chunk(3, dim=1)
     return LayerIncreases(
         attn=after_attn - before_attn, ffn=after_ffn - (before_attn if acts.view.parallel else after_attn)
     )
@@ -255,16 +254,20 @@ def every_head_increase(
     x, z = x.to(readout.dtype), z.to(readout.dtype)
     n, n_layers, n_heads, _ = z.shape
     out = x.new_empty((n, n_layers, n_heads))
-    fold = against is None and readout.is_affine and n >= min_prompts_to_fold(view.d_head, view.d_model)
-    step = max(1, PART_BYTES // (n_heads * view.d_model * x.element_size()))
+    if against is not None or not readout.is_affine or n < min_prompts_to_fold(view.d_head, view.d_model):
+        step = max(1, PART_BYTES // (n_layers * (1 + n_heads) * view.d_model * x.element_size()))
+        for rows in (slice(start, start + step) for start in range(0, n, step)):
+            # Each layer's input, followed by this input plus each head: one product with W_U for all layers.
+            y = x[rows, :, None].repeat(1, 1, 1 + n_heads, 1)
+            for layer in range(n_layers):
+                y[:, layer, 1:] += head_outputs(z[rows, layer], view.W_O(layer))
+            part, others = readout.select_prompts(rows), select_rows(against, rows)
+            log_probs = part.token_log_probs(y.flatten(1, 2), targets[rows], against=others)
+            log_probs = log_probs.unflatten(1, (n_layers, -1))
+            out[rows] = log_probs[..., 1:] - log_probs[..., :1]
+        return out
     for layer in range(n_layers):
         W_O = view.W_O(layer).to(readout.dtype)
-        if not fold:
-            for rows in (slice(start, start + step) for start in range(0, n, step)):
-                part, its, others = readout.select_prompts(rows), targets[rows], select_rows(against, rows)
-                base = part.token_log_probs(x[rows, layer, None], its, against=others)[:, 0]
-                out[rows, layer] = _increase(part, x[rows, layer], base, head_outputs(z[rows, layer], W_O), its, others)
-            continue
         for rows, _ in readout.pieces(n, 1):
             part = readout.select_prompts(rows)
             logits = part.logits(x[rows, layer])
