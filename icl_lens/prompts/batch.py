@@ -1,9 +1,10 @@
 """Tokenized prompts (`PromptBatch`) and the positions of their parts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -18,7 +19,6 @@ from icl_lens.prompts.token_ids import (
     check_ids,
     check_no_padding,
     decode_tokens,
-    id_lists_per_row,
     ids_per_row,
     name_tokens,
     padded_ids,
@@ -193,12 +193,12 @@ class PromptBatch:
         batch = text_batch(getattr(model, "tokenizer", None), rows, texts=None)
         batch = batch if device is None else batch.to(device)
         scored = ids_per_row(targets, len(rows), "targets")
-        others = id_lists_per_row(against, len(rows))
-        check_ids(model, [*(scored or []), *(id for row in others or [] for id in row)])
+        others = ids_per_row(against, len(rows), "against", lists=True)
+        check_ids(model, [id for row in (scored or []) + (others or []) for id in row])
         picked = batch.at("last" if positions is None else positions)
         assert picked.prompt_index is not None
         if scored is not None:
-            picked = replace(picked, targets=torch.tensor(scored, device=device)[picked.prompt_index])
+            picked = replace(picked, targets=torch.tensor(scored, device=device)[picked.prompt_index, 0])
         if others is not None:
             picked = replace(picked, against=padded_ids(others).to(picked.tokens.device)[picked.prompt_index])
         check_against_differs(picked)
@@ -218,40 +218,34 @@ class PromptBatch:
             >>> early.token_strings[0][-2:], early.answer_tokens.tolist()[0] == batch.tokens[0, first + 1]
             ([':', 'bar'], tensor(True))
         """
-        device = self.tokens.device
         selected = resolve_positions(positions, (self.last + 1).tolist())
         ends = [(row, place) for row, places in enumerate(selected) for place in places]
-        index = [row for row, _ in ends]
-        rows, place = torch.tensor(ends, device=device).unbind(-1)
-        early = place < self.last[rows]
-        columns = torch.arange(int(place.max()) + 1, device=device)
-        real = columns <= place[:, None]
-        following = self.tokens[rows, (place + 1).clamp(max=self.tokens.shape[1] - 1)]
-        hidden = self.label_positions[rows] > place[:, None]
-        unread = (self.text_ranges[rows, :, 1] > place[:, None] + 1)[..., None]
-        has_query = (self.query_range[rows, 1] <= place + 1)[:, None]
-        against = None if self.against is None else self.against[rows].masked_fill(early[:, None], -1)
+        rows, place = torch.tensor(ends, device=self.tokens.device).unbind(-1)
+        full = self[rows]
+        early = place < full.last
+        real = torch.arange(int(place.max()) + 1, device=place.device) <= place[:, None]
+        following = full.tokens.gather(1, (place + 1).clamp(max=full.tokens.shape[1] - 1)[:, None])[:, 0]
+        hidden = full.label_positions > place[:, None]
+        unread = (full.text_ranges[..., 1] > place[:, None] + 1)[..., None]
+        has_query = (full.query_range[:, 1] <= place + 1)[:, None]
+        predicted = full.prediction_positions
+        against = None if full.against is None else full.against.masked_fill(early[:, None], -1)
         return replace(
-            self,
-            tokens=torch.where(real, self.tokens[rows][:, : len(columns)], PAD),
-            attention_mask=real.to(self.attention_mask.dtype),
+            full,
+            tokens=torch.where(real, full.tokens[:, : real.shape[1]], PAD),
+            attention_mask=real.to(full.attention_mask.dtype),
             last=place,
-            label_positions=self.label_positions[rows].masked_fill(hidden, -1),
-            prediction_positions=None
-            if self.prediction_positions is None
-            else self.prediction_positions[rows].masked_fill(hidden, -1),
-            label_index=self.label_index[rows].masked_fill(hidden, -1),
-            label_mask=self.label_mask[rows],
-            answer=self.answer[rows].masked_fill(early, -1),
-            text_ranges=self.text_ranges[rows].masked_fill(unread, -1),
-            query_range=torch.where(has_query, self.query_range[rows], -1),
-            prompts=tuple(self.prompts[row] for row in index) if self.prompts else (),
-            token_strings=[self.token_strings[row][: end + 1] for row, end in ends],
-            token_names=[self.token_names[row][: end + 1] for row, end in ends],
-            texts=tuple(self.texts[row] for row in index) if self.texts else (),
-            targets=torch.where(early, following, self.answer_tokens[rows]),
+            label_positions=full.label_positions.masked_fill(hidden, -1),
+            prediction_positions=None if predicted is None else predicted.masked_fill(hidden, -1),
+            label_index=full.label_index.masked_fill(hidden, -1),
+            answer=full.answer.masked_fill(early, -1),
+            text_ranges=full.text_ranges.masked_fill(unread, -1),
+            query_range=torch.where(has_query, full.query_range, -1),
+            token_strings=[row[: end + 1] for row, (_, end) in zip(full.token_strings, ends, strict=True)],
+            token_names=[row[: end + 1] for row, (_, end) in zip(full.token_names, ends, strict=True)],
+            targets=torch.where(early, following, full.answer_tokens),
             against=None if against is None or not bool((against >= 0).any()) else against,
-            prompt_index=rows if self.prompt_index is None else self.prompt_index[rows],
+            prompt_index=rows if self.prompt_index is None else full.prompt_index,
         )
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "PromptBatch":
@@ -259,26 +253,17 @@ class PromptBatch:
 
         Raises IndexError for a row out of range and InputError if no row is selected.
         """
-        everything = range(len(self))
-        if isinstance(index, slice):
-            rows = list(everything[index])
-        elif isinstance(index, Tensor):
-            if index.dtype == torch.bool and len(index) != len(self):
-                raise IndexError(f"mask must have one value per row of the batch ({len(self)}), got {len(index)}")
-            kept = index.nonzero().flatten() if index.dtype == torch.bool else index.flatten()
-            rows = [everything[row] for row in kept.tolist()]
-        else:
-            rows = [everything[row] for row in ([index] if isinstance(index, int) else index)]
+        if not isinstance(index, int | slice):
+            index = index.cpu().numpy() if isinstance(index, Tensor) else list(index)
+        rows = np.arange(len(self))[index].reshape(-1).tolist()
         if not rows:
             raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
-        at = torch.tensor(rows, device=self.tokens.device)
-        width = int(self.last[at].max()) + 1
-        by_row = {name: getattr(self, name)[at] for name in _BY_ROW if getattr(self, name) is not None}
-        by_row["tokens"] = by_row["tokens"][:, :width]
-        by_row["attention_mask"] = by_row["attention_mask"][:, :width]
+        tensors = {name: value[rows] for name, value in self._tensors().items() if name != "label_tokens"}
+        width = int(tensors["last"].max()) + 1
+        tensors |= {name: tensors[name][:, :width] for name in ("tokens", "attention_mask")}
         return replace(
             self,
-            **by_row,
+            **tensors,
             prompts=tuple(self.prompts[row] for row in rows) if self.prompts else (),
             token_strings=[self.token_strings[row] for row in rows],
             token_names=[self.token_names[row] for row in rows],
@@ -293,14 +278,13 @@ class PromptBatch:
 
     def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the batch as tensors and JSON-serializable data; `from_state` restores it."""
-        tensors = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)}
         prompts = [
             [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
             for prompt in self.prompts
         ]
         names = ("labels", "token_strings", "token_names", "texts", "vocabulary")
         plain = {name: getattr(self, name) for name in names}
-        return tensors, {**plain, "prompts": prompts, "template": asdict(self.template)}
+        return self._tensors(), {**plain, "prompts": prompts, "template": asdict(self.template)}
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":
@@ -322,33 +306,16 @@ class PromptBatch:
 
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Return the batch with its tensors on `device`."""
-        tensors = {
-            one.name: value.to(device) for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)
-        }
-        return replace(self, **tensors)
+        return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 def prompts_digest(batch: PromptBatch) -> str:
     """Return a 16-digit hexadecimal digest of the unpadded token ids and the scored tokens."""
     tokens = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
     return json_digest([tokens, batch.answer_tokens.tolist()])
-
-
-_BY_ROW = (
-    "tokens",
-    "attention_mask",
-    "last",
-    "label_positions",
-    "prediction_positions",
-    "label_index",
-    "label_mask",
-    "answer",
-    "text_ranges",
-    "query_range",
-    "targets",
-    "against",
-    "prompt_index",
-)
 
 
 def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
@@ -377,16 +344,12 @@ def check_against_differs(batch: PromptBatch) -> None:
 
 def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
     """Return rows of ids as a batch without labels; without a tokenizer, tokens are named by their ids."""
-    n, longest = len(rows), max(map(len, rows))
-    strings = names = [[str(token) for token in row] for row in rows]
-    if tokenizer is not None:
-        strings, names = decode_tokens(tokenizer, rows), name_tokens(tokenizer, rows)
-        texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False) if texts is None else texts
+    n = len(rows)
+    if texts is None and tokenizer is not None:
+        texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
     none = torch.full((n, 0), -1)
     return PromptBatch(
-        tokens=torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
-        attention_mask=torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
-        last=torch.tensor([len(row) - 1 for row in rows]),
+        **row_fields(tokenizer, rows),
         label_positions=none,
         label_index=none,
         label_mask=none.bool(),
@@ -397,9 +360,22 @@ def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | Non
         labels=(),
         prompts=(),
         template=_DEFAULT_TEMPLATE,
-        token_strings=strings,
-        token_names=names,
-        texts=tuple(" ".join(row) for row in names) if texts is None else tuple(texts),
-        vocabulary="" if tokenizer is None else vocabulary_digest(tokenizer),
+        texts=tuple(" ".join(map(str, row)) for row in rows) if texts is None else tuple(texts),
         targets=torch.full((n,), -1),
     )
+
+
+def row_fields(tokenizer: Any, rows: list[list[int]]) -> dict[str, Any]:
+    """Return the fields of a `PromptBatch` that follow from its token ids, padded on the right."""
+    longest = max(map(len, rows))
+    strings = names = [[str(token) for token in row] for row in rows]
+    if tokenizer is not None:
+        strings, names = decode_tokens(tokenizer, rows), name_tokens(tokenizer, rows)
+    return {
+        "tokens": torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
+        "last": torch.tensor([len(row) - 1 for row in rows]),
+        "token_strings": strings,
+        "token_names": names,
+        "vocabulary": "" if tokenizer is None else vocabulary_digest(tokenizer),
+    }

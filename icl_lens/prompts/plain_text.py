@@ -17,7 +17,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
 from icl_lens.prompts.prompt import Prompt, Rendered, check_unicode
-from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
+from icl_lens.prompts.token_alignment import TokenizedText, require_fast_tokenizer, special_prefix, tokenize_texts
 from icl_lens.prompts.token_ids import TokenPositions, check_context_length, check_ids, name_tokens, padded_ids
 
 TokenSpec = str | int
@@ -70,34 +70,27 @@ def tokenize_text(
     check_context_length(model, rows)
     batch = text_batch(tokenizer, rows, several).at("last" if positions is None else positions)
     assert batch.prompt_index is not None
-    numbers, places = batch.prompt_index.tolist(), batch.last.tolist()
-
-    tokenized = [(text.rendered.text, text.ids, text.ends) for text in read]
-    find_token = _TokenFinder(model, tokenizer, tokenized, len(front))
+    rows_at = list(zip(batch.prompt_index.tolist(), batch.last.tolist(), strict=True))
+    find_token = _TokenFinder(model, tokenizer, read, len(front))
     if targets is not None:
-        by_text = _by_text(targets, len(several), single, "targets")
-        ids, seen = [], [0] * len(several)
-        for number, place in zip(numbers, places, strict=True):
-            target, count = by_text[number], numbers.count(number)
-            if not isinstance(target, (str, int)):
-                if len(target) != count:
-                    raise InputError(
-                        f"targets must have one token per position, got {len(target)} for {count} positions of text "
-                        f"{number}"
-                    )
-                target = target[seen[number]]
-            seen[number] += 1
-            ids.append(find_token(target, number, place, "target"))
+        ids = []
+        for number, target in enumerate(_by_text(targets, len(several), single, "targets")):
+            places = [place for of, place in rows_at if of == number]
+            wanted = [target] * len(places) if isinstance(target, (str, int)) else target
+            if len(wanted) != len(places):
+                raise InputError(
+                    f"targets must have one token per position, got {len(wanted)} for {len(places)} positions of text "
+                    f"{number}"
+                )
+            ids += [find_token(one, number, place, "target") for one, place in zip(wanted, places, strict=True)]
         batch = replace(batch, targets=torch.tensor(ids))
     if against is not None:
-        by_text = _by_text(against, len(several), single, "against")
-        others = []
-        for number, place in zip(numbers, places, strict=True):
-            tokens = by_text[number]
-            tokens = [tokens] if isinstance(tokens, (str, int)) else tokens
-            if not tokens:
-                raise InputError(f"against must have at least one token per text, got none for text {number}")
-            others.append([find_token(token, number, place, "comparison") for token in tokens])
+        by_text = [
+            [one] if isinstance(one, (str, int)) else one for one in _by_text(against, len(several), single, "against")
+        ]
+        if empty := [number for number, tokens in enumerate(by_text) if not tokens]:
+            raise InputError(f"against must have at least one token per text, got none for text {empty[0]}")
+        others = [[find_token(one, of, place, "comparison") for one in by_text[of]] for of, place in rows_at]
         batch = replace(batch, against=padded_ids(others))
     find_token.warn()
     check_against_differs(batch)
@@ -127,13 +120,11 @@ class _TokenFinder:
 
     model: Any
     tokenizer: Any
-    texts: list[tuple[str, list[int], list[int]]]
-    """Each text, its token ids, and the end of each token in the text."""
+    texts: list[TokenizedText]
     shift: int
     """Number of tokens prepended to every text."""
-
-    known: dict[tuple[str, int, int], int] = field(default_factory=dict)
     long: dict[str, list[int]] = field(default_factory=dict)
+    """The tokens of the strings that have several."""
 
     def __call__(self, given: TokenSpec, number: int, place: int, what: str) -> int:
         """Return the id; raise InputError if a string does not begin where the text ends or is unknown."""
@@ -142,31 +133,27 @@ class _TokenFinder:
             return given
         if not isinstance(given, str):
             raise InputError(f"{what} must be a string or a token id, got {given!r}")
-        key = (given, number, place)
-        if key not in self.known:
-            self.known[key] = self._found(given, number, place - self.shift, what)
-        return self.known[key]
-
-    def _found(self, given: str, number: int, place: int, what: str) -> int:
-        text, ids, ends = self.texts[number]
-        before = text if place + 1 >= len(ids) else text[: ends[place] if place >= 0 else 0]
+        text = self.texts[number]
+        n_before = max(0, place - self.shift + 1)  # tokens of the text up to this position
+        before = text.rendered.text
+        if n_before < len(text.ids):
+            before = before[: text.ends[n_before - 1] if n_before else 0]
         shown = repr(before[-30:])
         if not given:
             raise InputError(f"{what} must not be empty, got {given!r}; pass a token that may follow {shown}")
-        wanted = ids[: place + 1] if place >= 0 else []
         found = self.tokenizer(before + given, add_special_tokens=False, verbose=False)["input_ids"]
-        if found[: len(wanted)] != wanted or len(found) == len(wanted):
+        if found[:n_before] != text.ids[:n_before] or len(found) == n_before:
             raise InputError(
                 f"the {what} {given!r} is not a separate token after {shown}; begin it with the white space that "
                 f"separates it from the text, end the text without white space, or pass a token id"
             )
-        own = found[len(wanted) :]
+        own = found[n_before:]
         if self.tokenizer.unk_token_id in own:
             raise InputError(
                 f"the {what} {given!r} is not in the model's vocabulary; use words of the vocabulary or a token id"
             )
         if len(own) > 1:
-            self.long.setdefault(given, own)
+            self.long[given] = self.long.get(given, own)
         return own[0]
 
     def warn(self) -> None:

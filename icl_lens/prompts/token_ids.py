@@ -34,18 +34,18 @@ def name_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
     """
     distinct = sorted({token for row in rows for token in row})
     raw = tokenizer.convert_ids_to_tokens(distinct)
-    strings = tokenizer.batch_decode([[token] for token in distinct], clean_up_tokenization_spaces=False)
-    name = {token: visible(one or "", text) for token, one, text in zip(distinct, raw, strings, strict=True)}
+    (strings,) = decode_tokens(tokenizer, [distinct])
+    name = {token: _visible(one or "", text) for token, one, text in zip(distinct, raw, strings, strict=True)}
     return [[name[token] for token in row] for row in rows]
 
 
-def visible(raw: str, decode_tokens: str) -> str:
+def _visible(raw: str, text: str) -> str:
     """Return a token's name from its vocabulary entry `raw` and its decoded text."""
     if "▁" in raw:
         return raw.replace("▁", "␣")
-    if not decode_tokens or "\ufffd" in decode_tokens:
+    if not text or "\ufffd" in text:
         return raw
-    return decode_tokens.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
 
 
 def check_ids(model: Any, ids: list[int]) -> None:
@@ -101,17 +101,14 @@ def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[lis
         positions = positions.tolist()
     if positions == "last":
         positions = -1
-    if isinstance(positions, str) and positions != "all":
-        raise InputError(f"positions must be 'last', 'all' or integers, got {positions!r}")
     if positions == "all":
         return [list(range(length)) for length in lengths]
-    if isinstance(positions, int):
-        positions = [positions]
-    for_all = [place for place in positions if isinstance(place, int)]
-    by_row = [list(places) for places in positions if isinstance(places, Sequence)]
-    if for_all and not by_row:
-        by_row = [for_all for _ in lengths]
-    if len(by_row) != len(lengths) or not all(by_row) or (for_all and by_row[0] is not for_all):
+    if isinstance(positions, str):
+        raise InputError(f"positions must be 'last', 'all' or integers, got {positions!r}")
+    by_row: Any = [positions] if isinstance(positions, int) else positions
+    if all(isinstance(place, int) for place in by_row):
+        by_row = [by_row for _ in lengths]
+    if len(by_row) != len(lengths) or not all(isinstance(places, Sequence) and places for places in by_row):
         raise InputError(
             f"positions must be one position, a list for all {len(lengths)} prompts or a non-empty list per prompt, "
             f"got {positions!r}"
@@ -123,28 +120,17 @@ def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[lis
     return [[place % length for place in places] for places, length in zip(by_row, lengths, strict=True)]
 
 
-def ids_per_row(ids: int | Sequence[int] | Tensor | None, n: int, what: str) -> list[int] | None:
+def ids_per_row(ids: Any, n: int, what: str, *, lists: bool = False) -> list[list[int]] | None:
+    """Return each row's ids, from one id for all rows, one per row or, with `lists`, a list per row padded with -1."""
     if ids is None:
         return None
     if isinstance(ids, Tensor):
-        ids = list(ids.reshape(-1).tolist())
-    listed_ids = [ids] * n if isinstance(ids, int) else list(ids)
-    if len(listed_ids) != n or not all(isinstance(token, int) for token in listed_ids):
-        raise InputError(f"{what} must be one token id or one per row ({n}), got {ids!r}")
-    return listed_ids
-
-
-def id_lists_per_row(
-    ids: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None, n: int
-) -> list[list[int]] | None:
-    if ids is None:
-        return None
-    if isinstance(ids, Tensor):
-        ids = list(ids.tolist())
-    rows = [ids] * n if isinstance(ids, int) else list(ids)
-    several = [[one] if isinstance(one, int) else [token for token in one if token != -1] for one in rows]
-    if len(several) != n or not all(several):
-        raise InputError(f"against must be one token id, or one id or a list of ids per row ({n}), got {ids!r}")
+        ids = ids.tolist()
+    rows = [ids] * n if isinstance(ids, int) else ids
+    several = [[row] if isinstance(row, int) else [token for token in row if token != -1 or not lists] for row in rows]
+    if len(several) != n or not all(several) or not (lists or all(len(row) == 1 for row in several)):
+        condition = "one token id or one per row" if not lists else "one token id, or one id or a list of ids per row"
+        raise InputError(f"{what} must be {condition} ({n}), got {ids!r}")
     return several
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, row_fields
 from icl_lens.prompts.prompt import Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.token_alignment import LabelTokens, require_fast_tokenizer, special_prefix, tokenize_texts
-from icl_lens.prompts.token_ids import PAD, check_context_length, decode_tokens, name_tokens, vocabulary_digest
+from icl_lens.prompts.token_ids import check_context_length
 
 _DEFAULT_TEMPLATE = Template()
 
@@ -71,15 +71,13 @@ def tokenize(
     rows = [[*front, *text.ids, *shared] for text in texts]
     check_context_length(model, rows)
     shift = len(front)
-    longest, demos = max(map(len, rows)), max(len(prompt.demonstrations) for prompt in prompts)
+    demos = max(len(prompt.demonstrations) for prompt in prompts)
 
     def by_demo(values: list[list[Any]], missing: Any) -> Tensor:
         return torch.tensor([[*row, *[missing] * (demos - len(row))] for row in values])
 
     batch = PromptBatch(
-        tokens=torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
-        attention_mask=torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
-        last=torch.tensor([len(row) - 1 for row in rows]),
+        **row_fields(tokenizer, rows),
         label_positions=by_demo([[shift + stop - 1 for _, stop in row] for row in label_ranges], -1),
         prediction_positions=by_demo(
             [[shift + start + len(shared) - 1 for start, _ in row] for row in label_ranges], -1
@@ -95,10 +93,7 @@ def tokenize(
         labels=every_label,
         prompts=prompts,
         template=template,
-        token_strings=decode_tokens(tokenizer, rows),
-        token_names=name_tokens(tokenizer, rows),
         texts=tuple(text.rendered.text for text in texts),
-        vocabulary=vocabulary_digest(tokenizer),
     )
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
