@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -35,7 +36,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     try:
         yield temp_path
         if target is None:
-            _pour(temp_path, path)
+            with temp_path.open("rb") as content, path.open("ab") as device:
+                shutil.copyfileobj(content, device)
         else:
             temp_path.chmod(_mode(target))
             temp_path.replace(target)
@@ -102,14 +104,6 @@ def _mode(target: Path) -> int:
     umask = os.umask(0)
     os.umask(umask)
     return 0o666 & ~umask
-
-
-def _pour(source: Path, device: Path) -> None:
-    with os.fdopen(os.open(device, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as out, source.open("rb") as text:
-        while piece := text.read(2**16):
-            view = memoryview(piece)
-            while view:
-                view = view[out.write(view) :]
 
 
 def _not_written(path: Path, error: Exception) -> InputError:

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.decompose import head_outputs, repeat_kv
+from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
 from icl_lens.errors import InputError
 from icl_lens.models.locking import locks_model
-from icl_lens.models.norms import NormView
-from icl_lens.models.readout import Readout, norm_scale
+from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions
@@ -84,7 +83,8 @@ class Activations:
         batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
-        recorder = _Recorder(ModelView.of(model), batch if positions is None else _ReadPlan.at(batch, positions))
+        plan = ReadPlan(batch, batch) if positions is None else ReadPlan.at(batch, positions)
+        recorder = Recorder(ModelView.of(model), plan)
         for name, keep in recorder.hooks():
             try:
                 value = cache[name]
@@ -99,7 +99,10 @@ class Activations:
                     "keep the batch axis and cache batch.tokens itself"
                 )
             keep(value)
-        return recorder.finish(check=check)
+        acts = cls(**recorder.fields())
+        if check:
+            _check_sums(acts)
+        return acts
 
     def __repr__(self) -> str:
         size = f"{self.view.n_layers} layers × {self.view.n_heads} heads"
@@ -161,7 +164,7 @@ class Activations:
 
     def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
         """Return `x` at the label positions; zero where a prompt has fewer demonstrations."""
-        return _at(x, self.batch.label_positions.to(x.device))
+        return at_positions(x, self.batch.label_positions.to(x.device))
 
     def to(self, device: torch.device | str) -> "Activations":
         """Return a copy with all recorded tensors on `device`, for instance to keep many captures off the GPU.
@@ -169,9 +172,12 @@ class Activations:
         Weights stay with the model. Methods that use weights raise InputError unless the activations are on the model's
         device (`acts.view.unembed_device`).
         """
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors = {name: value.to(device) for name, value in self._tensors().items()}
         readout = replace(self.readout, scale=self.readout.scale.to(device))
         return replace(self, batch=self.batch.to(device), readout=readout, **tensors)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def check_device(self) -> None:
         """Raise InputError unless the activations are on the model's device."""
@@ -194,7 +200,6 @@ class Activations:
             >>> again
             Activations(icl-mini: 1 prompt × 19 tokens, 8 layers × 6 heads)
         """
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         of_batch, about_batch = self.batch.to_state()
         about = {
             "model": self.view.name,
@@ -207,7 +212,7 @@ class Activations:
             "bias": self.readout.bias,
             "batch": about_batch,
         }
-        tensors |= {f"batch.{name}": value for name, value in of_batch.items()}
+        tensors = self._tensors() | {f"batch.{name}": value for name, value in of_batch.items()}
         write_tensors(path, KIND, VERSION, tensors, about)
 
     @classmethod
@@ -241,9 +246,7 @@ class Activations:
         """Select prompts by slice or index list."""
         if isinstance(index, int):
             index = slice(index, index + 1)
-        parts: dict[str, Any] = {
-            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor) and name != "pass_v"
-        }
+        parts = {name: value[index] for name, value in self._tensors().items() if name != "pass_v"}
         batch = self.batch[index]
         width = batch.tokens.shape[1]
         parts["pattern"] = parts["pattern"][..., :width]
@@ -284,44 +287,21 @@ def capture(
             "il.tokenize(model, prompts)"
         )
     view = ModelView.of(model)
-    over: PromptBatch | _ReadPlan = batch
+    plan = ReadPlan(batch, batch)
     if positions is not None:
-        over = _ReadPlan.at(batch, positions)
+        plan = ReadPlan.at(batch, positions)
     elif batch.prompt_index is not None and not view.has_hooks:
-        over = _ReadPlan.shared(batch)
-    recorder = _Recorder(view, over)
-    run = over.run if isinstance(over, _ReadPlan) else batch
-    logits = _last_logits(model, run, [(name, _reader(keep)) for name, keep in recorder.hooks()])
-    return recorder.finish(check=check, logits=logits)
+        plan = ReadPlan.shared(batch)
+    recorder = Recorder(view, plan)
+    logits = _last_logits(model, plan.run, recorder.hooks())
+    acts = Activations(**recorder.fields())
+    if check:
+        _check_sums(acts)
+        _check_logits(acts, plan, logits)
+    return acts
 
 
 NO_LABELS_HINT = "il.last_log_probs(model, batch) has the log-probability of every token"
-
-
-@dataclass(frozen=True)
-class _ReadPlan:
-    """A forward pass read at several positions per row: the batch to run and the rows to read."""
-
-    run: PromptBatch
-    rows: PromptBatch
-    of: Int[Tensor, " batch"]
-    """Row of `run` that each row is read from."""
-
-    @classmethod
-    def at(cls, batch: PromptBatch, positions: TokenPositions) -> "_ReadPlan":
-        rows = replace(batch, prompt_index=None).at(positions)
-        assert rows.prompt_index is not None
-        of = rows.prompt_index
-        known = batch.prompt_index
-        return cls(batch, rows if known is None else replace(rows, prompt_index=known[of]), of)
-
-    @classmethod
-    def shared(cls, batch: PromptBatch) -> "_ReadPlan":
-        """Run only the longest row of each prompt; the other rows are prefixes of it."""
-        assert batch.prompt_index is not None
-        prompts, of = batch.prompt_index.unique(return_inverse=True)
-        last = torch.where(of[None] == torch.arange(len(prompts), device=of.device)[:, None], batch.last, -1)
-        return cls(batch[last.argmax(1)], batch, of)
 
 
 def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
@@ -382,21 +362,6 @@ def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
     raise InputError(f"model output after prompt {row} must be finite, got {what} values; {remedy}")
 
 
-def _reader(keep: Callable[[Tensor], None]) -> Callable[..., None]:
-    def hook_fn(value: Tensor, hook: Any) -> None:
-        keep(value)
-
-    return hook_fn
-
-
-def _at(x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return x [batch pos …] at [batch n] positions, zero where the position is -1; `rows` defaults to all rows."""
-    rows = torch.arange(len(x), device=x.device) if rows is None else rows
-    picked = x[rows[:, None], positions.clamp(min=0)]
-    missing = (positions < 0).reshape(*positions.shape, *[1] * (picked.ndim - 2))
-    return picked.masked_fill(missing, 0)
-
-
 def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
     """Raise InputError if the cache was made from other tokens than the batch's."""
     remedy = (
@@ -437,166 +402,44 @@ def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embe
     return seen[0]
 
 
-class _Recorder:
-    """Fills preallocated tensors from hook values, one layer at a time."""
+def _check_sums(acts: Activations) -> None:
+    """Raise InputError if the outputs of the model's blocks do not add up as the formulas assume."""
+    x = acts.resid_pre.to(acts.readout.dtype)
+    following = torch.cat([x[:, 1:], acts.resid_final[:, None].to(x.dtype)], dim=1)
+    sums = x + acts.attn_out.to(x.dtype) + acts.mlp_out.to(x.dtype)
+    tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
+    for layer in range(acts.view.n_layers):
+        heads = acts.head_outputs(layer).sum(1)
+        b_O = acts.view.b_O(layer)
+        if b_O is not None:
+            heads = heads + (b_O if acts.attn_scale is None else b_O * acts.attn_scale[:, layer, None])
+        next_x = following[:, layer]
+        for what, ours, theirs in (
+            ("the heads' outputs do not sum to the attention output", heads, acts.attn_out[:, layer].to(x.dtype)),
+            ("attention and FFN outputs do not add up to the residual stream", sums[:, layer], next_x),
+        ):
+            scale = next_x.norm(dim=-1) + theirs.norm(dim=-1)
+            error = float(((ours - theirs).norm(dim=-1) / (scale + 1e-30)).max())
+            if not error <= tolerance:
+                raise InputError(
+                    f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative error {error:.1e}, "
+                    f"allowed {tolerance:.0e}), so its blocks transform outputs in an unknown way"
+                )
 
-    def __init__(self, view: ModelView, over: PromptBatch | _ReadPlan):
-        self.view, self.device = view, view.unembed_device
-        self.batch = over.rows if isinstance(over, _ReadPlan) else over
-        self.run = over.of.to(self.device) if isinstance(over, _ReadPlan) else None
-        self.width = self.batch.tokens.shape[1]
-        # Rows read at the last position of their pass can be compared with the logits of that pass.
-        self.run_last = over.run.last if isinstance(over, _ReadPlan) else None
-        self.last = self.batch.last.to(self.device)
-        self.labels = self.batch.label_positions.to(self.device)
-        self.store: dict[str, Tensor] = {}
 
-    def hooks(self) -> list[tuple[str, Callable[[Tensor], None]]]:
-        """Return (hook name, callback) pairs for all recorded values."""
-        view, hooks = self.view, []
-        for layer in range(view.n_layers):
-            hooks += [
-                (
-                    view.hook(layer, "hook_resid_pre"),
-                    self._keep("resid_pre", layer, labels="label_resid_pre"),
-                ),
-                (view.hook(layer, "attn.hook_q"), self._keep("q", layer)),
-                (view.hook(layer, "attn.hook_v"), self._keep_all("pass_v", layer)),
-                (view.hook(layer, "attn.hook_pattern"), self._keep_row("pattern", layer)),
-                (view.hook(layer, "attn.hook_z"), self._keep("z", layer)),
-                (view.hook(layer, "hook_attn_out"), self._keep("attn_out", layer, labels="label_attn_out")),
-                (view.hook(layer, "hook_mlp_out"), self._keep("mlp_out", layer)),
-            ]
-            if f"blocks.{layer}.mlp.hook_post" in view.hook_names:
-                hooks.append((f"blocks.{layer}.mlp.hook_post", self._keep("mlp_post", layer)))
-        hooks.append((view.hook(view.n_layers - 1, "hook_resid_post"), self._keep("resid_final", None)))
-        return hooks
-
-    def _slot(self, name: str, layer: int | None, value: Tensor) -> None:
-        if layer is None:
-            self.store[name] = value
-            return
-        if name not in self.store:
-            shape = (value.shape[0], self.view.n_layers, *value.shape[1:])
-            self.store[name] = value.new_empty(shape)
-        self.store[name][:, layer] = value
-
-    def _rows(self, value: Tensor) -> Tensor:
-        """Return the row of the pass that each row is read from."""
-        return torch.arange(len(value), device=value.device) if self.run is None else self.run.to(value.device)
-
-    def _keep(self, name: str, layer: int | None, labels: str | None = None) -> Callable[[Tensor], None]:
-        def keep(value: Tensor) -> None:
-            if name == "mlp_post" and value.ndim != 3:
-                return
-            value = value.detach()
-            rows = self._rows(value)
-            self._slot(name, layer, value[rows, self.last.to(value.device)].to(self.device))
-            if labels is not None:
-                self._slot(labels, layer, _at(value, self.labels.to(value.device), rows).to(self.device))
-
-        return keep
-
-    def _keep_all(self, name: str, layer: int) -> Callable[[Tensor], None]:
-        def keep(value: Tensor) -> None:
-            value = value.detach().to(self.device)
-            if value.shape[2] != self.view.n_kv_heads:  # TransformerLens may repeat key-value groups
-                value = value[:, :, :: value.shape[2] // self.view.n_kv_heads]
-            self._slot(name, layer, value[:, : self.width])
-
-        return keep
-
-    def _keep_row(self, name: str, layer: int) -> Callable[[Tensor], None]:
-        def keep(value: Tensor) -> None:
-            row = value.detach()[self._rows(value), :, self.last.to(value.device), : self.width]
-            self._slot(name, layer, row.to(self.device))
-
-        return keep
-
-    def finish(self, *, check: bool, logits: Tensor | None = None) -> Activations:
-        view, store = self.view, self.store
-        acts = Activations(
-            batch=self.batch,
-            view=view,
-            readout=view.readout(store["resid_final"]),
-            mlp_post=store.pop("mlp_post", None),
-            pass_index=self.run,
-            **store,
+def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:
+    """Raise InputError if the readout does not reproduce the logits; only each pass's last positions have logits."""
+    of = torch.arange(len(logits), device=plan.rows.last.device) if plan.of is None else plan.of
+    at_last = (plan.rows.last == plan.run.last[of]).nonzero()[:, 0]
+    if not len(at_last):
+        return
+    rows = at_last.to(logits.device)
+    ours = acts.readout.select_prompts(rows).logits(acts.resid_final[rows])
+    theirs = logits[of.to(logits.device)[rows]].to(ours.device, ours.dtype)
+    error = float((ours - theirs).abs().max() / (ours.abs().max() + 1e-30))
+    tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
+    if not error <= tolerance:
+        raise InputError(
+            f"{acts.view.architecture} is not supported: final norm and unembedding do not reproduce the model's "
+            f"logits (relative error {error:.1e}, allowed {tolerance:.0e})"
         )
-        layers = range(view.n_layers)
-        attn_posts = [view.attn_post_norm(layer) for layer in layers]
-        if any(post is not None for post in attn_posts):
-            mlp_posts = [view.mlp_post_norm(layer) for layer in layers]
-            acts = replace(
-                acts,
-                attn_scale=_post_scales(attn_posts, [self._raw_attn_out(acts, layer) for layer in layers]),
-                mlp_scale=_post_scales(mlp_posts, [self._raw_mlp_out(acts, layer) for layer in layers]),
-            )
-        if check:
-            self._check(acts, logits)
-        return acts
-
-    def _raw_attn_out(self, acts: Activations, layer: int) -> Tensor:
-        """Return the attention output before the norm that follows it."""
-        W_O, b_O = self.view.raw_W_O(layer).to(acts.readout.dtype), self.view.raw_b_O(layer)
-        out = einsum(acts.z[:, layer].to(W_O.dtype), W_O, "batch head d_head, head d_head d_model -> batch d_model")
-        return out if b_O is None else out + b_O
-
-    def _raw_mlp_out(self, acts: Activations, layer: int) -> Tensor:
-        """Return the FFN output before the norm that follows it."""
-        if acts.mlp_post is None:
-            raise InputError(f"{self.view.name} is not supported: it has a norm after its FFN but no mlp.hook_post")
-        W_out, b_out = self.view.raw_W_out(layer).to(acts.readout.dtype), self.view.raw_b_out(layer)
-        out = acts.mlp_post[:, layer].to(W_out.dtype) @ W_out
-        return out if b_out is None else out + b_out
-
-    def _check(self, acts: Activations, logits: Tensor | None) -> None:
-        """Raise InputError if the outputs of the model's blocks do not add up as the formulas assume."""
-        x = acts.resid_pre.to(acts.readout.dtype)
-        following = torch.cat([x[:, 1:], acts.resid_final[:, None].to(x.dtype)], dim=1)
-        sums = x + acts.attn_out.to(x.dtype) + acts.mlp_out.to(x.dtype)
-        tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
-        name = self.view.architecture
-        for layer in range(self.view.n_layers):
-            heads = acts.head_outputs(layer).sum(1)
-            b_O = self.view.b_O(layer)
-            if b_O is not None:
-                heads = heads + (b_O if acts.attn_scale is None else b_O * acts.attn_scale[:, layer, None])
-            for what, ours, theirs in (
-                ("the heads' outputs do not sum to the attention output", heads, acts.attn_out[:, layer]),
-                (
-                    "attention and FFN outputs do not add up to the residual stream",
-                    sums[:, layer],
-                    following[:, layer],
-                ),
-            ):
-                scale = following[:, layer].norm(dim=-1) + theirs.to(ours.dtype).norm(dim=-1)
-                error = float(((ours - theirs.to(ours.dtype)).norm(dim=-1) / (scale + 1e-30)).max())
-                if not error <= tolerance:
-                    raise InputError(
-                        f"{name} is not supported: in layer {layer} {what} (relative error {error:.1e}, allowed "
-                        f"{tolerance:.0e}), so its blocks transform outputs in an unknown way"
-                    )
-        if logits is None:
-            return
-        readout, final = acts.readout, acts.resid_final
-        if self.run is not None and self.run_last is not None:
-            whole = (self.last == self.run_last.to(self.device)[self.run]).nonzero()[:, 0]
-            readout, final, logits = readout.select_prompts(whole), final[whole], logits[self.run[whole]]
-            if not len(whole):
-                return
-        ours = readout.logits(final)
-        error = float((ours - logits.to(ours.device, ours.dtype)).abs().max() / (ours.abs().max() + 1e-30))
-        if not error <= tolerance:
-            raise InputError(
-                f"{name} is not supported: final norm and unembedding do not reproduce the model's logits (relative "
-                f"error {error:.1e}, allowed {tolerance:.0e})"
-            )
-
-
-def _post_scales(posts: list[NormView | None], raw: list[Tensor]) -> Tensor:
-    columns = [
-        x.new_ones(len(x)) if post is None else norm_scale(x, eps=post.eps, center=post.center)
-        for post, x in zip(posts, raw, strict=True)
-    ]
-    return torch.stack(columns, dim=1)

@@ -74,7 +74,11 @@ def load_model(
             raise InputError(f"{early} is not supported; use the revision instead, e.g. revision='step3000' for Pythia")
     if isinstance(init := getattr(tokenizer, "init_kwargs", None), dict):
         init.setdefault("name_or_path", "")  # TransformerLens reads it; tokenizers built in memory lack it
-    where: dict[str, Any] = {"device_map": device_map} if device_map is not None else {"device": device or _device()}
+    where: dict[str, Any] = (
+        {"device_map": device_map}
+        if device_map is not None
+        else {"device": device or ("cuda" if torch.cuda.is_available() else "cpu")}
+    )
     kwargs |= {"dtype": dtype, "trust_remote_code": trust_remote_code, **where}
     if kwargs.get("hf_model") is not None:
         try:
@@ -130,30 +134,16 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
 
 
 def _check_device(device: str | torch.device | None) -> None:
-    """Raise InputError for an invalid or missing device."""
+    """Raise InputError for an invalid device, or one on which this PyTorch cannot create a tensor and read it back."""
     try:
-        kind = None if device is None else torch.device(device)
+        kind = "cpu" if device is None else torch.device(device).type
     except (RuntimeError, TypeError):
         raise InputError(f"invalid device {str(device)!r}; expected 'cpu', 'cuda' or 'cuda:1'") from None
-    if kind is not None and kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
+    try:
+        if kind != "cpu":
+            float(torch.ones(1, device=device))
+    except (RuntimeError, NotImplementedError, AssertionError, ImportError):
         raise InputError(
             f"device {str(device)!r} is not available (usable GPUs: {torch.cuda.device_count()}); choose cpu, or leave "
             "the device out"
-        )
-    if kind is not None and kind.type not in ("cpu", "cuda") and not _can_hold(kind):
-        raise InputError(
-            f"device {str(device)!r} is not supported by this PyTorch; choose cpu, cuda or cuda:1, or leave the device "
-            "out"
-        )
-
-
-def _can_hold(device: torch.device) -> bool:
-    """Return whether tensors can be created on a device and read back."""
-    try:
-        return float(torch.ones(1, device=device)) == 1.0
-    except (RuntimeError, NotImplementedError, AssertionError, ImportError):
-        return False
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        ) from None

@@ -40,31 +40,21 @@ def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: 
     Families differ in where gains are and whether they are stored as `w` or `1 + w`; the outputs for a few vectors do
     not depend on this. The first vectors are long enough to make eps negligible, the last is short enough to test it.
     """
-    with weights_loaded(module):
-        return _probed(module, d_model, device, default_eps)
-
-
-def _probed(module: Any, d_model: int, device: torch.device, default_eps: float) -> NormView:
-    weight = next((p for p in module.parameters()), None)
-    # Probing in the module's own dtype is exact for half precision, since the gains round the same way.
-    dtype = torch.float32 if weight is None else weight.dtype
-    where = device if weight is None else weight.device
     signs = torch.ones(1, 1, d_model, dtype=torch.float64)
     signs[..., 1::2] = -1
-    long = 2.0**24 if dtype == torch.float64 else 2.0**10
-    with torch.no_grad():
+    with weights_loaded(module), torch.no_grad():
+        weight = next((p for p in module.parameters()), None)
+        # Probing in the module's own dtype is exact for half precision, since the gains round the same way.
+        dtype = torch.float32 if weight is None else weight.dtype
+        where = device if weight is None else weight.device
+        long = signs * (2.0**24 if dtype == torch.float64 else 2.0**10)
 
         def ask(x: Tensor) -> Tensor:
             return module(x.to(where, dtype))[0, 0].to(device, torch.float64).cpu()
 
-        zero, ones, alternating = (
-            ask(torch.zeros_like(signs)),
-            ask(torch.ones_like(signs) * long),
-            ask(signs * long),
-        )
-        if torch.equal(alternating, (signs * long)[0, 0]):
+        shift, ones, alternating = ask(torch.zeros_like(signs)), ask(long.abs()), ask(long)
+        if torch.equal(alternating, long[0, 0]):
             return NormView(None, None, default_eps, False, False, d_model)
-        shift = zero
         center = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
         gain = (alternating - shift) * signs[0, 0]
         eps = _eps_of(module, default_eps)

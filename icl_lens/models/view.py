@@ -160,18 +160,11 @@ class ModelView:
         return digest.hexdigest()
 
     def _matrices(self) -> Iterator[Tensor | None]:
-        with weights_loaded_if_offloaded(self.model, getattr(self.model, "embed", None)):
-            yield _optional(self.model, "W_E")
-        yield self._W_U()
+        yield self._weight(self.model, "W_E", offloaded_in=getattr(self.model, "embed", None))
+        yield self._weight(self.model, "W_U", offloaded_in=self.model.unembed)
         for layer in range(self.n_layers):
-            attn = self.attn(layer)
-            with weights_loaded_if_offloaded(self.model, attn):
-                yield _optional(attn, "W_Q")
+            yield self._weight(self.attn(layer), "W_Q")
             yield from (self.W_K(layer), self.W_V(layer), self.raw_W_O(layer))
-
-    def _W_U(self) -> Tensor:
-        with weights_loaded_if_offloaded(self.model, self.model.unembed):
-            return self.model.W_U.detach()
 
     def attn(self, layer: int) -> Any:
         return self.model.blocks[layer].attn
@@ -217,9 +210,7 @@ class ModelView:
         return self._weight(self.attn(layer), "W_O")
 
     def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        with weights_loaded_if_offloaded(self.model, self.attn(layer)):
-            b_O = _optional(self.attn(layer), "b_O")
-            return None if b_O is None else b_O.detach().to(self.unembed_device)
+        return self._weight(self.attn(layer), "b_O")
 
     def to_residual(self, weight: Tensor, post: NormView | None) -> Tensor:
         """Convert a raw output matrix or bias to its effect on the residual stream."""
@@ -256,20 +247,21 @@ class ModelView:
     def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
         return self._weight(self.attn(layer), "W_Q")
 
-    def _weight(self, owner: Any, name: str) -> Tensor:
-        """Return a weight on `unembed_device`, loading it temporarily if it is offloaded."""
-        with weights_loaded_if_offloaded(self.model, owner):
-            return getattr(owner, name).detach().to(self.unembed_device)
+    def _weight(self, owner: Any, name: str, *, offloaded_in: Any = None) -> Any:
+        """Return a weight on `unembed_device`, loading it if it is offloaded; None if the model has none."""
+        with weights_loaded_if_offloaded(self.model, owner if offloaded_in is None else offloaded_in):
+            weight = _optional(owner, name)
+            return None if weight is None else weight.detach().to(self.unembed_device)
 
     def b_Q(self, layer: int) -> Float[Tensor, "head d_head"] | None:
         """Return the queries' bias; None if the model has none."""
-        b_Q = _optional(self.attn(layer), "b_Q")
-        return None if b_Q is None else b_Q.detach().to(self.unembed_device).reshape(self.n_heads, self.d_head)
+        b_Q = self._weight(self.attn(layer), "b_Q")
+        return None if b_Q is None else b_Q.reshape(self.n_heads, self.d_head)
 
     def b_K(self, layer: int) -> Float[Tensor, "kv_head d_head"] | None:
         """Return the keys' bias; None if the model has none."""
-        b_K = _optional(self.attn(layer), "b_K")
-        return None if b_K is None else self._grouped(b_K.detach().to(self.unembed_device).reshape(-1, self.d_head))
+        b_K = self._weight(self.attn(layer), "b_K")
+        return None if b_K is None else self._grouped(b_K.reshape(-1, self.d_head))
 
     def _grouped(self, weight: Tensor) -> Tensor:
         """Return one matrix per key-value head, also if TransformerLens repeats it for every query head."""
@@ -280,21 +272,16 @@ class ModelView:
         return self.to_residual(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        mlp = self.model.blocks[layer].mlp
-        with weights_loaded_if_offloaded(self.model, mlp):
-            weight = _optional(mlp, "W_out")
+        weight = self._weight(self.model.blocks[layer].mlp, "W_out")
         if weight is None or weight.ndim != 2:
             raise InputError(
                 f"layer {layer} of {self.name} must have a single FFN output matrix to separate neurons, got none (a "
                 "mixture of experts?); use layer and head increases instead"
             )
-        return weight.detach().to(self.unembed_device)
+        return weight
 
     def raw_b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        mlp = self.model.blocks[layer].mlp
-        with weights_loaded_if_offloaded(self.model, mlp):
-            b_out = _optional(mlp, "b_out")
-            return None if b_out is None else b_out.detach().to(self.unembed_device)
+        return self._weight(self.model.blocks[layer].mlp, "b_out")
 
     # Norms -----------------------------------------------------------------------------------------------
 
@@ -378,14 +365,12 @@ class ModelView:
         norm = infer_norm(self.model.ln_final, self.d_model, self.unembed_device, default_eps=self._eps)
         final = final_resid.to(self.unembed_device, dtype)
         scale = norm_scale(final, eps=norm.eps, center=norm.center) if norm.normalize else final.new_ones(len(final))
-        with weights_loaded_if_offloaded(self.model, self.model.unembed):
-            W_U, b_U = self.model.W_U.detach(), _optional(self.model, "b_U")
-        b_U = None if b_U is None else b_U.detach().to(self.unembed_device, dtype)
+        W_U, b_U = (self._weight(self.model, name, offloaded_in=self.model.unembed) for name in ("W_U", "b_U"))
         cap = getattr(self.cfg, "output_logits_soft_cap", None)
         tokenizer = getattr(self.model, "tokenizer", None)
         return Readout(
             W_U=W_U,
-            b_U=b_U if b_U is not None and bool(b_U.any()) else None,
+            b_U=b_U.to(dtype) if b_U is not None and bool(b_U.any()) else None,
             gain=None if norm.gain is None else norm.gain.to(dtype),
             shift=None if norm.shift is None else norm.shift.to(dtype),
             scale=scale,

@@ -1,8 +1,8 @@
 """Check that weights match the config and are finite."""
 
+import math
 import re
 from collections.abc import Iterable
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from icl_lens.models.resolve import weight_files
 
 _BUFFERS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask|cos_cached|sin_cached|embed_positions|alibi|rope\.freqs)$"
+    r"|(attn|attention|self_attn|self_attention)\.bias$"  # a causal mask
 )
 _INTEGER = re.compile(r"BOOL|[IU]\d+")
-_MASK = re.compile(r"(attn|attention|self_attn|self_attention)\.bias$")
 
 
 class StrictLoader:
@@ -59,7 +59,7 @@ def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
             with safe_open(file, framework="pt") as weights:
                 for key in weights.keys():  # noqa: SIM118
                     header = weights.get_slice(key)
-                    stored += prod(header.get_shape())
+                    stored += math.prod(header.get_shape())
                     if _INTEGER.fullmatch(str(header.get_dtype())) and not _is_buffer(key):
                         packed.append(key)
         with torch.device("meta"):
@@ -85,45 +85,39 @@ def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
     `info` is transformers' `output_loading_info`.
     """
     buffers = {key for key, _ in model.named_buffers()}
-    missing = [key for key in info["missing_keys"] if key not in buffers]
-    extra = [key for key in info["unexpected_keys"] if _belongs(key, model)]
-    shapes = [f"{key} ({_size(found)}, expected {_size(expected)})" for key, found, expected in info["mismatched_keys"]]
-    parts = []
-    if missing:
-        parts.append(f"missing {_few(missing)}")
-    if extra:
-        parts.append(f"unexpected {_few(extra)}")
-    if shapes:
-        parts.append(f"wrong shape {_few(shapes)}")
-    if parts:
+    faults = {
+        "missing": [key for key in info["missing_keys"] if key not in buffers],
+        "unexpected": [key for key in info["unexpected_keys"] if _belongs(key, model)],
+        "wrong shape": [
+            f"{key} ({_size(found)}, expected {_size(expected)})" for key, found, expected in info["mismatched_keys"]
+        ],
+    }
+    found = "; ".join(f"{fault} {_few(keys)}" for fault, keys in faults.items() if keys)
+    if found:
         raise InputError(
-            f"weights of {name!r} do not match config.json ({'; '.join(parts)}); use the config.json that was saved "
-            "with these weights, or save the model again"
+            f"weights of {name!r} do not match config.json ({found}); use the config.json that was saved with these "
+            "weights, or save the model again"
         )
 
 
 def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Raise InputError if a parameter contains NaN or infinity, in one pass over the weights and without a copy."""
-    bad: list[str] = []
-    kinds: set[str] = set()
+    """Raise InputError if a parameter contains NaN or infinity."""
+    bad: dict[str, str] = {}
     for key, parameter in model.named_parameters():
         if parameter.is_meta or not parameter.is_floating_point() or not parameter.numel() or parameter.itemsize < 2:
             continue
-        low, high = (float(x) for x in torch.aminmax(parameter.detach()))
-        if low != low or high != high:
-            kinds.add("NaN")
-        elif abs(low) == float("inf") or abs(high) == float("inf"):
-            kinds.add("infinity")
-        else:
-            continue
-        bad.append(key)
+        # aminmax is NaN if any value is; it makes no copy.
+        extremes = [float(x) for x in torch.aminmax(parameter.detach())]
+        if not all(map(math.isfinite, extremes)):
+            bad[key] = "NaN" if any(map(math.isnan, extremes)) else "infinity"
     if bad:
+        kinds = sorted(set(bad.values()))
         remedy = (
             "use --dtype float32 or bfloat16 (dtype= in Python), which have a larger range"
-            if dtype == torch.float16 and kinds == {"infinity"}
+            if dtype == torch.float16 and kinds == ["infinity"]
             else "use another checkpoint, since this one is corrupt or its training diverged"
         )
-        raise InputError(f"weights of {name!r} contain {' and '.join(sorted(kinds))} in {_few(bad)}; {remedy}")
+        raise InputError(f"weights of {name!r} contain {' and '.join(kinds)} in {_few(bad)}; {remedy}")
 
 
 def _size(shape: Iterable[int]) -> str:
@@ -131,21 +125,13 @@ def _size(shape: Iterable[int]) -> str:
 
 
 def _belongs(key: str, model: nn.Module) -> bool:
-    """Return whether a checkpoint key belongs to a module of the model, or to a layer that it should have."""
-    if _is_buffer(key):
-        return False
-    modules = {name: module for name, module in model.named_modules() if name}
-    lists = {name for name, module in modules.items() if isinstance(module, nn.ModuleList)}
-    roots = {name.rpartition(".")[0] for name in lists} | {getattr(model, "base_model_prefix", "")}
-    for name in {key, *(f"{root}.{key}" for root in roots if root)}:
-        in_layer = re.match(r"(.*)\.\d+\.", name) and any(name.startswith(f"{one}.") for one in lists)
-        if in_layer or name.rpartition(".")[0] in modules:
-            return True
-    return False
+    """Return whether a checkpoint key is in a part of the model, rather than in a head beside it or a buffer."""
+    parts = {name for root in (model, getattr(model, "base_model", model)) for name, _ in root.named_children()}
+    return key.partition(".")[0] in parts and not _is_buffer(key)
 
 
 def _is_buffer(key: str) -> bool:
-    return bool(_BUFFERS.search(key) or _MASK.search(key))
+    return bool(_BUFFERS.search(key))
 
 
 def _few(keys: Iterable[str]) -> str:

@@ -253,9 +253,10 @@ class PromptBatch:
 
         Raises IndexError for a row out of range and InputError if no row is selected.
         """
+        places: Any = index
         if not isinstance(index, int | slice):
-            index = index.cpu().numpy() if isinstance(index, Tensor) else list(index)
-        rows = np.arange(len(self))[index].reshape(-1).tolist()
+            places = index.cpu().numpy() if isinstance(index, Tensor) else list(index)
+        rows = np.arange(len(self))[places].reshape(-1).tolist()
         if not rows:
             raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
         tensors = {name: value[rows] for name, value in self._tensors().items() if name != "label_tokens"}

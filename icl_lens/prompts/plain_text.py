@@ -153,7 +153,7 @@ class _TokenFinder:
                 f"the {what} {given!r} is not in the model's vocabulary; use words of the vocabulary or a token id"
             )
         if len(own) > 1:
-            self.long[given] = self.long.get(given, own)
+            self.long.setdefault(given, own)
         return own[0]
 
     def warn(self) -> None:
