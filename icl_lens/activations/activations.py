@@ -148,15 +148,15 @@ class Activations:
 
     def head_outputs(self, layer: int) -> Float[Tensor, "batch head d_model"]:
         """Return what each head of a layer writes into the residual stream at the last position."""
-        z = self.z[:, layer].to(self.readout.dtype)
-        if self.attn_scale is not None:
-            z = z * self.attn_scale[:, layer, None, None]
-        return head_outputs(z, self.view.W_O(layer))
+        return head_outputs(self._scaled(self.z, layer), self.view.W_O(layer))
 
     def head_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
         """Return the attention row times the scale of a norm after attention: pattern · v · W_O is the head output."""
-        pattern = self.pattern[:, layer].to(self.readout.dtype)
-        return pattern if self.attn_scale is None else pattern * self.attn_scale[:, layer, None, None]
+        return self._scaled(self.pattern, layer)
+
+    def _scaled(self, x: Float[Tensor, "batch layer head d"], layer: int) -> Float[Tensor, "batch head d"]:
+        x = x[:, layer].to(self.readout.dtype)
+        return x if self.attn_scale is None else x * self.attn_scale[:, layer, None, None]
 
     def head_values(self, layer: int) -> Float[Tensor, "batch key head d_head"]:
         """Return values at every position, key-value groups repeated for their query heads, b_V included."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import without_bars, without_reports
@@ -54,13 +54,9 @@ def load_model(
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    if isinstance(dtype, str):
-        found: Any = getattr(torch, dtype.removeprefix("torch."), None)
-        if not isinstance(found, torch.dtype):
-            check_choice("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
-        dtype = found
-    if dtype is not None and dtype not in SUPPORTED_DTYPES:
-        raise InputError(f"dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got {str(dtype)!r}")
+    wanted: Any = getattr(torch, dtype.removeprefix("torch."), "unknown") if isinstance(dtype, str) else dtype
+    if wanted not in (None, *SUPPORTED_DTYPES):
+        raise InputError(f"dtype must be one of 'float32', 'bfloat16', 'float16', 'float64', got {str(dtype)!r}")
     _check_device(device)
     if gguf_file is not None:
         name = f"{name.rstrip('/')}/{gguf_file}"
@@ -79,7 +75,7 @@ def load_model(
         if device_map is not None
         else {"device": device or ("cuda" if torch.cuda.is_available() else "cpu")}
     )
-    kwargs |= {"dtype": dtype, "trust_remote_code": trust_remote_code, **where}
+    kwargs |= {"dtype": wanted, "trust_remote_code": trust_remote_code, **where}
     if kwargs.get("hf_model") is not None:
         try:
             model = TransformerBridge.boot_transformers(name, **kwargs)

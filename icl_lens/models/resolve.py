@@ -75,14 +75,7 @@ def resolve_model(
 
     repository = open_repository(official, kind="model", revision=revision, is_complete=is_complete)
     if "config.json" not in repository.files:
-        what = (
-            "an adapter of another model" if "adapter_config.json" in repository.files else "not a transformers model"
-        )
-        remedy = _name_gguf_file(name, repository.files)
-        raise InputError(
-            f"model {name!r} on the Hugging Face Hub is {what}: it has no config.json "
-            f"({_shown(repository.files)}); {remedy or 'choose another, or merge and save it with transformers first'}"
-        )
+        raise _no_config_error(f"model {name!r} on the Hugging Face Hub", name, repository.files)
     small = [f for f in repository.files if _needed(f, code)]
     if tokenizer and not has_tokenizer(repository.files):
         raise InputError(missing_tokenizer_error(name))
@@ -103,12 +96,8 @@ def _check_no_revision(name: str, revision: str | None) -> None:
 
 def _gguf_file(name: str, revision: str | None) -> Path:
     """Return the GGUF file at a local path, or "OWNER/REPOSITORY/FILE.gguf" from the Hub."""
-    path = Path(name).expanduser()
-    try:
-        is_file = path.is_file()
-    except (OSError, ValueError) as error:
-        raise InputError(f"invalid path {name!r}: {error}; pass another") from error
-    if is_file:
+    path = _path(name)
+    if path.is_file():
         _check_no_revision(name, revision)
         return path
     *owner, file = name.split("/", 2)
@@ -167,24 +156,10 @@ def _local(name: str) -> Path | None:
     """Return the folder of a bundled or local model; None for a Hub name."""
     if name in bundled_models():
         return Path(str(files("icl_lens") / "bundled" / name))
-    path = Path(name).expanduser()
-    try:
-        path.stat()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:  # name too long, no permission, a null byte
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"invalid model or folder name {name!r}: {reason}; pass another") from error
+    path = _path(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            what = (
-                "it is an adapter; merge it into its model with peft and save that"
-                if (path / "adapter_config.json").is_file()
-                else "it has no config.json"
-            )
-            if remedy := _name_gguf_file(name, [file.name for file in path.iterdir()]):
-                what = f"{what}; {remedy}"
-            raise InputError(f"folder {name!r} is not a Hugging Face model: {what}")
+            raise _no_config_error(f"folder {name!r}", name, sorted(file.name for file in path.iterdir()))
         return path
     if path.is_file():
         raise InputError(
@@ -195,6 +170,30 @@ def _local(name: str) -> Path | None:
     if name.startswith("icl-") and "/" not in name:
         raise InputError(f"there is no bundled model {name!r}; choose one of {', '.join(bundled_models())}")
     return None
+
+
+def _path(name: str) -> Path:
+    """Return a name as a path, existing or not; raise InputError if it cannot be one."""
+    path = Path(name).expanduser()
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # name too long, no permission, a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"invalid model or folder name {name!r}: {reason}; pass another") from error
+    return path
+
+
+def _no_config_error(where: str, name: str, files: Sequence[str]) -> InputError:
+    """Return the error for a folder or repository with these files, but no config.json."""
+    if "adapter_config.json" in files:
+        what, remedy = "is an adapter of another model", "merge it into its model with peft and save that"
+    else:
+        what, remedy = "is not a Hugging Face model", "choose another, or save it with transformers first"
+    return InputError(
+        f"{where} {what}: it has no config.json ({_shown(files)}); {_name_gguf_file(name, files) or remedy}"
+    )
 
 
 def _official(name: str) -> str:

@@ -125,7 +125,7 @@ def _size(shape: Iterable[int]) -> str:
 
 
 def _belongs(key: str, model: nn.Module) -> bool:
-    """Return whether a checkpoint key is in a part of the model, rather than in a head beside it or a buffer."""
+    """Return whether a checkpoint key is in a part of the model, rather than in an additional head or a buffer."""
     parts = {name for root in (model, getattr(model, "base_model", model)) for name, _ in root.named_children()}
     return key.partition(".")[0] in parts and not _is_buffer(key)
 

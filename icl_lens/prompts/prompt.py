@@ -196,11 +196,8 @@ class Template:
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        for field, count in (
-            ("{text}", self.demonstration.count("{text}")),
-            ("{label}", self.demonstration.count("{label}")),
-        ):
-            if count != 1:
+        for field in ("{text}", "{label}"):
+            if (count := self.demonstration.count(field)) != 1:
                 raise InputError(
                     f"demonstration must contain {field} once, got {self.demonstration!r} with {count}; "
                     "write e.g. '{text} : {label}'"
@@ -262,10 +259,8 @@ class Template:
             add(after + self.separator)
         add(before)
         query_span = add(prompt.query)
-        if answer is None:
-            add(between.rstrip(" "))
-        else:
-            add(between)
+        add(between.rstrip(" ") if answer is None else between)
+        if answer is not None:
             label_spans.append(add(answer))
             add(after)
         return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span)

@@ -16,8 +16,8 @@ import torch
 
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.prompts.datasets import DATASETS
-from icl_lens.prompts.draw import Draw, check_path
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template, check_unicode, quoted_list
+from icl_lens.prompts.draw import Draw
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template, quoted_list
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 from icl_lens.prompts.tokenize import tokenize
@@ -37,9 +37,7 @@ _LABELS = ("foo", "bar", "baz", "qux", "dax", "wug", "mib", "zib", "toma", "gorp
 
 def named_task(name: str, path: str | Path | None = None) -> WordTask | TextTask:
     """Return the word task or text task of a name and an optional local file or folder, with default settings."""
-    check_unicode(name)
-    check_path(path)
-    is_text = name in DATASETS if path is None else Path(path).suffix != ".json"
+    is_text = str(name) in DATASETS if path is None else not str(path).endswith(".json")
     return TextTask(name, path) if is_text else WordTask(name, path)
 
 

@@ -175,18 +175,13 @@ def _plain(value: Any, number: int, column: str) -> str | int | float | None:
             raise InputError(f"row {number} has {value} in column {column!r}; use text, a number or an empty cell")
         return int(value) if value.is_integer() else value  # integers in a column with gaps are read as floats
     if value is not None and not isinstance(value, (str, int)):
-        raise InputError(
-            f"row {number} has {_article(type(value).__name__)} in column {column!r}; use text or a number"
-        )
+        kind = {"list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
+        raise InputError(f"row {number} has {kind} in column {column!r}; use text or a number")
     if isinstance(value, str) and (half := SURROGATE.search(value)):
         raise InputError(
             f"row {number} has an unpaired surrogate {half[0]!r} in column {column!r}; re-encode the file as UTF-8"
         )
     return value
-
-
-def _article(kind: str) -> str:
-    return {"list": "a list", "dict": "an object", "bytes": "bytes"}.get(kind, f"a value of type {kind}")
 
 
 def _files_of(folder: Path, name: str, split: str) -> list[Path]:
