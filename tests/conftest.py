@@ -56,6 +56,13 @@ def float64() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own for converted GGUF files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "icl_lens" / "gguf"
+
+
 @pytest.fixture(scope="session")
 def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The saved Hugging Face folder of a family's tiny model, written once a session."""

