@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import explanations as ex
@@ -427,6 +428,86 @@ def test_a_picture_is_dark_where_its_notebook_is(browser, tmp_path, paper, attri
         page.evaluate(f"document.body.removeAttribute('{attribute}')")  # nobody says: as the system
         system = "rgb(20, 21, 23)" if scheme == "dark" else "rgb(255, 255, 255)"
         frame.wait_for_function(f"{background} === '{system}'")
+        context.close()
+
+
+# Boxes of every line of text and of every bar, clipped where they scroll; the pairs that overlap by more than rounding.
+OVERLAPS = """() => {
+  const boxes = [];
+  const add = (rect, element, what, bar) => {
+    let [x0, y0, x1, y1] = [rect.left, rect.top, rect.right, rect.bottom];
+    for (let at = element; at !== document.documentElement; at = at.parentElement) {
+      if (getComputedStyle(at).overflowX === "visible") continue;
+      const r = at.getBoundingClientRect();
+      [x0, y0, x1, y1] = [Math.max(x0, r.left), Math.max(y0, r.top), Math.min(x1, r.right), Math.min(y1, r.bottom)];
+    }
+    if (x1 - x0 > 1 && y1 - y0 > 1) boxes.push({ x0, y0, x1, y1, what, bar });
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const parent = texts.currentNode.parentElement, range = document.createRange();
+    if (!texts.currentNode.data.trim() || !parent.checkVisibility() || parent.matches("script, style")) continue;
+    range.selectNodeContents(texts.currentNode);
+    for (const rect of range.getClientRects()) add(rect, parent, texts.currentNode.data.trim().slice(0, 30), false);
+  }
+  for (const bar of document.querySelectorAll(".bar, figure.bars rect, svg.dots, .scatter circle"))
+    if (bar.checkVisibility()) add(bar.getBoundingClientRect(), bar, `<${bar.getAttribute("class")}>`, true);
+  const found = [];
+  boxes.sort((a, b) => a.y0 - b.y0);
+  boxes.forEach((a, i) => {
+    for (let j = i + 1; j < boxes.length && boxes[j].y0 < a.y1; j++) {
+      const b = boxes[j];
+      const [width, height] = [Math.min(a.x1, b.x1) - Math.max(a.x0, b.x0), Math.min(a.y1, b.y1) - b.y0];
+      if (!(a.bar && b.bar) && width > 2 && height > 5) found.push([a.what, b.what, width, height]);
+    }
+  });
+  return found;
+}"""
+# Rules of hosts that would reach into the output; the last is nobody's, and worse than all.
+HOSTS = {
+    "page": None,
+    "furo": """article { max-width: 46em } table { border-radius: .2rem; border-spacing: 0; border-collapse: collapse }
+        table th, table td { padding: 0 .25rem; border: 1px solid; position: static } .bar { width: 300px }""",
+    "jupyterlab": """.jp-RenderedHTMLCommon { padding: 9px } table { table-layout: fixed; margin: 0 auto }
+        td, th { text-align: right; vertical-align: middle; padding: .5em; line-height: normal; white-space: normal;
+        max-width: none; border: none } tbody tr:nth-child(odd) { background: #f5f5f5 }""",
+    "hostile": "table * { position: absolute !important; left: 0 !important; padding: 0 !important }",
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
+    """In a page of its own and under the rules of other pages, which the output leaves as they are."""
+    contrast = {
+        "compared_with": ("bar",),
+        "head_effects": paper.head_increases,
+        "heads": tuple(replace(one, contrast=-one.increase, effect=one.increase) for one in paper.heads),
+        "layer_attn_contrast": paper.layer_attn,
+        "layer_ffn_contrast": paper.layer_ffn,
+    }
+    explanation = replace(paper, **contrast)
+    shown = {"explain": explanation, "compare": il.compare(explanation, ex.made(seed=1))}
+    measured = (
+        "(() => { const s = getComputedStyle(document.querySelector('#own')); return [...s].map(n => n + s[n]) })()"
+    )
+    for name, width in itertools.product(shown, (360, 720, 1280)):
+        path, rules = tmp_path / "shown.html", HOSTS[host]
+        own = '<table><tr><td id="own">host</td></tr></table>'
+        output = f'<div class="jp-RenderedHTMLCommon">{shown[name]._repr_html_()}</div>'
+        before, after = (f"<style>{rules}</style><article>{own}{one}</article>" for one in ("", output))
+        context = opened(browser, viewport={"width": width, "height": 900}, offline=True)
+        page, style = context.new_page(), ()
+        for source in (shown[name].to_html(),) if rules is None else (before, after):
+            path.write_text(f"<!doctype html><meta charset=utf-8>{source}", encoding="utf-8")
+            page.goto(path.as_uri())
+            style = page.evaluate(measured) if source is before else style
+        frame = page.main_frame if rules is None else page.frames[1]
+        frame.wait_for_function("document.documentElement.dataset.ready")
+        assert frame.evaluate(OVERLAPS) == [], (name, width)
+        assert frame.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        cut = "[...document.querySelectorAll('.scroll:has(.located)')].some(e => e.scrollWidth > e.clientWidth)"
+        assert not frame.evaluate(cut), (name, width)
+        assert rules is None or page.evaluate(measured) == style
         context.close()
 
 

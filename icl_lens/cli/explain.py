@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import PAPER_ANSWER, PAPER_PROMPT, ModelOptions, PageOptions, ReadoutOptions, TaskOptions
-
-By = Literal["increase", "contrast", "effect"]
+from icl_lens.cli.options import PAPER_ANSWER, PAPER_PROMPT, By, ModelOptions, PageOptions, ReadoutOptions, TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
