@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
@@ -17,11 +18,11 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture, last_log_probs
 from icl_lens.activations.multi_token_labels import continuation_log_probs, tokenize_labels, whole_label_log_probs
 from icl_lens.attribution.attention import attention_to_labels
-from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query, own_label_ranks
+from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query
 from icl_lens.attribution.increases import (
     head_log_prob_increase,
+    head_position_increases,
     layer_log_prob_increase,
-    subhead_log_prob_increase,
 )
 from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import label_similarity
@@ -454,12 +455,12 @@ def _positions(scored: _ScoredPrompt) -> dict[str, Any]:
     if scored.options.by == "contrast":
         against, other = other, against
     parts = top_subheads(acts, scored.targets, k=k, against=against, **scored.readout_options)
-    layers = sorted(set(parts.layer[0].tolist()))
-    others = _by_position(scored, layers, other) if scored.others else None
+    heads = sorted({*map(Head, parts.layer[0].tolist(), parts.head[0].tolist())})
+    others = _by_position(scored, heads, other) if scored.others else None
     reports = []
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
-        increase, contrast = value, None if others is None else float(others[layer][head, position])
+        increase, contrast = value, None if others is None else float(others[Head(layer, head)][position])
         if against is not None and contrast is not None:
             increase, contrast = contrast, increase
         token = acts.batch.token_names[0][position]
@@ -473,13 +474,13 @@ def _positions(scored: _ScoredPrompt) -> dict[str, Any]:
 
 
 def _by_position(
-    scored: _ScoredPrompt, layers: list[int], against: Int[Tensor, "1 other"] | None = None
-) -> dict[int, Float[Tensor, "head pos"]]:
-    """Return the increases, or contrasts, of every head and position of these layers, nats."""
-    increases = subhead_log_prob_increase(
-        scored.acts, scored.targets, layers=layers, against=against, **scored.readout_options
-    )[0]
-    return dict(zip(layers, increases[..., : scored.n_tokens], strict=True))
+    scored: _ScoredPrompt, heads: list[Head], against: Int[Tensor, "1 other"] | None = None
+) -> dict[Head, Float[Tensor, " pos"]]:
+    """Return the increases, or contrasts, of every position of these heads, nats."""
+    increases = head_position_increases(scored.acts, scored.targets, heads, against=against, **scored.readout_options)[
+        0
+    ]
+    return dict(zip(heads, increases[..., : scored.n_tokens], strict=True))
 
 
 def _ablation(scored: _ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
@@ -511,39 +512,46 @@ def _head_reports(
 ) -> Iterator[HeadReport]:
     """Yield a report per located head; results shared by the heads of a layer are computed once."""
     acts, n_tokens = scored.acts, scored.n_tokens
-    words: dict[str, Any] = {"k": scored.options.n_words, "keep": is_content_word}
-    layers = sorted({head.layer for head in heads})
-    by_position = _by_position(scored, layers)
-    contrast_by_position = _by_position(scored, layers, scored.against) if scored.others else {}
+    by_position = _by_position(scored, heads)
+    contrast_by_position = _by_position(scored, heads, scored.against) if scored.others else {}
     similarities = _similarities(scored, heads)
-    key_words = {}
-    if not scored.is_plain_text:
-        for layer in layers:
-            keys = label_keys(acts, next(head for head in heads if head.layer == layer))[0]
-            key_words[layer] = tuple(map(tuple, acts.readout.top_tokens(keys, **words)))
-    for i, head in enumerate(heads):
-        attention = acts.pattern[0, head.layer, head.head, :n_tokens]
-        positions: list[int] = []
+    own_labels = acts.batch.label_tokens[acts.batch.label_index[0]].tolist() if acts.batch.labels else []
+    positions, groups, tokens = list[list[int]](), list[Tensor](), list[int]()
+    for head in heads:
         if scored.is_plain_text:
-            positions = attention.float().topk(min(N_DESCRIBED_POSITIONS, n_tokens)).indices.sort().values.tolist()
-            v = acts.values(head.layer)[0, positions, acts.view.kv_head(head.head)].to(acts.readout.dtype)
-            vectors = v @ acts.view.W_O(head.layer)[head.head].to(v.dtype)
-            ranks = acts.readout.ranks(vectors, acts.batch.tokens[0, positions].to(vectors.device))
+            attention = acts.pattern[0, head.layer, head.head, :n_tokens].float()
+            positions.append(attention.topk(min(N_DESCRIBED_POSITIONS, n_tokens)).indices.sort().values.tolist())
+            v = acts.values(head.layer)[0, positions[-1], acts.view.kv_head(head.head)].to(acts.readout.dtype)
+            values, keys = v @ acts.view.W_O(head.layer)[head.head].to(v.dtype), v.new_empty(0, acts.view.d_model)
+            own = acts.batch.tokens[0, positions[-1]].tolist()
         else:
-            vectors, ranks = label_values(acts, head)[0], own_label_ranks(acts, head)[0]
+            positions.append([])
+            values, keys, own = label_values(acts, head)[0], label_keys(acts, head)[0], own_labels
+        groups += [last_query(acts, head), values, keys]
+        tokens += [-1, *own, *[-1] * len(keys)]
+    words = acts.readout.describe(
+        torch.cat(groups), torch.tensor(tokens), k=scored.options.n_words, keep=is_content_word
+    )
+    rows = [slice(end - len(group), end) for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
+    names, standouts = [tuple(one) for one in words.tokens], words.standouts.tolist()
+    for i, head in enumerate(heads):
+        query, values, keys = rows[3 * i : 3 * i + 3]
         yield HeadReport(
             head=head,
             increase=float(increases[head]),
-            attention=tuple(attention.tolist()),
-            position_increases=tuple(by_position[head.layer][head.head].tolist()),
-            value_words=tuple(map(tuple, acts.readout.top_tokens(vectors, **words))),
-            value_ranks=tuple(ranks.tolist()),
-            key_words=key_words.get(head.layer, ()),
-            query_words=tuple(acts.readout.top_tokens(last_query(acts, head)[0], **words)),
+            attention=tuple(acts.pattern[0, head.layer, head.head, :n_tokens].tolist()),
+            position_increases=tuple(by_position[head].tolist()),
+            value_words=tuple(names[values]),
+            value_ranks=tuple(words.ranks[values].tolist()),
+            key_words=tuple(names[keys]),
+            query_words=names[query][0],
+            value_standouts=tuple(standouts[values]),
+            key_standouts=tuple(standouts[keys]),
+            query_standout=standouts[query][0],
             ablated=tuple(ablated[i].tolist()),
             contrast=None if contrasts is None else float(contrasts[head]),
-            position_contrasts=tuple(contrast_by_position[head.layer][head.head].tolist()) if scored.others else (),
-            positions=tuple(positions),
+            position_contrasts=tuple(contrast_by_position[head].tolist()) if scored.others else (),
+            positions=tuple(positions[i]),
             similarity=similarities[i],
             effect=None if effects is None else float(effects[head]),
         )

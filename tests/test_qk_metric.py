@@ -57,6 +57,15 @@ def test_the_matrix_is_what_is_bilinear_in_the_scores(family, load_tiny):
     assert metric.scores(x, y).std() > 0.05
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa"])
+def test_both_forms_contain_the_score_scale(family, load_tiny):
+    """Differences of queries, which cancel biases, are `query_side` applied to differences of inputs."""
+    metric = il.query_key_metric(load_tiny(family), (1, 3), distance=None if family == "gpt2" else 2)
+    x = torch.randn(5, metric.matrix.shape[0], generator=torch.Generator().manual_seed(0))
+    for tower, side in ((metric.queries, metric.query_side), (metric.keys, metric.key_side)):
+        assert_close(tower(x[1:]) - tower(x[:1]), (metric.inputs(x[1:]) - metric.inputs(x[:1])) @ side)
+
+
 def _hf_scores(hf: Any, family: str, layer: int, head: int, x: Tensor, y: Tensor) -> Tensor:
     """Query-key products without rotation, head by head, with plain Hugging Face modules."""
     old = family in ("gpt2", "gptj")
@@ -86,6 +95,7 @@ def test_scores_agree_with_hugging_face(family, load_tiny, family_folder):
     x, y = (torch.randn(3, hf.config.hidden_size, generator=generator, dtype=torch.float64) for _ in range(2))
     for head in ((0, 0), (2, 3)):
         metric = il.query_key_metric(load_tiny(family), head)
+        assert_close(metric.queries(x.float()) @ metric.keys(y.float()).T, metric.scores(x.float(), y.float()))
         with torch.no_grad():
             expected = _hf_scores(hf, family, *head, x, y)
         assert_close(metric.scores(x.float(), y.float()), expected)

@@ -5,7 +5,7 @@ import torch
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.models.readout import Readout
+from icl_lens.models.readout import MIN_STANDOUT, Readout
 
 
 def make(*, center=True, normalize=True, soft_cap=None, logit_scale=1.0, batch=3, dtype=torch.float64, vocab=11):
@@ -129,6 +129,39 @@ def test_ranks_do_not_depend_on_the_convention():
     scores = frozen.using(final_norm="own", bias=False).logits(x)
     by_logits = 1 + (scores > scores.gather(1, tokens[:, None])).sum(1)
     assert torch.equal(frozen.ranks(x, tokens), by_logits)
+
+
+def test_only_planted_directions_stand_out():
+    """A token's own column stands out of any scale's random directions; other random directions hardly ever do."""
+    W_U = torch.randn(48, 900, generator=torch.Generator().manual_seed(3))
+    readout = Readout(
+        W_U,
+        b_U=None,
+        gain=None,
+        shift=None,
+        scale=torch.ones(1),
+        eps=0.0,
+        center=True,
+        decode=lambda token: f"t{token}",
+    )
+    planted = W_U[:, [5, 77, 640]].T
+    random = torch.randn(400, 48, generator=torch.Generator().manual_seed(4))
+    vectors, tokens = torch.cat([planted, 100 * random, torch.zeros(1, 48)]), torch.full((404,), -1)
+    tokens[:4] = torch.tensor([5, 640, 640, 0])
+    found = readout.describe(vectors, tokens, k=2)
+    assert [names[0] for names in found.tokens[:3]] == ["t5", "t77", "t640"]
+    assert found.tokens == readout.top_tokens(vectors, 2)
+    assert torch.equal(found.ranks[:4], readout.ranks(vectors[:4], tokens[:4]))
+    assert found.ranks[4:].tolist() == [0] * 400
+    assert (found.standouts[:3] > 3 * MIN_STANDOUT).all()
+    assert 0.005 < (found.standouts[3:-1] > MIN_STANDOUT).double().mean() < 0.09
+    assert found.standouts[3:-1].mean().abs() < 0.5
+    assert found.standouts[-1] < -MIN_STANDOUT
+    assert_close(readout.describe(0.01 * vectors, tokens).standouts, found.standouts)
+    # A token that is not shown cannot make a vector stand out.
+    hidden = readout.describe(planted, tokens[:3], keep=lambda name: name not in ("t5", "t77", "t640"))
+    assert (hidden.standouts < found.standouts[:3] - MIN_STANDOUT).all()
+    assert all("t5" not in names for names in hidden.tokens)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
 from icl_lens.display import format_signed, html_table, long_frame, plural_prompts, text_table
 from icl_lens.errors import InputError
+from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 
@@ -364,6 +365,36 @@ def subhead_log_prob_increase(
             increase = _increase(readout.select_prompts(rows), x[rows, i], base[rows, i], u.flatten(1, 2), *its)
             out[rows, i] = increase.unflatten(1, (acts.view.n_heads, width))
     return out.masked_fill(padding, 0.0)
+
+
+def head_position_increases(
+    acts: Activations,
+    targets: Int[Tensor, " batch"],
+    heads: Sequence[Head],
+    *,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+) -> Float[Tensor, "batch head pos"]:
+    """Return `subhead_log_prob_increase` of some heads, which share one product with W_U."""
+    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    padding = torch.arange(acts.pattern.shape[-1], device=readout.W_U.device)
+    padding = (padding > acts.batch.last.to(padding.device)[:, None])[:, None]
+    if (g := linear_direction(readout, targets, others)) is not None:
+        of_layer = {layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}}
+        return torch.stack([of_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(padding, 0.0)
+    pieces = []
+    step = max(1, PART_BYTES // (acts.pattern[:, 0, 0].numel() * acts.view.d_model * 4))
+    for some in (heads[start : start + step] for start in range(0, len(heads), step)):
+        x = acts.resid_pre[:, [head.layer for head in some], None].to(readout.dtype)
+        parts = []
+        for layer, head in some:
+            pattern, values = acts.head_pattern(layer)[:, [head]], acts.head_values(layer)[:, :, [head]]
+            parts.append(subhead_values(pattern, values, acts.view.W_O(layer)[[head]]))
+        y = torch.cat([x, x + torch.cat(parts, dim=1)], dim=2).flatten(1, 2)
+        log_probs = readout.token_log_probs(y, targets, against=others).unflatten(1, (len(some), -1))
+        pieces.append(log_probs[..., 1:] - log_probs[..., :1])
+    return torch.cat(pieces, dim=1).masked_fill(padding, 0.0)
 
 
 def neuron_log_prob_increase(

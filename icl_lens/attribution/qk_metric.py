@@ -23,7 +23,8 @@ class QueryKeyMetric:
     `scores(x, y)` are the head's exact attention scores between residual streams [query d_model] and [key d_model]:
     both pass through the norm before attention, then one through W_Q and one through W_K (the two towers), including
     norms of queries and keys, with the query rotated by `distance` positions in rotary models. `matrix` is their
-    bilinear form between normed inputs.
+    bilinear form between normed inputs. The score scale, 1/√d_head in most families, is part of the query tower:
+    `scores(x, y) = queries(x) @ keys(y).T`, and `query_side` contains it too.
 
     All computations are low-rank: the matrix is `query_side @ key_side.T`, and only `matrix` itself allocates d_model²
     numbers. Source: the paper, section 5; docs/howto/numbers.md.
@@ -61,8 +62,9 @@ class QueryKeyMetric:
         return self.query_side @ self.key_side.T
 
     def queries(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
-        """Return the queries of residual streams (first tower), rotated, before the score scale."""
-        return self._rotate_queries(self._tower("q", x))
+        """Return the queries of residual streams (first tower), rotated and multiplied by the score scale."""
+        how, queries = attention_scores.attention_scoring(self.view, self.head.layer), self._tower("q", x)
+        return how.scale * (queries if self.rotation is None else _turn(queries, self.rotation, how.interleaved))
 
     def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the keys of residual streams (second tower), without positional rotation."""
@@ -73,8 +75,7 @@ class QueryKeyMetric:
         self, queries: Float[Tensor, "*batch query d_model"], keys: Float[Tensor, "*batch key d_model"]
     ) -> Float[Tensor, "*batch query key"]:
         """Return the head's attention scores between inputs of its layer, before soft-cap and softmax."""
-        how = attention_scores.attention_scoring(self.view, self.head.layer)
-        return how.scale * self.queries(queries) @ self.keys(keys).mT
+        return self.queries(queries) @ self.keys(keys).mT
 
     def inputs(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_model"]:
         """Return residual streams as inputs of the bilinear form: normed, without the norm's gain and shift.
@@ -105,11 +106,6 @@ class QueryKeyMetric:
         y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
         y = y if bias is None else y + bias.to(x)
         return own(y.flatten(-2)).unflatten(-1, y.shape[-2:])[..., index, :]
-
-    def _rotate_queries(self, queries: Tensor) -> Tensor:
-        if self.rotation is None:
-            return queries
-        return _turn(queries, self.rotation, attention_scores.attention_scoring(self.view, self.head.layer).interleaved)
 
     # Properties of the metric ----------------------------------------------------------------------------
 

@@ -15,6 +15,10 @@ FinalNorm = Literal["frozen", "own"]
 # Logits of about a hundred rows of the largest vocabularies: enough for an efficient matrix product, and small compared
 # with a model.
 LOGIT_BYTES = 96 * 2**20
+# Random directions that `Readout.describe` compares vectors with.
+N_RANDOM = 64
+MIN_STANDOUT = 2.0
+"""Standout above which a vector is more than a random direction; one in about twenty of these exceeds it."""
 
 
 @dataclass(frozen=True)
@@ -275,28 +279,74 @@ class Readout:
         `keep` filters token strings (e.g. `icl_lens.is_content_word`); the next tokens replace those it rejects.
         Raises InputError if the model has no tokenizer.
         """
-        if self.decode is None:
-            raise InputError("model must have a tokenizer for token names; load it with one")
-        d_vocab = self.W_U.shape[1]
         flat = vectors.reshape(-1, vectors.shape[-1])
-        names: list[list[str]] = []
-        for start in range(0, len(flat), 64):
-            scores = self.vocabulary_scores(flat[start : start + 64], bias=bias)
-            fetch = min(k, d_vocab) if keep is None else min(max(20 * k, 200), d_vocab)
-            names += [self._named(row, k, keep) for row in scores.topk(fetch, dim=-1).indices.tolist()]
-        shape = vectors.shape[:-1]
+        pieces = [self._named(scores, [k] * len(scores), keep)[0] for scores in self._score_pieces(flat, bias=bias)]
+        names, shape = [row for piece in pieces for row in piece], vectors.shape[:-1]
         return _nest(names, shape) if len(shape) else names[0]
 
-    def _named(self, tokens: list[int], k: int, keep: Callable[[str], bool] | None) -> list[str]:
-        assert self.decode is not None
-        found: list[str] = []
-        for token in tokens:
-            name = self.decode(token)
-            if keep is None or keep(name):
-                found.append(name)
-            if len(found) == k:
-                break
-        return found
+    def describe(
+        self,
+        vectors: Float[Tensor, "n d_model"],
+        tokens: Int[Tensor, " n"],
+        *,
+        k: int = 10,
+        keep: Callable[[str], bool] | None = None,
+    ) -> "VectorDescriptions":
+        """Return `top_tokens`, `ranks` of `tokens` (-1: no token) and standouts of vectors, from one product with W_U.
+
+        A standout is the peak of a vector, (highest score − mean score) / standard deviation of its scores over the
+        vocabulary, in standard deviations above the mean peak of random directions. With `keep`, the highest score is
+        that of the first token shown. The peak does not depend on the vector's length, so the random directions are
+        those of the same norm.
+        """
+        n = len(vectors)
+        random = torch.randn(N_RANDOM, vectors.shape[-1], generator=torch.Generator().manual_seed(0))
+        every = torch.cat([vectors.to(self.dtype), random.to(vectors.device, self.dtype)])
+        names, peaks, ranks = list[list[str]](), list[Tensor](), list[Tensor]()
+        for scores in self._score_pieces(every):
+            start = len(names)
+            of_each = [k if start + i < n else 1 for i in range(len(scores))]
+            named, first = self._named(scores, of_each, keep)
+            names += named
+            mean = scores.mean(-1)
+            spread = (scores.norm(dim=-1).square() / scores.shape[-1] - mean.square()).sqrt()
+            peaks.append(((first - mean) / spread).nan_to_num(0.0))
+            ranks += [
+                1 + (row > row[token]).sum() if token >= 0 else torch.tensor(0, device=row.device)
+                for row, token in zip(scores, tokens[start : start + len(scores)].tolist(), strict=False)
+            ]
+        own, null = torch.cat(peaks).split([n, N_RANDOM])
+        return VectorDescriptions(names[:n], torch.stack(ranks), (own - null.mean()) / null.std())
+
+    def _score_pieces(self, flat: Float[Tensor, "n d_model"], *, bias: bool = False) -> Iterator[Tensor]:
+        """Yield `vocabulary_scores` of some vectors at a time, within `LOGIT_BYTES`."""
+        for some in flat.split(max(1, LOGIT_BYTES // (self.W_U.shape[1] * self.scale.element_size()))):
+            yield self.vocabulary_scores(some, bias=bias)
+
+    def _named(
+        self, scores: Float[Tensor, "n d_vocab"], k: list[int], keep: Callable[[str], bool] | None
+    ) -> tuple[list[list[str]], Float[Tensor, " n"]]:
+        """Return the k top tokens of each row that `keep` accepts, and the score of the first.
+
+        Without an accepted token: the lowest score seen, which such a token's score does not exceed.
+        """
+        if self.decode is None:
+            raise InputError("model must have a tokenizer for token names; load it with one")
+        best = scores.topk(min(max(k) if keep is None else max(20 * max(k), 200), scores.shape[1]), dim=-1)
+        found, first = [], []
+        for row, wanted in zip(best.indices.tolist(), k, strict=True):
+            names = list[str]()
+            place = len(row) - 1
+            for i, token in enumerate(row):
+                name = self.decode(token)
+                if keep is None or keep(name):
+                    place = place if names else i
+                    names.append(name)
+                if len(names) == wanted:
+                    break
+            found.append(names)
+            first.append(place)
+        return found, best.values.gather(1, torch.tensor(first, device=scores.device)[:, None])[:, 0]
 
     def ranks(
         self,
@@ -312,13 +362,21 @@ class Readout:
         shape = vectors.shape[:-1]
         flat = vectors.reshape(-1, vectors.shape[-1])
         tokens = token_ids.to(flat.device).expand(shape).reshape(-1)
-        ranks = torch.empty(len(flat), dtype=torch.long, device=flat.device)
-        step = max(1, LOGIT_BYTES // (self.W_U.shape[1] * self.scale.element_size()))
-        for start in range(0, len(flat), step):
-            scores = self.vocabulary_scores(flat[start : start + step], bias=bias)
-            own = scores.gather(-1, tokens[start : start + step, None])
-            ranks[start : start + step] = 1 + (scores > own).sum(-1)
+        ranks, start = torch.empty_like(tokens), 0
+        for scores in self._score_pieces(flat, bias=bias):
+            own = scores.gather(-1, tokens[start : start + len(scores), None])
+            ranks[start : start + len(scores)] = 1 + (scores > own).sum(-1)
+            start += len(scores)
         return ranks.reshape(shape)
+
+
+@dataclass(frozen=True)
+class VectorDescriptions:
+    """What `Readout.describe` finds for each vector: top tokens, the rank of a token (0: none asked), standout."""
+
+    tokens: list[list[str]]
+    ranks: Int[Tensor, " n"]
+    standouts: Float[Tensor, " n"]
 
 
 def norm_scale(x: Float[Tensor, "*rest d_model"], *, eps: float, center: bool) -> Float[Tensor, "*rest"]:

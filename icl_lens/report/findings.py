@@ -88,6 +88,11 @@ class HeadReport:
     position_contrasts: tuple[float, ...] = ()
     positions: tuple[int, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
+    value_standouts: tuple[float, ...] = ()
+    """How far each value, key and query stands out from random directions (`Readout.describe`), in standard deviations.
+    """
+    key_standouts: tuple[float, ...] = ()
+    query_standout: float | None = None
     effect: float | None = None
 
     @property
