@@ -1,5 +1,6 @@
 """The explanation's numbers are the functions' numbers, and its tables and JSON carry them."""
 
+import io
 import json
 import math
 import sys
@@ -9,11 +10,13 @@ import families
 import pytest
 import reference_hf
 import torch
+from rich.console import Console
 from test_contrast import expected
 from test_plain_text import IOI, pair  # noqa: F401
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.report.terminal import render
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,33 @@ def test_tables(explanation):
     words = explanation.to_frame("words")
     assert set(words["kind"]) == {"value", "key", "query"}
     assert len(words) == 5 * (4 + 4 + 1)
+
+
+def test_words_of_noise_are_gray(gpt2, explanation):
+    """Standouts are the readout's, and words below the threshold are gray in the terminal and on the page."""
+    acts = il.capture(gpt2, il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo")))
+    words = explanation.to_frame("words")
+    for report in explanation.heads:
+        query = il.last_query(acts, report.head)
+        vectors = torch.cat([il.label_values(acts, report.head)[0], il.label_keys(acts, report.head)[0], query])
+        found = acts.readout.describe(vectors, torch.full((9,), -1), keep=il.is_content_word)
+        assert_close(words[words["name"] == str(report.head)]["standout"].tolist(), found.standouts)
+        assert (report.value_words, report.query_words) == (
+            tuple(map(tuple, found.tokens[:4])),
+            tuple(found.tokens[-1]),
+        )
+    report = explanation.heads[0]
+    shown = replace(
+        explanation,
+        heads=(replace(report, value_standouts=(1.9, 2.1, 9.0, -3.0), key_standouts=(5.0,) * 4, query_standout=1.0),),
+    )
+    assert shown.to_html().count('class="noise"') == 3
+    console = Console(width=120, force_terminal=True, color_system="standard", file=io.StringIO())
+    console.print(render(shown))
+    lines = [line for line in console.file.getvalue().splitlines() if " value " in line]
+    assert [line.count("\x1b[2m") for line in lines] == [1, 0, 0, 1]
+    old = replace(report, value_standouts=(), key_standouts=(), query_standout=None)
+    assert 'class="noise"' not in replace(explanation, heads=(old,)).to_html()
 
 
 def test_json_carries_the_numbers(explanation):

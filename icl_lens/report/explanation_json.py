@@ -64,6 +64,7 @@ def _check_lengths(found: Findings) -> None:
             raise ValueError(f"{name} must have {wanted} entries, got {len(getattr(found, name))}")
     demos = len(found.label_positions)
     for report in found.heads:
+        list(found.words_of(report))  # raises ValueError for inconsistent lengths
         sizes = [len(row) for row in report.similarity]
         if sizes and (sizes != [demos] * (demos + 1) or len(found.prediction_positions) != demos):
             raise ValueError(f"similarity of {report.head} does not match {demos} demonstrations")

@@ -1,7 +1,7 @@
 """Contents of an explanation of one prompt, as plain data that the other modules of this package render."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
-from icl_lens.models.readout import FinalNorm
+from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
 
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity"]
@@ -353,38 +353,29 @@ class Findings:
 
     def _word_rows(self) -> Any:
         for report in self.heads:
-            positions = report.positions or self.label_positions
-            key_words = report.key_words or [()] * len(positions)
-            for position, values, keys, rank in zip(
-                positions, report.value_words, key_words, report.value_ranks, strict=True
-            ):
-                token = self.shown_tokens[position]
+            for position, kind, words, standout, rank in self.words_of(report):
                 yield {
                     "name": str(report.head),
                     "position": position,
-                    "token": token,
-                    "kind": "value",
-                    "words": " ".join(values),
-                    "own_label_rank": rank,
+                    "token": self.shown_tokens[position],
+                    "kind": kind,
+                    "words": " ".join(words),
+                    "standout": float("nan") if standout is None else standout,
+                    "own_label_rank": pd.NA if rank is None else rank,
                 }
-                if not report.key_words:
-                    continue
-                yield {
-                    "name": str(report.head),
-                    "position": position,
-                    "token": token,
-                    "kind": "key",
-                    "words": " ".join(keys),
-                    "own_label_rank": pd.NA,
-                }
-            yield {
-                "name": str(report.head),
-                "position": len(self.tokens) - 1,
-                "token": self.shown_tokens[-1],
-                "kind": "query",
-                "words": " ".join(report.query_words),
-                "own_label_rank": pd.NA,
-            }
+
+    def words_of(self, report: HeadReport) -> Iterator[tuple[int, str, tuple[str, ...], float | None, int | None]]:
+        """Yield position, kind, top words, standout and the own label's rank of a head's values, keys and query."""
+        positions = report.positions or self.label_positions
+        value_standouts, key_standouts = (
+            one or (None,) * len(positions) for one in (report.value_standouts, report.key_standouts)
+        )
+        for row in zip(positions, report.value_words, value_standouts, report.value_ranks, strict=True):
+            yield row[0], "value", *row[1:]
+        if report.key_words:
+            for position, words, standout in zip(positions, report.key_words, key_standouts, strict=True):
+                yield position, "key", words, standout, None
+        yield len(self.tokens) - 1, "query", report.query_words, report.query_standout, None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as lists, numbers and strings for JSON, with heads as `L22H0`."""
@@ -400,6 +391,11 @@ class Findings:
             "label_probs": self.label_probs,
             "versions": dict(self.versions),
         }
+
+
+def is_noise(standout: float | None) -> bool:
+    """Return whether a vector's words stand out no more than those of most random directions."""
+    return standout is not None and standout < MIN_STANDOUT
 
 
 def _log_mean_probability(log_probs: Sequence[float]) -> float:

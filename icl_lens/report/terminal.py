@@ -9,7 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.models.readout import MIN_STANDOUT
+from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.number_format import percent
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 
@@ -182,24 +183,17 @@ def _subheads(explanation: Findings) -> RenderableType:
 
 def _words(explanation: Findings) -> RenderableType:
     report = explanation.heads[0]
-    table = _table(f"Top words of {report.head}", "position", "token", "part", "top words")
-    if explanation.is_plain_text:
-        for position, words in zip(report.positions, report.value_words, strict=True):
-            table.add_row(str(position), Text(explanation.shown_tokens[position]), "value", _listed(words))
-    for kind, rows in () if explanation.is_plain_text else (("value", report.value_words), ("key", report.key_words)):
-        for position, label, words in zip(
-            explanation.label_positions, explanation.demonstration_labels, rows, strict=True
-        ):
-            table.add_row(
-                str(position), Text(explanation.shown_tokens[position], _label_style(label)), kind, _listed(words)
-            )
-    last = len(explanation.tokens) - 1
-    table.add_row(str(last), Text(explanation.shown_tokens[last]), "query", _listed(report.query_words))
-    return table
-
-
-def _listed(words: Sequence[str]) -> Text:
-    return Text(", ".join(word.strip() for word in words))
+    table = _table(f"Top words of {report.head}", "position", "token", "part", "standout", "top words")
+    by_position = dict(zip(explanation.label_positions, explanation.demonstration_labels, strict=True))
+    for position, kind, words, standout, _ in explanation.words_of(report):
+        token = Text(explanation.shown_tokens[position], _label_style(by_position.get(position, -1)))
+        listed = Text(", ".join(word.strip() for word in words), QUIET if is_noise(standout) else "")
+        table.add_row(str(position), token, kind, "" if standout is None else f"{standout:.1f}", listed)
+    note = (
+        "standout: how far the first word's score exceeds that of random directions, in standard deviations. Below "
+        f"{MIN_STANDOUT:.0f}, words are no more than noise."
+    )
+    return Group(table, Text(note, QUIET))
 
 
 def _ablation(explanation: Findings) -> RenderableType:

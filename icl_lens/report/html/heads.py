@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
 from icl_lens.report.html.sections import contrast_name, unit_name
 from icl_lens.report.html.templating import label_color, visible
@@ -135,12 +135,14 @@ def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
     if e.is_plain_text:
         positions, labels = report.positions, (None,) * len(report.positions)
     columns = ["token", "#position", "value", f"#rank of own {unit_name(e)}", *([] if e.is_plain_text else ["key"])]
+    found = [(kind, Words(words, is_noise(standout)), rank) for _, kind, words, standout, rank in e.words_of(report)]
+    values, keys = ([(words, rank) for kind, words, rank in found if kind == one] for one in ("value", "key"))
     rows: list[list[Cell]] = [
-        [Chip(e.shown_tokens[position], label), str(position), Words(values), str(rank)]
-        for position, label, values, rank in zip(positions, labels, report.value_words, report.value_ranks, strict=True)
+        [Chip(e.shown_tokens[position], label), str(position), words, str(rank)]
+        for position, label, (words, rank) in zip(positions, labels, values, strict=True)
     ]
-    if not e.is_plain_text:
-        rows = [[*row, Words(keys)] for row, keys in zip(rows, report.key_words, strict=True)]
+    if keys:
+        rows = [[*row, words] for row, (words, _) in zip(rows, keys, strict=True)]
     last = len(e.tokens) - 1
     return {
         "head": str(report.head),
@@ -148,7 +150,8 @@ def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
         "scrolls": len(rows) > LONG,
         "last": Chip(e.shown_tokens[last]),
         "position": last,
-        "query": Words(report.query_words),
+        "query": found[-1][1],
+        "noise": any(words.noise for _, words, _ in found),
     }
 
 

@@ -62,6 +62,8 @@ class Words:
 
     kind: ClassVar = "words"
     words: Sequence[str]
+    noise: bool = False
+    """Whether the words stand out no more than those of random directions; they are gray then."""
 
 
 @dataclass(frozen=True)
