@@ -118,4 +118,4 @@ def test_metrics_vectors_and_saliency(pair):
     same(pair, lambda m, b: il.attention_saliency(m, b))
     same(pair, lambda m, b: il.own_label_ranks(il.capture(m, b), HEADS[0]))
     same(pair, lambda m, b: il.whole_label_log_probs(m, b))
-    same(pair, lambda m, b: torch.as_tensor(il.locate_effects(m, b).to_frame()["effect"].to_numpy()))
+    same(pair, lambda m, b: torch.as_tensor(il.locate_effects(m, b, positions="last").to_frame()["effect"].to_numpy()))

@@ -1,6 +1,7 @@
 """Sets of heads removed together, at the last position or at all: against whole passes and Hugging Face's modules."""
 
 import copy
+import inspect
 from contextlib import contextmanager, nullcontext
 from itertools import permutations
 
@@ -15,6 +16,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import edited_scores, partial_forward, prefix_cache
+from icl_lens.interventions.editor import Positions
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
@@ -77,7 +79,7 @@ def test_against_hugging_face(load_tiny, family_folder, float64, name, mode):
     batch = ragged(model)
     reference = batch[[0, 2]] if mode == "mean" else None
     instead = hf_mean_z(hf, reference) if reference is not None else None
-    found = il.label_log_probs_ablated(model, batch, SETS, mode=mode, reference=reference)
+    found = il.label_log_probs_ablated(model, batch, SETS, positions="last", mode=mode, reference=reference)
     assert found.shape == (3, len(SETS), 2)
     for row in range(len(batch)):
         for place, heads in enumerate(SETS):
@@ -149,7 +151,7 @@ def test_rows_enter_where_their_sets_begin(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     with attention_run(model) as ran:
-        il.label_log_probs_ablated(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])
+        il.label_log_probs_ablated(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]], positions="last")
     assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]
 
 
@@ -158,8 +160,20 @@ def test_at_all_positions_a_pass_begins_where_its_sets_do(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     with attention_run(model) as ran:
-        il.label_log_probs_ablated(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]], positions="all")
+        il.label_log_probs_ablated(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]])
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
+
+
+def test_every_edit_is_at_all_positions_by_default():
+    public = {name: getattr(il, name) for name in dir(il)}
+    signatures = {name: inspect.signature(one) for name, one in public.items() if inspect.isfunction(one)}
+    defaults = {
+        name: signature.parameters["positions"].default
+        for name, signature in signatures.items()
+        if "positions" in signature.parameters and signature.parameters["positions"].annotation is Positions
+    }
+    assert {"ablate_heads", "head_effects", "label_log_probs_ablated", "locate_effects"} <= defaults.keys()
+    assert set(defaults.values()) == {"all"}
 
 
 def test_answers_are_those_of_each_edit(load_tiny):

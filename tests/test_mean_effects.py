@@ -55,7 +55,7 @@ def one_by_one(model, batch):
 
 def test_means_and_intervals(gpt2, many):
     """Means of effects one by one; intervals from prompts written out as often as each draw has their query."""
-    found = il.locate_effects(gpt2, many, batch_size=7, against=many.other_label_tokens)
+    found = il.locate_effects(gpt2, many, batch_size=7, positions="last", against=many.other_label_tokens)
     expected = one_by_one(gpt2, many)
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
@@ -80,10 +80,10 @@ def test_means_and_intervals(gpt2, many):
     assert_close(frame["effect"], expected[0].mean(0).flatten()[best])
 
 
-@pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
+@pytest.mark.parametrize("options", [{}, {"positions": "last", "method": "gradient"}])
 def test_other_effects_stream_too(gpt2, many, options):
     found = il.locate_effects(gpt2, many, batch_size=11, **options)
-    whole = il.head_effects(gpt2, many, **({"positions": "last"} | options))
+    whole = il.head_effects(gpt2, many, **options)
     assert_close(found.log_prob.mean, whole.log_prob.mean(0))
     assert found.exact == ("method" not in options)
     assert bool(found.log_odds.mean.isnan().all()) == ("method" in options)
@@ -93,7 +93,7 @@ def test_other_effects_stream_too(gpt2, many, options):
 
 
 def test_one_query_has_no_interval(gpt2, many):
-    assert bool(il.locate_effects(gpt2, many[0]).log_prob.low.isnan().all())
+    assert bool(il.locate_effects(gpt2, many[0], positions="last").log_prob.low.isnan().all())
 
 
 def test_a_folder_of_another_kind_of_run_is_refused(gpt2, many, tmp_path):

@@ -67,7 +67,7 @@ def label_log_probs_ablated(
     batch: PromptBatch,
     head_sets: Sets,
     *,
-    positions: Positions = "last",
+    positions: Positions = "all",
     mode: Mode = "zero",
     reference: Reference = None,
 ) -> Float[Tensor, "batch set label"]:

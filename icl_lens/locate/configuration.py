@@ -40,7 +40,7 @@ class LocateOptions(BatchOptions):
 class EffectOptions(BatchOptions):
     """Arguments of `locate_effects` that determine its numbers."""
 
-    positions: Positions = "last"
+    positions: Positions = "all"
     method: Method = "exact"
 
 

@@ -88,7 +88,7 @@ class MeanEffects:
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.locate_effects(model, many)
+        >>> found = il.locate_effects(model, many, positions="last")
         >>> found.log_prob.mean.shape, found.algorithms
         (torch.Size([8, 6]), {'prefix_cache': 20})
     """
@@ -176,7 +176,7 @@ def locate_effects(
     *,
     targets: Int[Tensor, " prompt"] | None = None,
     against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None = None,
-    positions: Positions = "last",
+    positions: Positions = "all",
     method: Method = "exact",
     batch_size: int | None = None,
     byte_budget: int = BYTE_BUDGET,
@@ -187,7 +187,8 @@ def locate_effects(
 ) -> MeanEffects:
     """Return every head's mean effect of zero ablation over any number of prompts, with intervals.
 
-    See `head_effects` for the effects and for `targets`, `against`, `positions` and `method`. Memory grows with the
+    See `head_effects` for the effects and for `targets`, `against`, `positions` and `method`; on large datasets,
+    `positions="last"` is much faster than all positions. Memory grows with the
     number of prompts only by their tokens. With a `folder`, every prompt's effects are stored there in chunks and
     existing chunks are reused; a corrupt chunk is reported through `warn` and recomputed. With `distributed`, each
     process computes a share of the batches, and all return the same result. Batches are planned as in `locate_heads`.
