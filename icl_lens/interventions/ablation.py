@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit_checks import warn_if_inert
-from icl_lens.interventions.editor import Edit, Positions, Stage, editing, edits_disabled, flatten_heads, group_by_layer
+from icl_lens.interventions.edit_checks import checked_heads
+from icl_lens.interventions.editor import Edit, Positions, Stage, editing, edits_disabled, head_mask
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
@@ -42,9 +42,8 @@ def ablate_heads(
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    by_layer = group_by_layer(view, heads)
-    check_choice("positions", positions, ("all", "last"))
-    check_mode(mode, reference)
+    check_ablation(positions, mode, reference)
+    by_layer = checked_heads(view, heads)
     means = None
     if reference is not None:
         means = mean_z(view, by_layer, reference, positions)
@@ -58,7 +57,6 @@ def ablate_heads(
         else:
             z[torch.arange(len(z), device=z.device)[:, None], last[:, None], torch.tensor(indices)[None]] = value
 
-    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.removal, by_layer, remove)):
         yield
 
@@ -77,31 +75,21 @@ def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, 
         torch.Size([2, 2])
     """
     view = ModelView.of(model)
-    rows: dict[int, list[tuple[int, int]]] = {}
-    for row, some in enumerate(heads):
-        for layer, indices in group_by_layer(view, some).items():
-            rows.setdefault(layer, []).extend((row, index) for index in indices)
-    by_layer = {layer: sorted({index for _, index in where}) for layer, where in rows.items()}
-    n = len(heads)
+    removed = head_mask(view, heads)
+    by_layer = checked_heads(view, map(tuple, removed.any(0).nonzero().tolist()))
 
     def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
-        if len(z) != n:
-            raise InputError(f"heads must have one set per row of the pass, {len(z)}, got {n} sets")
-        row, index = (torch.tensor(part, device=z.device) for part in zip(*rows[layer], strict=True))
-        z[row, :, index] = 0
+        if len(z) != len(removed):
+            raise InputError(f"heads must have one set per row of the pass, {len(z)}, got {len(removed)} sets")
+        z.masked_fill_(removed[:, None, layer, :, None].to(z.device), 0.0)
 
-    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.removal, by_layer, remove)):
         yield
 
 
-def every_head(view: ModelView) -> dict[int, list[int]]:
-    """Return layer -> all of its heads."""
-    return {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
-
-
-def check_mode(mode: Mode, reference: PromptBatch | Iterable[PromptBatch] | None) -> None:
-    """Raise InputError for an unknown mode, or unless there is a reference for a mean only."""
+def check_ablation(positions: Positions, mode: Mode, reference: PromptBatch | Iterable[PromptBatch] | None) -> None:
+    """Raise InputError for unknown positions or mode, or unless there is a reference for a mean only."""
+    check_choice("positions", positions, ("all", "last"))
     check_choice("mode", mode, ("zero", "mean"))
     if (mode == "mean") != (reference is not None):
         raise InputError(

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
-from icl_lens.interventions.editor import AttentionState, Edit, Positions, Stage, editing, flatten_heads, group_by_layer
+from icl_lens.interventions.edit_checks import checked_heads
+from icl_lens.interventions.editor import AttentionState, Edit, Positions, Stage, editing
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -42,7 +42,6 @@ def scale_label_attention(
         tensor(0.)
     """
     view = ModelView.of(model)
-    by_layer = group_by_layer(view, heads)
     batch.require_labels("label attention to scale", "use block_attention, which edits attention to any position")
     try:
         weights = torch.as_tensor(weights, dtype=torch.float32)
@@ -58,8 +57,7 @@ def scale_label_attention(
         raise InputError(
             f"weights must be finite and non-negative, got {float(weights[~valid][0])}; 1 keeps a label, 0 hides it"
         )
-    check_pattern_recomputable(view, by_layer)
-    warn_if_inert(view, flatten_heads(by_layer))
+    by_layer = checked_heads(view, heads, attention=True)
     with editing(view, label_attention_edit(by_layer, batch, weights, renormalize=renormalize)):
         yield
 
@@ -125,12 +123,10 @@ def remove_position(
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    by_layer = group_by_layer(view, heads)
     check_choice("positions", positions, ("all", "last"))
     if not 0 <= strength <= 1:
         raise InputError(f"strength must be between 0 (no change) and 1, got {strength!r}")
-    check_pattern_recomputable(view, by_layer)
-    warn_if_inert(view, flatten_heads(by_layer))
+    by_layer = checked_heads(view, heads, attention=True)
     with editing(view, position_edit(by_layer, strength, positions)):
         yield
 
@@ -168,11 +164,10 @@ def block_attention(
         tensor([0., 0.])
     """
     view = ModelView.of(model)
-    by_layer = group_by_layer(view, heads)
     if not isinstance(edges, Tensor) or edges.dtype != torch.bool or edges.ndim != 3:
         what = f"{tuple(edges.shape)} {edges.dtype}" if isinstance(edges, Tensor) else type(edges).__name__
         raise InputError(f"edges must be a boolean tensor [batch query key], True to block attention, got {what}")
-    check_pattern_recomputable(view, by_layer)
+    by_layer = checked_heads(view, heads, attention=True)
 
     def block(work: AttentionState, indices: list[int], layer: int) -> None:
         assert work.pattern is not None
@@ -186,6 +181,5 @@ def block_attention(
         left = work.pattern[:, places].masked_fill(edges[:, None].to(work.pattern.device), 0.0)
         work.pattern[:, places] = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
 
-    warn_if_inert(view, flatten_heads(by_layer))
     with editing(view, Edit(Stage.pattern, by_layer, block)):
         yield

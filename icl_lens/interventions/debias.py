@@ -6,7 +6,7 @@ plus one single-token row each (`prefix_cache`).
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,15 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.attention import (
-    label_attention_edit,
-    position_edit,
-    remove_position,
-    scale_label_attention,
-)
-from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.attention import label_attention_edit, position_edit
+from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
-from icl_lens.interventions.editor import flatten_heads, group_by_layer
+from icl_lens.interventions.editor import Edit, editing, group_by_layer
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.head import Head
@@ -61,14 +56,22 @@ def debias(
         >>> fairer.shape
         torch.Size([1, 2])
     """
-    heads = list(heads)
-    with ExitStack() as stack:
-        if recency:
-            stack.enter_context(remove_position(model, heads, strength=recency, positions="last"))
-        if majority:
-            weights = balancing_weights(batch, majority)
-            stack.enter_context(scale_label_attention(model, heads, batch, weights, renormalize=renormalize))
+    view = ModelView.of(model)
+    check_strengths(majority, recency)
+    by_layer = checked_heads(view, heads, attention=bool(majority or recency))
+    with editing(view, *_edits(by_layer, batch, majority, recency, renormalize=renormalize)):
         yield
+
+
+def _edits(
+    by_layer: dict[int, list[int]], batch: PromptBatch, majority: float, recency: float, *, renormalize: bool = True
+) -> list[Edit]:
+    """Return the edits of `debias`."""
+    edits = [position_edit(by_layer, recency, "last")] if recency else []
+    if majority:
+        weights = balancing_weights(batch, majority)
+        edits.append(label_attention_edit(by_layer, batch, weights, renormalize=renormalize))
+    return edits
 
 
 def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor, "batch demo"]:
@@ -110,8 +113,6 @@ class DebiasSettings:
 
     def block(self, model: Any, batch: PromptBatch) -> AbstractContextManager[None]:
         """Return `debias` with these settings as a context manager."""
-        if not self.heads:
-            return nullcontext()
         return debias(model, batch, self.heads, majority=self.majority, recency=self.recency)
 
 
@@ -134,35 +135,20 @@ def label_log_probs_debiased(
     if not settings:
         raise InputError("settings must contain at least one DebiasSettings, got none")
     batch.require_labels("label to balance", "pass prompts with demonstrations (il.tokenize)")
-    for fix in settings:
-        check_strengths(fix.majority, fix.recency)
-    heads = [group_by_layer(view, fix.heads) for fix in settings]
-    every = group_by_layer(view, {head for by_layer in heads for head in flatten_heads(by_layer)})
-    check_pattern_recomputable(view, every)
-    warn_if_inert(view, flatten_heads(every))
+    for one in settings:
+        check_strengths(one.majority, one.recency)
+    checked_heads(view, [head for one in settings for head in one.heads], attention=True)
+    grouped = [group_by_layer(view, one.heads) for one in settings]
 
     def edits_of(prompts: list[int]) -> RowEdits:
         some = batch[prompts]
-        weights = {strength: balancing_weights(some, strength) for strength in {fix.majority for fix in settings}}
-        return RowEdits.applying(
-            view,
-            [
-                [
-                    *([position_edit(by_layer, fix.recency, "last")] if fix.recency else []),
-                    *(
-                        [label_attention_edit(by_layer, some, weights[fix.majority], renormalize=True)]
-                        if fix.majority
-                        else []
-                    ),
-                ]
-                for by_layer, fix in zip(heads, settings, strict=True)
-            ],
-        )
+        pairs = zip(grouped, settings, strict=True)
+        return RowEdits.applying(view, [_edits(heads, some, one.majority, one.recency) for heads, one in pairs])
 
-    def fallback() -> Tensor:
-        return score_passes(view, batch, (fix.block(model, batch) for fix in settings), read)
+    def in_full_passes() -> Tensor:
+        return score_passes(view, batch, (one.block(model, batch) for one in settings), read)
 
-    return score_rows(view, batch, edits_of, read, fallback, n_sets=len(settings), attention=True)[0]
+    return score_rows(view, batch, edits_of, read, in_full_passes, n_sets=len(settings), attention=True)[0]
 
 
 def check_strengths(majority: float, recency: float) -> None:

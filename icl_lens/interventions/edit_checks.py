@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.editor import edits_disabled
-from icl_lens.interventions.pattern import LayerValues, layer_hooks, recompute_pattern, score_inputs
+from icl_lens.interventions.editor import edits_disabled, group_by_layer
+from icl_lens.interventions.pattern import LayerValues, recompute_pattern, recording_hooks, score_inputs
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 
@@ -24,11 +24,23 @@ ROWS = 256
 PATTERN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def warn_if_inert(view: ModelView, heads: Iterable[Head]) -> None:
-    """Warn, the first time a head is edited, if setting its hook_z does not change the logits.
+def checked_heads(
+    view: ModelView, heads: Iterable[Head | tuple[int, int]], *, attention: bool = False
+) -> dict[int, list[int]]:
+    """Return layer -> its chosen heads, after checking that they can be edited; with `attention`, before z.
 
-    Tested on single-token rows, each with one head's z replaced by noise.
+    Warn the first time a head that does not reach the logits is chosen. Raise InputError for an unknown head and, with
+    `attention`, for a model whose attention patterns cannot be recomputed.
     """
+    by_layer = group_by_layer(view, heads)
+    if attention:
+        _check_pattern_recomputable(view, by_layer)
+    _warn_if_inert(view, [Head(layer, index) for layer, indices in by_layer.items() for index in indices])
+    return by_layer
+
+
+def _warn_if_inert(view: ModelView, heads: list[Head]) -> None:
+    """Warn if setting a head's hook_z, to noise in a single-token row of its own, does not change the logits."""
     known = _MOVES.setdefault(view.model, set())
     new = sorted(set(heads) - known)
     for start in range(0, len(new), ROWS):
@@ -65,7 +77,7 @@ def _moved(view: ModelView, heads: list[Head]) -> list[bool]:
     return [not torch.equal(row, logits[-1]) for row in logits[:-1]]
 
 
-def check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
+def _check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
     """Raise InputError if recomputed attention patterns differ from the model's own in any of `layers`.
 
     All layers of a model are tested once, in one pass.
@@ -78,9 +90,9 @@ def check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
     hooks = []
     for layer in range(view.n_layers):
         with _only_if(layer in asked):
-            names = layer_hooks(view, layer)
-            seen[layer] = LayerValues(view, layer)
-            hooks += [(hook, _keeper(seen[layer], name)) for name, hook in names.items()]
+            values = LayerValues(view, layer)
+            hooks += recording_hooks(values)
+            seen[layer] = values
     _run(view, tokens, hooks)
     everything = list(range(view.n_heads))
     for layer, values in seen.items():
@@ -104,13 +116,6 @@ def _only_if(asked: bool) -> Iterator[None]:
     except InputError:
         if asked:
             raise
-
-
-def _keeper(values: LayerValues, name: str) -> Any:
-    def hook_fn(value: Tensor, hook: Any) -> None:
-        values.record(name, value)
-
-    return hook_fn
 
 
 def _tokens(view: ModelView, n: int) -> Tensor:

@@ -17,11 +17,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import Mode, check_mode, every_head, mean_z
-from icl_lens.interventions.edit_checks import warn_if_inert
-from icl_lens.interventions.editor import Positions, group_by_layer
-from icl_lens.interventions.partial_forward import Read, Replacement, run_sets
+from icl_lens.errors import InputError
+from icl_lens.interventions.ablation import Mode, check_ablation, mean_z
+from icl_lens.interventions.edit_checks import checked_heads
+from icl_lens.interventions.editor import Positions, head_mask
+from icl_lens.interventions.partial_forward import Read, run_sets
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
@@ -30,6 +30,8 @@ from icl_lens.prompts.batch import PromptBatch
 
 Sets = Sequence[Iterable[Head | tuple[int, int]]]
 Reference = PromptBatch | Iterable[PromptBatch] | None
+
+NO_LABELS = "use head_effects, which scores any target"
 
 # Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
 PASS_TOKENS = 4096
@@ -73,23 +75,23 @@ def label_log_probs_ablated(
 ) -> Float[Tensor, "batch set label"]:
     """Return the log-probability of each label after each prompt when the heads of each set are ablated jointly, nats.
 
-    At the last position, or at all positions, z is set to zero or, with `mode="mean"`, to its mean over the same
-    positions of the `reference` prompts. Equals `label_log_probs` within
-    `ablate_heads(model, heads, positions=positions)` for each set, up to rounding; an empty set is the unedited model.
-    To keep only some heads, ablate all others.
+    At all positions, or at the last one, z is set to zero or, with `mode="mean"`, to its mean over the same positions
+    of the `reference` prompts. Equals `label_log_probs` within `ablate_heads(model, heads, positions=positions)` for
+    each set, up to rounding; an empty set is the unedited model. To keep only some heads, ablate all others.
 
-    At the last position this costs one pass over the prompts and one single-token row per set and prompt; at all
-    positions, and where the prefix cache is not supported (see `head_effects`), one row of the prompt's length from the
-    set's first layer on. Raise InputError for empty `head_sets`, unknown heads, prompts without
-    labels, and a mean without reference.
+    At all positions this costs one row of the prompt's length per set and prompt, from the set's first layer on; at the
+    last position one pass over the prompts and one single-token row per set and prompt, if the prefix cache is
+    supported (see `head_effects`). Raise InputError for empty `head_sets`, unknown heads, prompts without labels, and a
+    mean without reference.
 
     Example:
         >>> curve = il.label_log_probs_ablated(model, batch, [[], [(5, 0)], [(5, 0), (4, 1)]])
         >>> curve.shape, (curve[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
     """
-    batch.require_labels("label to score", "use head_effects, which scores any target")
-    return _score_sets(model, batch, head_sets, read_labels(batch), positions, mode, reference)
+    view = ModelView.of(model)
+    batch.require_labels("label to score", NO_LABELS)
+    return score_sets(view, batch, head_sets, read_labels(batch), positions, mode, reference)[0]
 
 
 def score_ablated_sets(
@@ -100,76 +102,55 @@ def score_ablated_sets(
     positions: Positions = "all",
     mode: Mode = "zero",
     reference: Reference = None,
-    means: Replacement = None,
 ) -> list[AnswerScores]:
-    """Return the answer scores under ablation of each set of heads, on the CPU; see `label_log_probs_ablated`.
-
-    `means`: precomputed means over `reference`, from `mean_z` of all heads.
-    """
-    batch.require_labels("label to score", "use head_effects, which scores any target")
-
+    """Return the answer scores under ablation of each set of heads, on the CPU; see `label_log_probs_ablated`."""
+    view = ModelView.of(model)
+    batch.require_labels("label to score", NO_LABELS)
     labels = read_labels(batch)
 
     def labels_and_top1(log_probs: Tensor, prompts: Tensor) -> Tensor:
         right = log_probs.argmax(-1) == batch.answer_tokens[prompts].to(log_probs.device)
         return torch.cat([labels(log_probs, prompts), right[:, None].to(log_probs)], dim=-1)
 
-    scores = _score_sets(model, batch, sets, labels_and_top1, positions, mode, reference, means).cpu()
+    scores = score_sets(view, batch, sets, labels_and_top1, positions, mode, reference)[0].cpu()
     return [
         AnswerScores(of_set[:, :-1].float(), of_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
         for of_set in scores.unbind(1)
     ]
 
 
-def _score_sets(
-    model: Any,
+def score_sets(
+    view: ModelView,
     batch: PromptBatch,
     sets: Sets,
     reduce_log_probs: Read,
     positions: Positions,
-    mode: Mode,
-    reference: Reference,
-    means: Replacement = None,
-) -> Float[Tensor, "batch set n"]:
-    """Apply `reduce_log_probs` to the log-probabilities after each prompt under ablation of each set of heads."""
-    view = ModelView.of(model)
-    check_choice("positions", positions, ("last", "all"))
-    check_mode(mode, reference)
+    mode: Mode = "zero",
+    reference: Reference = None,
+    *,
+    pass_tokens: int = PASS_TOKENS,
+) -> tuple[Float[Tensor, "batch set n"], str]:
+    """Apply `reduce_log_probs` to the log-probabilities after each prompt under ablation of each set of heads.
+
+    Also return why the prefix cache was not used for the last position ("" if it was).
+    """
+    check_ablation(positions, mode, reference)
     if not len(sets):
         raise InputError("head_sets must contain at least one set, got none; a set may be empty")
     removed = head_mask(view, sets)
     if positions == "all":  # as in `ablate_heads`; at the last position sets may contain every head
-        warn_if_inert(view, [Head(*indices) for indices in removed.any(0).nonzero().tolist()])
-    if reference is not None and means is None:
-        means = mean_z(view, every_head(view), reference, positions)
-    return score_removed(view, batch, removed, reduce_log_probs, means, positions=positions)[0]
+        checked_heads(view, map(tuple, removed.any(0).nonzero().tolist()))
+    every = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
+    means = None if reference is None else mean_z(view, every, reference, positions)
 
-
-def score_removed(
-    view: ModelView,
-    batch: PromptBatch,
-    removed: Bool[Tensor, "set layer head"],
-    reduce_log_probs: Read,
-    replacement: Replacement,
-    *,
-    positions: Positions,
-    pass_tokens: int = PASS_TOKENS,
-) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Apply `reduce_log_probs` to the log-probabilities under ablation of each set.
-
-    Also return why the prefix cache was not used for the last position ("" if it was).
-    """
-
-    def fallback() -> Tensor:
-        return run_sets(
-            view, batch, removed, reduce_log_probs, replacement, positions=positions, pass_tokens=pass_tokens
-        )
+    def in_partial_passes() -> Tensor:
+        return run_sets(view, batch, removed, reduce_log_probs, means, positions=positions, pass_tokens=pass_tokens)
 
     if positions == "all":
-        return fallback(), ""
-    rows = RowEdits.ablating(removed, replacement)
+        return in_partial_passes(), ""
+    edits = RowEdits.ablating(removed, means)
     return score_rows(
-        view, batch, lambda _: rows, reduce_log_probs, fallback, n_sets=len(removed), pass_tokens=pass_tokens
+        view, batch, lambda _: edits, reduce_log_probs, in_partial_passes, n_sets=len(sets), pass_tokens=pass_tokens
     )
 
 
@@ -233,15 +214,6 @@ def score_passes(
 def read_labels(batch: PromptBatch) -> Read:
     """Return a function that selects the log-probabilities of the labels."""
     return lambda log_probs, prompts: log_probs[:, batch.label_tokens.to(log_probs.device)]
-
-
-def head_mask(view: ModelView, sets: Sets) -> Bool[Tensor, "set layer head"]:
-    """Return which heads each set contains; raise InputError for unknown heads."""
-    removed = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
-    for row, heads in enumerate(sets):
-        for layer, indices in group_by_layer(view, heads).items():
-            removed[row, layer, indices] = True
-    return removed
 
 
 def _reduce_rows(

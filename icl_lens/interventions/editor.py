@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
@@ -314,6 +314,10 @@ def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> 
     return by_layer
 
 
-def flatten_heads(by_layer: dict[int, list[int]]) -> list[Head]:
-    """Return the heads of a grouping by layer, as returned by `group_by_layer`."""
-    return [Head(layer, index) for layer, indices in by_layer.items() for index in indices]
+def head_mask(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
+    """Return which heads each set contains; raise InputError for unknown heads."""
+    mask = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
+    for row, heads in enumerate(sets):
+        for layer, indices in group_by_layer(view, heads).items():
+            mask[row, layer, indices] = True
+    return mask

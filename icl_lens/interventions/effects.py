@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.increases import check_target_ids
+from icl_lens.attribution.increases import CheckedAgainst, check_against_ids, check_target_ids
 from icl_lens.display import SHOWN_ROWS, format_signed, html_table, long_frame, plural_prompts, text_table
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import Mode, check_mode, every_head, mean_z
-from icl_lens.interventions.edited_scores import PASS_TOKENS, score_removed
+from icl_lens.interventions.ablation import Mode, check_ablation
+from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.gradients import first_order_drops
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
@@ -163,32 +163,31 @@ def head_effects(
         True
     """
     view = ModelView.of(model)
-    check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
+    check_ablation(positions, mode, reference)
     targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-    against = None if against is None else _against_tokens(view, against, targets)
+    others = check_against_ids(view, targets, against)
     if pass_tokens < 1:
         raise InputError(f"pass_tokens must be at least 1, got {pass_tokens!r}")
-    check_mode(mode, reference)
     if reference is not None and (positions != "last" or method != "exact"):
         raise InputError(
             f"mode must be 'zero' unless positions='last' and method='exact', got 'mean' with positions={positions!r} "
             f"and method={method!r}; use ablate_heads"
         )
     if method == "gradient":
-        return HeadEffects(*_estimated(view, batch, targets, against, positions), positions, "gradient")
-    replacement = None if reference is None else mean_z(view, every_head(view), reference, "last")
-    each = torch.eye(view.n_layers * view.n_heads, dtype=torch.bool).unflatten(1, (view.n_layers, view.n_heads))
-    found, reason = score_removed(
+        return HeadEffects(*_estimated(view, batch, targets, others, positions), positions, "gradient")
+    found, reason = score_sets(
         view,
         batch,
-        torch.cat([torch.zeros_like(each[:1]), each]),
-        lambda log_probs, prompts: _scores(log_probs, batch, targets, against, prompts),
-        replacement,
-        positions=positions,
+        [[], *([head] for head in view.heads())],
+        lambda log_probs, prompts: _scores(log_probs, batch, targets, others, prompts),
+        positions,
+        mode,
+        reference,
         pass_tokens=pass_tokens,
     )
-    log_prob, log_odds, *logit_diff = (found[:, :1] - found[:, 1:]).unflatten(1, each.shape[1:]).unbind(-1)
+    drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
+    log_prob, log_odds, *logit_diff = drops.unbind(-1)
     algorithm: Algorithm = "partial_forward" if positions == "all" or reason else "prefix_cache"
     return HeadEffects(log_prob, log_odds, logit_diff[0] if logit_diff else None, positions, algorithm, reason)
 
@@ -214,33 +213,11 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
-def _against_tokens(view: ModelView, against: Tensor, targets: Int[Tensor, " batch"]) -> Int[Tensor, "batch n"]:
-    """Return `against` as [batch n]; raise InputError unless it holds token ids different from the target."""
-    against = torch.as_tensor(against, device=view.unembed_device)
-    n, d_vocab = len(targets), view.model.W_U.shape[1]
-    if against.ndim not in (1, 2) or len(against) != n or not against.numel() or against.is_floating_point():
-        raise InputError(
-            f"against must be token ids of shape ({n},), one per prompt, or ({n}, n_tokens), got shape "
-            f"{tuple(against.shape)} {against.dtype}"
-        )
-    against = against.reshape(n, -1)
-    if bool(((against < 0) | (against >= d_vocab)).any()):
-        raise InputError(
-            f"against must be between 0 and {d_vocab - 1}, got {int(against.min())} to {int(against.max())}; drop "
-            "prompts without other tokens"
-        )
-    same = (against == targets[:, None]).any(1)
-    if bool(same.any()):
-        row = int(same.nonzero()[0])
-        raise InputError(f"against must differ from the target, got token {int(targets[row])} for both in prompt {row}")
-    return against
-
-
 def _scores(
     log_probs: Float[Tensor, "row d_vocab"],
     batch: PromptBatch,
     targets: Int[Tensor, " batch"],
-    against: Int[Tensor, "batch n"] | None,
+    against: CheckedAgainst,
     prompts: Int[Tensor, " row"],
 ) -> Float[Tensor, "row score"]:
     """Return log p(target), the answer's log-odds (NaN without an answer) and, with `against`, the logit difference."""
@@ -252,34 +229,33 @@ def _scores(
     usable = (answer >= 0) & (choices.sum(-1) > 1)
     if bool(usable.any()):
         odds[usable] = label_log_odds(labels[usable], answer[usable], choices=choices[usable])
-    differ = [] if against is None else [_log_diff(log_probs, own, against[prompts])]
-    return torch.cat([own, odds[:, None], *differ], dim=1)
+    return torch.cat([own, odds[:, None], *_logit_diff(log_probs, own, against, prompts)], dim=1)
 
 
-def _log_diff(
-    log_probs: Float[Tensor, "row d_vocab"], own: Float[Tensor, "row 1"], against: Int[Tensor, "row n"]
-) -> Float[Tensor, "row 1"]:
-    """Return log p(target) − log p(against), where `own` is log p(target)."""
-    return own - log_probs.gather(1, against.to(log_probs.device)).logsumexp(-1, keepdim=True)
+def _logit_diff(
+    log_probs: Float[Tensor, "row d_vocab"],
+    own: Float[Tensor, "row 1"],
+    against: CheckedAgainst,
+    prompts: Int[Tensor, " row"],
+) -> list[Float[Tensor, "row 1"]]:
+    """Return log p(target) − log Σ p(against), where `own` is log p(target); nothing without `against`."""
+    if against is None:
+        return []
+    ids = against[prompts].clone().to(log_probs.device)  # a clone, because ids may be inference tensors
+    others = log_probs.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
+    return [own - others.logsumexp(-1, keepdim=True)]
 
 
 def _estimated(
-    view: ModelView,
-    batch: PromptBatch,
-    targets: Int[Tensor, " batch"],
-    against: Int[Tensor, "batch n"] | None,
-    positions: Positions,
+    view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst, positions: Positions
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return first-order estimates of `log_prob`, `log_odds` (NaN) and `logit_diff`, [batch layer head]."""
     pieces = []
-    size = graphs_at_once(view, batch)
-    for start in range(0, len(batch), size):
-        rows = torch.arange(start, min(start + size, len(batch)))
+    for rows in torch.arange(len(batch)).split(graphs_at_once(view, batch)):
 
         def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
             own = log_probs.gather(1, targets[rows].clone().to(log_probs.device)[:, None])
-            differ = [] if against is None else [_log_diff(log_probs, own, against[rows].clone())]
-            return torch.cat([own, *differ], dim=1)
+            return torch.cat([own, *_logit_diff(log_probs, own, against, rows)], dim=1)
 
         pieces.append(first_order_drops(view, batch[rows.tolist()], scores, last_only=positions == "last"))
     log_prob, *logit_diff = torch.cat(pieces).unbind(-1)

@@ -171,14 +171,11 @@ def _ablation_hooks(
 
     def remove(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
-            rows, heads = (place.to(z.device) for place in removed[:, layer].nonzero(as_tuple=True))
-            z = z.clone()
-            new = z.new_zeros(()) if replacement is None else replacement[layer].to(z)[heads]
-            if last is None:
-                z[rows, :, heads] = new if replacement is None else new[:, None]
-            else:
-                z[rows, last.to(z.device)[rows], heads] = new
-            return z
+            where = removed[:, None, layer, :, None].to(z.device)
+            if last is not None:
+                at_last = torch.arange(z.shape[1], device=z.device) == last.to(z.device)[:, None]
+                where = where & at_last[:, :, None, None]
+            return torch.where(where, 0.0 if replacement is None else replacement[layer].to(z), z)
 
         return hook_fn
 

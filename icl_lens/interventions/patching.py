@@ -1,17 +1,17 @@
 """Patch queries, keys, values, patterns or z of chosen heads with those from another prompt (activation patching)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import NO_LABELS_HINT
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit_checks import check_pattern_recomputable, warn_if_inert
+from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import (
     AttentionState,
@@ -20,10 +20,9 @@ from icl_lens.interventions.editor import (
     Stage,
     editing,
     edits_disabled,
-    flatten_heads,
     group_by_layer,
 )
-from icl_lens.interventions.pattern import LayerValues, ScoreInputs, layer_hooks, score_inputs
+from icl_lens.interventions.pattern import LayerValues, recording_hooks, score_inputs
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -74,12 +73,11 @@ def patch_heads(
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    by_layer = group_by_layer(view, heads)
     _check(activation, positions, align, batch, query_positions)
-    patch = _Patch.record(view, by_layer, source, activation, positions, batch, query_positions)
+    patch = _Patch.record(view, heads, source, activation, positions, batch, query_positions)
     if query_positions == "last":
         patch = patch.with_clean_z(view)
-    with editing(view, *patch.edits(by_layer)):
+    with editing(view, *patch.edits(patch.heads)):
         yield
 
 
@@ -111,15 +109,16 @@ def label_log_probs_patched(
     view = ModelView.of(model)
     if not len(head_sets):
         raise InputError("head_sets must contain at least one set, got none")
-    each = [group_by_layer(view, heads) for heads in head_sets]
-    every = group_by_layer(view, {head for by_layer in each for head in flatten_heads(by_layer)})
+    sets = [list(heads) for heads in head_sets]
+    each = [group_by_layer(view, heads) for heads in sets]
     into = batch if align == "labels" else None
     _check(activation, positions, align, into, query_positions)
     batch.require_labels("label to score", NO_LABELS_HINT)
+    every = [head for heads in sets for head in heads]
     patch = _Patch.record(view, every, source, activation, positions, into, query_positions)
     read = read_labels(batch)
 
-    def passes() -> Tensor:
+    def in_full_passes() -> Tensor:
         whole = patch.with_clean_z(view) if query_positions == "last" else patch
         return score_passes(view, batch, (editing(view, *whole.edits(by_layer)) for by_layer in each), read)
 
@@ -129,8 +128,8 @@ def label_log_probs_patched(
 
     only_last = query_positions == "last" or (activation in ("q", "z") and positions == "last" and align == "positions")
     if not only_last or len(source) not in (1, len(batch)):
-        return passes()
-    return score_rows(view, batch, edits_of, read, passes, n_sets=len(each), attention=activation != "z")[0]
+        return in_full_passes()
+    return score_rows(view, batch, edits_of, read, in_full_passes, n_sets=len(each), attention=activation != "z")[0]
 
 
 def _check(
@@ -157,6 +156,8 @@ def _check(
 
 Kept = dict[int, dict[str, Tensor]]
 """Layer -> activations of its chosen heads in one pass, by name."""
+Places = tuple[Int[Tensor, " place"], Int[Tensor, " place"], Int[Tensor, " place"]]
+"""Row, position in the row, and position in its source, of every patched position."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,8 @@ class _Patch:
     """Prompts that passes must be over, for `align="labels"`."""
     heads: dict[int, list[int]]
     recorded: Kept
-    places: tuple[Tensor, Tensor, Tensor] | None
-    """Aligned positions, see `_aligned`; None if positions are the same."""
+    aligned: Places | None
+    """Aligned labels, and the last position if it is patched; None for `align="positions"`."""
     clean_z: Kept = field(default_factory=dict)
     """The heads' unpatched z, if only the last query uses the source."""
 
@@ -179,7 +180,7 @@ class _Patch:
     def record(
         cls,
         view: ModelView,
-        heads: dict[int, list[int]],
+        heads: Iterable[Head | tuple[int, int]],
         source: PromptBatch,
         activation: HeadActivation,
         positions: Positions,
@@ -187,12 +188,10 @@ class _Patch:
         query_positions: Positions,
     ) -> "_Patch":
         """Run the source prompts."""
-        if activation != "z":
-            check_pattern_recomputable(view, heads)
-        recorded = _record(view, heads, source, activation)
-        warn_if_inert(view, flatten_heads(heads))
-        places = None if into is None else _aligned(source, into, ends=query_positions == "all")
-        return cls(source, activation, positions, into, heads, recorded, places)
+        by_layer = checked_heads(view, heads, attention=activation != "z")
+        aligned = None if into is None else _aligned(source, into, ends=query_positions == "all")
+        recorded = _record(view, by_layer, source, activation)
+        return cls(source, activation, positions, into, by_layer, recorded, aligned)
 
     def with_clean_z(self, view: ModelView) -> "_Patch":
         """Run the prompts that are patched, to keep the heads' z at all positions except the last."""
@@ -201,16 +200,12 @@ class _Patch:
 
     def for_rows(self, prompts: list[int]) -> "_Patch":
         """Return the patch of some prompts' last positions, for single-token rows."""
-        places = self.places
-        if places is not None:
-            new_row = torch.full((int(places[0].max()) + 1,), -1)
-            new_row[prompts] = torch.arange(len(prompts))
-            rows = new_row[places[0]]
-            places = rows[rows >= 0], *(place[rows >= 0] for place in places[1:])
-        if len(self.source) == 1:
-            return replace(self, into=None, places=places)
-        kept = {layer: {name: value[prompts] for name, value in of.items()} for layer, of in self.recorded.items()}
-        return replace(self, source=self.source[prompts], into=None, recorded=kept, places=places)
+        source, recorded = self.source, self.recorded
+        if len(source) > 1:
+            source = source[prompts]
+            recorded = {layer: {name: x[prompts] for name, x in kept.items()} for layer, kept in recorded.items()}
+        aligned = None if self.into is None else _aligned(source, self.into[prompts], ends=False)
+        return replace(self, source=source, into=None, recorded=recorded, aligned=aligned)
 
     def edits(self, by_layer: dict[int, list[int]]) -> list[Edit]:
         """Return the edits that patch some of the recorded heads."""
@@ -258,31 +253,28 @@ class _Patch:
         """Write value [source pos chosen …] into target [batch pos head …] at the head indices `heads`."""
         rows, device = len(target), target.device
         self._check_rows(rows, last)
-        if not self._any_length and value.shape[1] != target.shape[1]:
-            raise InputError(
-                f"source must be padded to {target.shape[1]} tokens like the forward pass, got {value.shape[1]}; run "
-                "batches of the same shape"
-            )
-        value = value.expand(rows, *value.shape[1:]).to(target)
-        every, at = torch.arange(rows, device=device)[:, None], torch.tensor(heads, device=device)
         if self.positions == "last":
-            end = self.source.last.to(device).expand(rows)
-            target[every, last[:, None], at] = value[every, end[:, None], torch.arange(len(heads), device=device)]
-        elif self.places is None:
-            target[:, :, heads] = value
+            places = torch.arange(rows), last, self.source.last.expand(rows)
+        elif self.aligned is not None:
+            places = self.aligned
         else:
-            row, ours, theirs = (place.to(device)[:, None] for place in self.places)
-            target[row, ours, at] = value[row, theirs, torch.arange(len(heads), device=device)]
+            row, ours = (torch.arange(target.shape[1], device=device) <= last[:, None]).nonzero(as_tuple=True)
+            places = row, ours, ours
+        row, ours, theirs = (place.to(device)[:, None] for place in places)
+        source_row = row if len(self.source) > 1 else torch.zeros_like(row)
+        value = value.to(target)[source_row, theirs, torch.arange(len(heads), device=device)]
+        target[row, ours, torch.tensor(heads, device=device)] = value
 
     def _write_pattern(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
         """Write value [source chosen query key] into target [batch head query key], at aligned positions if given."""
-        if self.places is None:
+        if self.aligned is None:
+            value = torch.nn.functional.pad(value, (0, target.shape[-1] - value.shape[-1]))  # or crop: padding is 0
             self._write(target.transpose(1, 2), value.transpose(1, 2), heads, last)
             return
         self._check_rows(len(target), last)
         queries = slice(-1, None) if self.positions == "last" else slice(None)
         for row in range(len(target)):
-            ours, theirs = (place[self.places[0] == row].to(target.device) for place in self.places[1:])
+            ours, theirs = (place[self.aligned[0] == row].to(target.device) for place in self.aligned[1:])
             new = value[row if len(self.source) > 1 else 0][:, theirs[queries]][:, :, theirs].to(target)
             old = target[row, heads][:, ours[queries]]
             old[:, :, ours] = 0
@@ -293,7 +285,7 @@ class _Patch:
 
     @property
     def _any_length(self) -> bool:
-        return self.places is not None or (self.positions == "last" and self.activation in ("q", "z"))
+        return self.aligned is not None or (self.positions == "last" and self.activation in ("q", "z"))
 
     def _check_rows(self, rows: int, last: Tensor) -> None:
         """Raise InputError unless source and pass have matching rows and, for `align="positions"`, equal lengths."""
@@ -314,8 +306,8 @@ class _Patch:
         )
 
 
-def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row, position in the row and in its source, for every label and, with `ends`, then the last position.
+def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> Places:
+    """Return the places of every label and, with `ends`, then of the last position.
 
     Raise InputError if a row and its source have different numbers of demonstrations.
     """
@@ -340,32 +332,26 @@ def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> tuple[Ten
 
 def _record(view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation) -> Kept:
     """Return layer -> activations of its chosen heads on the source prompts, by name."""
-    values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
-
-    def keeper(layer: int, name: str) -> Callable[..., None]:
-        def hook_fn(value: Tensor, hook: Any) -> None:
-            values[layer].record(name, value.detach())
-
-        return hook_fn
-
-    hooks = []
-    for layer in by_layer:
-        names = {"z": view.hook(layer, "attn.hook_z")} if activation == "z" else layer_hooks(view, layer)
-        hooks += [(hook, keeper(layer, name)) for name, hook in names.items()]
     check_vocabulary(view.model, source, "source")
+    values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
+    hooks = []
+    for layer, seen in values.items():
+        if activation == "z":
+            hooks.append((view.hook(layer, "attn.hook_z"), lambda z, hook, seen=seen: seen.record("z", z.detach())))
+        else:
+            hooks += recording_hooks(seen)
     with torch.no_grad(), view.exclusive_pass(), edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
         view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
-    found = {}
+    found: Kept = {}
     for layer, chosen in by_layer.items():
-        seen = values[layer].seen
         if activation == "z":
-            found[layer] = {"z": seen["z"][:, :, chosen]}
+            found[layer] = {"z": values[layer].seen["z"][:, :, chosen]}
+        elif activation == "pattern":
+            found[layer] = {"pattern": values[layer].seen["pattern"][:, chosen]}
         elif activation == "v":
             found[layer] = {"v": values[layer].heads("v", chosen)}
-        elif activation == "pattern":
-            found[layer] = {"pattern": seen["pattern"][:, chosen]}
         else:
-            inputs: ScoreInputs = score_inputs(values[layer], chosen)
-            names = (activation, f"{activation}_share")
-            found[layer] = {name: getattr(inputs, name) for name in names if getattr(inputs, name) is not None}
+            inputs = score_inputs(values[layer], chosen)
+            parts = {name: getattr(inputs, name) for name in (activation, f"{activation}_share")}
+            found[layer] = {name: part for name, part in parts.items() if part is not None}
     return found

@@ -6,7 +6,8 @@ families.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from einops import einsum
@@ -58,21 +59,33 @@ class LayerValues:
         return x.expand(len(rows), *x.shape[1:])[rows, self.queries.to(x.device)]
 
 
-def layer_hooks(view: ModelView, layer: int, *, pattern: bool = True, position_share: bool = True) -> dict[str, str]:
+def layer_hooks(
+    view: ModelView, layer: int, *, pattern: bool = True, rotation: bool = True, position_share: bool = True
+) -> dict[str, str]:
     """Return short name -> hook name of the activations from which to recompute a layer's attention.
 
-    With `pattern`, include the model's own pattern; with `position_share`, what the share of learned positions needs.
+    With `pattern`, include the model's own pattern; with `rotation`, the rotary cosines and sines; with
+    `position_share`, what the share of learned positions needs.
     """
     names = ("q", "k", "v", "pattern") if pattern else ("q", "k", "v")
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in names}
     hooks |= attention_scores.normed_hooks(view, layer)
     kind = attention_scores.attention_scoring(view, layer).position
-    if kind == "rotary" and (rotation := attention_scores.rotation_hooks(view, layer)) is not None:
-        hooks["cos"], hooks["sin"] = rotation
+    if rotation and kind == "rotary" and (angles := attention_scores.rotation_hooks(view, layer)) is not None:
+        hooks["cos"], hooks["sin"] = angles
     if kind == "standard" and position_share:
         hooks["position"] = "hook_pos_embed"
         hooks["resid"] = view.hook(layer, "hook_resid_pre")
     return hooks
+
+
+def recording_hooks(values: LayerValues, **options: bool) -> list[tuple[str, Any]]:
+    """Return hooks that record the activations of `layer_hooks` in `values`."""
+
+    def record(name: str, value: Tensor, hook: Any) -> None:
+        values.record(name, value.detach())
+
+    return [(hook, partial(record, name)) for name, hook in layer_hooks(values.view, values.layer, **options).items()]
 
 
 @dataclass

@@ -21,7 +21,7 @@ from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
 from icl_lens.interventions.editor import ATTENTION, Edit, Z, edited_attention, edits_at
 from icl_lens.interventions.kv_cache import LayerKVCache, per_kv_head
 from icl_lens.interventions.partial_forward import BlockInputs, Replacement, has_active_hooks, replace_residual
-from icl_lens.interventions.pattern import LayerValues, layer_hooks
+from icl_lens.interventions.pattern import LayerValues, recording_hooks
 from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -51,8 +51,6 @@ class RowEdits:
     edit_z: Callable[[int, list[int], Float[Tensor, "batch row head d_head"], RowsOfLayer], None] | None = None
     edit_resid: Callable[[int, list[int], Float[Tensor, "batch row d_model"]], None] | None = None
     """Edits the residual stream after a layer."""
-    attention: bool = False
-    """Whether attention is edited, so that its inputs are cached as well."""
 
     @classmethod
     def ablating(cls, removed: Bool[Tensor, "set layer head"], replacement: Replacement = None) -> "RowEdits":
@@ -80,7 +78,7 @@ class RowEdits:
                 for edit, heads in edits_at(sets[place], layer, Z):
                     edit.apply(z[:, row, None], heads, layer, only)
 
-        return cls(marks, edit_z, attention=any(edit.stage in ATTENTION for edits in sets for edit in edits))
+        return cls(marks, edit_z)
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,6 @@ class PrefixCache:
         def at_last(x: Tensor) -> Tensor:
             return x.detach()[torch.arange(len(x), device=x.device), batch.last.to(x.device)].clone()
 
-        def record(layer: int, name: str) -> Any:
-            return lambda value, hook: values[layer].record(name, value.detach())
-
         def keep(layer: int) -> Any:
             def hook_fn(value: Tensor, hook: Any) -> None:
                 keys[layer] = LayerKVCache.of(values[layer], batch, editable=attention)
@@ -120,8 +115,7 @@ class PrefixCache:
 
         hooks: list[tuple[str, Any]] = []
         for layer in values:
-            needed = layer_hooks(view, layer, pattern=False, position_share=attention)
-            hooks += [(hook, record(layer, name)) for name, hook in needed.items()]
+            hooks += recording_hooks(values[layer], pattern=False, position_share=attention)
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
         with model_lock(view.model), inputs.recorded(values, at_last), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, batch)
@@ -163,9 +157,6 @@ class PrefixCache:
 
         values = {layer: LayerValues(view, layer) for layer in range(first, view.n_layers)}
 
-        def record(layer: int, name: str) -> Any:
-            return lambda value, hook: values[layer].record(name, value)
-
         def attend(layer: int) -> Any:
             def hook_fn(z: Tensor, hook: Any) -> Tensor:
                 q, k, v = (values[layer].seen[name][:, 0].unflatten(0, (n, -1)) for name in "qkv")
@@ -195,8 +186,7 @@ class PrefixCache:
 
         hooks: list[tuple[str, Any]] = []
         for layer in values:
-            names = layer_hooks(view, layer, pattern=False, position_share=False)
-            hooks += [(hook, record(layer, name)) for name, hook in names.items() if name not in ("cos", "sin")]
+            hooks += recording_hooks(values[layer], pattern=False, rotation=False, position_share=False)
             hooks.append((view.hook(layer, "attn.hook_z"), attend(layer)))
             if edits.edit_resid is not None:
                 hooks.append((view.hook(layer, "hook_resid_post"), write(layer)))
