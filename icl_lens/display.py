@@ -72,6 +72,21 @@ def html_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int |
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
+class ShownAsTable:
+    """A result that is shown as a small table, as text or as HTML: title, columns and number of rows of `_shown`."""
+
+    def _shown(self) -> tuple[str, Mapping[str, Sequence[Any]], int]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        title, columns, total = self._shown()
+        return text_table(title, columns, total=total)
+
+    def _repr_html_(self) -> str:
+        title, columns, total = self._shown()
+        return html_table(title, columns, total=total)
+
+
 def _rows(columns: Mapping[str, Sequence[Any]]) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
 

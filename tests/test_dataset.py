@@ -1,6 +1,7 @@
 """Heads located over many prompts: the certified mean is the exhaustive one, however the prompts are cut up."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from families import WORDS, build
@@ -11,7 +12,7 @@ import icl_lens as il
 from icl_lens.attribution.increases import every_head_increase, min_prompts_to_fold
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
-from icl_lens.locate.chunk import HeadChunk
+from icl_lens.locate.chunk import increase_columns, read_increases, read_index
 from icl_lens.locate.locate import mean_head_increases
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import plan_batches, prompt_bytes
@@ -196,18 +197,16 @@ def test_k_and_targets_are_checked(gpt2, many):
 
 def test_chunks_survive_the_table(gpt2, many, tmp_path):
     folder = RunFolder(tmp_path, {"x": 1})
-    first = HeadChunk(
-        np.array([3, 1, 7]),
-        np.arange(36, dtype=np.float32).reshape(3, 12),
-        np.array([2, 5]),
-        np.ones((3, 2), np.float32),
-    )
-    again = HeadChunk(np.array([4, 2]), None, np.array([0, 11]), np.full((2, 2), np.nan, np.float32))
-    for chunk in (first, again):
-        folder.write("one.parquet", chunk.columns(4))
-        back = HeadChunk.from_table(folder.read("one.parquet"), 4)
-        for name in ("rows", "bound", "heads", "increase"):
-            np.testing.assert_array_equal(getattr(chunk, name), getattr(back, name))
+    bound = np.arange(36, dtype=np.float32).reshape(3, 12)
+    for rows, *found in (
+        (np.array([3, 1, 7]), bound, np.array([2, 5]), np.ones((3, 2), np.float32)),
+        (np.array([4, 2]), None, np.array([0, 11]), np.full((2, 2), np.nan, np.float32)),
+    ):
+        folder.write("one.parquet", pa.table(increase_columns(rows, *found, 4)))
+        table = folder.read("one.parquet")
+        np.testing.assert_array_equal(read_index(table, 4)[0], rows)
+        for ours, theirs in zip(read_increases(table, 4), found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])

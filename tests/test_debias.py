@@ -47,60 +47,40 @@ def test_both_fixes_are_the_two_interventions(model, batch):
         assert torch.equal(il.last_log_probs(model, batch), plain)
 
 
-def test_the_strength_of_smallest_bias_that_keeps_accuracy(model, batch, monkeypatch):
-    bias = {0.0: 1.0, 0.5: 0.4, 0.75: -0.1, 1.0: 0.0}
-    right = {0.0: 3, 0.5: 3, 0.75: 3, 1.0: 2}
+@pytest.mark.parametrize(
+    ("bias", "n_correct", "others", "max_drop", "strength"),
+    [
+        ([1.0, 0.4, -0.1, 0.0], [3, 3, 3, 2], False, 0.01, 0.75),
+        ([1.0, 0.4, -0.1, 0.0], [3, 3, 3, 2], False, 0.5, 1.0),
+        ([0.4 + 2e-7, 0.4 + 1e-7, 0.5, 0.4], [3, 3, 3, 3], False, 0.01, 0.0),  # rounding does not choose
+        ([1.0, 0.5, 0.25, 0.0], [3, 3, 3, 3], True, 0.01, 0.75),  # another class's prompts are lost at 1.0
+    ],
+)
+def test_the_strength_of_smallest_bias_that_keeps_accuracy(
+    model, batch, monkeypatch, bias, n_correct, others, max_drop, strength
+):
+    strengths = (0.0, 0.5, 0.75, 1.0)
+    favored, unfavored, other = batch, batch[[0, 1, 2]], batch[[0, 1]]
 
-    def scored(model, batch, heads, fix, strengths):
-        sign = 1 if batch is favored else -1
-        return [(torch.full((3,), bias[one] / 2 * sign), torch.arange(3) < right[one]) for one in strengths]
+    def scored(model, batch, heads, fix, tried):
+        assert tried == strengths
+        correct = [n_correct[i] if batch is not other else 2 - (one == 1.0) for i, one in enumerate(tried)]
+        odds = [one / 2 * (1 if batch is favored else -1) for one in bias]
+        n = len(batch)
+        return [(torch.full((n,), odd).double(), torch.arange(n) < k) for odd, k in zip(odds, correct, strict=True)]
 
-    favored, against = batch, batch[[0, 1, 2]]
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
-    options = {"fix": "recency", "strengths": (0.5, 0.75, 1.0)}
-    found = il.choose_strength(model, HEADS, favored, against, **options)
-    assert found.strength == 0.75
-    assert found.bias == pytest.approx((1.0, 0.4, -0.1, 0.0))
-    assert found.accuracy == pytest.approx((1, 1, 1, 2 / 3))
-    assert found.accuracy_drop == pytest.approx((0, 0, 0, 1 / 3))
-    assert il.choose_strength(model, HEADS, favored, against, max_accuracy_drop=0.5, **options).strength == 1.0
+    options = {"fix": "recency", "strengths": strengths[1:], "max_accuracy_drop": max_drop}
+    batches = [other] if others else []
+    found = il.choose_strength(model, HEADS, favored, unfavored, accuracy_batches=batches, **options)
+    assert found.strength == strength
+    assert found.bias == pytest.approx(bias)
+    lost = [(3 - k) / 3 for k in n_correct] if not others else [0, 0, 0, 0.5]
+    assert found.accuracy_drop == pytest.approx(lost)
+    assert found.accuracy == pytest.approx([1, 1, 1, 7 / 8] if others else [1 - one for one in lost])
+    assert found.to_frame()["accuracy_drop"].tolist() == pytest.approx(lost)
     with pytest.raises(il.InputError, match="got 3 and 2"):
-        il.choose_strength(model, HEADS, favored, against[[0, 1]], **options)
-
-
-def test_a_fix_that_goes_too_far_is_seen_where_the_other_class_is_asked(model, batch, monkeypatch):
-    """It takes the bias away and loses nothing where the rarer class is asked; the other class's prompts fall."""
-    favored, against, other = batch, batch[[0, 1, 2]], batch[[0, 1]]
-
-    def scored(model, batch, heads, fix, strengths):
-        right = {
-            one: torch.arange(len(batch)) < (1 if batch is other and one == 1.0 else len(batch)) for one in strengths
-        }
-        return [
-            (torch.full((len(batch),), (1 - one) * (1 if batch is favored else -1)), right[one]) for one in strengths
-        ]
-
-    monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
-    options = {"fix": "majority", "strengths": (0.5, 1.0)}
-    assert il.choose_strength(model, HEADS, favored, against, **options).strength == 1.0
-    found = il.choose_strength(model, HEADS, favored, against, accuracy_batches=[other], **options)
-    assert found.strength == 0.5
-    assert found.accuracy_drop == pytest.approx((0, 0, 0.5))
-    assert found.accuracy == pytest.approx((1, 1, 7 / 8))
-    assert found.to_frame()["accuracy_drop"].tolist() == pytest.approx([0, 0, 0.5])
-
-
-def test_rounding_does_not_choose_the_strength(model, batch, monkeypatch):
-    bias = {0.0: 0.4 + 2e-7, 0.5: 0.4 + 1e-7, 1.0: 0.4}
-
-    def scored(model, batch, heads, fix, strengths):
-        sign = 1 if batch is favored else -1
-        return [(torch.full((3,), bias[one] / 2 * sign, dtype=torch.float64), torch.ones(3) > 0) for one in strengths]
-
-    favored, against = batch, batch[[0, 1, 2]]
-    monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
-    found = il.choose_strength(model, HEADS, favored, against, fix="majority", strengths=(1.0, 0.5))
-    assert found.strength == 0.0
+        il.choose_strength(model, HEADS, favored, other, **options)
 
 
 def test_strength_is_measured_with_the_fix_at_work(model, batch):
@@ -120,7 +100,20 @@ FIXES = [
     il.DebiasSettings([(2, head) for head in range(4)], recency=1.0),
     il.DebiasSettings([(layer, head) for layer in range(3) for head in range(4)], recency=0.5),
 ]
-KINDS = ["gpt2", "gptj", "neox", "llama_gqa", "gemma2", "mistral", "qwen3", "bloom", "falcon_alibi", "opt", "olmo2"]
+KINDS = [
+    "gpt2",
+    "gptj",
+    "neox",
+    "llama_gqa",
+    "llama_bias",
+    "gemma2",
+    "mistral",
+    "qwen3",
+    "bloom",
+    "falcon_alibi",
+    "opt",
+    "olmo2",
+]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -149,17 +142,6 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
     monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
     monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
     assert_close(il.label_log_probs_debiased(model, batch, FIXES), whole)
-
-
-@pytest.mark.parametrize("fixes", [FIXES[1:2], FIXES[3:4], FIXES])
-def test_fixes_in_double_precision(load_tiny, float64, fixes):
-    """Weights of labels, the position term, and both."""
-    model = load_tiny("llama_bias", dtype=torch.float64)
-    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    found = il.label_log_probs_debiased(model, batch, fixes)
-    for place, fix in enumerate(fixes):
-        with fix.block(model, batch):
-            assert_close(found[:, place], il.label_log_probs(model, batch))
 
 
 def test_within_another_intervention_each_fix_has_a_pass(model, batch):

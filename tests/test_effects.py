@@ -1,4 +1,4 @@
-"""Effects of removing heads at the last position, logit differences, and first-order estimates of them."""
+"""Effects of ablating heads, exact and as first-order estimates; agreement of rankings."""
 
 import copy
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import gradients, kv_cache, prefix_cache
+from icl_lens.interventions import gradients, kv_cache, partial_forward, prefix_cache
 from icl_lens.interventions.kv_cache import LayerKVCache
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.view import ModelView
@@ -49,10 +49,6 @@ def ragged(model):
     return il.tokenize(model, PROMPTS, prepend_bos=False)
 
 
-def close(ours, theirs):
-    assert_close(ours, theirs)
-
-
 def remains(model):
     """What an edit could leave behind on a model."""
     hooks = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in model.hook_dict.values())
@@ -78,54 +74,24 @@ def test_shared_keys_are_whole_passes(load_tiny, name):
         True,
     )
     log_prob, log_odds = one_by_one(model, batch)
-    close(effects.log_prob, log_prob)
-    close(effects.log_odds, log_odds)
+    assert_close(effects.log_prob, log_prob)
+    assert_close(effects.log_odds, log_odds)
     assert effects.log_prob[:, 0].abs().max() > 1e-2
     for row in range(len(batch)):
-        close(il.head_effects(model, batch[row], positions="last").log_prob, log_prob[[row]])
+        assert_close(il.head_effects(model, batch[row], positions="last").log_prob, log_prob[[row]])
     whole = il.head_effects(model, batch, positions="all")
     assert (whole.algorithm, whole.positions) == ("partial_forward", "all")
     assert (whole.log_prob[:, 0] - log_prob[:, 0]).abs().max() > 1e-3  # earlier positions do matter
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "bloom", "gemma2", "llama_gqa", "mistral"])
-def test_pieces_of_any_size(load_tiny, name, monkeypatch):
-    """Few rows a pass: one prompt at a time, with four edits next to its row without any."""
-    model = load_tiny(name)
-    batch = ragged(model)
-    expected = il.head_effects(model, batch, positions="last").log_prob
-    before = remains(model)
-    monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
-    monkeypatch.setattr(kv_cache, "SCORE_BYTES", 1)
-    rows = []
-    monkeypatch.setattr(prefix_cache, "has_active_hooks", lambda view: False)
-    with model.hooks(fwd_hooks=[("blocks.2.attn.hook_q", lambda q, hook: rows.append(len(q)))]):
-        effects = il.head_effects(model, batch, positions="last")
-    close(effects.log_prob, expected)
-    assert rows == [1, 4, 5, 5, 2] * len(batch)  # the set without heads shares the prompt's row
-    assert remains(model) == before
-
-
-def test_rows_join_at_their_layer(load_tiny, monkeypatch):
-    """One pass over three prompts to keep keys, one over their rows: 4 heads join at each of 3 layers."""
-    model = load_tiny("llama_gqa")
-    batch = ragged(model)
-    rows = []
-    hooks = [(f"blocks.{layer}.attn.hook_q", lambda q, hook: rows.append(tuple(q.shape[:2]))) for layer in range(3)]
-    monkeypatch.setattr(prefix_cache, "has_active_hooks", lambda view: False)
-    with model.hooks(fwd_hooks=hooks):
-        assert il.head_effects(model, batch, positions="last").algorithm == "prefix_cache"
-    assert rows == [(3, 14)] * 3 + [(15, 1), (27, 1), (39, 1)]
-
-
 @contextmanager
-def zeroed_at_last(hf, layer, head, by=1.0):
-    """Hugging Face's model without `by` of a head's z at the last position of its one prompt."""
+def zeroed(hf, layer, head, positions):
+    """Hugging Face's model without a head's z at these positions of its one prompt."""
     wiring = reference_hf._WIRING[hf.config.model_type]
 
     def edit(module, args):
         z = args[0].clone().unflatten(-1, (families.N_HEADS, -1))
-        z[:, -1, head] *= 1 - by
+        z[:, slice(None) if positions == "all" else -1, head] = 0
         return (z.flatten(-2), *args[1:])
 
     handle = hf.get_submodule(wiring.layers)[layer].get_submodule(wiring.out).register_forward_pre_hook(edit)
@@ -140,22 +106,22 @@ def hf_twin(family_folder, name):
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
 
 
+@pytest.mark.parametrize("positions", ["last", "all"])
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "mistral", "falcon_alibi"])
-def test_against_hugging_face_in_float64(load_tiny, family_folder, float64, name):
+def test_against_hugging_face_in_float64(load_tiny, family_folder, float64, name, positions):
     model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
     batch = ragged(model)
+    effects = il.head_effects(model, batch, positions=positions)
+    assert effects.log_prob.dtype == torch.float64
     for row in range(len(batch)):
-        effects = il.head_effects(model, batch[row], positions="last")
-        assert effects.algorithm == "prefix_cache"
-        assert effects.log_prob.dtype == torch.float64
         ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
         answer = batch.answer_tokens[row]
         with torch.no_grad():
             clean = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
             for head in (il.Head(0, 2), il.Head(1, 1), il.Head(2, 3)):
-                with zeroed_at_last(hf, *head):
-                    fall = (clean - torch.log_softmax(hf(ids).logits[0, -1], dim=-1))[answer]
-                assert_close(effects.log_prob[0][head], fall, scale=10)  # log-probabilities of up to ten are subtracted
+                with zeroed(hf, *head, positions):
+                    drop = (clean - torch.log_softmax(hf(ids).logits[0, -1], dim=-1))[answer]
+                assert_close(effects.log_prob[row][head], drop, scale=10)  # the difference of numbers of up to ten
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
@@ -168,13 +134,13 @@ def test_logit_differences(load_tiny, positions, several):
         against = torch.stack([against, torch.tensor([40, 50, 60])], dim=1)
     effects = il.head_effects(model, batch, positions=positions, against=against)
     log_prob, log_odds, logit_diff = one_by_one(model, batch, positions=positions, against=against)
-    close(effects.logit_diff, logit_diff)
-    close(effects.log_prob, log_prob)
-    close(effects.log_odds, log_odds)
+    assert_close(effects.logit_diff, logit_diff)
+    assert_close(effects.log_prob, log_prob)
+    assert_close(effects.log_odds, log_odds)
     if several:
         assert (logit_diff - log_odds).abs().max() > 1e-2
     else:
-        close(effects.logit_diff, effects.log_odds)
+        assert_close(effects.logit_diff, effects.log_odds)
     best = int(logit_diff.mean(0).argmax())
     assert effects.top(1, by="logit_diff") == [il.Head(best // 4, best % 4)]
 
@@ -190,7 +156,7 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         ({"against": answers[:2]}, r"shape \(3,\), .* or \(3, n_tokens\)"),
         ({"against": torch.ones(3)}, "float32"),
         ({"against": torch.tensor([1, 2, 97])}, "must be between 0 and 96"),
-        ({"against": torch.empty(3, 0, dtype=torch.long)}, "must be token ids"),
+        ({"against": torch.empty(3, 0, dtype=torch.long)}, "must have a token for every prompt"),
         ({"pass_tokens": 0}, "pass_tokens must be at least 1"),
         ({"mode": "median"}, "mode must be one of .*got 'median'"),
         ({"mode": "mean"}, "reference must be given for mode='mean'"),
@@ -207,43 +173,28 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         effects.top(1, by="size")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2"])
-def test_means_in_place_of_heads(load_tiny, monkeypatch, name):
-    """A head's mean over other prompts in its place: as `ablate_heads` one by one, with shared keys and without."""
-    model = load_tiny(name)
-    batch = ragged(model)
-    reference = [batch[[1, 2]], batch[0]]
-    clean = scores(model, batch)
-    expected = torch.empty(*clean.shape[:1], 3, 4, 2)
-    for layer in range(3):
-        for head in range(4):
-            with il.ablate_heads(model, [(layer, head)], mode="mean", reference=reference, positions="last"):
-                expected[:, layer, head] = clean - scores(model, batch)
-    for way in ("prefix_cache", "partial_forward"):
-        effects = il.head_effects(model, batch, positions="last", mode="mean", reference=reference)
-        assert effects.algorithm == way
-        close(effects.log_prob, expected[..., 0])
-        close(effects.log_odds, expected[..., 1])
-
-        def not_shared(*_):
-            raise prefix_cache.PrefixCacheUnsupported("tried")
-
-        monkeypatch.setattr(prefix_cache.PrefixCache, "run", not_shared)
-    zeroed = il.head_effects(model, batch, positions="last")
-    assert (zeroed.log_prob - expected[..., 0]).abs().max() > 1e-3
-
-
 # The long way -----------------------------------------------------------------------------------------------------
 
 
-def test_within_another_intervention_prompts_are_run_whole(load_tiny):
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions):
     model = load_tiny("gptj")
     batch = ragged(model)
     with il.remove_position(model, [(0, 0), (2, 1)]):
-        effects = il.head_effects(model, batch, positions="last")
-        close(effects.log_prob, one_by_one(model, batch)[0])
+        effects = il.head_effects(model, batch, positions=positions)
+        assert_close(effects.log_prob, one_by_one(model, batch, positions=positions)[0])
     assert effects.algorithm == "partial_forward"
-    assert "interventions are active" in effects.fallback_reason
+    assert ("interventions are active" in effects.fallback_reason) == (positions == "last")
+
+
+def test_prompts_without_an_answer_have_no_log_odds(load_tiny):
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, [il.Prompt.parse("love : bar eight : foo one :")])
+    with pytest.raises(il.InputError, match="without an answer"):
+        il.head_effects(model, batch)
+    effects = il.head_effects(model, batch, batch.label_tokens[[0]])
+    assert effects.log_odds.isnan().all()
+    assert effects.log_prob.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +216,7 @@ def test_attention_that_is_not_known_takes_the_long_way(load_tiny, monkeypatch, 
     effects = il.head_effects(model, batch, positions="last")
     assert effects.algorithm == "partial_forward"
     assert because in effects.fallback_reason
-    close(effects.log_prob, one_by_one(model, batch)[0])
+    assert_close(effects.log_prob, one_by_one(model, batch)[0])
 
 
 @pytest.mark.parametrize(("layer", "because"), [(1, "residual stream"), (2, "deviate")])
@@ -284,7 +235,7 @@ def test_rows_that_come_out_otherwise_take_the_long_way(load_tiny, layer, becaus
         handle.remove()
     assert effects.algorithm == "partial_forward"
     assert because in effects.fallback_reason
-    close(effects.log_prob, il.head_effects(model, batch, positions="last").log_prob)
+    assert_close(effects.log_prob, il.head_effects(model, batch, positions="last").log_prob)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("sizes do not match"), il.InputError("it has no hook")])
@@ -301,7 +252,7 @@ def test_blocks_that_take_no_rows_take_the_long_way(load_tiny, monkeypatch, erro
     effects = il.head_effects(model, batch, positions="last")
     assert effects.algorithm == "partial_forward"
     assert str(error) in effects.fallback_reason
-    close(effects.log_prob, expected)
+    assert_close(effects.log_prob, expected)
     assert remains(model) == before
 
 
@@ -316,30 +267,35 @@ def test_memory_that_is_not_there_is_not_hidden(load_tiny, monkeypatch):
         il.head_effects(model, ragged(model), positions="last")
 
 
-@pytest.mark.parametrize("method", ["exact", "gradient"])
-def test_nothing_is_left_behind(load_tiny, monkeypatch, method):
+@pytest.mark.parametrize(
+    ("options", "failing"),
+    [
+        ({"positions": "last"}, (LayerKVCache, "attend")),
+        ({"positions": "all"}, (partial_forward, "_ablation_hooks")),
+        ({"method": "gradient"}, (torch.autograd, "grad")),
+    ],
+)
+def test_nothing_is_left_behind(load_tiny, monkeypatch, options, failing):
     """Hooks, forwards, gradients: after the work, and after an error in the middle of it."""
     model = load_tiny("opt")
     batch = ragged(model)
     plain = il.last_log_probs(model, batch)
+    il.head_effects(model, batch, **options)  # at first use TransformerLens adds hooks of its own
     before = remains(model)
     assert not any(before[3].values())
     weights = list(model.parameters())
     weights[1].requires_grad_(True)  # as a user would have left it
     try:
         mixed = remains(model)
-        il.head_effects(model, batch, positions="last", method=method)
+        il.head_effects(model, batch, **options)
         assert remains(model) == mixed
 
         def fail(*args, **kwargs):
             raise ZeroDivisionError
 
-        if method == "exact":
-            monkeypatch.setattr(LayerKVCache, "attend", fail)
-        else:
-            monkeypatch.setattr(torch.autograd, "grad", fail)
+        monkeypatch.setattr(*failing, fail)
         with pytest.raises(ZeroDivisionError):
-            il.head_effects(model, batch, positions="last", method=method)
+            il.head_effects(model, batch, **options)
         assert remains(model) == mixed
         assert weights[1].grad is None
     finally:
@@ -453,23 +409,6 @@ def test_estimates_are_hugging_faces_gradients(load_tiny, family_folder, float64
     assert_close(alone.log_prob, estimate.log_prob)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa"])
-def test_estimates_are_what_a_small_removal_does(load_tiny, family_folder, float64, name):
-    """Central differences of fourth order."""
-    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
-    batch = ragged(model)[[1]]
-    estimate = il.head_effects(model, batch, positions="last", method="gradient").log_prob[0]
-    ids, answer = batch.tokens[:, : int(batch.last[0]) + 1], batch.answer_tokens[0]
-
-    def log_prob(head, by):
-        with zeroed_at_last(hf, *head, by=by), torch.no_grad():
-            return torch.log_softmax(hf(ids).logits[0, -1], dim=-1)[answer]
-
-    for head in (il.Head(0, 2), il.Head(1, 1), il.Head(2, 3)):
-        near, far = (log_prob(head, -step) - log_prob(head, step) for step in (0.001, 0.002))
-        assert_close(estimate[head], (8 * near - far) / 0.012, scale=1 / 0.001)
-
-
 def test_estimates_of_differences(load_tiny):
     """log p(target) − log p(against) is linear in both: its estimate is the difference of theirs."""
     model = load_tiny("qwen2")
@@ -477,7 +416,7 @@ def test_estimates_of_differences(load_tiny):
     other = batch.label_tokens[1 - batch.answer]
     both = il.head_effects(model, batch, against=other, method="gradient")
     alone = il.head_effects(model, batch, other, method="gradient")
-    close(both.logit_diff, both.log_prob - alone.log_prob)
+    assert_close(both.logit_diff, both.log_prob - alone.log_prob)
 
 
 def test_estimates_within_contexts_without_gradients(load_tiny):
@@ -485,7 +424,30 @@ def test_estimates_within_contexts_without_gradients(load_tiny):
     batch = ragged(model)
     expected = il.head_effects(model, batch, method="gradient").log_prob
     with torch.no_grad():
-        close(il.head_effects(model, batch, method="gradient").log_prob, expected)
+        assert_close(il.head_effects(model, batch, method="gradient").log_prob, expected)
     with torch.inference_mode():
-        close(il.head_effects(model, batch, method="gradient").log_prob, expected)
+        assert_close(il.head_effects(model, batch, method="gradient").log_prob, expected)
     assert not expected.requires_grad
+
+
+# Rankings
+
+
+def test_the_best_heads_are_those_of_largest_mean():
+    effects = il.HeadEffects(torch.tensor([[[0.0, 3.0], [1.0, 2.0]], [[0.0, 0.0], [1.5, -9.0]]]), torch.zeros(2, 2, 2))
+    assert effects.top(2) == [il.Head(0, 1), il.Head(1, 0)]
+
+
+def test_agreement_by_hand():
+    causal = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    static = torch.tensor([[0.0, 2.0, 1.0], [3.0, 50.0, 40.0]])
+    found = il.agreement(causal, static, k=2)
+    # Two neighboring pairs exchanged: 1 - 6 * (1 + 1 + 1 + 1) / (6 * 35)
+    assert found.spearman == pytest.approx(1 - 24 / 210)
+    assert (found.overlap, found.expected_overlap) == (2, pytest.approx(4 / 6))
+    assert il.agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))
+    assert il.agreement(causal, -static, k=3).overlap == 0
+    tied = il.agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)
+    assert tied.spearman == pytest.approx(1.5 / 3**0.5)  # ranks ½ ½ 2 against 0 1 2
+    with pytest.raises(il.InputError, match=r"between 1 and 6 .* got 7"):
+        il.agreement(causal, static, k=7)

@@ -122,7 +122,7 @@ def test_bad_manifests(tmp_path, text):
 
 def chunk(folder):
     run = RunFolder(folder, {"a": 1, "b": "x"})
-    run.write("part-00000.parquet", {"prompt": [0, 0, 1, 1], "increase": [0.5, -1.0, 2.0, 3.0]})
+    run.write("part-00000.parquet", pa.table({"prompt": [0, 0, 1, 1], "increase": [0.5, -1.0, 2.0, 3.0]}))
     return run, folder / "part-00000.parquet"
 
 

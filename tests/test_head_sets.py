@@ -15,8 +15,8 @@ from test_effects import hf_twin
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import edited_scores, partial_forward, prefix_cache
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions import edited_scores, kv_cache, partial_forward, prefix_cache
+from icl_lens.interventions.editor import Positions, head_mask
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
@@ -93,7 +93,7 @@ def test_against_hugging_face(load_tiny, family_folder, float64, name, mode):
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 @pytest.mark.parametrize("positions", ["last", "all"])
 def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
-    """Also in the smallest pieces, and where nothing can be shared."""
+    """Also in the smallest pieces, and where keys and values cannot be shared."""
     model = load_tiny(name)
     batch = ragged(model)
     reference = batch if mode == "mean" else None
@@ -107,17 +107,24 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     assert_close(found, whole)
     monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
     monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
+    monkeypatch.setattr(kv_cache, "SCORE_BYTES", 1)
     monkeypatch.setattr(partial_forward, "STREAM_BYTES", 1)
     monkeypatch.setattr(partial_forward, "MIN_PASS_TOKENS", 1)
-    pieces = il.label_log_probs_ablated(model, batch, SETS, **options)
-    assert_close(pieces, whole)
+    assert_close(il.label_log_probs_ablated(model, batch, SETS, **options), whole)
+    if positions == "last":
+
+        def unsupported(*_):
+            raise prefix_cache.PrefixCacheUnsupported("tried")
+
+        monkeypatch.setattr(prefix_cache.PrefixCache, "run", unsupported)
+        assert_close(il.label_log_probs_ablated(model, batch, SETS, **options), whole)
 
 
 @pytest.mark.parametrize("sets", [*permutations([[], [(0, 1), (2, 0)], [(0, 1), (1, 2)], [(1, 2)], [(1, 2)]], 5)])
 def test_sets_that_begin_alike_are_one_row_up_to_there(load_tiny, sets):
     """Whatever their order: the rows of each layer are the different beginnings of sets up to it, and the prompt's."""
     model = load_tiny("gpt2")
-    removed = edited_scores.head_mask(ModelView.of(model), sets)
+    removed = head_mask(ModelView.of(model), sets)
     branches = list(prefix_cache._branches(removed.long()))
     for layer, rows in enumerate(branches):
         beginnings = {tuple(one[: layer + 1].flatten().tolist()) for one in removed}
@@ -205,10 +212,8 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
     for sets, options, text in (
         ([], {}, "head_sets must contain at least one"),
         ([[(9, 0)]], {}, "9"),
-        ([[]], {"mode": "mean"}, "reference"),
         ([[]], {"mode": "other"}, "mode"),
         ([[]], {"positions": "first"}, "positions"),
-        ([[]], {"reference": batch}, "reference"),
     ):
         with pytest.raises(il.InputError, match=text):
             il.label_log_probs_ablated(model, batch, sets, **options)

@@ -79,32 +79,24 @@ def test_the_reference_is_the_model(run, name):
 
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("positions", ["all", "last"])
-def test_zeroed_heads(run, name, positions):
-    model, batch, _, hf = run(name)
-
-    def edit(hand):
-        hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
-        hand.z[slice(None) if positions == "all" else -1] = 0
-
-    with il.ablate_heads(model, HEADS, positions=positions):
-        assert_same(model, batch, hf, HEADS, lambda row: edit)
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-@pytest.mark.parametrize("positions", ["all", "last"])
-def test_mean_over_a_reference_set(run, name, positions):
-    """The mean is over the other prompts' real tokens, padding left out, in one batch or several."""
+def test_ablated_heads(run, name, positions):
+    """To zero, or to the mean over another batch's real tokens, whether it is given whole or in several batches."""
     model, batch, other, hf = run(name)
     z = [reference_hf.capture(hf, ids_of(other, row)).z for row in range(len(other))]
     mean = torch.cat(z, dim=1).mean(1) if positions == "all" else torch.stack([one[:, -1] for one in z]).mean(0)
 
-    def edit(hand):
-        hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
-        hand.z[slice(None) if positions == "all" else -1] = mean[hand.layer]
+    def edit_to(value):
+        def edit(hand):
+            hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+            hand.z[slice(None) if positions == "all" else -1] = value[hand.layer]
 
+        return lambda row: edit
+
+    with il.ablate_heads(model, HEADS, positions=positions):
+        assert_same(model, batch, hf, HEADS, edit_to(torch.zeros_like(mean)))
     for reference in (other, list(other.split(2))):
         with il.ablate_heads(model, HEADS, mode="mean", reference=reference, positions=positions):
-            assert_same(model, batch, hf, HEADS, lambda row: edit)
+            assert_same(model, batch, hf, HEADS, edit_to(mean))
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -172,18 +164,25 @@ def test_position_removed(run, name, positions):
         assert_same(model, batch, hf, HEADS, lambda row: edit)
 
 
+PATCHES = [(what, "all") for what in ("q", "k", "v", "pattern", "z")] + [
+    (what, "last") for what in ("q", "pattern", "z")
+]
+
+
+def patch_by_hand(hand, source, what, ours, theirs):
+    """Give a hand-made layer the queries, keys, values or z of another at these positions."""
+    if what == "z":
+        for one in (hand, source):
+            one.z = torch.stack([one.own_z(head) for head in range(families.N_HEADS)], dim=1)
+        hand.z[ours] = source.z[theirs]
+    else:
+        getattr(hand, what)[:, ours] = getattr(source, what)[:, theirs]
+
+
 @pytest.mark.parametrize("name", BY_HAND)
-@pytest.mark.parametrize("what", ["q", "k", "v", "pattern", "z"])
-@pytest.mark.parametrize("positions", ["all", "last"])
+@pytest.mark.parametrize(("what", "positions"), PATCHES)
 def test_patched_from_another_prompt(run, name, what, positions):
     model, batch, other, hf = run(name)
-    if positions == "last" and what in ("k", "v"):
-        with (
-            pytest.raises(il.InputError, match="positions must be 'all'"),
-            il.patch_heads(model, HEADS, other, activation=what, positions=positions),
-        ):
-            pass
-        return
     some = slice(None) if positions == "all" else slice(-1, None)
 
     def edit_of(row):
@@ -191,19 +190,16 @@ def test_patched_from_another_prompt(run, name, what, positions):
 
         def edit(hand):
             theirs = source[hand.layer]
-            if what in "qkv":
-                getattr(hand, what)[:, some] = getattr(theirs, what)[:, some]
-            elif what == "pattern":
+            if what != "pattern":
+                patch_by_hand(hand, theirs, what, some, some)
+                return
 
-                def rows(head, pattern):
-                    pattern = pattern.clone()
-                    pattern[some] = theirs.pattern(head)[some]
-                    return pattern
+            def rows(head, pattern):
+                pattern = pattern.clone()
+                pattern[some] = theirs.pattern(head)[some]
+                return pattern
 
-                hand.row_edits = rows
-            else:
-                hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
-                hand.z[some] = torch.stack([theirs.own_z(h) for h in range(families.N_HEADS)], dim=1)[some]
+            hand.row_edits = rows
 
         return edit
 
@@ -467,13 +463,6 @@ def test_a_family_whose_attention_is_not_understood_is_refused_by_name(run, monk
         pass
 
 
-def test_every_recomputed_layer_is_checked(run):
-    model = copy.deepcopy(run("gpt2")[0])
-    with il.remove_position(model, [(1, 1)]):
-        assert check._UNDERSTOOD[model] == {0, 1, 2}
-        assert check._MOVES[model] == {il.Head(1, 1)}
-
-
 def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypatch):
     model = copy.deepcopy(run("gpt2")[0])
 
@@ -481,9 +470,9 @@ def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypat
         return recompute_pattern(values, *rest) * (0.9 if values.layer == 2 else 1.0)
 
     monkeypatch.setattr(check, "recompute_pattern", wrong_in_layer_2)
-    with il.remove_position(model, [(1, 1)]):
-        assert check._UNDERSTOOD[model] == {0, 1}
     for _ in range(2):
+        with il.remove_position(model, [(1, 1)]):
+            pass
         with pytest.raises(il.InputError, match="in layer 2"), il.remove_position(model, [(2, 0)]):
             pass
 
@@ -509,28 +498,18 @@ def test_generation_is_edited_without_a_key_value_cache_and_refused_with_one(run
         (lambda m, b: il.ablate_heads(m, [(0, 0)], mode="mean"), "reference must be given"),
         (lambda m, b: il.ablate_heads(m, [(0, 0)], reference=b), "reference must be omitted"),
         (lambda m, b: il.ablate_heads(m, [(0, 0)], mode="mean", reference=[]), "reference must contain at least one"),
+        (lambda m, b: il.ablate_heads(m, [(0, 0)], mode="half"), "mode must be one of"),
+        (lambda m, b: il.ablate_heads(m, [(0, 0)], positions="first"), "positions must be one of"),
         (lambda m, b: il.remove_position(m, [(0, 0)], strength=1.5), "strength must be between 0 .* got 1.5"),
         (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, torch.ones(2, 4), renormalize=True), r"\(2, 4\)"),
         (lambda m, b: il.scale_label_attention(m, [(0, 0)], b, -torch.ones(3, 4), renormalize=True), "got -1"),
+        (lambda m, b: il.patch_heads(m, [(0, 0)], b, activation="o"), "activation must be one of"),
+        (lambda m, b: il.patch_heads(m, [(0, 0)], b, activation="k", positions="last"), "positions must be 'all'"),
     ],
 )
-def test_bad_arguments_are_refused(run, make, match):
+def test_bad_arguments_are_refused(run, make, match, no_type_checks):
     model, batch, _, _ = run("gpt2")
     with pytest.raises(il.InputError, match=match), make(model, batch):
-        pass
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda m, b: il.ablate_heads(m, [(0, 0)], mode="half"),
-        lambda m, b: il.ablate_heads(m, [(0, 0)], positions="first"),
-        lambda m, b: il.patch_heads(m, [(0, 0)], b, activation="o"),
-    ],
-)
-def test_unknown_choices_are_refused(run, make, no_type_checks):
-    model, batch, _, _ = run("gpt2")
-    with pytest.raises(il.InputError, match="must be one of"), make(model, batch):
         pass
 
 
@@ -556,12 +535,9 @@ STRETCHED = [
 """As many demonstrations as PROMPTS, and none as long."""
 
 
-@pytest.mark.parametrize("positions", ["all", "last"])
-@pytest.mark.parametrize("what", ["q", "k", "v", "pattern", "z"])
+@pytest.mark.parametrize(("what", "positions"), PATCHES)
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, positions):
-    if positions == "last" and what in ("k", "v"):
-        pytest.skip("refused: positions must be 'all'")
     model, batch, _, hf = run(name)
     other = il.tokenize(model, STRETCHED, prepend_bos=False, labels=("foo", "bar"))
     assert not (other.last == batch.last).any()
@@ -572,30 +548,26 @@ def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, p
     def edit_of(row):
         _, source = reference_attention.edited_run(hf, ids_of(other, row), HEADS, lambda hand: None)
         ours, theirs = places(batch, row), places(other, row)
-        asked = slice(None) if positions == "all" else slice(-1, None)
+        some = slice(None) if positions == "all" else slice(-1, None)
 
         def edit(hand):
             there = source[hand.layer]
-            if what in "qkv":
-                getattr(hand, what)[:, ours[asked]] = getattr(there, what)[:, theirs[asked]]
-            elif what == "pattern":
+            if what != "pattern":
+                patch_by_hand(hand, there, what, ours[some], theirs[some])
+                return
 
-                def rows(head, pattern):
-                    pattern, found = pattern.clone(), there.pattern(head)
-                    for q_ours, q_theirs in list(zip(ours, theirs, strict=True))[asked]:
-                        new, old = pattern[q_ours].clone(), pattern[q_ours]
-                        rest = [s for s in range(len(new)) if s not in ours]
-                        for s_ours, s_theirs in zip(ours, theirs, strict=True):
-                            new[s_ours] = found[q_theirs, s_theirs]
-                        new[rest] = old[rest] * (1 - found[q_theirs, theirs].sum()) / old[rest].sum()
-                        pattern[q_ours] = new
-                    return pattern
+            def rows(head, pattern):
+                pattern, found = pattern.clone(), there.pattern(head)
+                for q_ours, q_theirs in list(zip(ours, theirs, strict=True))[some]:
+                    new, old = pattern[q_ours].clone(), pattern[q_ours]
+                    rest = [s for s in range(len(new)) if s not in ours]
+                    for s_ours, s_theirs in zip(ours, theirs, strict=True):
+                        new[s_ours] = found[q_theirs, s_theirs]
+                    new[rest] = old[rest] * (1 - found[q_theirs, theirs].sum()) / old[rest].sum()
+                    pattern[q_ours] = new
+                return pattern
 
-                hand.row_edits = rows
-            else:
-                hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
-                z = torch.stack([there.own_z(head) for head in range(families.N_HEADS)], dim=1)
-                hand.z[ours[asked]] = z[theirs[asked]]
+            hand.row_edits = rows
 
         return edit
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from families import save
-from launches import ended, forked
+from launches import LAUNCHES, contents, ended, forked, launched, stamps
 from tolerance import assert_close, tolerance
 
 import icl_lens as il
@@ -69,10 +69,6 @@ def unbroken(inputs, tmp_path_factory):
 def started(inputs, out, dies_after=None):
     """A run in a child process of its own; its id."""
     return forked(main, ["icl-lens", "locate", *inputs, "--out", out], dies_after=dies_after)
-
-
-def contents(out):
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir()) if path.name != ".lock"}
 
 
 def parts_in(out):
@@ -169,7 +165,7 @@ def test_killed_ten_times(inputs, unbroken, tmp_path):
     for target in sorted(rng.sample(range(N // BATCH), 10)):
         assert ended(started(inputs, out, dies_after=target - len(before))) == -signal.SIGKILL
         assert any(path.name.startswith(".icl_lens-part-") for path in out.iterdir())
-        after = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
+        after = stamps(out, "part-*")
         assert before.items() <= after.items(), "a part was lost or written twice"
         assert len(after) == target
         before = after
@@ -192,7 +188,7 @@ def test_full_disk(inputs, unbroken, run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         code, _, stderr = run(*inputs, "--out", out)
-    one_line(code, stderr, "disk full", "part-00005.parquet", "free space")
+    one_line(code, stderr, "No space left", "part-00005.parquet", "free space", "same settings")
     assert len(contents(out)) == 6
     assert run(*inputs, "--out", out)[0] == 0
     assert contents(out) == unbroken
@@ -260,44 +256,7 @@ def test_a_file_for_a_folder(inputs, run, tmp_path):
     one_line(code, stderr, "cannot write to folder", "choose another folder")
 
 
-# Two processes on one machine, each way of starting them, and on two "machines", both of them this one.
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "PORT"]
-ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "PORT"]
-NODES = ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "NODE", "--nproc_per_node", "1"]
-NODES += ["--master_addr", "127.0.0.1", "--master_port", "PORT"]
-LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES}
-
-
-def launched(launch, arguments, log, **environment):
-    """Exit code, stdout and stderr of every node, and the batches of every (rank, process id), from their logs."""
-    log.mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    package = Path(il.__file__).parent.parent
-    environment = os.environ | environment | {"OMP_NUM_THREADS": "1", "LOCATE_LOG": str(log)}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(package), str(package / "tests" / "support")])}
-    command = ["-m", "logged_locate", "locate", *map(str, arguments)]
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, *[{"PORT": port, "NODE": node}.get(word, word) for word in launch], *command],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in (["0", "1"] if "NODE" in launch else ["0"])
-    ]
-    try:
-        said = [node.communicate(timeout=240) for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    batches = {
-        tuple(map(int, path.name.split("-"))): [tuple(json.loads(line)) for line in path.read_text().splitlines()]
-        for path in log.iterdir()
-    }
-    return [(node.returncode, *texts) for node, texts in zip(nodes, said, strict=True)], batches
+# Several processes
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +267,8 @@ def by_two(inputs, tmp_path_factory):
     def by_two(way):
         if way not in done:
             folder = tmp_path_factory.mktemp("two")
-            done[way] = folder / "out", *launched(LAUNCHES[way], [*inputs, "--out", folder / "out"], folder / "log")
+            arguments = ["locate", *inputs, "--out", folder / "out"]
+            done[way] = folder / "out", *launched(LAUNCHES[way], arguments, folder / "log")
         return done[way]
 
     return by_two
@@ -328,15 +288,14 @@ def same_numbers(out, expected):
 @pytest.mark.parametrize("way", LAUNCHES)
 def test_two_processes(by_two, unbroken, way):
     """Two processes compute different batches, each about half of them, and together what one computes."""
-    out, nodes, batches = by_two(way)
-    assert [node[0] for node in nodes] == [0] * len(nodes), nodes
-    assert "".join(node[1] for node in nodes).count("Exact, certified") == 1
-    assert sorted(rank for rank, _ in batches) == [0, 1]
-    assert len({pid for _, pid in batches}) == 2
-    first, second = (set(batches[key]) for key in sorted(batches))
-    assert not first & second
-    assert sorted(row for rows in first | second for row in rows) == list(range(N))
-    assert abs(len(first) - 1 - len(second)) <= 1, "beside the first batch, which chooses, each takes half"
+    out, nodes, chunks = by_two(way)
+    assert [node.returncode for node in nodes] == [0] * len(nodes), nodes
+    assert "".join(node.stdout for node in nodes).count("Exact, certified") == 1
+    assert sorted(rank for rank, _ in chunks) == [0, 1]
+    first, second = (chunks[key] for key in sorted(chunks))
+    # The first batch, which chooses candidates, is not logged.
+    assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in range(1, N // BATCH)]
+    assert abs(len(first) - len(second)) <= 1
     same_numbers(out, unbroken)
 
 
@@ -351,33 +310,34 @@ def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
 def test_one_of_two_dies(inputs, unbroken, tmp_path, dead, way):
     """The other ends within a minute without a traceback of ours; three processes, then one, resume from the chunks."""
     out, log = tmp_path / "out", tmp_path / "log"
-    nodes, batches = launched(LAUNCHES[way], [*inputs, "--out", out], log, LOCATE_DEATH=f"{dead} 3")
+    arguments = ["locate", *inputs, "--out", out]
+    nodes, _ = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")
     (last,) = log.glob(f"{dead}-*")
     assert time.time() - last.stat().st_mtime < 60
-    assert all(node[0] != 0 for node in nodes)
-    lines = [line for node in nodes for line in node[2].splitlines() if line.startswith("icl-lens: ")]
+    assert all(node.returncode != 0 for node in nodes)
+    lines = [line for node in nodes for line in node.stderr.splitlines() if line.startswith("icl-lens: ")]
     assert len(lines) <= 1, "the launcher may end the others before they notice"
     assert all("another process has ended" in line and "resumes from its chunks" in line for line in lines)
     # No traceback of ours: the launcher's own is all there is.
-    assert not any("icl_lens/" in line for node in nodes for line in node[2].splitlines())
-    there = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
+    assert not any("icl_lens/" in line for node in nodes for line in node.stderr.splitlines())
+    there = stamps(out, "part-*")
     assert 0 < len(there) < N // BATCH
     if way == "torchrun" and dead:
-        more = [{"2": "3"}.get(word, word) for word in TORCHRUN]
-        nodes, batches = launched(more, [*inputs, "--out", out], tmp_path / "log3")
-        assert sorted(rank for rank, _ in batches) == [0, 1, 2]
-        assert sum(map(len, batches.values())) == N // BATCH - len(there)
+        three = [{"2": "3"}.get(word, word) for word in LAUNCHES["torchrun"]]
+        _, chunks = launched(three, arguments, tmp_path / "log3")
+        assert sorted(rank for rank, _ in chunks) == [0, 1, 2]
+        assert sum(map(len, chunks.values())) == N // BATCH - len(there)
     else:
         assert ended(started(inputs, out)) == 0
-    assert there.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
+    assert there.items() <= stamps(out, "*").items()
     same_numbers(out, unbroken)
 
 
 @pytest.mark.slow
 def test_what_is_wrong_is_said_once(inputs, tmp_path):
-    nodes, _ = launched(TORCHRUN, [*inputs, "--labels", "one"], tmp_path / "log")
-    assert nodes[0][0] != 0
-    assert nodes[0][2].count("icl-lens: ") == 1, nodes[0][2]
+    nodes, _ = launched(LAUNCHES["torchrun"], ["locate", *inputs, "--labels", "one"], tmp_path / "log")
+    assert nodes[0].returncode != 0
+    assert nodes[0].stderr.count("icl-lens: ") == 1, nodes[0].stderr
 
 
 def test_accelerate_starts_one_on_the_cpu(monkeypatch):

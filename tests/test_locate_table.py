@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.locate import locate as dataset
-from icl_lens.locate.chunk import HeadChunk
+from icl_lens.locate.chunk import increase_columns
 from icl_lens.locate.configuration import LocateOptions, RunRequest, configuration, prepare_run_folder
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.locate.stream import plan_batches
@@ -108,12 +109,12 @@ def test_values_of_both_passes(tmp_path):
     folder = RunFolder(tmp_path, {"batches": 2})
     bound = np.ones((2, 12), np.float32)
     chunks = {
-        ("part", 0): HeadChunk(np.array([2, 0]), bound, np.array([3, 6]), np.array([[1, 2], [3, 4]], np.float32)),
-        ("part", 1): HeadChunk(np.array([1, 3]), bound, np.array([5, 6]), np.array([[0, 5], [0, 6]], np.float32)),
-        ("refined", 1): HeadChunk(np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
+        ("part", 0): (np.array([2, 0]), bound, np.array([3, 6]), np.array([[1, 2], [3, 4]], np.float32)),
+        ("part", 1): (np.array([1, 3]), bound, np.array([5, 6]), np.array([[0, 5], [0, 6]], np.float32)),
+        ("refined", 1): (np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
     }
     for (kind, number), chunk in chunks.items():
-        folder.write(f"{kind}-{number:05d}.parquet", chunk.columns(4))
+        folder.write(f"{kind}-{number:05d}.parquet", pa.table(increase_columns(*chunk, 4)))
     # L1H2 is head 6, L0H3 is head 3.
     found = per_prompt(replace(TOP, n_prompts=4), folder)
     np.testing.assert_array_equal(found, [[4, 3], [5, 7], [2, 1], [6, 8]])

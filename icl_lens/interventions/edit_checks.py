@@ -1,8 +1,9 @@
 """Check once per model that edits of a head reach the logits and that its attention patterns can be recomputed."""
 
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,8 +16,8 @@ from icl_lens.interventions.pattern import LayerValues, recompute_pattern, recor
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 
-_MOVES: "WeakKeyDictionary[Any, set[Head]]" = WeakKeyDictionary()
-_UNDERSTOOD: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
+_TESTED: "WeakKeyDictionary[Any, set[Head]]" = WeakKeyDictionary()
+_RECOMPUTABLE: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
 N_TOKENS = 24
 ROWS = 256
@@ -41,81 +42,56 @@ def checked_heads(
 
 def _warn_if_inert(view: ModelView, heads: list[Head]) -> None:
     """Warn if setting a head's hook_z, to noise in a single-token row of its own, does not change the logits."""
-    known = _MOVES.setdefault(view.model, set())
+    known = _TESTED.setdefault(view.model, set())
     new = sorted(set(heads) - known)
     for start in range(0, len(new), ROWS):
         some = new[start : start + ROWS]
-        still = [str(head) for head, moved in zip(some, _moved(view, some), strict=True) if not moved]
-        if still:
+        inert = [str(head) for head, changed in zip(some, _change_logits(view, some), strict=True) if not changed]
+        if inert:
             warnings.warn(
-                f"editing {', '.join(still)} does not change the logits of {view.name}, so their measured effects "
+                f"editing {', '.join(inert)} does not change the logits of {view.name}, so their measured effects "
                 "are zero by construction",
                 stacklevel=5,
             )
     known.update(new)
 
 
-def _moved(view: ModelView, heads: list[Head]) -> list[bool]:
-    by_layer: dict[int, list[tuple[int, int]]] = {}
+def _change_logits(view: ModelView, heads: list[Head]) -> list[bool]:
+    rows_of: dict[int, list[tuple[int, int]]] = {}
     for row, (layer, head) in enumerate(heads):
-        by_layer.setdefault(layer, []).append((row, head))
+        rows_of.setdefault(layer, []).append((row, head))
 
-    def edit(where: list[tuple[int, int]]) -> Any:
-        def hook_fn(z: Tensor, hook: Any) -> Tensor:
-            noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0))
-            size = z.abs().mean() + 1
-            z = z.clone()
-            for row, head in where:
-                z[row, :, head] = (noise[:, head] * size.cpu()).to(z)
-            return z
+    def write_noise(z: Tensor, hook: Any, rows: list[tuple[int, int]]) -> Tensor:
+        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0)) * (z.abs().mean() + 1).cpu()
+        z = z.clone()
+        for row, head in rows:
+            z[row, :, head] = noise[:, head].to(z)
+        return z
 
-        return hook_fn
-
-    hooks = [(view.hook(layer, "attn.hook_z"), edit(where)) for layer, where in by_layer.items()]
-    tokens = _tokens(view, 1).expand(len(heads) + 1, -1)
-    logits = _run(view, tokens, hooks)
+    hooks = [(view.hook(layer, "attn.hook_z"), partial(write_noise, rows=rows)) for layer, rows in rows_of.items()]
+    logits = _run(view, _tokens(view, 1).expand(len(heads) + 1, -1), hooks)
     return [not torch.equal(row, logits[-1]) for row in logits[:-1]]
 
 
 def _check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
-    """Raise InputError if recomputed attention patterns differ from the model's own in any of `layers`.
-
-    All layers of a model are tested once, in one pass.
-    """
-    known, asked = _UNDERSTOOD.setdefault(view.model, set()), set(layers)
-    if known >= asked:
+    """Raise InputError if recomputed attention patterns differ from the model's own in a layer not tested before."""
+    known = _RECOMPUTABLE.setdefault(view.model, set())
+    values = [LayerValues(view, layer) for layer in sorted(set(layers) - known)]
+    if not values:
         return
     tokens = _tokens(view, N_TOKENS)
-    seen: dict[int, LayerValues] = {}
-    hooks = []
-    for layer in range(view.n_layers):
-        with _only_if(layer in asked):
-            values = LayerValues(view, layer)
-            hooks += recording_hooks(values)
-            seen[layer] = values
-    _run(view, tokens, hooks)
+    _run(view, tokens, [hook for one in values for hook in recording_hooks(one)])
     everything = list(range(view.n_heads))
-    for layer, values in seen.items():
-        with _only_if(layer in asked):
-            inputs = score_inputs(values, everything)
-            ours = recompute_pattern(values, inputs, everything, inputs.q.new_ones(1, view.n_heads, tokens.shape[1]))
-            error = float((ours.float() - values.seen["pattern"].float()).abs().max())
-            if not error <= PATTERN_TOLERANCE.get(ours.dtype, 1e-4):
-                raise InputError(
-                    f"{view.architecture} is not supported by this intervention: in layer {layer} recomputed attention "
-                    f"differs from the model's by {error:.1e}; use ablate_heads, which does not recompute it"
-                )
-            known.add(layer)
-
-
-@contextmanager
-def _only_if(asked: bool) -> Iterator[None]:
-    """Suppress InputError in the block unless `asked`: errors of other layers do not matter."""
-    try:
-        yield
-    except InputError:
-        if asked:
-            raise
+    for one in values:
+        inputs = score_inputs(one, everything)
+        ours = recompute_pattern(one, inputs, everything, inputs.q.new_ones(1, view.n_heads, tokens.shape[1]))
+        error = float((ours.float() - one.seen["pattern"].float()).abs().max())
+        if not error <= PATTERN_TOLERANCE.get(ours.dtype, 1e-4):
+            raise InputError(
+                f"{view.architecture} is not supported by this intervention: in layer {one.layer} recomputed attention "
+                f"differs from the model's by {error:.1e}; use ablate_heads, which does not recompute it"
+            )
+        known.add(one.layer)
 
 
 def _tokens(view: ModelView, n: int) -> Tensor:

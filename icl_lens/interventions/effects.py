@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.attribution.increases import CheckedAgainst, check_against_ids, check_target_ids
-from icl_lens.display import SHOWN_ROWS, format_signed, html_table, long_frame, plural_prompts, text_table
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import Mode, check_ablation
 from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
@@ -33,8 +33,8 @@ Method = Literal["exact", "gradient"]
 Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 
 
-@dataclass(frozen=True)
-class HeadEffects:
+@dataclass(frozen=True, repr=False)
+class HeadEffects(ShownAsTable):
     """Drop of the answer's score when each head is ablated, nats; positive where the head helps.
 
     `log_prob` is the drop of log p(target); `log_odds` that of the answer's log-odds versus the prompt's other labels,
@@ -78,22 +78,15 @@ class HeadEffects:
         frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
         return frame
 
-    def __repr__(self) -> str:
-        title, columns = self._shown()
-        return text_table(title, columns, total=self.log_prob[0].numel())
-
-    def _repr_html_(self) -> str:
-        title, columns = self._shown()
-        return html_table(title, columns, total=self.log_prob[0].numel())
-
-    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         heads = self.top(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": [str(head) for head in heads]}
         for name, values in (("log p drop", self.log_prob), ("log-odds drop", self.log_odds)):
             mean = values.float().nanmean(0)
             columns[name] = [format_signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
-        return f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one", columns
+        title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
+        return title, columns, self.log_prob[0].numel()
 
 
 @dataclass(frozen=True)

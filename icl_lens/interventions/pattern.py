@@ -144,30 +144,23 @@ def recompute_pattern(
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     q, k = inputs.q.to(dtype), inputs.k.to(dtype)
     product = "batch query head d_head, batch key head d_head -> batch head query key"
-    whole, weight = bool((weight == 1).all()), weight[..., None].to(dtype)
-    n_keys = k.shape[1]
+    weight, n_keys = weight[..., None].to(dtype), k.shape[1]
     mask = torch.ones(len(k), n_keys, dtype=torch.bool, device=k.device) if values.key_mask is None else values.key_mask
+    free_q, free_k = q, k  # without the position term
     if how.position == "rotary":
-        cos, sin = rotation(values, mask)
-        cos, sin = cos.to(q.device, dtype), sin.to(q.device, dtype)
-        at_q = values.at_queries(cos), values.at_queries(sin)
-        logits = einsum(rotate(q, *at_q, how.interleaved), rotate(k, cos, sin, how.interleaved), product)
-        if not whole:
-            plain_q, plain_k = (without_rotation(x, *turn, how.interleaved) for x, turn in ((q, at_q), (k, (cos, sin))))
-            position_free = einsum(plain_q, plain_k, product)
-            logits = weight * logits + (1 - weight) * position_free
-        logits = how.scale * logits
-    elif how.position == "alibi":
-        bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)[:, list(chosen), None]
-        logits = how.scale * einsum(q, k, product) + weight * bias
-    else:
-        logits = einsum(q, k, product)
-        if not whole:
-            assert inputs.q_share is not None
-            assert inputs.k_share is not None
-            position_free = einsum(q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype), product)
-            logits = weight * logits + (1 - weight) * position_free
-        logits = how.scale * logits
+        cos, sin = (x.to(q.device, dtype) for x in rotation(values, mask))
+        at_q, at_k = (values.at_queries(cos), values.at_queries(sin)), (cos, sin)
+        free_q, free_k = without_rotation(q, *at_q, how.interleaved), without_rotation(k, *at_k, how.interleaved)
+        q, k = rotate(q, *at_q, how.interleaved), rotate(k, *at_k, how.interleaved)
+    elif inputs.q_share is not None and inputs.k_share is not None:
+        free_q, free_k = q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype)
+    logits = einsum(q, k, product)
+    if not bool((weight == 1).all()) and how.position != "alibi":
+        logits = weight * logits + (1 - weight) * einsum(free_q, free_k, product)
+    logits = how.scale * logits
+    if how.position == "alibi":
+        bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)
+        logits = logits + weight * bias[:, list(chosen), None]
     if how.soft_cap is not None:
         logits = how.soft_cap * torch.tanh(logits / how.soft_cap)
     place = torch.arange(n_keys, device=k.device)

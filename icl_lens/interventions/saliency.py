@@ -16,7 +16,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.display import html_table, long_frame, plural_prompts, text_table
+from icl_lens.display import ShownAsTable, long_frame, plural_prompts
 from icl_lens.errors import InputError
 from icl_lens.interventions.gradients import differentiable_pass, prompts_at_once
 from icl_lens.interventions.pattern import LayerValues
@@ -27,8 +27,8 @@ from icl_lens.prompts.batch import PromptBatch
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 
-@dataclass(frozen=True)
-class SaliencyFlow:
+@dataclass(frozen=True, repr=False)
+class SaliencyFlow(ShownAsTable):
     """Mean saliency of the attention edges of each kind, by layer, in nats (loss units, non-negative).
 
     Edges go from a query position i to an earlier key position j. The first three kinds are the published ones: p are
@@ -66,20 +66,12 @@ class SaliencyFlow:
             frame[name] = getattr(self, name).detach().float().cpu().flatten().numpy()
         return frame
 
-    def __repr__(self) -> str:
-        title, columns = self._shown()
-        return text_table(title, columns, total=self.rest.shape[1])
-
-    def _repr_html_(self) -> str:
-        title, columns = self._shown()
-        return html_table(title, columns, total=self.rest.shape[1])
-
-    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         columns: dict[str, list[Any]] = {"layer": [str(layer) for layer in range(self.rest.shape[1])]}
         for name in KINDS[:3]:
             columns[name.replace("_", " ")] = [f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()]
-        n = len(self.rest)
-        return f"SaliencyFlow, nats an edge: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns
+        n, n_layers = self.rest.shape
+        return f"SaliencyFlow, nats an edge: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns, n_layers
 
 
 KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")

@@ -1,47 +1,62 @@
-"""Bounds and exact increases of one batch, and their on-disk format."""
+"""Columns of stored chunks: one table row per prompt and head, heads being indexed as `layer · n_heads + head`."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
-from icl_lens.locate.stream import Chunk, index_columns, index_from
+
+def chunk_name(kind: str, number: int) -> str:
+    """Return a chunk's file name; `kind` is "part" for the first pass over a batch, "refined" for the second."""
+    return f"{kind}-{number:05d}.parquet"
 
 
-@dataclass(frozen=True)
-class HeadChunk(Chunk):
-    """Bounds and exact increases of one batch, nats. Heads are indexed as `layer · n_heads + head`."""
+def index_columns(rows: Int[np.ndarray, " batch"], heads: Int[np.ndarray, " head"], n_heads: int) -> dict[str, Any]:
+    """Return the columns prompt, layer and head of a chunk with one table row per prompt and head."""
+    return {
+        "prompt": np.repeat(rows, len(heads)).astype(np.int32),
+        "layer": np.tile(heads // n_heads, len(rows)).astype(np.int16),
+        "head": np.tile(heads % n_heads, len(rows)).astype(np.int16),
+    }
 
-    bound: Float[np.ndarray, "batch all_heads"] | None
-    """None if there are no bounds, or another chunk holds them."""
-    heads: Int[np.ndarray, " head"]
-    """Heads evaluated exactly, in ascending order."""
-    increase: Float[np.ndarray, "batch head"]
 
-    def columns(self, n_heads: int) -> dict[str, Any]:
-        """Return the columns prompt, layer, head, bound, increase (nats), with one row per prompt and head.
+def read_index(table: pa.Table, n_heads: int) -> tuple[Int[np.ndarray, " batch"], Int[np.ndarray, " head"]]:
+    """Return the prompts and heads of a table that begins with `index_columns`."""
+    prompt, layer, head = (table.column(name).to_numpy().astype(np.int64) for name in ("prompt", "layer", "head"))
+    rows = prompt[np.flatnonzero(np.diff(prompt, prepend=-1))]
+    return rows, (layer * n_heads + head)[: len(prompt) // len(rows)]
 
-        With bounds, every head has rows, and `increase` is null where it was not evaluated; without, `bound` is null.
-        """
-        if self.bound is None:
-            bound = pa.nulls(self.increase.size, pa.from_numpy_dtype(self.increase.dtype))
-            return index_columns(self.rows, self.heads, n_heads) | {"bound": bound, "increase": self.increase.ravel()}
-        heads = np.arange(self.bound.shape[1])
-        increase, unknown = np.zeros_like(self.bound), np.ones(self.bound.shape, dtype=bool)
-        increase[:, self.heads], unknown[:, self.heads] = self.increase, False
-        return index_columns(self.rows, heads, n_heads) | {
-            "bound": self.bound.ravel(),
-            "increase": pa.array(increase.ravel(), mask=unknown.ravel()),
-        }
 
-    @classmethod
-    def from_table(cls, table: pa.Table, n_heads: int) -> "HeadChunk":
-        """Return the chunk stored in a table of `columns`."""
-        rows, heads = index_from(table, n_heads)
-        bound, increase = (table.column(name).to_numpy().reshape(len(rows), -1) for name in ("bound", "increase"))
-        if table.column("bound").null_count:
-            return cls(rows, None, heads, increase)
-        known = table.column("increase").is_valid().to_numpy()[: len(heads)]
-        return cls(rows, bound, heads[known], increase[:, known])
+def increase_columns(
+    rows: Int[np.ndarray, " batch"],
+    bound: Float[np.ndarray, "batch all_heads"] | None,
+    heads: Int[np.ndarray, " head"],
+    increase: Float[np.ndarray, "batch head"],
+    n_heads: int,
+) -> dict[str, Any]:
+    """Return prompt, layer, head, bound and increase (nats) of a batch; `heads`, ascending, are evaluated exactly.
+
+    With bounds, every head has rows, and `increase` is null where it was not evaluated; without, `bound` is null.
+    """
+    if bound is None:
+        nulls = pa.nulls(increase.size, pa.from_numpy_dtype(increase.dtype))
+        return index_columns(rows, heads, n_heads) | {"bound": nulls, "increase": increase.ravel()}
+    every, unknown = np.zeros_like(bound), np.ones(bound.shape, dtype=bool)
+    every[:, heads], unknown[:, heads] = increase, False
+    return index_columns(rows, np.arange(bound.shape[1]), n_heads) | {
+        "bound": bound.ravel(),
+        "increase": pa.array(every.ravel(), mask=unknown.ravel()),
+    }
+
+
+def read_increases(
+    table: pa.Table, n_heads: int
+) -> tuple[Float[np.ndarray, "batch all_heads"] | None, Int[np.ndarray, " head"], Float[np.ndarray, "batch head"]]:
+    """Return bounds, exactly evaluated heads and their increases from a table of `increase_columns`."""
+    rows, heads = read_index(table, n_heads)
+    bound, increase = (table.column(name).to_numpy().reshape(len(rows), -1) for name in ("bound", "increase"))
+    if table.column("bound").null_count:
+        return None, heads, increase
+    known = np.asarray(table.column("increase").is_valid())[: len(heads)]
+    return bound, heads[known], increase[:, known]

@@ -40,11 +40,11 @@ from icl_lens.attribution.search import (
     layer_gradients,
 )
 from icl_lens.errors import InputError, check_choice
-from icl_lens.locate.chunk import HeadChunk
+from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.mean_effects import locate_effects
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import BYTE_BUDGET, MOST_ROWS, ChunkStream, plan_batches
+from icl_lens.locate.stream import BYTE_BUDGET, MAX_ROWS, ChunkStream, plan_batches
 from icl_lens.models.head import Head
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
@@ -107,18 +107,20 @@ def locate_heads(
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
     means, evaluated = HeadMeans(n_heads), list[np.ndarray]()
     with reported(progress) as report:
-        stream = ChunkStream(HeadChunk, view.n_heads, plan, folder, distributed, report, warn)
+        stream = ChunkStream(plan, folder, distributed, report, warn)
         # The first batch selects the candidates, so all processes need it.
         pilot = stream.first(lambda number: search.first_pass(plan[number], k + MARGIN))
+        candidates = read_increases(pilot, view.n_heads)[1]
         rest = stream.chunks(
             "part",
             range(1, len(plan)),
-            lambda number: search.first_pass(plan[number], k, pilot.heads),
-            done=len(pilot.rows),
+            lambda number: search.first_pass(plan[number], k, candidates),
+            done=len(plan[0]),
         )
         for chunk in chain([pilot], rest):
-            means.add(chunk.bound, chunk.heads, chunk.increase)
-            evaluated.append(chunk.heads)
+            bound, heads, increase = read_increases(chunk, view.n_heads)
+            means.add(bound, heads, increase)
+            evaluated.append(heads)
 
         def heads_to_refine() -> dict[int, np.ndarray]:
             still_open = means.open_heads(k, slack)
@@ -130,7 +132,7 @@ def locate_heads(
             "refined", sorted(lacking), lambda number: search.second_pass(plan[number], lacking[number])
         )
         for chunk in refined:
-            means.add_exact(chunk.heads, chunk.increase)
+            means.add_exact(*read_increases(chunk, view.n_heads)[1:])
     return distributed.run_on_main(lambda: means.top(k, view.n_heads))
 
 
@@ -208,7 +210,7 @@ def top_heads_by(
     check_k(k, view.n_layers * view.n_heads, "heads")
     answer = batch.answer
     if bool((answer < 0).any()):
-        predicted = torch.cat([label_log_probs(model, rows).argmax(-1) for rows in batch.split(MOST_ROWS)])
+        predicted = torch.cat([label_log_probs(model, rows).argmax(-1) for rows in batch.split(MAX_ROWS)])
         answer = torch.where(answer < 0, predicted.to(answer.device), answer)
     targets = batch.label_tokens[answer]
     if by == "effect":
@@ -270,7 +272,9 @@ class _Search:
         """Return the targets of some prompts, and the tokens they are compared with."""
         return self.targets[rows], select_rows(self.against, rows)
 
-    def first_pass(self, rows: list[int], n_leading: int, candidates: Sequence[int] | np.ndarray = ()) -> HeadChunk:
+    def first_pass(
+        self, rows: list[int], n_leading: int, candidates: Sequence[int] | np.ndarray = ()
+    ) -> dict[str, Any]:
         """Return bounds of all heads, and exact increases of the candidates and of the batch's `n_leading` top heads.
 
         All heads are evaluated exactly if bounds are exact (a linear contrast) or do not exist.
@@ -281,18 +285,21 @@ class _Search:
         if linear or not readout.is_affine:
             found = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, against)
             exact = found.flatten(1).cpu().numpy()
-            return HeadChunk(np.array(rows), exact if linear else None, np.arange(exact.shape[1]), exact)
+            return self.columns(rows, exact if linear else None, np.arange(exact.shape[1]), exact)
         gradients = layer_gradients(acts, targets, readout, against=against)
         bound = head_bounds(acts, gradients).flatten(1)
         leading = bound.double().mean(0).topk(min(n_leading, bound.shape[1])).indices.cpu().numpy()
         heads = np.union1d(np.asarray(candidates, dtype=leading.dtype), leading)
         increase = exact_head_increases(acts, targets, readout, heads, gradients.base, against=against)
-        return HeadChunk(np.array(rows), bound.cpu().numpy(), heads, increase)
+        return self.columns(rows, bound.cpu().numpy(), heads, increase)
 
-    def second_pass(self, rows: list[int], heads: np.ndarray) -> HeadChunk:
+    def second_pass(self, rows: list[int], heads: np.ndarray) -> dict[str, Any]:
         """Return exact increases of heads that the first pass did not evaluate on this batch."""
         acts, readout = self.capture(rows)
         targets, against = self.tokens(rows)
-        return HeadChunk(
-            np.array(rows), None, heads, exact_head_increases(acts, targets, readout, heads, against=against)
-        )
+        return self.columns(rows, None, heads, exact_head_increases(acts, targets, readout, heads, against=against))
+
+    def columns(
+        self, rows: list[int], bound: np.ndarray | None, heads: np.ndarray, increase: np.ndarray
+    ) -> dict[str, Any]:
+        return increase_columns(np.array(rows), bound, heads, increase, self.view.n_heads)

@@ -18,14 +18,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.increases import check_target_ids
-from icl_lens.display import SHOWN_ROWS, format_signed, head_name, html_table, plural_prompts, text_table
+from icl_lens.attribution.increases import check_against_ids, check_target_ids, select_rows
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.editor import Positions
-from icl_lens.interventions.effects import Algorithm, Method, Score, head_effects
+from icl_lens.interventions.effects import Algorithm, HeadEffects, Method, Score, head_effects
+from icl_lens.locate.chunk import index_columns, read_index
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import BYTE_BUDGET, Chunk, ChunkStream, index_columns, index_from, plan_batches
+from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, reported
@@ -38,34 +39,18 @@ DRAWS, LEVEL = 2000, 0.95
 SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
 
 
-@dataclass(frozen=True)
-class EffectChunk(Chunk):
-    """Effects on one batch, nats. Heads are indexed as `layer · n_heads + head`."""
-
-    scores: Mapping[str, Float[np.ndarray, "batch all_heads"]]
-    """log_prob, log_odds and, if requested, logit_diff."""
-    algorithm: Algorithm
-    fallback_reason: str
-
-    def columns(self, n_heads: int) -> dict[str, Any]:
-        """Return the columns prompt, layer, head, scores (nats), algorithm, fallback_reason; a row per value."""
-        n, width = self.scores["log_prob"].shape
-        same = pa.array(np.zeros(n * width, np.int8))
-        return {
-            **index_columns(self.rows, np.arange(width), n_heads),
-            **{name: values.ravel() for name, values in self.scores.items()},
-            "algorithm": pa.DictionaryArray.from_arrays(same, [self.algorithm]),
-            "fallback_reason": pa.DictionaryArray.from_arrays(same, [self.fallback_reason]),
-        }
-
-    @classmethod
-    def from_table(cls, table: pa.Table, n_heads: int) -> "EffectChunk":
-        """Return the chunk stored in a table of `columns`."""
-        rows, heads = index_from(table, n_heads)
-        present = [name for name in SCORES if name in table.column_names]
-        scores = {name: table.column(name).to_numpy().reshape(len(rows), len(heads)) for name in present}
-        algorithm, reason = (table.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
-        return cls(rows, scores, algorithm, reason)
+def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
+    """Return prompt, layer, head, scores (nats), algorithm and fallback_reason: a chunk's columns, see `chunk`."""
+    found = {name: getattr(effects, name) for name in SCORES}
+    scores = {name: values.flatten().cpu().numpy() for name, values in found.items() if values is not None}
+    n_layers, n_heads = effects.log_prob.shape[1:]
+    same = pa.array(np.zeros(len(rows) * n_layers * n_heads, np.int8))
+    return {
+        **index_columns(np.array(rows), np.arange(n_layers * n_heads), n_heads),
+        **scores,
+        "algorithm": pa.DictionaryArray.from_arrays(same, [effects.algorithm]),
+        "fallback_reason": pa.DictionaryArray.from_arrays(same, [effects.fallback_reason]),
+    }
 
 
 @dataclass(frozen=True)
@@ -80,8 +65,8 @@ class MeanScore:
     high: Float[Tensor, "layer head"]
 
 
-@dataclass(frozen=True)
-class MeanEffects:
+@dataclass(frozen=True, repr=False)
+class MeanEffects(ShownAsTable):
     """Mean drop of the answer's score when each head is zero-ablated, nats; positive if the head helps.
 
     Scores are as in `HeadEffects`.
@@ -142,20 +127,14 @@ class MeanEffects:
     def summary(self) -> str:
         """Return a sentence on the method, the number of prompts, and the intervals."""
         where = "at the last position" if self.positions == "last" else "at every position"
+        method = "Exact: every head zeroed" if self.exact else "First-order estimates"
         n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
-        method = f"Exact: every head zeroed {where} of {n}" if self.exact else f"First-order estimates {where} of {n}"
-        text = f"{method}; 95 % intervals over {self.n_queries:,} distinct queries."
+        text = f"{method} {where} of {n}; 95 % intervals over {self.n_queries:,} distinct queries."
         if self.fallback_reason:
             text += f" Full forward passes where the prefix cache could not be used: {self.fallback_reason}."
         return text
 
-    def __repr__(self) -> str:
-        return text_table(*self._shown(), total=self.log_prob.mean.numel())
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._shown(), total=self.log_prob.mean.numel())
-
-    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         intervals = [
             f"{format_signed(low)} … {format_signed(high)}"
@@ -167,7 +146,8 @@ class MeanEffects:
             "95 % interval": intervals,
             "log-odds drop": [format_signed(value) for value in frame["log_odds"]],
         }
-        return f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately", columns
+        title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
+        return title, columns, self.log_prob.mean.numel()
 
 
 def locate_effects(
@@ -211,10 +191,7 @@ def locate_effects(
     check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
     targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-    if against is not None and len(against) != len(batch):
-        raise InputError(
-            f"against must have one row per prompt, {len(batch)}, got {len(against)}; pass token ids for each prompt"
-        )
+    others = check_against_ids(view, targets, against)
     if folder is not None and folder.configuration.get("by") != "effect":
         raise InputError(
             f"the folder's configuration must have by='effect', got {folder.configuration.get('by', 'increase')!r}; "
@@ -222,43 +199,38 @@ def locate_effects(
         )
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
 
-    def compute(number: int) -> EffectChunk:
+    def compute(number: int) -> dict[str, Any]:
         rows = plan[number]
-        others = None if against is None else against[rows]
-        found = head_effects(model, batch[rows], targets[rows], positions=positions, against=others, method=method)
-        by_name = {name: getattr(found, name) for name in SCORES}
-        scores = {name: values.flatten(1).cpu().numpy() for name, values in by_name.items() if values is not None}
-        return EffectChunk(np.array(rows), scores, found.algorithm, found.fallback_reason)
+        some = select_rows(others, rows)
+        found = head_effects(model, batch[rows], targets[rows], positions=positions, against=some, method=method)
+        return effect_columns(rows, found)
 
     sums: dict[str, _Sums] = {}
     algorithms: dict[Algorithm, int] = {}
     fallback_reason = ""
     with reported(progress) as report:
-        stream = ChunkStream(EffectChunk, view.n_heads, plan, folder, distributed, report, warn)
+        stream = ChunkStream(plan, folder, distributed, report, warn)
         for chunk in stream.chunks("part", range(len(plan)), compute):
-            algorithms[chunk.algorithm] = algorithms.get(chunk.algorithm, 0) + len(chunk.rows)
-            fallback_reason = fallback_reason or chunk.fallback_reason
-            for i, row in enumerate(chunk.rows.tolist()):
+            rows, _ = read_index(chunk, view.n_heads)
+            algorithm, reason = (chunk.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
+            algorithms[algorithm] = algorithms.get(algorithm, 0) + len(rows)
+            fallback_reason = fallback_reason or reason
+            present = [name for name in SCORES if name in chunk.column_names]
+            scores = {name: chunk.column(name).to_numpy().reshape(len(rows), -1) for name in present}
+            for i, row in enumerate(rows.tolist()):
                 # For a prompt without demonstrations, its text stands for the query.
                 query = (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
                 weights = poisson_weights(query)
-                for name, values in chunk.scores.items():
+                for name, values in scores.items():
                     sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
-    if not distributed.is_main:
-        return distributed.broadcast(None)
-    scores = {name: one.mean(name, view) for name, one in sums.items()}
-    return distributed.broadcast(
-        MeanEffects(
-            scores["log_prob"],
-            scores["log_odds"],
-            scores.get("logit_diff"),
-            positions,
-            algorithms,
-            fallback_reason,
-            len(batch),
-            len(sums["log_prob"].queries),
-        )
-    )
+
+    def collected() -> MeanEffects:
+        means = {name: one.mean(name, view) for name, one in sums.items()}
+        n_queries = len(sums["log_prob"].queries)
+        scores = means["log_prob"], means["log_odds"], means.get("logit_diff")
+        return MeanEffects(*scores, positions, algorithms, fallback_reason, len(batch), n_queries)
+
+    return distributed.run_on_main(collected)
 
 
 def poisson_weights(query: str) -> Int[np.ndarray, " draw"]:

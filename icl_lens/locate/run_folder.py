@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from errno import EDQUOT, ENOSPC
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -71,22 +70,12 @@ class RunFolder:
             with atomic_write(self.path / name) as temporary:
                 temporary.write_bytes(data)
         except InputError as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and cause.errno in (ENOSPC, EDQUOT):
-                raise InputError(
-                    f"cannot write {name!r} to {str(self.path)!r}: disk full; free space and rerun with the same "
-                    "settings to resume"
-                ) from cause
-            reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
-            raise InputError(
-                f"cannot write {name!r} to {str(self.path)!r}: {reason}; fix this and rerun with the same settings to "
-                "resume"
-            ) from cause
+            raise InputError(f"{error}, and rerun with the same settings to resume") from error
 
-    def write(self, name: str, columns: Mapping[str, Any]) -> None:
-        """Write columns as Parquet, with the configuration as metadata and a checksum of every page."""
-        table = pa.table(dict(columns)).replace_schema_metadata(self._metadata)
+    def write(self, name: str, table: pa.Table) -> None:
+        """Write a table as Parquet, with the configuration as metadata and a checksum of every page."""
         buffer = BytesIO()
+        table = table.replace_schema_metadata(self._metadata)
         pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
         self.write_bytes(name, buffer.getvalue())
 
@@ -99,18 +88,15 @@ class RunFolder:
             table = pq.ParquetFile(BytesIO(path.read_bytes()), page_checksum_verification=True).read()
             metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         except Exception as error:  # the reader may raise any error on corrupt bytes
-            raise CorruptChunk(name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CorruptChunk(f"{name} is corrupt ({reason})") from error
         if any(metadata.get(key) != value for key, value in self._metadata.items()):
-            raise CorruptChunk(name, "it belongs to another configuration")
+            raise CorruptChunk(f"{name} is corrupt (it belongs to another configuration)")
         return table
 
 
 class CorruptChunk(ValueError):
     """A chunk that cannot be read, or fails its checksums."""
-
-    def __init__(self, name: str, reason: str):
-        super().__init__(f"{name} is corrupt ({reason})")
-        self.name = name
 
 
 @contextmanager

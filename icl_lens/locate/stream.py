@@ -5,16 +5,14 @@
    process stores every chunk and yields all of them in order, so sums do not depend on the number of processes.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from jaxtyping import Int
 
 from icl_lens.errors import InputError
+from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.models.view import ModelView
@@ -24,7 +22,9 @@ from icl_lens.prompts.batch import PromptBatch
 # Memory limit of a batch's activations, as estimated by `prompt_bytes`.
 BYTE_BUDGET = 64 * 2**20
 # Above this, matrix products get no faster, and a lost chunk costs more to recompute.
-MOST_ROWS = 64
+MAX_ROWS = 64
+
+Columns = Mapping[str, Any]
 
 
 def prompt_bytes(view: ModelView, width: int) -> int:
@@ -50,7 +50,7 @@ def plan_batches(
         raise InputError(f"byte_budget must be at least 1, got {byte_budget}")
 
     def rows_of(width: int) -> int:
-        return batch_size or max(1, min(MOST_ROWS, byte_budget // prompt_bytes(view, width)))
+        return batch_size or max(1, min(MAX_ROWS, byte_budget // prompt_bytes(view, width)))
 
     lengths = (batch.last + 1).tolist()
     order = sorted(range(len(batch)), key=lambda row: (lengths[row], row))
@@ -66,72 +66,31 @@ def plan_batches(
 
 
 @dataclass(frozen=True)
-class Chunk(ABC):
-    """Results of one batch, and how they are stored. Heads are indexed as `layer · n_heads + head`."""
+class ChunkStream:
+    """The batches of a run, where their chunks are stored, and the processes that compute them.
 
-    rows: Int[np.ndarray, " batch"]
-    """Indices of the batch's prompts."""
+    A chunk is the table of a batch's results; `compute(number)` returns the columns of batch `number`.
+    """
 
-    @abstractmethod
-    def columns(self, n_heads: int) -> dict[str, Any]:
-        """Return the chunk as table columns."""
-
-    @classmethod
-    @abstractmethod
-    def from_table(cls, table: pa.Table, n_heads: int) -> Any:
-        """Return the chunk stored in a table of `columns`."""
-
-
-AnyChunk = TypeVar("AnyChunk", bound=Chunk)
-
-
-def chunk_name(kind: str, number: int) -> str:
-    """Return a chunk's file name; `kind` is "part" for the first pass over a batch, "refined" for the second."""
-    return f"{kind}-{number:05d}.parquet"
-
-
-def index_columns(rows: Int[np.ndarray, " batch"], heads: Int[np.ndarray, " head"], n_heads: int) -> dict[str, Any]:
-    """Return the columns prompt, layer and head of a chunk with one table row per prompt and head."""
-    return {
-        "prompt": np.repeat(rows, len(heads)).astype(np.int32),
-        "layer": np.tile(heads // n_heads, len(rows)).astype(np.int16),
-        "head": np.tile(heads % n_heads, len(rows)).astype(np.int16),
-    }
-
-
-def index_from(table: pa.Table, n_heads: int) -> tuple[Int[np.ndarray, " batch"], Int[np.ndarray, " head"]]:
-    """Return the prompts and heads of a table that begins with `index_columns`."""
-    prompt, layer, head = (table.column(name).to_numpy().astype(np.int64) for name in ("prompt", "layer", "head"))
-    rows = prompt[np.flatnonzero(np.diff(prompt, prepend=-1))]
-    return rows, (layer * n_heads + head)[: len(prompt) // len(rows)]
-
-
-@dataclass(frozen=True)
-class ChunkStream(Generic[AnyChunk]):
-    """The batches of a run, where their chunks are stored, and the processes that compute them."""
-
-    chunk_type: type[AnyChunk]
-    n_heads: int
     plan: list[list[int]]
     folder: RunFolder | None
     distributed: Distributed
     progress: Progress
     warn: Callable[[str], None] | None
 
-    def first(self, compute: Callable[[int], AnyChunk]) -> AnyChunk:
+    def first(self, compute: Callable[[int], Columns]) -> pa.Table:
         """Return the first batch's chunk in every process."""
         chunk = None
         if self.distributed.is_main:
             self.progress("part", 0, sum(map(len, self.plan)))
             chunk = self._stored("part", 0)
             if chunk is None:
-                chunk = compute(0)
-                self._store("part", 0, chunk)
+                chunk = self._store("part", 0, pa.table(compute(0)))
         return self.distributed.broadcast(chunk)
 
     def chunks(
-        self, kind: str, numbers: Sequence[int], compute: Callable[[int], AnyChunk], *, done: int = 0
-    ) -> Iterator[AnyChunk]:
+        self, kind: str, numbers: Sequence[int], compute: Callable[[int], Columns], *, done: int = 0
+    ) -> Iterator[pa.Table]:
         """Yield the chunks of these batches in order in the main process; the other processes compute, yielding none.
 
         `done` is the number of prompts finished before this call (for the progress display). If one process raises
@@ -145,27 +104,23 @@ class ChunkStream(Generic[AnyChunk]):
         missing = self.distributed.broadcast(missing)
         computed = self._computed([number for number in numbers if number in missing], compute)
         for number in numbers:
-            chunk = next(computed) if number in missing else None
-            if not main:
-                continue
-            if chunk is None:
-                chunk = self._stored(kind, number)
+            new = next(computed) if number in missing else None
+            if main:
+                chunk = self._stored(kind, number) if new is None else self._store(kind, number, new)
                 assert chunk is not None, f"{chunk_name(kind, number)} disappeared"
-            else:
-                self._store(kind, number, chunk)
-            done += len(chunk.rows)
-            self.progress(kind, done, total)
-            yield chunk
+                done += len(self.plan[number])
+                self.progress(kind, done, total)
+                yield chunk
 
-    def _computed(self, numbers: Sequence[int], compute: Callable[[int], AnyChunk]) -> Iterator[AnyChunk]:
+    def _computed(self, numbers: Sequence[int], compute: Callable[[int], Columns]) -> Iterator[pa.Table]:
         """Yield the chunks of these batches, in order, in every process."""
         size, rank = self.distributed.size, self.distributed.rank
         for start in range(0, len(numbers), size):
             in_round = numbers[start : start + size]
-            mine: AnyChunk | InputError | None = None
+            mine: pa.Table | InputError | None = None
             if rank < len(in_round):
                 try:
-                    mine = compute(in_round[rank])
+                    mine = pa.table(compute(in_round[rank]))
                 except InputError as error:
                     if size == 1:
                         raise
@@ -176,17 +131,17 @@ class ChunkStream(Generic[AnyChunk]):
                 raise error
             yield from results
 
-    def _store(self, kind: str, number: int, chunk: AnyChunk) -> None:
+    def _store(self, kind: str, number: int, chunk: pa.Table) -> pa.Table:
         if self.folder is not None:
-            self.folder.write(chunk_name(kind, number), chunk.columns(self.n_heads))
+            self.folder.write(chunk_name(kind, number), chunk)
+        return chunk
 
-    def _stored(self, kind: str, number: int) -> AnyChunk | None:
+    def _stored(self, kind: str, number: int) -> pa.Table | None:
         if self.folder is None:
             return None
         try:
-            table = self.folder.read(chunk_name(kind, number))
+            return self.folder.read(chunk_name(kind, number))
         except CorruptChunk as damage:
             if self.warn is not None:
                 self.warn(f"{damage}; recomputing")
             return None
-        return None if table is None else self.chunk_type.from_table(table, self.n_heads)

@@ -4,12 +4,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float
 
 from icl_lens.attribution.search import TopHeads
+from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.mean_effects import MeanEffects
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import chunk_name
 from icl_lens.metrics import bootstrap_interval
 
 if TYPE_CHECKING:
@@ -98,6 +99,6 @@ def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> Non
 
 
 def _write(folder: RunFolder, table: "pd.DataFrame", found: dict[str, Any]) -> None:
-    folder.write("heads.parquet", {name: table[name].to_numpy() for name in table.columns})
+    folder.write("heads.parquet", pa.table({name: table[name].to_numpy() for name in table.columns}))
     folder.write_bytes("heads.csv", table.to_csv(index=False, lineterminator="\n").encode())
     folder.write_bytes("result.json", (json.dumps(found, indent=1) + "\n").encode())

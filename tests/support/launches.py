@@ -11,7 +11,10 @@ ROOT = Path(__file__).parent.parent.parent
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "PORT"]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
 ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "PORT"]
-LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE}
+NODES = ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "NODE", "--nproc_per_node", "1"]
+NODES += ["--master_addr", "127.0.0.1", "--master_port", "PORT"]
+LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES}
+"""Two processes on one machine, by each launcher, and on two "machines", both of them this one."""
 
 
 def forked(main, arguments, *, dies_after=None):
@@ -69,15 +72,24 @@ def _kept(path):
 
 
 def launched(launch, arguments, log, **environment):
-    """Exit code, stdout, stderr; and the chunks that every (rank, process id) computed, from their logs."""
+    """Every node's result; and the chunks that every (rank, process id) computed, from their logs."""
     log.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     environment = os.environ | environment | {"OMP_NUM_THREADS": "1", "LOGGED": str(log)}
     environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
-    command = [sys.executable, *[{"PORT": port}.get(word, word) for word in launch], "-m", "logged"]
-    ran = subprocess.run(
-        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    nodes = []
+    for node in ["0", "1"] if "NODE" in launch else ["0"]:
+        command = [sys.executable, *[{"PORT": port, "NODE": node}.get(word, word) for word in launch], "-m", "logged"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        nodes.append(subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes))
+    try:
+        texts = [node.communicate(timeout=400) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    ran = [
+        subprocess.CompletedProcess(node.args, node.returncode, *text) for node, text in zip(nodes, texts, strict=True)
+    ]
     chunks = {tuple(map(int, path.name.split("-"))): path.read_text().splitlines() for path in log.iterdir()}
     return ran, chunks
