@@ -54,7 +54,7 @@ MISUSE = {
     lambda: il.TextTask("sst2", classes="x"): "classes must be one of",
     lambda: il.TextTask("sst2", max_words="2"): "max_words must be an integer, got '2'",
     lambda: il.TextTask("sst2", max_words=0): "max_words must be at least 1, got 0",
-    lambda: il.TextTask("sst2", columns="text"): "must be two names",
+    lambda: il.TextTask("sst2", columns="text"): "must be two different names",
     lambda: il.Head.parse(None): "invalid head None",
     lambda: il.load_model("x" * 300): "File name too long",
     lambda: il.load_model(""): "''",

@@ -120,7 +120,7 @@ def test_a_folder_with_a_gguf_file(tmp_path):
     check_close(logits(il.load_model(str(folder), gguf_file="x.gguf", device="cpu"), ids_of("gpt2")), expected)
     check_close(logits(il.load_model(f"{folder}/x.gguf", device="cpu"), ids_of("gpt2")), expected)
     (folder / "config.json").unlink()
-    with pytest.raises(il.InputError, match=r"it has no config.json; pass its GGUF file: '.*/models/x.gguf'"):
+    with pytest.raises(il.InputError, match=r"it has no config.json .*; pass its GGUF file: '.*/models/x.gguf'"):
         il.load_model(str(folder))
     (folder / "y.gguf").touch()
     with pytest.raises(il.InputError, match=r"models/x.gguf' \(or another of its 2 GGUF files\)"):

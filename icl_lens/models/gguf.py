@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from icl_lens.errors import InputError
 from icl_lens.hub import first_line
 from icl_lens.models.gguf_header import Header, parsed_once
-from icl_lens.models.quiet import without_bars, without_reports
+from icl_lens.models.quiet import quiet_loading
 
 MAGIC = b"GGUF"
 ORIGIN = "dequantized_from"
@@ -52,8 +52,7 @@ def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> P
                     shutil.rmtree(partial, ignore_errors=True)
                 with (
                     tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}.partial-") as partial,
-                    without_bars(),
-                    without_reports(),
+                    quiet_loading(bars=False),
                 ):
                     _convert(file, Path(partial), dtype)
                     Path(partial, "model").rename(folder)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from icl_lens.display import head_name
 from icl_lens.errors import InputError
 
 
@@ -17,7 +18,7 @@ class Head(NamedTuple):
     head: int
 
     def __str__(self) -> str:
-        return f"L{self.layer}H{self.head}"
+        return head_name(self.layer, self.head)
 
     __repr__ = __str__
 

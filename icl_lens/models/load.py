@@ -1,7 +1,6 @@
 """Load bundled models, folders and models on the Hub."""
 
 import logging
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from icl_lens.errors import InputError
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
-from icl_lens.models.quiet import without_bars, without_reports
+from icl_lens.models.quiet import quiet_loading
 from icl_lens.models.resolve import bundled_models, has_tokenizer, missing_tokenizer_error, resolve_model, weight_files
 from icl_lens.models.view import SUPPORTED_DTYPES
 from icl_lens.models.weight_checks import StrictLoader
@@ -118,7 +117,7 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
     checked = StrictLoader(name, kwargs.pop("model_class", None))
     try:
         quick = source.kind == "gguf" or name in bundled_models()
-        with without_bars() if quick else nullcontext(), without_reports():
+        with quiet_loading(bars=not quick):
             model = boot(str(source.folder), model_class=checked, **kwargs)
     except InputError:
         raise

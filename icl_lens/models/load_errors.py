@@ -32,9 +32,7 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
 
     raw = _read_json(source.folder / "config.json", source)
     if not isinstance(raw, dict):
-        raise InputError(
-            f"'config.json' of model {source.name!r} must be a JSON object, got {type(raw).__name__}; {_again(source)}"
-        )
+        raise _file_error("config.json", source, f"must be a JSON object, got {type(raw).__name__}")
     if raw.get("scale_attn_weights") is False:
         raise InputError(
             f"config.json of model {source.name!r} must not have scale_attn_weights=false, since TransformerLens "
@@ -66,9 +64,7 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
     for field in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         size = getattr(config, field, None)
         if isinstance(size, int) and size < 1:
-            raise InputError(
-                f"{field} in the config.json of model {source.name!r} must be at least 1, got {size}; {_again(source)}"
-            )
+            raise _file_error("config.json", source, f"must have {field} of at least 1, got {size}")
 
 
 def diagnose_load_error(source: ModelSource, error: BaseException, *, weights: bool) -> str:
@@ -120,10 +116,8 @@ def _check_weight_files(source: ModelSource) -> None:
                     f"{path.name!r} of model {source.name!r} contains more than weights, and reading it would execute "
                     "code (weights_only); use a model with safetensors"
                 ) from error
-            raise InputError(
-                f"{path.name!r} of model {source.name!r} is corrupt or truncated ({path.stat().st_size:,} bytes; "
-                f"{first_line(error)}); {_again(source)}"
-            ) from error
+            what = f"is corrupt or truncated ({path.stat().st_size:,} bytes; {first_line(error)})"
+            raise _file_error(path.name, source, what) from error
 
 
 def _read_json(path: Path, source: ModelSource) -> Any:
@@ -131,9 +125,7 @@ def _read_json(path: Path, source: ModelSource) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         _check_no_pointer(path, source)
-        raise InputError(
-            f"{path.name!r} of model {source.name!r} is not valid JSON ({first_line(error)}); {_again(source)}"
-        ) from error
+        raise _file_error(path.name, source, f"is not valid JSON ({first_line(error)})") from error
 
 
 def _check_no_pointer(path: Path, source: ModelSource) -> None:
@@ -142,6 +134,10 @@ def _check_no_pointer(path: Path, source: ModelSource) -> None:
             f"{path.name!r} of model {source.name!r} is a Git LFS pointer, not the file; run `git lfs pull` in its "
             "folder, or download it with `hf download`"
         )
+
+
+def _file_error(file: str, source: ModelSource, fault: str) -> InputError:
+    return InputError(f"{file!r} of model {source.name!r} {fault}; {_again(source)}")
 
 
 def _again(source: ModelSource) -> str:

@@ -6,7 +6,7 @@ Source: accelerate.hooks.AlignDevicesHook.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakSet
 
@@ -24,11 +24,9 @@ def mark_offloaded(model: Any, *, away: bool) -> None:
     _OFFLOADED.add(model) if away else _OFFLOADED.discard(model)
 
 
-@contextmanager
-def weights_loaded_if_offloaded(model: Any, owner: Any) -> Iterator[None]:
+def weights_loaded_if_offloaded(model: Any, owner: Any) -> AbstractContextManager[None]:
     """Like `weights_loaded`, but skip models without offloaded weights."""
-    with weights_loaded(owner) if model in _OFFLOADED else nullcontext():
-        yield
+    return weights_loaded(owner) if model in _OFFLOADED else nullcontext()
 
 
 def align_hooks(module: nn.Module) -> list[Any]:
@@ -71,13 +69,8 @@ def execution_device(owner: Any) -> torch.device | None:
 
 def has_missing_weights(model: Any) -> bool:
     """Return whether a model has weights on the meta device that no hook loads."""
-    away = {id(parameter) for parameter in model.parameters() if parameter.is_meta}
-    if not away:
-        return False
-    for module in modules_of(model):
-        if align_hooks(module):
-            away -= {id(parameter) for parameter in module.parameters(recurse=False)}
-    return bool(away)
+    loadable = ParameterMap(model).offloaded
+    return any(parameter.is_meta and id(parameter) not in loadable for parameter in model.parameters())
 
 
 class ParameterMap(Mapping[str, Tensor]):
@@ -85,20 +78,21 @@ class ParameterMap(Mapping[str, Tensor]):
 
     def __init__(self, model: Any):
         self._named: dict[str, Tensor] = dict(model.named_parameters())
-        self._kept: dict[int, tuple[nn.Module, str]] = {}
+        self.offloaded: dict[int, tuple[nn.Module, str]] = {}
+        """The module and name of each parameter that a hook loads, by its id."""
         if any(parameter.is_meta for parameter in self._named.values()):
             for module in modules_of(model):
                 if align_hooks(module):
                     own = module.named_parameters(recurse=False)
-                    self._kept |= {id(parameter): (module, name) for name, parameter in own}
+                    self.offloaded |= {id(parameter): (module, name) for name, parameter in own}
 
     def __getitem__(self, name: str) -> Tensor:
         parameter = self._named[name]
         if not parameter.is_meta:
             return parameter
-        if id(parameter) not in self._kept:
+        if id(parameter) not in self.offloaded:
             raise InputError(f"weights {name} are not loaded (on the meta device); load the model with weights")
-        module, own = self._kept[id(parameter)]
+        module, own = self.offloaded[id(parameter)]
         return align_hooks(module)[0].weights_map[own]
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Suppress transformers' progress bars and weight reports while loading."""
+"""Suppress transformers' output while loading."""
 
 import logging
 from collections.abc import Iterator
@@ -6,26 +6,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """Disable transformers' progress bars for fast loads."""
+def quiet_loading(*, bars: bool) -> Iterator[None]:
+    """Suppress transformers' table of missing weights, which raise InputError instead, and its bars unless `bars`."""
     from transformers.utils import logging as reports
 
-    shown = reports.is_progress_bar_enabled()
-    reports.disable_progress_bar()
+    logger = logging.getLogger("transformers.modeling_utils")
+    level, shown = logger.level, reports.is_progress_bar_enabled()
+    logger.setLevel(logging.CRITICAL)
+    if not bars:
+        reports.disable_progress_bar()
     try:
         yield
     finally:
+        logger.setLevel(level)
         if shown:
             reports.enable_progress_bar()
-
-
-@contextmanager
-def without_reports() -> Iterator[None]:
-    """Suppress transformers' table of missing weights, which raise InputError instead."""
-    logger = logging.getLogger("transformers.modeling_utils")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

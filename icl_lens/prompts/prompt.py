@@ -91,9 +91,6 @@ class Prompt:
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "answer", answer)
         object.__setattr__(self, "labels", shown if labels is None else tuple(labels))
-        self._check(shown)
-
-    def _check(self, shown: tuple[str, ...]) -> None:
         check_unicode(self.query, *self.labels, *(() if self.answer is None else (self.answer,)))
         if not self.demonstrations:
             raise InputError(

@@ -53,10 +53,9 @@ class TextTask:
             check_integers(max_words=self.max_words)
             if self.max_words < 1:
                 raise InputError(f"max_words must be at least 1, got {self.max_words}")
-        if isinstance(self.columns, str) or not all(isinstance(one, str) for one in self.columns):
-            raise InputError(f"columns must be two names, those of texts and labels, got {self.columns!r}")
-        if len({*self.columns}) != 2 or len(self.columns) != 2:
-            raise InputError(f"columns must be two different names, got {self.columns!r}")
+        names = [] if isinstance(self.columns, str) else list(self.columns)
+        if [type(name) for name in names] != [str, str] or names[0] == names[1]:
+            raise InputError(f"columns must be two different names, those of texts and labels, got {self.columns!r}")
 
     def digest(self) -> str:
         """Return a 16-digit hexadecimal digest of the text and class of every usable row."""
