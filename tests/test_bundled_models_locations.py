@@ -26,13 +26,11 @@ from experiments.bundled_models.head_locations import (
     word_episodes,
 )
 from experiments.bundled_models.metrics import head_values
-from experiments.bundled_models.model_card import Bias, write_card
+from experiments.bundled_models.model_card import Bias
 from experiments.bundled_models.train import TrainConfig, train
 from experiments.framework.locating import best_heads
 from icl_lens import Head, load_model
 from icl_lens.errors import InputError
-from icl_lens.prompts.tasks import _LABELS, load_task
-from icl_lens.prompts.word_task import WORD_TASKS
 
 pytestmark = pytest.mark.slow
 
@@ -51,17 +49,6 @@ def run(tmp_path_factory):
         )  # it takes seconds
         train(settings, root / "model", root / "kept", resume=True)
     return SimpleNamespace(folder=root / "model", kept=root / "kept", model=load_model(str(root / "model")))
-
-
-def test_every_task_is_spelt_without_unknown_pieces_and_labels_are_one_token():
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
-    for task in (*WORD_TASKS, "fruit-instrument", "instrument-fruit"):
-        for prompt in load_task(task, n=50):
-            shown = " ".join(f"{shown.text} : {shown.label}" for shown in prompt.demonstrations)
-            assert tokenizer.unk_token_id not in tokenizer(f"{shown} {prompt.query} :").input_ids
-    assert all(len(tokenizer(label).input_ids) == 1 for label in _LABELS)
-    assert len({tokenizer(label).input_ids[0] for label in _LABELS}) == len(_LABELS)
-    ship.check_tokenizer(tokenizer, WORDS)
 
 
 def test_episodes_are_balanced_and_halves_share_no_query():
@@ -200,7 +187,9 @@ def test_a_shipped_model_is_stored_in_half_precision_and_loaded_in_single(run, t
     (bundled / "icl-mini").mkdir(parents=True)
     (bundled / "icl-mini" / "old.txt").touch()
     source = finished(run.folder, tmp_path / "gpt2-0")
-    told = ship.ship({"gpt2": source}, bundled=bundled, **SMALL)
+    other = finished(run.folder, tmp_path / "gpt2-1", seed=1)
+    seeds = [measure_where(run.model, training_record(other), WORDS, n=32, n_draws=2)]
+    found = ship.ship({"gpt2": source}, seeds, bundled=bundled, **SMALL)
     assert [path.name for path in bundled.iterdir()] == ["icl-mini"]
     names = {path.name for path in (bundled / "icl-mini").iterdir()}
     assert names == {*ship.FILES, "model.safetensors", "README.md"}
@@ -210,7 +199,7 @@ def test_a_shipped_model_is_stored_in_half_precision_and_loaded_in_single(run, t
     model = load_model(str(bundled / "icl-mini"))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert {p.dtype for p in AutoModelForCausalLM.from_pretrained(bundled / "icl-mini").parameters()} == {torch.float32}
-    dtype, change, _ = told["icl-mini"]
+    dtype, change, _ = found["icl-mini"]
     assert dtype == torch.float16
     assert 0 < change.nats <= ship.MOST_NATS
     card = (bundled / "icl-mini" / "README.md").read_text()
@@ -218,6 +207,8 @@ def test_a_shipped_model_is_stored_in_half_precision_and_loaded_in_single(run, t
     for section in ("Accuracy on the word tasks", "Accuracy by number of demonstrations", "Where it happens", "Biases"):
         assert f"## {section}\n" in card
     assert "stored in float16, loaded in float32" in card
+    assert "recipe: 0, 1; seed 0 is this model" in card
+    assert 0 < card.index("icl-mini, seed 0") < card.index("icl-mini, seed 1")
 
 
 def test_half_precision_that_moves_answers_is_refused_and_nothing_is_put_in_place(run, tmp_path, monkeypatch):
@@ -247,22 +238,11 @@ def test_what_is_not_to_be_shipped(run, tmp_path, changes, arch, said):
 
 
 def test_a_tokenizer_that_lacks_a_word_is_refused(no_type_checks):
-    other = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
-    words = SimpleNamespace(fillers=("naïve",), labels=("foo",), owners={})
-    with pytest.raises(InputError, match="naïve"):
-        ship.check_tokenizer(other, words)
-    words = SimpleNamespace(fillers=(), labels=("foo", "love"), owners={})
-    with pytest.raises(InputError, match="more than one token"):
-        ship.check_tokenizer(other, words)
-
-
-def test_a_card_has_the_seeds_beside_each_other(run, tmp_path):
-    first, second = (finished(run.folder, tmp_path / f"gpt2-{seed}", seed=seed) for seed in (0, 1))
-    other = measure_where(run.model, training_record(second), WORDS, n=32, n_draws=2)
-    write_card(first, other_seeds=[other], **SMALL)
-    card = (first / "README.md").read_text()
-    assert "seeds trained with this recipe: 0, 1" in card.lower()
-    assert card.index("icl-mini, seed 0") < card.index("icl-mini, seed 1")
+    own = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
+    ship.check_tokenizer(own, WORDS)
+    for fillers, labels, said in ((("naïve",), ("foo",), "naïve"), ((), ("foo", "love"), "more than one token")):
+        with pytest.raises(InputError, match=said):
+            ship.check_tokenizer(own, SimpleNamespace(fillers=fillers, labels=labels, owners={}))
 
 
 # Emergence

@@ -8,7 +8,7 @@ import pytest
 import reference_attention
 import torch
 from conftest import PROMPTS
-from tiny_study import tiny_study
+from tiny_study import answer_log_odds, tiny_study
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
@@ -72,8 +72,7 @@ def test_losses_by_hand(load_tiny, family_folder, tmp_path, flow, layers):
             hand.row_edits = rows
 
         log_probs = reference_attention.edited_log_probs(hf, batch.tokens[row], heads, edit)
-        foo, bar = (float(log_probs[families.WORDS.index(label)]) for label in ("foo", "bar"))
-        assert ours[row] == pytest.approx(foo - bar if prompt.answer == "foo" else bar - foo, abs=1e-5)
+        assert ours[row] == pytest.approx(answer_log_odds(prompt, log_probs), abs=1e-5)
     assert np.abs(ours - log_odds(study, batch)).max() > 1e-3
 
 

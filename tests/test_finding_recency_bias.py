@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import families
 import numpy as np
 import pytest
 import reference_attention
 import torch
-from tiny_study import labels_of, tiny_study
+from tiny_study import answer_log_odds, labels_of, tiny_study
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
@@ -112,8 +111,7 @@ def test_queries_by_hand(load_tiny, family_folder, tmp_path):
                     hand.q[head, -1] = seen[hand.layer].q[head, -1]
 
             log_probs = reference_attention.edited_log_probs(hf, ids, heads, edit)
-            foo, bar = (float(log_probs[families.WORDS.index(label)]) for label in ("foo", "bar"))
-            return foo - bar if prompt.answer == "foo" else bar - foo
+            return answer_log_odds(prompt, log_probs)
 
         for column, some in enumerate((texts.input, texts.last, texts.before_last)):
             sign = 1 if column == 0 or labels_of(prompt)[-column] == prompt.answer else -1

@@ -1,11 +1,10 @@
 """The fix of a label bias by hand and with known answers, the choice of its strength, and shares of a whole."""
 
-import families
 import numpy as np
 import pytest
 import reference_attention
 import torch
-from tiny_study import labels_of, tiny_study
+from tiny_study import answer_log_odds, labels_of, tiny_study
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
@@ -40,9 +39,7 @@ def test_the_fix_by_hand(load_tiny, family_folder, tmp_path):
 
         for column, chosen in enumerate(([], heads)):
             log_probs = reference_attention.edited_log_probs(hf, batch.tokens[row], chosen, edit)
-            foo, bar = (float(log_probs[families.WORDS.index(label)]) for label in ("foo", "bar"))
-            by_hand = foo - bar if prompt.answer == "foo" else bar - foo
-            assert ours[row, column] == pytest.approx(by_hand, abs=1e-5)
+            assert ours[row, column] == pytest.approx(answer_log_odds(prompt, log_probs), abs=1e-5)
     assert np.abs(ours[:, 1] - ours[:, 0]).min() > 1e-3
 
 

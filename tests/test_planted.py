@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import icl_lens as il
+from experiments.framework.tasks import with_labels
 from experiments.planted import Kind, Planted, build
 from icl_lens.metrics import is_correct
 
@@ -70,17 +71,6 @@ def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
                 shown.append(one)
         prompts.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
     return prompts
-
-
-def relabeled(prompts: list[il.Prompt], names: dict[str, str]) -> list[il.Prompt]:
-    """The prompts with other labels, in demonstrations and answers."""
-    changed = []
-    for prompt in prompts:
-        shown = [il.Demonstration(one.text, names[one.label]) for one in prompt.demonstrations]
-        changed.append(
-            il.Prompt(shown, prompt.query, names[prompt.answer or ""], [names[one] for one in prompt.labels])
-        )
-    return changed
 
 
 def tokenized(model: Any, prompts: list[il.Prompt]) -> il.PromptBatch:
@@ -147,8 +137,10 @@ def test_balanced_random_order(planted, kind, demonstrations):
     truth, model = planted(kind)
     low, high = ALMOST_ALL if kind in COPYING else CHANCE
     prompts = balanced(truth, demonstrations=demonstrations)
-    assert max(len(str(prompt).split()) for prompt in prompts) == 6 * demonstrations + 2
     assert low <= answers(model, prompts).accuracy <= high
+    if kind == "last-label":
+        batch = tokenized(model, prompts)
+        assert torch.equal(il.label_log_probs(model, batch).argmax(1), batch.label_index[:, -1])
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -165,7 +157,8 @@ def test_natural_labels_right_and_exchanged(planted, kind, right, exchanged, swa
     for layout in ("order", "reorder"):
         prompts = task(truth, swapped=swapped, layout=layout, labels=NATURAL)  # names stay with their classes
         assert right[0] <= answers(model, prompts).accuracy <= right[1]
-        prompts = relabeled(prompts, {NATURAL[0]: NATURAL[1], NATURAL[1]: NATURAL[0]})
+        names = {NATURAL[0]: NATURAL[1], NATURAL[1]: NATURAL[0]}
+        prompts = [with_labels(prompt, NATURAL, names) for prompt in prompts]
         assert exchanged[0] <= answers(model, prompts).accuracy <= exchanged[1]
 
 
@@ -176,14 +169,6 @@ def test_two_tower_works_with_other_classes_and_labels(planted):
             "metal-job", path=truth.words, n=16, labels=("wug", "kiki"), balanced=True, layout=layout
         )
         assert answers(model, prompts).accuracy >= 0.95
-
-
-def test_last_label_follows_the_last_demonstration(planted):
-    truth, model = planted("last-label")
-    prompts = balanced(truth, demonstrations=4)
-    batch = tokenized(model, prompts)
-    said = il.label_log_probs(model, batch).argmax(1)
-    assert torch.equal(said, batch.label_index[:, -1])
 
 
 def test_majority_follows_the_counts(planted):
