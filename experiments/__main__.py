@@ -112,7 +112,7 @@ def tasks(
     from icl_lens.files import write_text
 
     task_table.run(model.load(), rows, n, report=PlainConsole().print)
-    write_text(rows.with_suffix(".md"), task_table.markdown(task_table.read(rows)))
+    write_text(rows.with_suffix(".md"), task_table.tables(task_table.read(rows)))
 
 
 @app.command("ground-truth")
@@ -124,13 +124,15 @@ def ground_truth(
     """Measure every finding, and every location method, on models whose circuit is known by construction."""
     from experiments import ground_truth as truth
     from experiments.catalogue import IDS, find
+    from icl_lens.files import write_text
 
     findings = list(map(find, IDS))
     models = truth.planted_models(out / "planted-models")
     _run(truth.cells(models, findings, n), out / "planted", ModelOptions())
     console = PlainConsole(soft_wrap=True, highlight=False)
     recovered = truth.measure_recovery(models, out / "planted" / "recovery.json", n, console.print)
-    truth.write_page(page, out / "planted", findings, recovered, n)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_text(page, truth.page(out / "planted", findings, recovered, n))
 
 
 def _run(cells: "Iterable[Cell]", out: Path, model: ModelOptions) -> None:

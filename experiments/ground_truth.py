@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import icl_lens as il
+from experiments.framework import markdown
 from experiments.framework.finding import Finding, Measure, Row, rows_from_json
 from experiments.framework.locating import METHODS, best_heads
 from experiments.framework.run import Cell, load_cells
@@ -242,7 +243,7 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
         "only. The mover brings the query's category to the last position, so its removal costs as much as that of all "
         "planted heads together.",
         "## How the models are made",
-        "\n".join(f"- `{name}`: {setting.words}." for name, setting in SETTINGS.items()),
+        markdown.bullets(f"`{name}`: {setting.words}." for name, setting in SETTINGS.items()),
         "Every model has 8 layers of 8 heads. All other heads and FFNs are noise that is the same in all kinds of one "
         "seed, and two decoys raise every label alike.",
         "## Caveats",
@@ -254,12 +255,6 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
         f"Made by `python -m experiments ground-truth -n {n}`.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def write_page(path: Path, results: Path, findings: Sequence[Finding], recovered: Mapping[str, Any], n: int) -> None:
-    """Write the page from stored cells and the recovery of every method."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page(results, findings, recovered, n))
 
 
 def _summary(first: Table, table: Table, recovered: Mapping[str, Sequence[Any]]) -> str:
@@ -299,17 +294,13 @@ def _summary(first: Table, table: Table, recovered: Mapping[str, Sequence[Any]])
 
 
 def _markdown(table: Table, measures: Mapping[tuple[str, str], Measure], cell: Callable[..., str]) -> str:
-    lines = [f"| | {' | '.join(SETTINGS)} |", f"| --- |{' --- |' * len(SETTINGS)}"]
+    rows = []
     for (about, name), row in table.items():
-        measure = measures[about, name]
-        values = [cell(row[setting], measure) if setting in row else "" for setting in SETTINGS]
-        extra = "" if cell is _cell and EXPECTED[about, name] is _main_of(about) else f", {name}"
-        lines.append(f"| [{about}]({about}.md){extra} | {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
-def _main_of(about: str) -> Expected:
-    return next(one for (other, _), one in EXPECTED.items() if other == about)
+        values = [cell(row[setting], measures[about, name]) if setting in row else "" for setting in SETTINGS]
+        first = next(measure for finding, measure in EXPECTED if finding == about)
+        extra = "" if cell is _cell and name == first else f", {name}"
+        rows.append([f"[{about}]({about}.md){extra}", *values])
+    return markdown.table(["", *SETTINGS], rows, align="l" * (1 + len(SETTINGS)))
 
 
 def _cell(observed: Observed, measure: Measure) -> str:
@@ -343,17 +334,15 @@ def _found(counts: Sequence[Mapping[str, int]]) -> tuple[int, int, Counter[str]]
 
 
 def _recovery_table(recovered: Mapping[str, Sequence[Any]]) -> str:
-    lines = [f"| method | passes | {' | '.join(recovered)} |", f"| --- | ---: |{' --- |' * len(recovered)}"]
+    rows = []
     for name, method in METHODS.items():
         values = []
         for some in recovered.values():
             n, k, others = _found([one[name] for one in some])
-            extra = "".join(
-                f", {count} {role}{'s' * (count > 1 and role != 'noise')}" for role, count in others.items()
-            )
-            values.append((f"**{n} of {k}**" if n == k else f"{n} of {k}") + extra)
-        lines.append(f"| {method.name} | {method.passes(64)} | {' | '.join(values)} |")
-    return "\n".join(lines)
+            extra = [f", {count} {role}{'s' * (count > 1 and role != 'noise')}" for role, count in others.items()]
+            values.append("".join([f"**{n} of {k}**" if n == k else f"{n} of {k}", *extra]))
+        rows.append([method.name, str(method.passes(64)), *values])
+    return markdown.table(["method", "passes", *recovered], rows, align="lr" + "l" * len(recovered))
 
 
 def _listed(words: Sequence[str]) -> str:

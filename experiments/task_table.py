@@ -8,12 +8,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import pandas as pd
 import torch
 
 import icl_lens as il
+from experiments.framework import markdown
 from experiments.framework.estimate import compare
 from experiments.framework.study import clusters_of
 from experiments.framework.tasks import ARROWS, LINES, PAPER, QUESTIONS, WORDS, Layout, Task
@@ -46,17 +46,15 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: a task as it is written, in one layout."""
+    """One row of the table: a task as it is written, in one layout or with labels exchanged."""
 
     task: Task
     template: str
-    layout: Layout = "random"
-    exchanged: bool = False
+    layout: Layout | Literal["exchanged"] = "random"
 
     @property
     def key(self) -> str:
-        layout = "exchanged" if self.exchanged else self.layout
-        return f"{self.task.name}, {self.template}, {self.task.demonstrations}, {layout}"
+        return f"{self.task.name}, {self.template}, {self.task.demonstrations}, {self.layout}"
 
 
 def settings() -> Iterator[Setting]:
@@ -65,9 +63,8 @@ def settings() -> Iterator[Setting]:
         for count in DEMONSTRATIONS:
             yield Setting(replace(task, demonstrations=count, template=LINES), "lines")
         four = replace(task, demonstrations=4, template=LINES)
-        yield Setting(four, "lines", layout="order")
-        yield Setting(four, "lines", layout="reorder")
-        yield Setting(four, "lines", exchanged=True)
+        for layout in ("order", "reorder", "exchanged"):
+            yield Setting(four, "lines", layout)
         for name in ("paper", "arrows", "questions"):
             yield Setting(replace(four, template=TEMPLATES[name]), name)
 
@@ -75,7 +72,8 @@ def settings() -> Iterator[Setting]:
 def measure(model: Any, setting: Setting, n: int) -> dict[str, Any]:
     """Return accuracy between the labels with its interval, and how often the last demonstration's label is chosen."""
     task = setting.task
-    prompts = task.prompts(n, layout=setting.layout, exchanged=setting.exchanged)
+    exchanged = setting.layout == "exchanged"
+    prompts = task.prompts(n, layout="random" if setting.layout == "exchanged" else setting.layout, exchanged=exchanged)
     batch = il.tokenize(model, prompts, template=task.template, labels=task.labels)
     log_probs = torch.cat([il.label_log_probs(model, piece).cpu() for piece in batch.split(ROWS)])
     correct = is_correct(log_probs, batch.answer).double().numpy()
@@ -84,7 +82,7 @@ def measure(model: Any, setting: Setting, n: int) -> dict[str, Any]:
         "task": task.name,
         "template": setting.template,
         "demonstrations": task.demonstrations,
-        "layout": "exchanged" if setting.exchanged else setting.layout,
+        "layout": setting.layout,
         "accuracy": found.quantity,
         "low": 0.5 + found.low,
         "high": 0.5 + found.high,
@@ -93,8 +91,8 @@ def measure(model: Any, setting: Setting, n: int) -> dict[str, Any]:
     }
 
 
-def run(model: Any, path: Path, n: int, report: Callable[[str], None] = print) -> pd.DataFrame:
-    """Measure every setting that `path` lacks, and return the table of all of them."""
+def run(model: Any, path: Path, n: int, report: Callable[[str], None] = print) -> None:
+    """Measure every setting that `path` lacks."""
     rows = read(path)
     done = {_key(row) for row in rows}
     for setting in settings():
@@ -103,7 +101,6 @@ def run(model: Any, path: Path, n: int, report: Callable[[str], None] = print) -
         rows.append(measure(model, setting, n))
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         report(f"{setting.key}: {rows[-1]['accuracy']:.0%}")
-    return pd.DataFrame(rows)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -115,22 +112,26 @@ def _key(row: Mapping[str, Any]) -> str:
     return f"{row['task']}, {row['template']}, {row['demonstrations']}, {row['layout']}"
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return two tables, a line per task: accuracy (%) by demonstrations, and by layout and template."""
     found = {_key(row): row for row in rows}
 
-    def table(columns: Mapping[str, tuple[str, int, str]]) -> str:
-        lines = [f"| task | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
-        for task in TASKS:
-            some = [found.get(f"{task.name}, {template}, {n}, {layout}") for template, n, layout in columns.values()]
-            lines.append(f"| {task.name} | {' | '.join(map(_accuracy, some))} |")
-        return "\n".join(lines)
+    def table(columns: Mapping[str, str]) -> str:
+        lines = [
+            [task.name, *(_accuracy(found.get(f"{task.name}, {key}")) for key in columns.values())] for task in TASKS
+        ]
+        return markdown.table(["task", *columns], lines)
 
-    counts = {f"{count} per class": ("lines", count, "random") for count in DEMONSTRATIONS}
-    others = {"random order": ("lines", 4, "random"), "query's class last": ("lines", 4, "order")}
-    others |= {"query's class first": ("lines", 4, "reorder"), "labels exchanged": ("lines", 4, "exchanged")}
-    others |= {"in one line": ("paper", 4, "random"), "arrows": ("arrows", 4, "random")}
-    others |= {"questions": ("questions", 4, "random")}
+    counts = {f"{count} per class": f"lines, {count}, random" for count in DEMONSTRATIONS}
+    others = {
+        "random order": "lines, 4, random",
+        "query's class last": "lines, 4, order",
+        "query's class first": "lines, 4, reorder",
+        "labels exchanged": "lines, 4, exchanged",
+        "in one line": "paper, 4, random",
+        "arrows": "arrows, 4, random",
+        "questions": "questions, 4, random",
+    }
     return f"""\
 Accuracy (%) by the number of demonstrations, in balanced random order, one demonstration per line:
 

@@ -146,18 +146,7 @@ def ship(
                 raise InputError(f"{str(folder)!r} would take {size:,} bytes; at most {LARGEST:,} may be bundled")
             stored[NAMES[arch]] = dtype, change, where
         for name in stored:
-            replace_folder(Path(staging) / name, bundled / name)
+            if (bundled / name).exists():
+                os.replace(bundled / name, Path(staging) / f"{name}.old")
+            os.replace(Path(staging) / name, bundled / name)
     return stored
-
-
-def replace_folder(new: Path, old: Path) -> None:
-    """Put the folder `new` in the place of `old`, which goes away; `old` comes back if that fails."""
-    aside = new.with_name(f"{new.name}.old")
-    if old.exists():
-        os.replace(old, aside)
-    try:
-        os.replace(new, old)
-    except OSError:
-        if aside.exists():
-            os.replace(aside, old)
-        raise

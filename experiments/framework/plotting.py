@@ -108,10 +108,15 @@ def curves(table: pd.DataFrame, *, x: str, y: str, by: str, label: str) -> Figur
         axes.axhline(0, color="#bbbbbb", lw=0.8)
         axes.set_xlabel(x)
     parts[0][0].set_ylabel(label)
-    figure.legend(
-        *parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(names)), frameon=False
-    )
+    legend_below(figure, parts[0][0], columns=min(3, len(names)))
     return figure
+
+
+def _label_conditions(axes: Axes, place: int, label: str) -> None:
+    """Name the conditions at the first of three panels only."""
+    if place % 3:
+        axes.set_yticklabels([])
+    axes.set_xlabel(label, fontsize=8)
 
 
 def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label: str) -> Figure:
@@ -122,9 +127,7 @@ def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label:
         axes.axvline(chance, color="black", lw=0.8, ls="--")
         axes.set_xlim(0, 1)
         axes.invert_yaxis()
-        if i % 3:
-            axes.set_yticklabels([])
-        axes.set_xlabel(label, fontsize=8)
+        _label_conditions(axes, i, label)
     return figure
 
 
@@ -140,10 +143,8 @@ def accuracy_pairs(details: pd.DataFrame, favored: str, unfavored: str) -> Figur
         axes.axvline(0.5, color="black", lw=0.8, ls="--")
         axes.set_xlim(low - 0.03, 1.03)
         axes.set_ylim(len(part) - 0.5, -0.5)
-        if i % 3:
-            axes.set_yticklabels([])
-        axes.set_xlabel("accuracy between the labels", fontsize=8)
-    figure.legend(*parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+        _label_conditions(axes, i, "accuracy between the labels")
+    legend_below(figure, parts[0][0], columns=2)
     return figure
 
 
@@ -161,10 +162,8 @@ def condition_dots(table: pd.DataFrame, x: str, *, label: str, names: tuple[str,
         axes.axvline(line, color="black", lw=0.8, ls="--")
         axes.margins(y=0.12)
         axes.invert_yaxis()
-        if i % 3:
-            axes.set_yticklabels([])
-        axes.set_xlabel(label, fontsize=8)
-    figure.legend(*parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+        _label_conditions(axes, i, label)
+    legend_below(figure, parts[0][0], columns=2)
     return figure
 
 
@@ -192,11 +191,11 @@ def cell_rows(
     ]
 
 
-def legend_below(figure: Figure, *axes: Axes) -> None:
+def legend_below(figure: Figure, *axes: Axes, columns: int = 4) -> None:
     """Put the labels of all these axes below the figure."""
     pairs = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
     handles, labels = zip(*pairs, strict=True)
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _by_contrast(table: pd.DataFrame) -> pd.DataFrame:
@@ -234,5 +233,5 @@ def head_dots(
         axes.tick_params(axis="x", rotation=60, labelsize=7)
         axes.margins(x=0.08)
     parts[0][0].set_ylabel(label, fontsize=8)
-    figure.legend(*parts[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, parts[0][0], columns=3)
     return figure

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -138,28 +139,21 @@ def summary(finding: Finding, measured: Measured) -> str:
     return ""
 
 
-class _claimed:
-    """A lock on a cell that is still to be computed; False where it is done, or another process computes it."""
-
-    def __init__(self, cell: Cell, folder: Path) -> None:
-        self._cell, self._folder = cell, folder
-        path = cell.path(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(path.with_suffix(".lock"))
-
-    def __enter__(self) -> bool:
-        if self._cell.is_done(self._folder):
-            return False
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            return False
-        return not self._cell.is_done(self._folder)
-
-    def __exit__(self, *_: object) -> None:
-        if self._lock.is_locked:
-            self._lock.release()
-            Path(self._lock.lock_file).unlink(missing_ok=True)
+@contextmanager
+def _claimed(cell: Cell, folder: Path) -> Iterator[bool]:
+    """Lock a cell that is still to be computed; False where it is done, or another process computes it."""
+    path = cell.path(folder).with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=0)
+    with suppress(Timeout):
+        if not cell.is_done(folder):
+            lock.acquire()
+    try:
+        yield lock.is_locked and not cell.is_done(folder)
+    finally:
+        if lock.is_locked:
+            lock.release()
+            path.unlink(missing_ok=True)
 
 
 def load_cells(folder: Path, findings: Sequence[Finding]) -> Iterator[tuple[Finding, dict[str, Any]]]:
