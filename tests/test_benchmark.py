@@ -17,6 +17,11 @@ from icl_lens.models.view import tl_version
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def small_models_are_explained(monkeypatch):
+    monkeypatch.setattr("experiments.benchmark.__main__.EXPLAINED", ("small",))
+
+
 def run(*arguments):
     import typer
 
@@ -57,6 +62,20 @@ def test_effects_alone(tmp_path):
     assert [name for name, _ in ways[3:]] == list(il.bundled_models())
     assert sum(row[-1].startswith("Spearman") for row in rows) == 6
     assert not any("certified" in row[2] for row in rows)
+
+
+def test_explaining_alone(tmp_path):
+    """Ratios to the forward pass and to the product with W_U, in this order of rows."""
+    out = tmp_path / "explain.md"
+    result = run(*"--only explain --repeats 2 --out".split(), str(out))
+    assert result.exit_code == 0, result.output
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if "| small" in line
+    ]
+    assert [row[2].split()[0] for row in rows] == ["bare", "every", "increases", "explain"]
+    assert float(rows[0][4]) == 1
+    assert rows[1][-1].startswith("1.00 ×")
+    assert float(rows[3][3]) > float(rows[2][3])
 
 
 def test_a_bad_size_is_one_line():

@@ -21,7 +21,7 @@ from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
 from experiments.benchmark.records import Peak, Row
 from experiments.benchmark.report import document
 from experiments.benchmark.two_processes import two_processes
-from experiments.benchmark.variants import measure
+from experiments.benchmark.variants import explaining, measure
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
 from icl_lens.prompts.tasks import load_task
@@ -58,7 +58,9 @@ def batches(
         per_token = (rows[0].seconds or 0.0) / (tokens * batch)
 
 
-Only = Literal["everything", "effects"]
+Only = Literal["everything", "effects", "explain"]
+EXPLAINED = ("smollm2-135m", "gemma-3-270m")
+"""Shapes of the models that one prompt is explained by, for the time."""
 
 
 def on_real_weights(n: int, device: str, *, repeats: int, only: Only = "everything") -> Iterator[Row]:
@@ -110,7 +112,10 @@ def main(
         str, typer.Option(help="Shape of a model that one prompt is explained by, for its memory; empty: none.")
     ] = "llama-7b",
     only: Annotated[
-        Only, typer.Option(help="Everything, or the effects of all heads at the last position, exact and estimated.")
+        Only,
+        typer.Option(
+            help="Everything, all heads' effects at the last position (exact and estimated), or explaining a prompt."
+        ),
     ] = "everything",
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
@@ -134,6 +139,12 @@ def main(
             write_text(out, document(rows, peaks))  # what is measured is not lost
 
     with tempfile.TemporaryDirectory() as temporary:
+        for name in () if only == "effects" else EXPLAINED:
+            build(SHAPES[name], Path(temporary) / name)
+            add(explaining(il.load_model(str(Path(temporary) / name), device=device), name, repeats=repeats))
+        if only == "explain":
+            say.print(f"Table: {out}")
+            return
         for name in dict.fromkeys([shape, "llama-7b"] if device == "cuda" else [shape]):
             folder = Path(temporary) / name
             build(SHAPES[name], folder)

@@ -22,6 +22,10 @@ class Shape:
     d_vocab: int
     d_mlp: int
     dtype: torch.dtype = torch.float32
+    kv_heads: int | None = None
+    d_head: int | None = None
+    tied: bool = False
+    """Whether W_U is the embedding."""
 
 
 SHAPES = {
@@ -29,6 +33,8 @@ SHAPES = {
     for shape in (
         Shape("gpt2-large", "gpt2", 36, 20, 1280, 50257, 5120),
         Shape("llama-7b", "llama", 32, 32, 4096, 32000, 11008, torch.bfloat16),
+        Shape("smollm2-135m", "llama", 30, 9, 576, 49152, 1536, kv_heads=3, tied=True),
+        Shape("gemma-3-270m", "gemma3_text", 18, 4, 640, 262144, 2048, kv_heads=1, d_head=256, tied=True),
         Shape("small", "gpt2", 4, 8, 128, 20000, 512),
     )
 }
@@ -45,11 +51,13 @@ def build(shape: Shape, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     sizes = {"n_layer": shape.layers, "n_head": shape.heads, "n_embd": shape.d_model, "n_inner": shape.d_mlp}
-    if shape.kind == "llama":
+    if shape.kind != "gpt2":
         sizes = {
             "num_hidden_layers": shape.layers,
             "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads or shape.heads,
+            "head_dim": shape.d_head or shape.d_model // shape.heads,
+            "tie_word_embeddings": shape.tied,
             "hidden_size": shape.d_model,
             "intermediate_size": shape.d_mlp,
         }
@@ -65,7 +73,8 @@ def build(shape: Shape, folder: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                parameter.normal_(1.0 if "weight" in name else 0.0, 0.1, generator=generator)
+                gain = "weight" in name and shape.kind != "gemma3_text"  # Gemma stores gains minus 1
+                parameter.normal_(1.0 if gain else 0.0, 0.1, generator=generator)
             elif any(part in name for part in ("c_attn", "q_proj", "k_proj", "v_proj")):
                 parameter.normal_(0.0, 2**0.5 * width, generator=generator)
             elif any(part in name for part in ("wte", "embed_tokens", "lm_head")):

@@ -164,3 +164,26 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
     for turn in range(repeats):
         measured.time_round(model, batch, first=turn == 0)
     yield from measured.rows(name, f"{n} × {n_tokens}", parts)
+
+
+def explaining(model: Any, name: str, *, repeats: int) -> Iterator[Row]:
+    """One prompt's forward pass, product with W_U, increases of all heads and explanation, in turns."""
+    batch = il.tokenize(model, random_prompts(1, 14))
+    acts = il.capture(model, batch)
+    inputs = acts.resid_pre[0].to(acts.readout.dtype)
+    vectors = inputs.repeat_interleave(1 + acts.view.n_heads, dim=0)
+    ways: dict[str, Callable[[], Any]] = {
+        "bare forward": lambda: forward_only(model, batch),
+        "every layer's input and heads times W_U, log-softmax": lambda: torch.log_softmax(
+            vectors @ acts.readout.W_U, -1
+        ),
+        "increases of all heads": lambda: il.head_log_prob_increase(acts, batch.answer_tokens),
+        "explain": lambda: il.explain(model, batch),
+    }
+    for run in ways.values():
+        run()
+    seconds = [[timed(run)[0] for run in ways.values()] for _ in range(repeats)]
+    forward, product, *_ = medians = [statistics.median(column) for column in zip(*seconds, strict=True)]
+    for label, median in zip(ways, medians, strict=True):
+        note = f"{median / product:.2f} × the product with W_U"
+        yield Row(name, f"1 × {batch.tokens.shape[1]}", label, median, median / forward, repeats, note=note)
