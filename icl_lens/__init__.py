@@ -4,9 +4,13 @@
 first used, which keeps `import icl_lens` fast.
 """
 
+import warnings
 from typing import Any
 
 import lazy_loader
+
+# tqdm, which transformers imports, warns in notebooks without ipywidgets and then shows its bars as text.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

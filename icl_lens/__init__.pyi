@@ -58,6 +58,7 @@ from .locate.locate import locate_heads as locate_heads
 from .locate.locate import mean_head_increases as mean_head_increases
 from .locate.mean_effects import MeanEffects as MeanEffects
 from .locate.mean_effects import locate_effects as locate_effects
+from .model_comparison import compare_models as compare_models
 from .models.head import Head as Head
 from .models.load import bundled_models as bundled_models
 from .models.load import load_model as load_model
@@ -75,6 +76,7 @@ from .report import plots as plots
 from .report import tables as tables
 from .report.comparison import Comparison as Comparison
 from .report.comparison import compare as compare
+from .report.model_comparison import ModelComparison as ModelComparison
 from .task_behavior import TaskCheck as TaskCheck
 from .task_behavior import task_check as task_check
 

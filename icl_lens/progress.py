@@ -48,10 +48,33 @@ def progress_bar(console: "Console | None" = None, *, hidden: bool = False) -> I
 
 
 @contextmanager
+def notebook_bar() -> Iterator[Progress]:
+    """Like `progress_bar`, as text that every notebook can show: rich's bars need ipywidgets."""
+    from tqdm import tqdm
+
+    bars: dict[str, tqdm] = {}
+
+    def advance(what: str, done: int, total: int) -> None:
+        if not total:  # no work left
+            return
+        if what not in bars:
+            bars[what] = tqdm(desc=NAMES.get(what, what), total=total, unit=" prompts", leave=False, position=0)
+        bars[what].update(done - bars[what].n)
+
+    try:
+        yield advance
+    finally:
+        for bar in bars.values():
+            bar.close()
+
+
+@contextmanager
 def reported(progress: Progress | bool | None) -> Iterator[Progress]:
     """Yield a callback: the given one, that of a progress bar for True, or one that does nothing."""
     if progress is True:
-        with progress_bar() as advance:
+        from rich.console import Console
+
+        with notebook_bar() if Console().is_jupyter else progress_bar() as advance:
             yield advance
     else:
         yield progress if callable(progress) else lambda *_: None

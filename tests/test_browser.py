@@ -291,8 +291,11 @@ NOTEBOOK = """
 import sys
 sys.path.insert(0, {tests!r})
 import explanations as ex, torch
+import icl_lens as il
 from icl_lens import Head
 from icl_lens.report import html
+model = il.load_model("icl-mini", device="cpu")
+il.locate_heads(model, il.tokenize(model, il.load_task("sentiment-number", n=4)), progress=True)
 e = ex.made(words=["</script><script>alert(1)</script>"])
 ---
 e
@@ -330,6 +333,9 @@ def notebook(tmp_path_factory):
     made = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     (folder / "look.ipynb").write_text(json.dumps(made))
     convert(folder, "--execute", "--to", "notebook", "--inplace")
+    printed = json.loads((folder / "look.ipynb").read_text())["cells"][0]["outputs"]
+    assert "locating heads" in str(printed), "a progress bar, and without ipywidgets no warning about it"
+    assert "Warning" not in str(printed)
     return folder
 
 

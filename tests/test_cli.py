@@ -274,7 +274,7 @@ def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
         (["compare", "love : bar one :", "-t", "sentiment-number"], "no effect with a task"),
         (["explain", "--layout", "reorder"], "--layout has no effect here"),
         (["compare", "love : bar one :", "--labels", "a,b"], "--labels has no effect here"),
-        (["compare"], "pass two prompts, or a task"),
+        (["compare"], "pass two prompts, a task"),
         (["explain", "-t", "sentiment-number", "--max-words", "3"], "--max-words has no effect here"),
     ],
 )

@@ -1,12 +1,18 @@
 """`icl-lens compare` and `--open`: what is printed, written and opened."""
 
+import json
+import shutil
 import sys
 import webbrowser
+from dataclasses import replace
 
 import families
 import pytest
+import torch
 import transformers
+from tolerance import assert_close
 
+import icl_lens as il
 from icl_lens.cli import main
 
 OTHER = families.PROMPT.replace("one :", "hate :")
@@ -49,22 +55,102 @@ def test_two_prompts(run, tiny, tmp_path, opened):
     assert code == 0
     assert "Probability of each label" in out
     assert "increase changed most, nats (A: foo, B: bar)" in out
-    assert "L0H" in out
+    assert "contrast in A" in out
     assert "A explains" in file.read_text()
     assert opened == []
 
 
-def test_a_model_does_not_differ_from_itself(run, tiny, family_folder):
-    code, out, _ = run("compare", families.PROMPT, "-m", tiny, "--model-b", family_folder("gpt2"), "-a", "foo")
+@pytest.mark.parametrize("by", ["increase", "effect"])
+def test_a_model_does_not_differ_from_itself_on_the_default_prompt(run, tiny, family_folder, by):
+    code, out, _ = run("compare", "-m", tiny, "--model-b", family_folder("gpt2"), "--by", by)
     assert code == 0
-    changes = [line.split()[-1] for line in out.splitlines() if line.strip().startswith("L")]
-    assert set(changes) == {"+0.000"}
+    assert f"whose {by} changed most, nats (A: foo, B: foo)" in out
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith("L")]
+    assert {row[i] for row in rows for i in range(3, len(row), 3)} == {"+0.000"}
 
 
-def test_nothing_to_compare_is_said(run, tiny):
-    code, _, err = run("compare", families.PROMPT, "-m", tiny)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((families.PROMPT,), "pass two prompts, a task, or a second model with --model-b"),
+        (("-t", "sentiment-number", "-n", 3), "-n must be 1 without a second model and a task, got 3"),
+    ],
+)
+def test_nothing_to_compare_is_said(run, tiny, arguments, message):
+    code, _, err = run("compare", *arguments, "-m", tiny)
     assert code == 2
-    assert "pass a second prompt, or a second model with --model-b" in err
+    assert message in err
+
+
+@pytest.fixture(scope="module")
+def noised(tiny, tmp_path_factory):
+    """The folder of the same model with noise on its weights."""
+    folder = tmp_path_factory.mktemp("noised")
+    shutil.copytree(tiny, folder, dirs_exist_ok=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.02)
+    model.save_pretrained(folder)
+    return folder
+
+
+TASK = ("-t", "feeling-count", "--demonstrations", 1, "-n", 6, "--no-check")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A word list in the tiny models' words."""
+    file = tmp_path_factory.mktemp("words") / "words.json"
+    file.write_text(json.dumps({"categories": {"feeling": ["love", "like", "hate"], "count": ["eight", "two", "one"]}}))
+    return file
+
+
+@pytest.mark.parametrize("by", ["increase", "contrast", "effect"])
+def test_two_models_over_a_task(run, tiny, noised, words, tmp_path, by):
+    """Means are those of the functions, intervals those of paired differences; page and figure show all heads."""
+    page = tmp_path / "both.html"
+    code, out, err = run("compare", *TASK, "--path", words, "-m", tiny, "--model-b", noised, "--by", by, "--html", page)
+    assert code == 0, err
+    models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
+    prompts = il.load_task("feeling-count", path=words, demonstrations=1, n=6, layout="random")
+    both = il.compare_models(*models, prompts, by=by)
+    for model, side, column in zip(models, (both.a, both.b), "ab", strict=True):
+        batch = il.tokenize(model, prompts)
+        against = batch.other_label_tokens if by == "contrast" else None
+        effects = il.head_effects(model, batch, positions="last").log_prob.mean(0)
+        expected = effects if by == "effect" else il.mean_head_increases(model, batch, against=against)
+        frame = both.to_frame().sort_values(["layer", "head"])
+        assert_close(frame[column].to_numpy(), expected.flatten())
+        assert_close(side["log p"], il.label_log_probs(model, batch).gather(1, batch.answer[:, None])[:, 0])
+    first = both.to_frame().iloc[0]
+    differences = (both.b[by] - both.a[by])[:, first.layer, first["head"]]
+    assert (first.change, first.low, first.high) == tuple(il.metrics.bootstrap_interval(differences))
+    assert both.to_frame()["change"].abs().is_monotonic_decreasing
+    assert f"{first['name']} {first.a:+.3f} {first.b:+.3f} {first.change:+.3f}" in " ".join(out.split())
+    assert "mean contrast changed most" in out
+    (figure,) = both.figures.values()
+    points = figure.axes[0].collections[0].get_offsets()
+    assert points.tolist() == both.to_frame()[["a", "b"]].to_numpy().tolist()
+    assert page.read_text() == both.to_html()
+    assert page.read_text().count("<circle") == len(points)
+    shown = both._repr_html_().partition('<div class="icl-lens-twin">')[2]
+    assert f"{first['name']}</td>" in shown
+    assert first["name"] in repr(both)
+
+
+def test_models_of_other_shapes_and_prompts_without_answers(gpt2, words):
+    prompts = il.load_task("feeling-count", path=words, demonstrations=1, n=2)
+    both = il.compare_models(gpt2, gpt2, prompts)
+    narrow = replace(both, b={**both.b, "increase": both.b["increase"][:, :2]})
+    assert not narrow.same_heads
+    assert "do not correspond" in narrow.to_html()
+    with pytest.raises(il.InputError, match=r"same \(layers, heads\)"):
+        narrow.to_frame()
+    for wrong in (prompts[:1], [il.Prompt.parse(families.PROMPT)] * 2):
+        with pytest.raises(il.InputError, match="at least two prompts with answers"):
+            il.compare_models(gpt2, gpt2, wrong)
 
 
 def test_open_writes_a_page_and_opens_it(run, tiny, opened, tmp_path, monkeypatch):

@@ -9,13 +9,16 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from icl_lens.cli.console import PlainConsole, new_table
+from icl_lens.cli.console import PlainConsole, new_table, progress
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, PageOptions, ReadoutOptions, TaskOptions
+from icl_lens.cli.options import PAPER_ANSWER, PAPER_PROMPT, By, ModelOptions, PageOptions, ReadoutOptions, TaskOptions
 from icl_lens.report.number_format import percent
 
 if TYPE_CHECKING:
     from icl_lens.explanation import Explanation
+    from icl_lens.report.model_comparison import ModelComparison
+
+N_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +57,33 @@ def compare(
     task: TaskOptions,
     reading: ReadoutOptions,
     models: TwoModels,
-    a: Annotated[str | None, typer.Argument(help="First prompt.", show_default=False)] = None,
+    a: Annotated[
+        str | None, typer.Argument(help="First prompt.", show_default=f"{PAPER_PROMPT}, with --model-b")
+    ] = None,
     b: Annotated[str | None, typer.Argument(help="Second prompt.", show_default="the first")] = None,
     answer: Annotated[str | None, typer.Option("--answer", "-a", help="Correct label of A.")] = None,
     answer_b: Annotated[str | None, typer.Option(help="Correct label of B.", show_default="model's prediction")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Prompts of a task, for two models.")] = 1,
+    by: Annotated[By | None, typer.Option(help="Score that ranks the heads' changes.", show_default="increase")] = None,
     seed: Annotated[int, typer.Option(help="Seed for sampling a task's prompts.")] = 0,
 ) -> None:
     """Compare two prompts on one model, or two models on one prompt: answers and heads.
 
-    With --task or --path, A and B are a task's first two prompts, or its first prompt on two models. With --html, the
-    page also compares layers and attention.
+    With --task or --path, A and B are a task's first two prompts, or its first prompt on two models; with -n, means
+    over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or shows
+    all heads of both models.
     """
-    from icl_lens import InputError, explain
+    from icl_lens import InputError, compare_models, explain
     from icl_lens.files import check_writable
     from icl_lens.report.comparison import compare as compared
 
-    prompts: list[Any] = task.sample_prompts(2 if models.one else 1, seed=seed, conflicting=(a, b, answer, answer_b))
+    if n > 1 and (models.one or task.name is None):
+        raise InputError(f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task")
+    prompts: list[Any] = task.sample_prompts(2 if models.one else n, seed=seed, conflicting=(a, b, answer, answer_b))
+    if not prompts and models.one and b is None:
+        raise InputError("nothing to compare; pass two prompts, a task, or a second model with --model-b")
     if not prompts and a is None:
-        raise InputError("nothing to compare; pass two prompts, or a task with --task or --path")
-    if not prompts and b is None and models.one:
-        raise InputError("nothing to compare; pass a second prompt, or a second model with --model-b")
+        a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
     check_writable(output.html)
     first, second = models.both()
     prompts = prompts or [a, a if b is None else b]
@@ -84,11 +94,24 @@ def compare(
         "prepend_bos": reading.bos,
         "final_norm": reading.final_norm,
         "bias": reading.bias,
+        "by": by,
     }
+    console = PlainConsole()
+    if n > 1:
+        settings["by"] = by or "increase"
+        for side, model in zip("AB", (first, second) if task.check else (), strict=False):
+            console.print(f"{side}: ", end="")
+            task.print_behavior(console, model, reading, seed=seed)
+        with progress() as report:
+            both = compare_models(first, second, prompts, progress=report, **settings)
+        page = output.write(both.to_html)
+        console.print(_task_answers(both))
+        console.print(_task_heads(both))
+        output.show(page, console)
+        return
     before = explain(first, prompts[0], answer=answer, **settings)
     after = explain(second, prompts[-1], answer=answer_b, **settings)
     page = output.write(lambda: compared(before, after).to_html())
-    console = PlainConsole()
     console.print(_answers(before, after))
     console.print(_heads(before, after))
     output.show(page, console)
@@ -107,22 +130,55 @@ def _probability(side: "Explanation", label: str) -> str:
 
 def _heads(before: "Explanation", after: "Explanation") -> Group:
     """Return the heads that changed most, or the best heads of each if the models differ in shape."""
-    from icl_lens.report.html import most_changed
+    from icl_lens.report.comparison import compare as compared
+    from icl_lens.report.html.compare import compared_scores
 
-    targets = f"A: {before.target}, B: {after.target}"
-    shapes = {(len(side.head_increases), len(side.head_increases[0])) for side in (before, after)}
-    if len(shapes) == 2:
-        table = new_table("A", "nats", "B", "nats")
+    targets, both = f"A: {before.target}, B: {after.target}", compared(before, after)
+    if not both.same_heads:
+        table = new_table("A", before.settings.by, "B", after.settings.by)
         for x, y in zip(before.heads, after.heads, strict=False):
-            table.add_row(str(x.head), f"{x.increase:+.3f}", str(y.head), f"{y.increase:+.3f}")
-        return Group(Text(f"Heads with the largest increase ({targets})", "bold"), table)
-    table = new_table("head", "A", "B", "change")
-    for head in most_changed(before, after):
-        x, y = (side.head_increases[head.layer][head.head] for side in (before, after))
-        table.add_row(str(head), f"{x:+.3f}", f"{y:+.3f}", f"{y - x:+.3f}")
+            scores = x.scores[before.settings.by], y.scores[after.settings.by]
+            table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
+        return Group(Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
+    names = compared_scores(before, after)
+    table = new_table("head", *(column for by in names for column in (f"{by} in A", "in B", "change")))
+    prefixes = ["", *(f"{by}_" for by in names[1:])]
+    for row in both.to_frame().head(N_SHOWN).to_dict("records"):
+        scores = [row[prefix + column] for prefix in prefixes for column in ("a", "b", "change")]
+        table.add_row(row["name"], *(f"{score:+.3f}" for score in scores))
     note = (
         ""
         if before.model == after.model
         else "Heads of two models correspond only if one model was trained from the other."
     )
-    return Group(Text(f"Heads whose increase changed most, nats ({targets})", "bold"), table, Text(note, "dim"))
+    return Group(Text(f"Heads whose {names[0]} changed most, nats ({targets})", "bold"), table, Text(note, "dim"))
+
+
+def _task_answers(both: "ModelComparison") -> Group:
+    table = new_table("", "A", "B", "change", "95 % interval")
+    for row in both.summary().to_dict("records"):
+        shown = percent if row["measure"] == "accuracy" else "{:+.3f}".format
+        table.add_row(row["measure"], shown(row["a"]), shown(row["b"]), f"{row['change']:+.3f}", _interval(row))
+    return Group(
+        Text(f"Answers to {both.n_prompts} prompts: {both.models[0]} (A) and {both.models[1]} (B)", "bold"), table
+    )
+
+
+def _task_heads(both: "ModelComparison") -> Group:
+    if not both.same_heads:
+        return Group(
+            Text("The models have different numbers of layers or heads, so their heads do not correspond.", "dim")
+        )
+    found = []
+    ranked: list[By] = [both.by, "increase", "contrast"]
+    for by in dict.fromkeys(ranked):
+        table = new_table("head", "A", "B", "change", "95 % interval")
+        for row in both.to_frame(by).head(N_SHOWN).to_dict("records"):
+            table.add_row(row["name"], *(f"{row[name]:+.3f}" for name in ("a", "b", "change")), _interval(row))
+        found += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
+    note = "Heads of two models correspond only if one model was trained from the other."
+    return Group(*found, Text(note, "dim"))
+
+
+def _interval(row: dict[Any, Any]) -> str:
+    return f"{row['low']:+.3f} … {row['high']:+.3f}"

@@ -8,9 +8,8 @@ import pandas as pd
 
 from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
-from icl_lens.models.head import Head
-from icl_lens.report.findings import Findings
-from icl_lens.report.html.compare import compare_inline, compare_page
+from icl_lens.report.findings import By, Findings
+from icl_lens.report.html.compare import compare_inline, compare_page, compared_scores
 from icl_lens.report.html.page import write_page
 
 SHOWN = 8
@@ -25,7 +24,7 @@ class Comparison:
         >>> b = il.explain(model, "love : bar eight : foo two : foo one :", answer="foo")
         >>> both = il.compare(a, b)
         >>> both.to_frame().columns.tolist()
-        ['layer', 'head', 'name', 'a', 'b', 'change']
+        ['layer', 'head', 'name', 'a', 'b', 'change', 'contrast_a', 'contrast_b', 'contrast_change']
     """
 
     a: Findings
@@ -37,9 +36,11 @@ class Comparison:
         return _shape(self.a) == _shape(self.b)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return every head's increases and their change (nats), largest change first: layer, head, name, a, b, change.
+        """Return every head's scores in A and B and their change (nats), largest change first.
 
-        Increases refer to each explanation's own target. Raises InputError if the models have different numbers of
+        Columns: layer, head, name, a, b, change, and contrast_a, contrast_b and contrast_change if both explanations
+        have contrasts. The first score is the one that ranks the heads of both explanations, or the increase if these
+        differ. Scores refer to each explanation's own target. Raises InputError if the models have different numbers of
         layers or heads.
         """
         if not self.same_heads:
@@ -47,12 +48,14 @@ class Comparison:
                 f"models must have the same (layers, heads), got {_shape(self.a)} for {self.a.model} and "
                 f"{_shape(self.b)} for {self.b.model}; use a.to_frame() and b.to_frame() instead"
             )
-        rows = [
-            {"layer": layer, "head": head, "name": str(Head(layer, head)), "a": x, "b": y, "change": y - x}
-            for layer, (row_a, row_b) in enumerate(zip(self.a.head_increases, self.b.head_increases, strict=True))
-            for head, (x, y) in enumerate(zip(row_a, row_b, strict=True))
-        ]
-        return pd.DataFrame(rows).sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
+        first, *others = compared_scores(self.a, self.b)
+        frame = self.a.to_frame("heads").filter(["layer", "head", "name"])
+        named: list[tuple[By, str]] = [(first, ""), *((by, f"{by}_") for by in others)]
+        for by, prefix in named:
+            for side, e in (("a", self.a), ("b", self.b)):
+                frame[f"{prefix}{side}"] = [score for row in e.scores_by(by) for score in row]
+            frame[f"{prefix}change"] = frame[f"{prefix}b"] - frame[f"{prefix}a"]
+        return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
     @overload
     def to_html(self, path: None = None) -> str: ...

@@ -210,8 +210,11 @@ class Findings:
     @property
     def head_scores(self) -> tuple[tuple[float, ...], ...]:
         """The scores [layer head] that rank heads, nats."""
-        scores = {"increase": self.head_increases, "contrast": self.head_contrasts, "effect": self.head_effects}
-        return scores[self.settings.by]
+        return self.scores_by(self.settings.by)
+
+    def scores_by(self, by: By) -> tuple[tuple[float, ...], ...]:
+        """Return one score [layer head] of all heads, nats; empty if it was not computed."""
+        return {"increase": self.head_increases, "contrast": self.head_contrasts, "effect": self.head_effects}[by]
 
     @property
     def scored_tokens(self) -> tuple[str, ...]:

@@ -201,6 +201,33 @@ def attention_scatter(
     return figure
 
 
+def head_scatter(
+    heads: pd.DataFrame,
+    *,
+    names: tuple[str, str] = ("A", "B"),
+    k: int = 5,
+    label: str = _INCREASE,
+    width: float = COLUMN,
+) -> Figure:
+    """Plot each head's score in B over its score in A, with the line of equal scores; name the `k` that changed most.
+
+    Columns: name (L22H0), a, b. Raises InputError for missing columns or an empty table.
+    """
+    _require(heads, "name", "a", "b")
+    figure = _figure(width, width)
+    ax = figure.subplots()
+    ax.axline((0, 0), slope=1, color=GRAY, linewidth=0.6)
+    ax.scatter(heads["a"], heads["b"], s=10, color=BLUE, alpha=0.6, linewidths=0)
+    rows = sorted(zip(heads["name"], heads["a"], heads["b"], strict=True), key=lambda row: -abs(row[2] - row[1]))
+    for name, x, y in rows[:k]:
+        ax.annotate(name, (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
+    ax.set_xlabel(f"{_plain(names[0])}: {label}")
+    ax.set_ylabel(f"{_plain(names[1])}: {label}")
+    ax.margins(0.1)
+    _tidy(ax)
+    return figure
+
+
 def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
     """Return an explanation's figures: "layers", "heads" (heatmap) and "top_heads" (located heads)."""
     return {

@@ -1,12 +1,12 @@
 """A page that compares two explanations; templates/compare.html.j2 draws it."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.command import command
-from icl_lens.report.findings import Findings
+from icl_lens.report.findings import By, Findings
 from icl_lens.report.html.heads import attention_bar, label_sum
 from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
 from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
@@ -33,7 +33,9 @@ def compare_inline(a: Findings, b: Findings) -> str:
 
 
 def most_changed(a: Findings, b: Findings) -> list[Head]:
-    """Return the heads whose increase differs most between two explanations, largest change first.
+    """Return the heads whose score differs most between two explanations, largest change first.
+
+    The score is the one that ranks the heads of both explanations, or the increase if these differ.
 
     Raises InputError if the models have different numbers of layers or heads.
     """
@@ -44,7 +46,8 @@ def most_changed(a: Findings, b: Findings) -> list[Head]:
         )
     n_layers, n_heads = _shape(a)
     heads = [Head.from_index(index, n_heads) for index in range(n_layers * n_heads)]
-    heads.sort(key=lambda head: -abs(_increase(b, head) - _increase(a, head)))
+    x, y = (e.scores_by(compared_by(a, b)) for e in (a, b))
+    heads.sort(key=lambda head: -abs(y[head.layer][head.head] - x[head.layer][head.head]))
     return heads[:N_CHANGED]
 
 
@@ -52,8 +55,15 @@ def _shape(e: Findings) -> tuple[int, int]:
     return len(e.head_increases), len(e.head_increases[0])
 
 
-def _increase(e: Findings, head: Head) -> float:
-    return e.head_increases[head.layer][head.head]
+def compared_by(a: Findings, b: Findings) -> By:
+    """Return the score that ranks the heads of both explanations, or the increase if they are ranked differently."""
+    return a.settings.by if a.settings.by == b.settings.by else "increase"
+
+
+def compared_scores(a: Findings, b: Findings) -> list[By]:
+    """Return the scores that both explanations have of every head; the one that ranks changes is first."""
+    first = compared_by(a, b)
+    return [first, *(by for by in get_args(By) if by != first and a.scores_by(by) and b.scores_by(by))]
 
 
 def _content(a: Findings, b: Findings) -> dict[str, Any]:
@@ -70,6 +80,7 @@ def _content(a: Findings, b: Findings) -> dict[str, Any]:
         "same_prompt": a.prompt == b.prompt and a.text == b.text,
         "answers": _answers(a, b) if set(a.labels) == set(b.labels) else None,
         "changed": None,
+        "by": compared_by(a, b),
     }
     if same_heads:
         heads = most_changed(a, b)
@@ -83,8 +94,9 @@ def _content(a: Findings, b: Findings) -> dict[str, Any]:
 def _side(name: str, e: Findings, other: Findings) -> dict[str, Any]:
     """Return what the page shows of each explanation by itself."""
     chips, word = label_chips(e), e.next_tokens[0][0] if e.is_plain_text else e.predicted
-    reach = largest([report.increase for report in e.heads])
-    best = [[str(report.head), Bar.signed(report.increase, reach)] for report in e.heads]
+    by = e.settings.by
+    reach = largest([report.scores[by] for report in e.heads])
+    best = [[str(report.head), Bar.signed(report.scores[by], reach)] for report in e.heads]
     attention: list[list[Cell]] = []
     for report in e.heads:
         weights = report.label_attention(e.label_positions)
@@ -98,7 +110,7 @@ def _side(name: str, e: Findings, other: Findings) -> dict[str, Any]:
         "answer": answer(e),
         "layer_charts": layer_charts(e, other),
         "layers": layers_table(e),
-        "best": Table(["head", "#increase, nats"], best),
+        "best": Table(["head", f"#{by}, nats"], best),
         "attention": Table(["head", *(["#to ", chip] for chip in chips.values())], attention, "located"),
         "command": command(e),
     }
@@ -113,18 +125,23 @@ def _answers(a: Findings, b: Findings) -> Table:
 
 
 def _changed_table(a: Findings, b: Findings, heads: list[Head]) -> Table:
-    values = [(head, _increase(a, head), _increase(b, head)) for head in heads]
-    reach = largest([y - x for _, x, y in values])
-    rows = [[str(head), signed(x), signed(y), Bar.signed(y - x, reach)] for head, x, y in values]
-    return Table(["head", "#A, nats", "#B, nats", "#change, nats"], rows)
+    columns: list[Cell] = ["head"]
+    rows: list[list[Cell]] = [[str(head)] for head in heads]
+    for by in compared_scores(a, b):
+        x, y = ([e.scores_by(by)[head.layer][head.head] for head in heads] for e in (a, b))
+        changes = [after - before for before, after in zip(x, y, strict=True)]
+        columns += [f"#{by} in A", "#in B", "#change, nats"]
+        for row, *values, change in zip(rows, x, y, changes, strict=True):
+            row += [*map(signed, values), Bar.signed(change, largest(changes))]
+    return Table(columns, rows, "located")
 
 
 def _change_map(a: Findings, b: Findings, heads: list[Head]) -> HeadMap:
     changes = [
         [y - x for x, y in zip(row_a, row_b, strict=True)]
-        for row_a, row_b in zip(a.head_increases, b.head_increases, strict=True)
+        for row_a, row_b in zip(*(e.scores_by(compared_by(a, b)) for e in (a, b)), strict=True)
     ]
-    return HeadMap(changes, set(heads), "change of increase, B minus A, nats")
+    return HeadMap(changes, set(heads), f"change of {compared_by(a, b)}, B minus A, nats")
 
 
 def _attention_table(a: Findings, b: Findings, heads: list[Head], names: list[str]) -> Table:

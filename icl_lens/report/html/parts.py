@@ -171,6 +171,21 @@ class HeadMap:
 
 
 @dataclass(frozen=True)
+class Scatter:
+    """Points with a name, x, y (both of the score `name`), and whether they are emphasized."""
+
+    name: str
+    points: Sequence[tuple[str, float, float, bool]]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Both axes' ends, with zero between them."""
+        values = [value for _, x, y, _ in self.points for value in (x, y)]
+        low, high = min(0.0, *values), max(0.0, *values)
+        return low, high if high > low else 1.0
+
+
+@dataclass(frozen=True)
 class Strip:
     """Tokens colored by circuitsvis: by signed value on a scale up to `reach`, or by `attention`.
 

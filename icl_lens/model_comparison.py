@@ -1,0 +1,82 @@
+"""Compare two models over many prompts: scores of the answers and of every head, with intervals of the differences."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from icl_lens.activations.activations import capture
+from icl_lens.attribution.increases import head_log_prob_increase
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.effects import head_effects
+from icl_lens.metrics import is_correct, label_log_odds
+from icl_lens.models.readout import FinalNorm
+from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress, reported
+from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.report.findings import By
+from icl_lens.report.model_comparison import ModelComparison
+
+# Tokens per forward pass.
+PASS_TOKENS = 2048
+
+
+def compare_models(
+    a: Any,
+    b: Any,
+    prompts: Sequence[Prompt],
+    *,
+    by: By = "increase",
+    template: Template | None = None,
+    prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+    progress: Progress | bool | None = None,
+) -> ModelComparison:
+    """Compare two models on the same prompts, for example a model before and after fine-tuning.
+
+    Each prompt's answer is scored by both models: whether it is the most probable label, log p(answer), and
+    log p(answer) − log Σ p(other labels). So is each head: its increase, its contrast and, with `by="effect"`, the drop
+    of log p(answer) if it is zeroed at the last position. `by` selects the score that ranks heads by its mean change.
+    `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`; `progress=True` shows a progress bar.
+
+    Raises InputError for fewer than two prompts, prompts without an answer, or an unknown `by`.
+
+    Example:
+        >>> prompts = il.load_task("sentiment-number", n=4)
+        >>> both = il.compare_models(model, model, prompts)
+        >>> both.to_frame().columns.tolist()
+        ['layer', 'head', 'name', 'a', 'b', 'change', 'low', 'high']
+        >>> both.summary()["change"].tolist()
+        [0.0, 0.0, 0.0]
+    """
+    check_choice("by", by, get_args(By))
+    if len(prompts) < 2 or any(prompt.answer is None for prompt in prompts):
+        raise InputError("prompts must be at least two prompts with answers; use il.compare for a single prompt")
+    tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
+    sides = []
+    with reported(progress) as report:
+        for model in (a, b):
+            batch = tokenize(model, prompts, template=template or Template(), **tokenizing)
+            pieces: list[dict[str, torch.Tensor]] = []
+            for rows in batch.split(max(1, PASS_TOKENS // batch.tokens.shape[1])):
+                acts, choices = capture(model, rows), rows.label_mask
+                scores = acts.label_log_probs.cpu()
+                options: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
+                others = rows.other_label_tokens
+                found = {
+                    "accuracy": is_correct(scores, rows.answer, choices=choices),
+                    "log p": scores.gather(1, rows.answer.cpu()[:, None])[:, 0],
+                    "log-odds": label_log_odds(scores, rows.answer, choices=choices),
+                    "increase": head_log_prob_increase(acts, rows.answer_tokens, **options),
+                    "contrast": head_log_prob_increase(acts, rows.answer_tokens, against=others, **options),
+                }
+                if by == "effect":
+                    found["effect"] = head_effects(model, rows, positions="last").log_prob
+                pieces.append({name: value.cpu().double() for name, value in found.items()})
+                done = len(sides) * len(prompts) + sum(len(piece["log p"]) for piece in pieces)
+                report("comparing", done, 2 * len(prompts))
+            sides.append({name: torch.cat([piece[name] for piece in pieces]).numpy() for name in pieces[0]})
+    return ModelComparison((ModelView.of(a).name, ModelView.of(b).name), by, *sides)

@@ -1,0 +1,178 @@
+"""Two models compared over many prompts, as tables, a figure and a page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, overload
+
+import numpy as np
+import pandas as pd
+
+from icl_lens.display import format_signed, text_table
+from icl_lens.errors import InputError
+from icl_lens.metrics import bootstrap_interval
+from icl_lens.models.head import Head
+from icl_lens.report.findings import By
+from icl_lens.report.html.page import write_page
+from icl_lens.report.html.parts import Bar, Cell, HeadMap, Scatter, Table, largest
+from icl_lens.report.html.templating import render_notebook, render_page
+from icl_lens.report.number_format import percent, signed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEMPLATE, SHOWN = "compare_models.html.j2", 12
+MEASURES = ("accuracy", "log p", "log-odds")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelComparison:
+    """Scores of the same prompts by two models, A and B, returned by `compare_models`.
+
+    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
+    "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "increase", "contrast" and, if
+    heads are ranked by it, "effect" (nats).
+
+    Example:
+        >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))
+        >>> both.summary().columns.tolist()
+        ['measure', 'a', 'b', 'change', 'low', 'high']
+    """
+
+    models: tuple[str, str]
+    by: By
+    a: Mapping[str, np.ndarray]
+    b: Mapping[str, np.ndarray]
+
+    @property
+    def n_prompts(self) -> int:
+        """Number of prompts."""
+        return len(self.a["log p"])
+
+    @property
+    def same_heads(self) -> bool:
+        """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
+        return self.a["increase"].shape == self.b["increase"].shape
+
+    def summary(self) -> pd.DataFrame:
+        """Return means over prompts: measure, a, b, change, and the change's 95 % paired bootstrap interval."""
+        return pd.DataFrame([{"measure": name, **_change(self.a[name], self.b[name])} for name in MEASURES])
+
+    def to_frame(self, by: By | None = None) -> pd.DataFrame:
+        """Return each head's mean score in A and B and its change with a 95 % interval, nats, largest change first.
+
+        Intervals are paired bootstrap intervals over prompts. Raises InputError if the models have different numbers of
+        layers or heads, or for a score that was not computed.
+        """
+        by = by or self.by
+        if not self.same_heads or by not in self.a:
+            raise InputError(
+                f"models must have the same (layers, heads) and scores of every head by {by!r}, got "
+                f"{self.a['increase'].shape[1:]} and {self.b['increase'].shape[1:]} with {', '.join(self.a)}"
+            )
+        a, b = self.a[by], self.b[by]
+        rows = [
+            {"layer": layer, "head": head, "name": str(Head(layer, head))}
+            | _change(a[:, layer, head], b[:, layer, head])
+            for layer, head in np.ndindex(a.shape[1:])
+        ]
+        return pd.DataFrame(rows).sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
+
+    @cached_property
+    def figures(self) -> "dict[str, Figure]":
+        """Matplotlib figures by name: "heads", a scatter plot of every head's mean score in A and B."""
+        from icl_lens.report import plots  # import matplotlib only if figures are requested
+
+        names = (f"A: {self.models[0]}", f"B: {self.models[1]}")
+        return {"heads": plots.head_scatter(self.to_frame(), names=names, label=f"mean {self.by} (nats)")}
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | Path) -> None: ...
+    def to_html(self, path: str | Path | None = None) -> str | None:
+        """Return a self-contained page, or write it to `path` atomically."""
+        page = render_page(TEMPLATE, **self._content())
+        if path is None:
+            return page
+        write_page(page, path)
+        return None
+
+    def _repr_html_(self) -> str:
+        return render_notebook(TEMPLATE, height=720, **self._content())
+
+    def __repr__(self) -> str:
+        correct = [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)]
+        title = (
+            f"ModelComparison({self.n_prompts} prompts: {correct[0]} correct, A, {self.models[0]}; {correct[1]}, B, "
+        )
+        title += f"{self.models[1]}; heads by change of {self.by}, nats)"
+        if not self.same_heads:
+            return title
+        frame = self.to_frame().head(SHOWN)
+        columns = {"head": frame["name"].tolist()}
+        columns |= {name: list(map(format_signed, frame[name])) for name in ("a", "b", "change", "low", "high")}
+        return text_table(title, columns, total=self.a["increase"][0].size)
+
+    def _content(self) -> dict[str, Any]:
+        measures: list[list[Cell]] = [
+            [
+                row["measure"],
+                *map(percent if row["measure"] == "accuracy" else signed, (row["a"], row["b"])),
+                signed(row["change"]),
+                _interval(row),
+            ]
+            for row in self.summary().to_dict("records")
+        ]
+        content: dict[str, Any] = {
+            "title": "Two models compared",
+            "element": False,
+            "circuitsvis": False,
+            "both": self,
+            "correct": [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)],
+            "measures": Table(["", "#A", "#B", "#change", "#95 % interval"], measures),
+            "same_heads": self.same_heads,
+        }
+        if not self.same_heads:
+            return content | {"tables": [], "best": [self._best("A", self.a), self._best("B", self.b)]}
+        rows = self.to_frame().to_dict("records")
+        changed = {Head(row["layer"], row["head"]) for row in rows[:SHOWN]}
+        ranked: list[By] = [self.by, *(by for by in get_args(By)[:2] if by != self.by)]
+        return content | {
+            "tables": [(by, _table(self.to_frame(by).to_dict("records")[:SHOWN])) for by in ranked],
+            "changes": HeadMap(
+                (self.b[self.by] - self.a[self.by]).mean(0).tolist(), changed, f"change of {self.by}, B minus A, nats"
+            ),
+            "scatter": Scatter(
+                f"mean {self.by}, nats", [(row["name"], row["a"], row["b"], i < SHOWN) for i, row in enumerate(rows)]
+            ),
+        }
+
+    def _best(self, name: str, side: Mapping[str, np.ndarray]) -> tuple[str, Table]:
+        means = side[self.by].mean(0)
+        heads = [Head.from_index(int(index), means.shape[1]) for index in np.argsort(-means, axis=None)[:SHOWN]]
+        reach = largest([float(means[head]) for head in heads])
+        rows: list[list[Cell]] = [[str(head), Bar.signed(float(means[head]), reach)] for head in heads]
+        return name, Table(["head", f"#mean {self.by}, nats"], rows)
+
+
+def _change(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+    interval = bootstrap_interval(b - a)
+    return {"a": float(a.mean()), "b": float(b.mean()), "change": interval.value} | {
+        "low": interval.low,
+        "high": interval.high,
+    }
+
+
+def _interval(row: Mapping[Any, Any]) -> str:
+    return f"{signed(row['low'])} … {signed(row['high'])}"
+
+
+def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
+    reach = largest([row["change"] for row in rows])
+    cells: list[list[Cell]] = [
+        [row["name"], signed(row["a"]), signed(row["b"]), Bar.signed(row["change"], reach), _interval(row)]
+        for row in rows
+    ]
+    return Table(["head", "#A, nats", "#B, nats", "#change, nats", "#95 % interval"], cells)
