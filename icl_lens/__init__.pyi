@@ -35,6 +35,8 @@ from .interventions.ablation import ablate_heads_per_row as ablate_heads_per_row
 from .interventions.attention import block_attention as block_attention
 from .interventions.attention import remove_position as remove_position
 from .interventions.attention import scale_label_attention as scale_label_attention
+from .interventions.controlled_ablation import ControlledAblation as ControlledAblation
+from .interventions.controlled_ablation import ablate_with_controls as ablate_with_controls
 from .interventions.debias import DebiasSettings as DebiasSettings
 from .interventions.debias import StrengthSearch as StrengthSearch
 from .interventions.debias import balancing_weights as balancing_weights

@@ -1,56 +1,84 @@
-"""`icl-lens ablate`: the printed numbers are those of ablate_heads; bad input is refused."""
+"""`icl-lens ablate`: the printed and written numbers are those of Python; bad input is refused."""
 
-import re
+import json
 
 import families
 import pytest
 
 import icl_lens as il
 from icl_lens.cli.ablate import ablate
+from icl_lens.locate.locate import top_heads_by
+from icl_lens.report.number_format import percent, signed
+
+TASK = {"task": "sentiment-number", "n": 6, "random_sets": 2, "device": "cpu"}
 
 
 def shown(capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_one_prompt(family_folder, load_tiny, capsys):
-    ablate(families.PROMPT, model=str(family_folder("gpt2")), heads="L0H1,L2H3", random_sets=3, device="cpu")
+def test_one_prompt(family_folder, load_tiny, capsys, tmp_path):
+    """Without --answer, the answer is the model's prediction."""
+    page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
+    options = {"heads": "L0H1,L2H3", "random_sets": 3, "html": page, "json_file": numbers, "device": "cpu"}
+    ablate(families.PROMPT, model=str(family_folder("gpt2")), **options)
     out = shown(capsys)
     model = load_tiny("gpt2")
     batch = il.tokenize(model, [il.Prompt.parse(families.PROMPT)])
+    before = il.label_log_probs(model, batch)[0]
     with il.ablate_heads(model, [(0, 1), (2, 3)]):
-        foo = float(il.label_log_probs(model, batch)[0, batch.labels.index("foo")].exp())
+        after = il.label_log_probs(model, batch)[0]
     assert "selected L0H1, L2H3" in out
-    assert f"{foo:.1%}" in out
-    assert "2 random heads zeroed, 3 sets" in out
+    for log_probs in (before, after):
+        assert all(percent(float(one.exp())) in out for one in log_probs)
+    assert "random, same" in out
+    kept = json.loads(numbers.read_text())
+    assert kept["prompts"][0]["answer"] == batch.labels[int(before.argmax())]
+    assert kept["conditions"]["heads"]["label_log_probs"] == [[pytest.approx(after.tolist())]]
+    assert percent(float(after.max().exp())) in page.read_text()
 
 
-def test_a_task_on_the_bundled_model(capsys):
-    ablate(task="sentiment-number", check=False, n=10, k=2, random_sets=2, device="cpu")
+@pytest.mark.parametrize(
+    ("options", "by", "layout"),
+    [
+        ({}, "contrast", "random"),
+        ({"by": "increase", "layout": "order"}, "increase", "order"),
+        ({"by": "effect"}, "effect", "random"),
+    ],
+)
+def test_a_task(icl_mini, capsys, tmp_path, options, by, layout):
+    """Heads are located on other prompts, whose classes and labels are balanced as well."""
+    numbers, page = tmp_path / "numbers.json", tmp_path / "page.html"
+    ablate(**TASK, **options, k=2, positions="last", json_file=numbers, html=page)
     out = shown(capsys)
-    assert "located L" in out
-    assert "2 heads zeroed" in out
+    prompts = il.load_task("sentiment-number", n=16, layout=layout, balanced=True)
+    top = top_heads_by(icl_mini, il.tokenize(icl_mini, prompts[:8]), 2, by=by)
+    batch = il.tokenize(icl_mini, prompts[8:14])
+    found = il.ablate_with_controls(icl_mini, batch, top, n_random_sets=2, positions="last")
+    assert f"located by {by} {', '.join(map(str, top))}" in out
+    check = str(il.task_check(icl_mini, "sentiment-number"))
+    kept, html = json.loads(numbers.read_text()), " ".join(page.read_text().split())
+    for text in (out, html):
+        assert "2 random, same layers" in text
+        for name in found.conditions:
+            assert percent(found.interval(name, "accuracy").value) in text
+            assert signed(found.interval(name, "log_odds").low, 2) in text
+        assert signed(found.difference("heads", "same layers", "log_odds").high, 2) in text
+    assert check in out
+    assert check.split(":")[0] in html
+    assert kept["task_check"]["sentence"] == check
+    assert [one["answer"] for one in kept["prompts"]] == [prompt.answer for prompt in prompts[8:14]]
+    for name, row in found.to_frame().to_dict("index").items():
+        assert {key: kept["conditions"][name][key] for key in row} == pytest.approx(row)
 
 
-def test_a_task_is_balanced_and_scored_both_ways(capsys):
-    """Without the heads of layer 0 icl-mini says neither label; of the two, it still leans to the right one."""
-    ablate(
-        task="sentiment-number",
-        check=False,
-        n=40,
-        layout="order",
-        heads="L0H0 L0H1 L0H2 L0H3 L0H4 L0H5",
-        random_sets=1,
-        device="cpu",
-    )
-    row = re.search(r"6 heads zeroed\W+([\d.]+)%\W+([\d.]+)%", shown(capsys))
-    assert 60 < float(row[1]) < 100
-    assert float(row[2]) < 10
-
-
-def test_an_odd_number_of_prompts_and_heads_named_twice(capsys):
-    ablate(task="sentiment-number", check=False, n=1, heads="L1H2,L1H2", random_sets=1, device="cpu")
-    assert "1 heads zeroed" in shown(capsys)
+def test_heads_named_twice_and_one_prompt_of_a_task(capsys):
+    """One query has no interval."""
+    ablate(**TASK | {"n": 1}, check=False, heads="L1H2,L1H2", positions="last")
+    out = shown(capsys)
+    assert "1 heads zeroed" in out
+    assert "nan" not in out
+    assert "The model" not in out
 
 
 def test_your_own_sentences(tmp_path, capsys):
@@ -60,9 +88,10 @@ def test_your_own_sentences(tmp_path, capsys):
         f"{word} {other},{kind}" for kind, some in words.items() for word in some for other in some if word != other
     ]
     path.write_text("note,kind\n" + "\n".join(lines))
+    options = {"path": path, "n": 4, "k": 1, "random_sets": 1, "check": False, "device": "cpu"}
     with pytest.raises(il.InputError, match="with columns="):
-        ablate(task="notes", path=path, n=4, device="cpu")
-    ablate(task="notes", path=path, columns="note,kind", check=False, n=4, k=1, random_sets=1, device="cpu")
+        ablate(**options)
+    ablate(**options, columns="note,kind")
     assert "1 heads zeroed" in shown(capsys)
 
 
@@ -73,8 +102,10 @@ def test_your_own_sentences(tmp_path, capsys):
         ({"prompt": families.PROMPT, "task": "sst2"}, "either a prompt or --task"),
         ({"task": "sentiment-number", "answer": "foo"}, "--answer has no effect"),
         ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "not both"),
+        ({"prompt": families.PROMPT, "heads": "L0H1", "by": "contrast"}, "either --heads, or --top and --by"),
         ({"prompt": families.PROMPT, "heads": " "}, "--heads must name at least one head"),
         ({"prompt": families.PROMPT, "labels": "yes,no"}, "--labels has no effect here"),
+        ({"prompt": families.PROMPT, "check": False}, "--check has no effect here"),
         ({"task": "sentiment-number", "labels": "yes"}, "labels must be 2 different words"),
         ({"task": "x", "columns": "a"}, "--columns must name .* got 'a'"),
         ({"prompt": families.PROMPT, "heads": "22,0"}, "invalid head '22'"),

@@ -1,40 +1,48 @@
 """What `ablate` computes: which heads are chosen, what is left without them, and the random heads beside them."""
 
 import random
+from collections import Counter
 
 import families
+import numpy as np
 import pytest
 import torch
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import controlled_ablation
-from icl_lens.interventions.controlled_ablation import ablate_with_controls, random_head_sets
+from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.locate.locate import top_heads_by
+from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
 
+HEADS = [il.Head(0, 1), il.Head(2, 3)]
 
-@pytest.fixture
-def few_rows(monkeypatch):
+
+@pytest.fixture(scope="module")
+def found(gpt2, gpt2_batch):
     """Several forward passes even for a few prompts."""
-    monkeypatch.setattr(controlled_ablation, "ROWS", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(controlled_ablation, "PASS_TOKENS", 100)
+        return il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", (2, 3), "L0H1"], n_random_sets=2, seed=1)
 
 
-def test_chosen_are_those_of_largest_mean_increase(gpt2, gpt2_batch, gpt2_acts):
-    mean = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens).mean(0)
-    best = sorted(((float(mean[layer, head]), layer, head) for layer in range(3) for head in range(4)), reverse=True)
-    assert top_heads_by(gpt2, gpt2_batch, 5) == [il.Head(layer, head) for _, layer, head in best[:5]]
-    assert len(top_heads_by(gpt2, gpt2_batch, 12)) == 12
+def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
+    own, others = gpt2_batch.answer_tokens, gpt2_batch.other_label_tokens
+    scores = {
+        "increase": il.head_log_prob_increase(gpt2_acts, own),
+        "contrast": il.head_log_prob_increase(gpt2_acts, own, against=others),
+        "effect": il.head_effects(gpt2, gpt2_batch, positions="last").log_prob,
+    }
+    for by, score in scores.items():
+        best = score.mean(0).flatten().argsort(descending=True).tolist()
+        assert top_heads_by(gpt2, gpt2_batch, 12, by=by) == [il.Head.from_index(index, 4) for index in best], by
     with pytest.raises(il.InputError, match="between 1 and 12"):
         top_heads_by(gpt2, gpt2_batch, 13)
-    effects = il.head_effects(gpt2, gpt2_batch).log_prob.mean(0).flatten()
-    best = [il.Head.from_index(index, 4) for index in effects.argsort(descending=True).tolist()]
-    assert top_heads_by(gpt2, gpt2_batch, 5, by="effect") == best[:5]
 
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):
-    prompt = il.Prompt.parse(families.PROMPT)
-    batch = il.tokenize(gpt2, [prompt])
+    batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT)])
     said = max(zip(il.label_log_probs(gpt2, batch)[0].tolist(), batch.labels, strict=True))[1]
     answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=said)], labels=batch.labels)
     assert top_heads_by(gpt2, batch, 4) == top_heads_by(gpt2, answered, 4)
@@ -42,37 +50,74 @@ def test_without_an_answer_it_is_what_the_model_says(gpt2):
 
 def test_random_sets(gpt2):
     view = ModelView.of(gpt2)
-    heads = [il.Head(0, 1), il.Head(2, 3)]
-    rest = [il.Head(layer, head) for layer in range(3) for head in range(4) if (layer, head) not in heads]
+    rest = [head for head in view.heads() if head not in HEADS]
     rng = random.Random(5)
-    assert random_head_sets(view, heads, draws=3, seed=5) == [rng.sample(rest, 2) for _ in range(3)]
-    for drawn in random_head_sets(view, heads, draws=50, seed=0):
-        assert len(set(drawn)) == 2
-        assert not set(drawn) & set(heads)
+    assert random_head_sets(view, HEADS, draws=3, seed=5) == [rng.sample(rest, 2) for _ in range(3)]
+    for same_layers in (False, True):
+        for drawn in random_head_sets(view, HEADS, draws=50, seed=0, same_layers=same_layers):
+            assert len(set(drawn)) == 2
+            assert not set(drawn) & set(HEADS)
+            assert not same_layers or {head.layer for head in drawn} == {0, 2}
     with pytest.raises(il.InputError, match=r"12 heads, .* got 7"):
         random_head_sets(view, view.heads()[:7], draws=1, seed=0)
 
 
-def test_removed_prompt_by_prompt(gpt2, gpt2_batch, few_rows):
+def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_batch):
+    heads = [il.Head(0, head) for head in range(3)]
+    sets = random_head_sets(ModelView.of(gpt2), heads, draws=20, seed=0, same_layers=True)
+    assert all(Counter(head.layer for head in one) == {0: 1, 1: 2} for one in sets)
+    assert il.ablate_with_controls(gpt2, gpt2_batch, heads, n_random_sets=1).n_displaced == 2
+    assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random_sets=1).n_displaced == 0
+
+
+@pytest.mark.parametrize("positions", ["all", "last"])
+def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""
-    heads = [il.Head(0, 1), (2, 3)]
-    found = ablate_with_controls(gpt2, gpt2_batch, heads, n_random_sets=2, seed=1)
-    assert found.heads == (il.Head(0, 1), il.Head(2, 3))
-    sets = [[], heads, *random_head_sets(ModelView.of(gpt2), list(found.heads), draws=2, seed=1)]
-    for answers, removed in zip([found.baseline, found.ablated, *found.random], sets, strict=True):
-        between = over = 0
-        for row in range(len(gpt2_batch)):
-            alone = gpt2_batch[row]
-            with il.ablate_heads(gpt2, removed):
-                log_probs = il.last_log_probs(gpt2, alone)[0]
-            labels = log_probs[alone.label_tokens]
-            assert_close(answers.label_log_probs[row], labels)
-            own = labels.masked_fill(~alone.label_mask[0], -float("inf"))
-            between += int(own.argmax()) == int(alone.answer)
-            over += int(log_probs.argmax()) == int(alone.answer_tokens)
-            assert bool(answers.top1_correct[row]) == (int(log_probs.argmax()) == int(alone.answer_tokens))
-        assert answers.accuracy_between_labels == pytest.approx(between / 3)
-        assert answers.accuracy_over_vocabulary == pytest.approx(over / 3)
-    assert not torch.allclose(found.ablated.label_log_probs, found.baseline.label_log_probs)
+    if positions == "last":
+        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, positions="last")
+    assert found.heads == tuple(HEADS)
+    assert [len(one.sets) for one in found.conditions.values()] == [1, 1, 2, 2]
+    assert found.conditions["heads"].sets == (tuple(HEADS),)
+    assert found.queries == tuple(prompt.query for prompt in gpt2_batch.prompts)
+    for name, condition in found.conditions.items():
+        for removed, answers, correct in zip(
+            condition.sets, condition.scores, found.per_prompt(name, "accuracy"), strict=True
+        ):
+            for row in range(len(gpt2_batch)):
+                alone = gpt2_batch[row]
+                with il.ablate_heads(gpt2, removed, positions=positions):
+                    log_probs = il.last_log_probs(gpt2, alone)[0]
+                labels = log_probs[alone.label_tokens]
+                assert_close(answers.label_log_probs[row], labels)
+                own = labels.masked_fill(~alone.label_mask[0], -float("inf"))
+                assert correct[row] == (int(own.argmax()) == int(alone.answer))
+                assert bool(answers.top1_correct[row]) == (int(log_probs.argmax()) == int(alone.answer_tokens))
+    scores = [found.conditions[name].scores[0].label_log_probs for name in ("no ablation", "heads")]
+    assert not torch.allclose(*scores)
     with pytest.raises(il.InputError, match="L9H0"):
-        ablate_with_controls(gpt2, gpt2_batch, [(9, 0)])
+        il.ablate_with_controls(gpt2, gpt2_batch, [(9, 0)])
+
+
+def test_intervals_draw_queries_and_sets(icl_mini):
+    """With one set, an interval is that of clustered prompts; a second, different set makes it wider."""
+    batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=24, layout="random"))
+    found = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random_sets=4, positions="last")
+    odds = found.per_prompt("heads", "log_odds")[0]
+    assert odds == pytest.approx(
+        il.metrics.label_log_odds(found.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()).numpy()
+    )
+    queries = [prompt.query for prompt in batch.prompts]
+    assert found.interval("heads", "log_odds") == bootstrap_interval(odds, clusters=queries)
+    same = found.per_prompt("same layers", "log_odds")
+    several = found.interval("same layers", "log_odds")
+    assert several.value == pytest.approx(same.mean())
+    alone = bootstrap_interval(same.mean(0), clusters=queries)
+    assert several.high - several.low > alone.high - alone.low
+    difference = found.difference("heads", "same layers", "log_odds")
+    assert difference.value == pytest.approx(odds.mean() - same.mean())
+    assert difference.low < difference.value < difference.high
+    frame = found.to_frame()
+    assert frame.loc["heads", "log_odds_minus_same_layers_high"] == difference.high
+    assert frame.loc["same layers", "accuracy_max"] == found.per_prompt("same layers", "accuracy").mean(1).max()
+    assert frame.loc["heads", "over_vocabulary"] == np.mean(found.per_prompt("heads", "over_vocabulary"))
+    assert found.chance == 0.5

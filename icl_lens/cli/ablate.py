@@ -1,22 +1,19 @@
-"""`icl-lens ablate`: zero heads and measure the answer's probability or a task's accuracy."""
+"""`icl-lens ablate`: zero heads and measure the answer's probability or a task's accuracy, next to random heads."""
 
-from collections.abc import Callable, Sequence
+import shlex
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from icl_lens.cli.console import PlainConsole, new_table
+from icl_lens.cli.console import PlainConsole, new_table, progress
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import By, ModelOptions, TaskOptions, TokenOptions, preview
-from icl_lens.report.number_format import percent
+from icl_lens.cli.options import By, ModelOptions, PageOptions, TaskOptions, TokenOptions, preview
 
 if TYPE_CHECKING:
-    from icl_lens.interventions.controlled_ablation import AnswerScores, ControlledAblation
     from icl_lens.models.head import Head
-    from icl_lens.models.view import ModelView
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt
 
@@ -48,51 +45,133 @@ class HeadsOptions:
         int | None, typer.Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")
     ] = None
     by: Annotated[
-        By | None,
-        typer.Option(help="Locate by increase, or by contrast with other labels.", show_default="increase"),
+        By | None, typer.Option(help="Score that locates heads.", show_default="contrast; increase with one label")
     ] = None
-    random_sets: Annotated[int, typer.Option(min=1, max=1000, help="Number of random head sets.")] = 20
+    positions: Annotated[Literal["all", "last"], typer.Option(help="Positions to zero; last is faster.")] = "all"
+    random_sets: Annotated[int, typer.Option(min=1, max=1000, help="Random sets, of the same and of all layers.")] = 20
 
-    @property
-    def top(self) -> int:
-        return 6 if self.k is None else self.k
+    def choose(self, model: Any, prompts: "PromptBatch") -> "tuple[list[Head], str]":
+        """Return the heads named by the options or located on the prompts, and how they were chosen."""
+        from icl_lens.errors import InputError
+        from icl_lens.locate.locate import top_heads_by
+        from icl_lens.models.view import ModelView
+
+        view = ModelView.of(model)
+        if self.heads is not None:
+            names = dict.fromkeys(self.heads.replace(",", " ").split())
+            if not names:
+                raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")
+            return [view.check_head(name) for name in names], "selected"
+        k, most = 6 if self.k is None else self.k, len(view.heads())
+        if k > most:
+            raise InputError(f"--top must be at most {most}, the number of heads of {view.name}, got {k}")
+        by = self.by or ("contrast" if len(prompts.labels) > 1 else "increase")
+        with progress() as report:
+            return top_heads_by(model, prompts, k, by=by, progress=report), f"located by {by}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOutput(PageOptions):
+    """The page, and the JSON file."""
+
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers, also per prompt, as JSON.")] = (
+        None
+    )
 
 
 @grouped
 def ablate(
+    output: AblateOutput,
     heads: HeadsOptions,
     task: AblateTask,
     tokens: TokenOptions,
     model: ModelOptions,
     prompt: Annotated[str | None, typer.Argument(help='Prompt, e.g. "happy : bar three : foo nine :".')] = None,
-    answer: Annotated[str | None, typer.Option("--answer", "-a", help="Correct label.")] = None,
+    answer: Annotated[
+        str | None, typer.Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed for prompts and random heads.")] = 0,
 ) -> None:
-    """Zero-ablate heads and compare with random head sets of the same size.
+    """Zero-ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
-    Labels are swapped in every second prompt of a task, so a constant answer scores 50 %. Accuracy is reported between
-    the labels and over the full vocabulary.
+    Both classes are queried and each label is the answer equally often, so a constant answer scores 50 %. Accuracy is
+    reported between the labels and over the full vocabulary (top token), log-odds against the other labels.
     """
     import icl_lens as il
-    from icl_lens.interventions.controlled_ablation import ablate_with_controls
+    from icl_lens.files import check_writable, write_text
     from icl_lens.models.view import ModelView
+    from icl_lens.report.ablation import (
+        ablation_json,
+        comparison_rows,
+        condition_names,
+        condition_rows,
+        notes,
+        probability_rows,
+    )
+    from icl_lens.report.html import ablation_page
 
     _check(prompt, answer, task, heads)
-    loaded = model.load()
-    if task.name is not None:
+    check_writable(output.json_file, output.html)
+    loaded, console = model.load(), PlainConsole()
+    if prompt is None:
         locating, testing = task.split_prompts(seed)
-    else:
-        assert prompt is not None
-        locating = testing = [il.Prompt.parse(prompt, answer=answer)]
-    batch = tokens.tokenize(loaded, testing)
-    view, console = ModelView.of(loaded), PlainConsole()
-    if task.name is not None:
+        batch = tokens.tokenize(loaded, testing)
         console.print(preview(batch))
-    task.print_behavior(console, loaded, tokens, seed=seed)
-    removed = _chosen(view, heads, lambda: tokens.tokenize(loaded, locating))
-    removal = ablate_with_controls(loaded, batch, removed, n_random_sets=heads.random_sets, seed=seed)
-    console.print(f"{view.name}: {'located' if heads.heads is None else 'selected'} {', '.join(map(str, removed))}")
-    console.print(_of_prompt(removal, batch.labels) if task.name is None else _of_task(removal))
+        reference = tokens.tokenize(loaded, locating)
+    else:
+        batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=answer)])
+        if answer is None:
+            predicted = batch.labels[int(il.label_log_probs(loaded, batch)[0].argmax())]
+            batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])
+        reference = batch
+    behavior = task.print_behavior(console, loaded, tokens, seed=seed)
+    chosen, how = heads.choose(loaded, reference)
+    with progress() as report:
+        found = il.ablate_with_controls(
+            loaded,
+            batch,
+            chosen,
+            n_random_sets=heads.random_sets,
+            positions=heads.positions,
+            seed=seed,
+            progress=report,
+        )
+    name = ModelView.of(loaded).name
+    correct, text, command = str(batch.prompts[0].answer), batch.texts[0], shlex.join(["icl-lens", *sys.argv[1:]])
+    page = output.write(
+        lambda: ablation_page(
+            found,
+            model=name,
+            text=text,
+            answer=correct,
+            chosen=how.capitalize() + (f" on {len(reference)} other prompts." if prompt is None else "."),
+            behavior="" if behavior is None else str(behavior),
+            command=command,
+        )
+    )
+    if output.json_file is not None:
+        prompts = [{"text": text, "answer": one.answer} for text, one in zip(batch.texts, batch.prompts, strict=True)]
+        check = None if behavior is None else behavior.to_frame()["value"].to_dict() | {"sentence": str(behavior)}
+        write_text(
+            output.json_file,
+            ablation_json(found, model=name, command=command, chosen=how, task_check=check, prompts=prompts),
+        )
+    console.print(f"{name}: {how} {', '.join(map(str, found.heads))}")
+    if prompt is None:
+        columns = ("", "accuracy (95 %)", "log-odds, nats (95 %)", "top token")
+        tables = {columns: condition_rows(found), ("difference", *columns[1:3]): comparison_rows(found)}
+    else:
+        tables = {("probability of", *condition_names(found).values()): probability_rows(found)}
+    for header, rows in tables.items():
+        table = new_table(*header)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for note in notes(found):
+        console.print(note, style="dim")
+    if output.json_file is not None:
+        console.print(f"JSON: {output.json_file}", soft_wrap=True)
+    output.show(page, console)
 
 
 def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: HeadsOptions) -> None:
@@ -107,66 +186,3 @@ def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: Head
         raise InputError("pass either --heads, or --top and --by to locate them, not both")
     if prompt is not None:
         task.check_no_task()
-
-
-def _chosen(view: "ModelView", options: HeadsOptions, prompts: Callable[[], "PromptBatch"]) -> "list[Head]":
-    """Return the heads named by the options, or those with the largest mean score over the prompts."""
-    from icl_lens.errors import InputError
-    from icl_lens.locate.locate import top_heads_by
-
-    if options.heads is not None:
-        names = dict.fromkeys(options.heads.replace(",", " ").split())
-        if not names:
-            raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")
-        return [view.check_head(name) for name in names]
-    if options.top > len(view.heads()):
-        raise InputError(
-            f"--top must be at most {len(view.heads())}, the number of heads of {view.name}, got {options.top}"
-        )
-    return top_heads_by(view.model, prompts(), options.top, by=options.by or "increase")
-
-
-def _of_task(removal: "ControlledAblation") -> Table:
-    """Return accuracies with no ablation, with the heads zeroed, and with random sets zeroed, one row each."""
-
-    def shares(answers: "AnswerScores") -> tuple[float, float]:
-        return answers.accuracy_between_labels, answers.accuracy_over_vocabulary
-
-    table = new_table("", "accuracy between labels", "over full vocabulary")
-    for name, cells in zip(_removed(removal), zip(*_cells(removal, shares), strict=True), strict=True):
-        table.add_row(name, *cells)
-    return table
-
-
-def _of_prompt(removal: "ControlledAblation", labels: Sequence[str]) -> Table:
-    """Return label probabilities, one row per label."""
-
-    def shares(answers: "AnswerScores") -> list[float]:
-        return answers.label_log_probs[0].exp().tolist()
-
-    table = new_table("probability of", *_removed(removal))
-    for label, cells in zip(labels, _cells(removal, shares), strict=True):
-        table.add_row(Text(label), *cells)
-    return table
-
-
-def _removed(removal: "ControlledAblation") -> tuple[str, str, str]:
-    """Return the names of the compared conditions."""
-    count = len(removal.heads)
-    return "no ablation", f"{count} heads zeroed", f"{count} random heads zeroed, {len(removal.random)} sets"
-
-
-def _cells(
-    removal: "ControlledAblation", shares: Callable[["AnswerScores"], Sequence[float]]
-) -> list[tuple[str, str, str]]:
-    """Return every share with no ablation, with the heads zeroed, and its mean and range over random sets."""
-    random = zip(*map(shares, removal.random), strict=True)
-    return [
-        (percent(before), percent(after), _spread(random_sets))
-        for before, after, random_sets in zip(shares(removal.baseline), shares(removal.ablated), random, strict=True)
-    ]
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Return the mean, minimum and maximum of shares."""
-    return f"{percent(sum(values) / len(values))} ({percent(min(values))} to {percent(max(values))})"

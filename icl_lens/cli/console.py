@@ -57,6 +57,13 @@ def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":
     return progress_bar(console, hidden=hidden or not console.is_terminal)
 
 
+def note(line: str) -> None:
+    """Print what is being done on standard error, if it is a terminal."""
+    console = PlainConsole(stderr=True, highlight=False)
+    if console.is_terminal:
+        console.print(line, style="dim")
+
+
 def report_error(program: str, message: object) -> None:
     """Print a message as one line on standard error."""
     line = " ".join(str(message).split("\n"))

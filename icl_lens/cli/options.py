@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from icl_lens.cli.console import progress
+from icl_lens.cli.console import note, progress
 from icl_lens.cli.option_groups import reject_options
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class ModelOptions:
         from icl_lens import load_model
 
         device = default_device if self.device is None else self.device
+        note(f"loading {self.model} …")
         return load_model(self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision)
 
 

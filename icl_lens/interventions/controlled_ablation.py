@@ -1,41 +1,159 @@
-"""Ablate located heads and compare with random head sets of the same size.
+"""Ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
-1. `random_head_sets` draws sets of the same number of other heads.
-2. `ablate_with_controls` scores other prompts without ablation, with the chosen heads zeroed, and with each random set
-   zeroed.
+1. `random_head_sets` draws sets of the same number of other heads. Heads of some layers matter more whichever they are,
+   so sets from the layers of the chosen heads are the stricter control.
+2. `ablate_with_controls` scores every prompt without ablation, with the chosen heads zeroed, and with each set zeroed.
+3. Intervals resample queries, because prompts with the same query are not independent, and random sets.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from icl_lens.errors import InputError
-from icl_lens.interventions.edited_scores import AnswerScores, score_ablated_sets
+from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
+from icl_lens.interventions.editor import Positions
+from icl_lens.metrics import Interval, cluster_weights, is_correct, label_log_odds, percentile_interval
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress, reported
 from icl_lens.prompts.batch import PromptBatch
 
-# Prompts per forward pass.
-ROWS = 64
+ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
+Measure = Literal["accuracy", "log_odds", "over_vocabulary"]
+
+_MEASURES: dict[Measure, Callable[[AnswerScores], Tensor]] = {
+    "accuracy": lambda one: is_correct(one.label_log_probs, one.answer, choices=one.label_mask),
+    "log_odds": lambda one: label_log_odds(one.label_log_probs, one.answer, choices=one.label_mask),
+    "over_vocabulary": lambda one: one.top1_correct,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The answer scores under ablation of each of some head sets: one set, or several random ones."""
+
+    sets: tuple[tuple[Head, ...], ...]
+    scores: tuple[AnswerScores, ...]
 
 
 @dataclass(frozen=True)
 class ControlledAblation:
-    """Answer scores without ablation, with chosen heads zeroed jointly, and with each random head set zeroed."""
+    """Answer scores with chosen heads zeroed jointly, next to those with random head sets zeroed.
+
+    `conditions`: "no ablation"; "heads", the chosen ones; "same layers" and "all layers", random sets of the same size.
+    Measures are "accuracy" between a prompt's labels and "over_vocabulary" (the answer is the top token), both 0 to 1,
+    and "log_odds" of the answer against the other labels, nats.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20, layout="random"))
+        >>> found = il.ablate_with_controls(model, many, ["L5H0", "L4H1"], n_random_sets=3)
+        >>> found.to_frame().index.tolist()
+        ['no ablation', 'heads', 'same layers', 'all layers']
+        >>> found.difference("heads", "same layers", "log_odds").low < 0
+        True
+    """
 
     heads: tuple[Head, ...]
-    baseline: AnswerScores
-    ablated: AnswerScores
-    random: tuple[AnswerScores, ...]
+    conditions: dict[ConditionName, Condition]
+    queries: tuple[str, ...]
+    """The query of each prompt."""
+    labels: tuple[str, ...]
+    """Labels of the columns of `AnswerScores.label_log_probs`."""
+    positions: Positions
+
+    @property
+    def chance(self) -> float:
+        """Accuracy between labels of a random guess, 0 to 1."""
+        return float(self.conditions["heads"].scores[0].label_mask.double().sum(-1).reciprocal().mean())
+
+    @property
+    def n_displaced(self) -> int:
+        """Number of heads of a "same layers" set that are from a neighboring layer, for lack of other heads."""
+        layers = [head.layer for head in self.heads]
+        for head in next(iter(self.conditions["same layers"].sets), ()):
+            if head.layer in layers:
+                layers.remove(head.layer)
+        return len(layers) if self.conditions["same layers"].sets else 0
+
+    def per_prompt(self, condition: ConditionName, measure: Measure) -> Float[np.ndarray, "set prompt"]:
+        """Return a measure for every head set of a condition and every prompt.
+
+        Raise InputError for prompts without an answer, and log-odds of prompts with one label.
+        """
+        check_choice("condition", condition, tuple(self.conditions))
+        check_choice("measure", measure, tuple(_MEASURES))
+        return np.stack([_MEASURES[measure](one).double().numpy() for one in self.conditions[condition].scores])
+
+    def interval(self, condition: ConditionName, measure: Measure) -> Interval:
+        """Return the mean of a measure over prompts and sets, with its 95 % interval."""
+        values, drawn = self._draws(condition, measure)
+        return self._interval(float(values.mean()), drawn, None if measure == "log_odds" else (0.0, 1.0))
+
+    def difference(self, condition: ConditionName, other: ConditionName, measure: Measure) -> Interval:
+        """Return the mean of a measure under one condition minus that under another, with its 95 % interval.
+
+        Both are measured on the same prompts. "heads" minus "same layers" is below zero if the heads matter more than
+        others of their layers.
+        """
+        (first, drawn), (second, other_drawn) = (self._draws(name, measure) for name in (condition, other))
+        bounds = None if measure == "log_odds" else (-1.0, 1.0)
+        return self._interval(float(first.mean() - second.mean()), drawn - other_drawn, bounds)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per condition: each measure with its interval, its range over sets, and minus "same layers".
+
+        Columns: `n_sets`; for each measure its mean, `_low`, `_high` (95 % interval), `_min`, `_max` (of a set's mean),
+        and `_minus_same_layers` with `_low` and `_high`.
+        """
+        rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
+
+    def _row(self, name: ConditionName) -> dict[str, float | int]:
+        row: dict[str, float | int] = {"n_sets": len(self.conditions[name].sets)}
+        measures = [measure for measure in _MEASURES if measure != "log_odds" or len(self.labels) > 1]
+        for measure in measures:
+            means = self.per_prompt(name, measure).mean(1)
+            found = {"": self.interval(name, measure)}
+            if self.conditions["same layers"].sets:
+                found["_minus_same_layers"] = self.difference(name, "same layers", measure)
+            for suffix, (value, low, high) in found.items():
+                row |= {measure + suffix: value, f"{measure}{suffix}_low": low, f"{measure}{suffix}_high": high}
+            row |= {f"{measure}_min": float(means.min()), f"{measure}_max": float(means.max())}
+        return row
+
+    def _draws(
+        self, condition: ConditionName, measure: Measure
+    ) -> tuple[Float[np.ndarray, "set prompt"], Float[np.ndarray, " draw"]]:
+        """Return a measure, and its mean in each bootstrap draw of queries and sets."""
+        values = self.per_prompt(condition, measure)
+        seed = 1 + list(self.conditions).index(condition)  # sets of different conditions are drawn independently
+        sets = cluster_weights(range(len(values)), seed=seed)
+        return values, (self._query_weights @ values.T * sets).sum(1)
+
+    @cached_property
+    def _query_weights(self) -> Float[np.ndarray, "draw prompt"]:
+        return cluster_weights(self.queries)
+
+    def _interval(self, value: float, drawn: np.ndarray, bounds: tuple[float, float] | None) -> Interval:
+        return percentile_interval(value, drawn, n_clusters=len(set(self.queries)), bounds=bounds)
 
 
-def random_head_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed: int) -> list[list[Head]]:
+def random_head_sets(
+    view: ModelView, heads: Sequence[Head], *, draws: int, seed: int, same_layers: bool = False
+) -> list[list[Head]]:
     """Return `draws` random sets of `len(heads)` distinct heads that are not in `heads`.
 
-    Raise InputError if fewer than `len(heads)` other heads exist.
+    With `same_layers`, a set has as many heads of each layer as `heads`; if a layer has too few others, the rest are
+    of the nearest layers. Raise InputError if fewer than `len(heads)` other heads exist.
     """
     every = view.heads()
     rest = [head for head in every if head not in heads]
@@ -44,25 +162,68 @@ def random_head_sets(view: ModelView, heads: Sequence[Head], *, draws: int, seed
             f"heads must be at most half of the model's {len(every)} heads, to draw random sets, got {len(heads)}"
         )
     rng = random.Random(seed)
-    return [rng.sample(rest, len(heads)) for _ in range(draws)]
+    if not same_layers:
+        return [rng.sample(rest, len(heads)) for _ in range(draws)]
+    sets = []
+    for _ in range(draws):
+        left, chosen = list(rest), []
+        for head in heads:
+            nearest = min(abs(one.layer - head.layer) for one in left)
+            chosen.append(rng.choice([one for one in left if abs(one.layer - head.layer) == nearest]))
+            left.remove(chosen[-1])
+        sets.append(chosen)
+    return sets
 
 
 def ablate_with_controls(
-    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], *, n_random_sets: int = 20, seed: int = 0
+    model: Any,
+    batch: PromptBatch,
+    heads: Sequence[Head | tuple[int, int] | str],
+    *,
+    n_random_sets: int = 20,
+    positions: Positions = "all",
+    seed: int = 0,
+    progress: Progress | bool | None = None,
 ) -> ControlledAblation:
-    """Score a batch without ablation, with `heads` zeroed, and with each of `n_random_sets` random sets zeroed.
+    """Score a batch without ablation, with `heads` zeroed, and with random sets of as many other heads zeroed.
 
-    The sets have the size of `heads` and exclude them. Raise InputError for an unknown head, and if too few other heads
-    exist.
+    Of the random sets, `n_random_sets` are from the layers of `heads` and as many from all layers. Heads are zeroed at
+    all `positions` of a prompt or, much faster, at the "last". `progress=True` shows a progress bar. Raise InputError
+    for an unknown head, and if fewer than `len(heads)` other heads exist.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20, layout="random"))
+        >>> found = il.ablate_with_controls(model, many, il.locate_heads(model, many, k=2).heads, n_random_sets=3)
+        >>> found.interval("no ablation", "accuracy").value > found.chance
+        True
     """
     view = ModelView.of(model)
-    chosen = [view.check_head(head) for head in heads]
-    sets = random_head_sets(view, chosen, draws=n_random_sets, seed=seed)
-    found: list[list[AnswerScores]] = [
-        score_ablated_sets(model, rows, [[], chosen, *sets]) for rows in batch.split(ROWS)
-    ]
-    nothing, removed, *random = (_joined(pieces) for pieces in zip(*found, strict=True))
-    return ControlledAblation(heads=tuple(chosen), baseline=nothing, ablated=removed, random=tuple(random))
+    check_integers(n_random_sets=n_random_sets)
+    chosen = list(dict.fromkeys(view.check_head(head) for head in heads))
+    if not chosen or n_random_sets < 0:
+        raise InputError(f"pass at least one head and n_random_sets of at least 0, got {chosen} and {n_random_sets}")
+    sets: dict[ConditionName, list[list[Head]]] = {
+        "no ablation": [[]],
+        "heads": [chosen],
+        "same layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed, same_layers=True),
+        "all layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed),
+    }
+    every = [one for some in sets.values() for one in some]
+    pieces: list[list[AnswerScores]] = []
+    with reported(progress) as report:
+        for rows in batch.split(max(1, PASS_TOKENS // (len(every) * batch.tokens.shape[1]))):
+            pieces.append(score_ablated_sets(model, rows, every, positions=positions))
+            report("ablating heads", sum(len(one[0].answer) for one in pieces), len(batch))
+    scores = iter([_joined(some) for some in zip(*pieces, strict=True)])
+    return ControlledAblation(
+        heads=tuple(chosen),
+        conditions={
+            name: Condition(tuple(map(tuple, some)), tuple(next(scores) for _ in some)) for name, some in sets.items()
+        },
+        queries=tuple(prompt.query for prompt in batch.prompts),
+        labels=tuple(batch.labels),
+        positions=positions,
+    )
 
 
 def _joined(pieces: Sequence[AnswerScores]) -> AnswerScores:

@@ -214,7 +214,7 @@ def top_heads_by(
         answer = torch.where(answer < 0, predicted.to(answer.device), answer)
     targets = batch.label_tokens[answer]
     if by == "effect":
-        return locate_effects(model, batch, targets=targets, progress=progress).top(k)
+        return locate_effects(model, batch, targets=targets, positions="last", progress=progress).top(k)
     others = batch.label_tokens_except(answer) if by == "contrast" else None
     convention: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
     return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress, **convention).heads

@@ -1,5 +1,6 @@
 """HTML visualizations: circuitsvis elements for notebooks, and self-contained pages without external resources."""
 
+from icl_lens.report.html.ablation import ablation_page
 from icl_lens.report.html.compare import compare_page, most_changed
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
 from icl_lens.report.html.visualizations import (
@@ -15,6 +16,7 @@ from icl_lens.report.html.visualizations import (
 
 __all__ = [
     "Element",
+    "ablation_page",
     "attention_patterns",
     "attention_to_labels",
     "compare_page",

@@ -1,0 +1,120 @@
+"""An ablation with controls in words and numbers, for the terminal, the page and the JSON file."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from icl_lens.interventions.controlled_ablation import Condition, ConditionName, ControlledAblation
+from icl_lens.metrics import Interval
+from icl_lens.report.number_format import percent, signed
+
+
+def condition_names(found: ControlledAblation) -> dict[ConditionName, str]:
+    """Return what each condition is called in tables."""
+    n = len(found.heads)
+    names: dict[ConditionName, str] = {
+        "no ablation": "no ablation",
+        "heads": f"{n} heads zeroed",
+        "same layers": f"{n} random, same layers",
+        "all layers": f"{n} random, all layers",
+    }
+    return {name: text for name, text in names.items() if found.conditions[name].sets}
+
+
+def condition_rows(found: ControlledAblation) -> list[list[str]]:
+    """Return each condition's name, accuracy and log-odds with 95 % intervals, and accuracy over the vocabulary."""
+    rows = []
+    for name, text in condition_names(found).items():
+        accuracy, odds = found.interval(name, "accuracy"), found.interval(name, "log_odds")
+        over = percent(found.interval(name, "over_vocabulary").value)
+        rows.append([text, share_text(accuracy), _interval_text(odds, signed_short), over])
+    return rows
+
+
+def probability_rows(found: ControlledAblation) -> list[list[str]]:
+    """Return each label's probability after the first prompt under each condition: mean (range over sets)."""
+    rows = []
+    for i, label in enumerate(found.labels):
+        cells = []
+        for name in condition_names(found):
+            shares = label_probabilities(found.conditions[name], i)
+            mean = percent(sum(shares) / len(shares))
+            cells.append(mean if len(shares) == 1 else f"{mean} ({percent(min(shares))}–{percent(max(shares))})")
+        rows.append([label, *cells])
+    return rows
+
+
+def label_probabilities(condition: Condition, label: int) -> list[float]:
+    """Return a label's probability after the first prompt under each head set of a condition."""
+    return [math.exp(float(one.label_log_probs[0, label])) for one in condition.scores]
+
+
+def comparison_rows(found: ControlledAblation) -> list[list[str]]:
+    """Return accuracy and log-odds with the heads zeroed, minus those with random heads zeroed."""
+    rows = []
+    for other in ("same layers", "all layers"):
+        if found.conditions[other].sets:
+            accuracy, odds = (found.difference("heads", other, measure) for measure in ("accuracy", "log_odds"))
+            points = _interval_text(accuracy, lambda value: signed(100 * value, 1))
+            rows.append([f"minus random, {other}", points, _interval_text(odds, signed_short)])
+    return rows
+
+
+def notes(found: ControlledAblation) -> list[str]:
+    """Return what a reader must know of the table's numbers."""
+    n, n_queries = len(found.queries), len(set(found.queries))
+    n_sets = len(found.conditions["same layers"].sets)
+    where = "all positions" if found.positions == "all" else "the last position"
+    lines = [f"Heads are zeroed at {where}. Random: mean over {n_sets} sets each."]
+    if n > 1:
+        lines.append(
+            f"Chance: {percent(found.chance)} between the labels. 95 % intervals resample the {n_queries} queries of "
+            f"{n} prompts, and the random sets."
+        )
+    if found.n_displaced:
+        lines.append(
+            f"{found.n_displaced} heads of each same-layer set are from the nearest layers, for lack of other heads."
+        )
+    return lines
+
+
+def ablation_json(found: ControlledAblation, **about: Any) -> str:
+    """Return all numbers as JSON: `about`, the table of conditions, and every prompt under every head set."""
+    table = {} if len(found.labels) < 2 else json.loads(found.to_frame().to_json(orient="index"))
+    return json.dumps(
+        about
+        | {
+            "heads": [str(head) for head in found.heads],
+            "positions": found.positions,
+            "labels": found.labels,
+            "chance": found.chance,
+            "conditions": {
+                name: table.get(name, {})
+                | {
+                    "sets": [[str(head) for head in one] for one in condition.sets],
+                    "label_log_probs": [one.label_log_probs.tolist() for one in condition.scores],
+                    "top1_correct": [one.top1_correct.tolist() for one in condition.scores],
+                }
+                for name, condition in found.conditions.items()
+            },
+        },
+        indent=1,
+        ensure_ascii=False,
+    )
+
+
+def signed_short(value: float) -> str:
+    """Format nats with two decimals and their sign."""
+    return signed(value, 2)
+
+
+def share_text(share: Interval) -> str:
+    """Format a share with its interval: "96.7% (88.0–100.0)"."""
+    low, high = (f"{100 * end:.1f}" for end in (share.low, share.high))
+    return percent(share.value) if math.isnan(share.low) else f"{percent(share.value)} ({low}–{high})"
+
+
+def _interval_text(interval: Interval, text: Callable[[float], str]) -> str:
+    ends = "" if math.isnan(interval.low) else f" ({text(interval.low)}…{text(interval.high)})"
+    return text(interval.value) + ends
