@@ -119,7 +119,7 @@ class ControlledAblation:
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
         row: dict[str, float | int] = {"n_sets": len(self.conditions[name].sets)}
-        measures = [measure for measure in _MEASURES if measure != "log_odds" or len(self.labels) > 1]
+        measures: list[Measure] = [measure for measure in _MEASURES if measure != "log_odds" or len(self.labels) > 1]
         for measure in measures:
             means = self.per_prompt(name, measure).mean(1)
             found = {"": self.interval(name, measure)}

@@ -81,7 +81,7 @@ def notes(found: ControlledAblation) -> list[str]:
 
 def ablation_json(found: ControlledAblation, **about: Any) -> str:
     """Return all numbers as JSON: `about`, the table of conditions, and every prompt under every head set."""
-    table = {} if len(found.labels) < 2 else json.loads(found.to_frame().to_json(orient="index"))
+    table = {} if len(found.labels) < 2 else json.loads(str(found.to_frame().to_json(orient="index")))
     return json.dumps(
         about
         | {
