@@ -66,9 +66,10 @@ def load_task(
     of the true and false class are `labels[0]` and `labels[1]` (default: "foo" and "bar"). `layout` orders the
     demonstrations: "order" puts those of the true class last, next to the query; "reorder" puts them first;
     "imbalanced" is "order" without the last one. The same seed gives the same texts. With these layouts the answer is
-    the same label in every prompt, and with "order" it is also the last label.
+    the same label in every prompt, and with "order", the paper's layout and the default here, it is also the last
+    label: a model that only copies the last label is always right.
 
-    `layout="random"` shuffles the demonstrations, so that neither a constant answer nor the last label scores above
+    `layout="random"`, the default of the commands, shuffles the demonstrations, so that neither a constant answer nor the last label scores above
     chance: the queries of a word task alternate between both classes (`query_class="both"`), and both labels are the
     answer equally often (`balanced`). Labels that are names of the classes stay with their classes. `balanced` swaps
     the two labels in every second prompt or, with both query classes, every second pair of prompts.
