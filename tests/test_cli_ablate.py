@@ -72,6 +72,16 @@ def test_a_task(icl_mini, capsys, tmp_path, options, by, layout):
         assert {key: kept["conditions"][name][key] for key in row} == pytest.approx(row)
 
 
+def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):
+    stages = ("loading icl-mini", "checking the task", "locating heads", "ablating heads")
+    for terminal in (False, True):
+        if terminal:
+            monkeypatch.setenv("FORCE_COLOR", "1")
+        ablate(**TASK, k=1, positions="last")
+        err = capsys.readouterr().err
+        assert [stage in err for stage in stages] == [terminal] * 4
+
+
 def test_heads_named_twice_and_one_prompt_of_a_task(capsys):
     """One query has no interval."""
     ablate(**TASK | {"n": 1}, check=False, heads="L1H2,L1H2", positions="last")

@@ -121,3 +121,26 @@ def test_intervals_draw_queries_and_sets(icl_mini):
     assert frame.loc["same layers", "accuracy_max"] == found.per_prompt("same layers", "accuracy").mean(1).max()
     assert frame.loc["heads", "over_vocabulary"] == np.mean(found.per_prompt("heads", "over_vocabulary"))
     assert found.chance == 0.5
+
+
+def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
+    """The head always writes foo − bar: the largest contrast where every answer is foo, none where half are bar."""
+    view, head = ModelView.of(icl_mini), il.Head(7, 3)
+    batches = {}
+    for layout in ("order", "random"):
+        prompts = il.load_task("sentiment-number", n=24, layout=layout)
+        batches[layout] = il.tokenize(icl_mini, prompts, labels=("foo", "bar"))
+    foo, bar = batches["order"].label_tokens
+    z = view.model.W_O[7, 3] @ (view.model.W_U[:, foo] - view.model.W_U[:, bar])
+
+    def favor(value, hook):
+        value = value.clone()
+        value[:, :, head.head] = 20 * z / z.norm()
+        return value
+
+    with icl_mini.hooks(fwd_hooks=[(view.hook(7, "attn.hook_z"), favor)]):
+        ranks = {
+            layout: top_heads_by(icl_mini, batch, 48, by="contrast").index(head) for layout, batch in batches.items()
+        }
+    assert ranks["order"] < 3
+    assert ranks["random"] >= 24
