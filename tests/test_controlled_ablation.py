@@ -139,8 +139,6 @@ def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
         return value
 
     with icl_mini.hooks(fwd_hooks=[(view.hook(7, "attn.hook_z"), favor)]):
-        ranks = {
-            layout: top_heads_by(icl_mini, batch, 48, by="contrast").index(head) for layout, batch in batches.items()
-        }
+        located = {layout: top_heads_by(icl_mini, batch, 48, by="contrast") for layout, batch in batches.items()}
     assert located["order"].index(head) < 3
     assert located["random"].index(head) >= 24

@@ -69,10 +69,11 @@ def load_task(
     the same label in every prompt, and with "order", the paper's layout and the default here, it is also the last
     label: a model that only copies the last label is always right.
 
-    `layout="random"`, the default of the commands, shuffles the demonstrations, so that neither a constant answer nor the last label scores above
-    chance: the queries of a word task alternate between both classes (`query_class="both"`), and both labels are the
-    answer equally often (`balanced`). Labels that are names of the classes stay with their classes. `balanced` swaps
-    the two labels in every second prompt or, with both query classes, every second pair of prompts.
+    `layout="random"`, the default of the commands, shuffles the demonstrations, so that neither a constant answer
+    nor the last label scores above chance: the queries of a word task alternate between both classes
+    (`query_class="both"`), and both labels are the answer equally often (`balanced`). Labels that are names of the
+    classes stay with their classes. `balanced` swaps the two labels in every second prompt or, with both query
+    classes, every second pair of prompts.
     `query_class="false"` combines the same demonstrations with a query of the (first) false class and its answer.
 
     With `TextTask(classes="all")`, `labels[i]` belongs to the i-th class in alphabetical order in every prompt, and the
