@@ -1,5 +1,7 @@
 """Heads located over many prompts: the certified mean is the exhaustive one, however the prompts are cut up."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -77,26 +79,25 @@ def test_prompt_by_prompt_reference(gpt2, many):
     assert_close(top.value, expected.flatten().topk(3).values)
 
 
-def test_heads_left_open_are_passed_again(gpt2, many, every_increase, monkeypatch):
+@pytest.mark.parametrize("contrast", [False, True])
+def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candidates, contrast):
     """A slack wider than any bound leaves every head open: all are evaluated, on the batches that lack them only."""
-    monkeypatch.setattr(dataset, "MARGIN", 0)
-    passes = {}
+    against = contrasts(many)["several"] if contrast else None
+    every = every_contrast(gpt2, many, against) if contrast else every_increase
+    best, passes = every.mean(0).flatten().topk(1).values, {}
+    options = {"k": 1, "against": against, "batch_size": 8}
     top = il.locate_heads(
-        gpt2,
-        many,
-        k=1,
-        batch_size=8,
-        slack=1e6,
-        progress=lambda kind, done, total: passes.update({kind: (done, total)}),
+        gpt2, many, slack=1e6, progress=lambda kind, done, total: passes.update({kind: (done, total)}), **options
     )
     assert passes["part"] == (40, 40)
     assert passes["refined"][0] == passes["refined"][1] <= 40
     assert (top.n_exact, top.share_evaluated, top.unevaluated_bound) == (12, 1.0, -float("inf"))
-    narrow = il.locate_heads(gpt2, many, k=1, batch_size=8)
+    assert_close(top.value, best)
+    narrow = il.locate_heads(gpt2, many, **options)
     assert narrow.n_exact < 12
     assert narrow.share_evaluated < 1
     assert narrow.heads == top.heads
-    assert_close(narrow.value, every_increase.mean(0).flatten().topk(1).values)
+    assert_close(narrow.value, best)
 
 
 def test_what_is_left_out_is_bounded(gpt2, many, every_increase, few_candidates):
@@ -180,19 +181,19 @@ def test_plan(gpt2, many):
     assert all(len(rows) == 1 for rows in plan_batches(view, many, byte_budget=1))
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"byte_budget": 0}])
-def test_sizes_are_checked(gpt2, many, wrong):
-    with pytest.raises(il.InputError, match="at least 1"):
-        il.locate_heads(gpt2, many, k=3, **wrong)
-
-
-def test_k_and_targets_are_checked(gpt2, many):
-    with pytest.raises(il.InputError, match="between 1 and 12"):
-        il.locate_heads(gpt2, many, k=13)
-    with pytest.raises(il.InputError, match="one token id per prompt"):
-        il.locate_heads(gpt2, many, k=3, targets=torch.tensor([1, 2]))
-    with pytest.raises(il.InputError, match="a prompt without an answer"):
-        il.locate_heads(gpt2, [il.Prompt.parse("love : bar two : foo one :")], k=3)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 0}, "at least 1"),
+        ({"byte_budget": 0}, "at least 1"),
+        ({"k": 13}, "between 1 and 12"),
+        ({"targets": torch.tensor([1, 2])}, "one token id per prompt"),
+        ({"prompts": [il.Prompt.parse("love : bar two : foo one :")]}, "a prompt without an answer"),
+    ],
+)
+def test_options_are_checked(gpt2, many, options, words):
+    with pytest.raises(il.InputError, match=words):
+        il.locate_heads(gpt2, **{"prompts": many, "k": 3} | options)
 
 
 def test_chunks_survive_the_table(gpt2, many, tmp_path):
@@ -275,15 +276,6 @@ def test_contrast_certified_is_exhaustive(load_tiny, few_candidates, name, which
             assert top.share_evaluated < 1
 
 
-def test_contrast_heads_left_open_are_passed_again(gpt2, many, monkeypatch):
-    monkeypatch.setattr(dataset, "MARGIN", 0)
-    against = contrasts(many)["several"]
-    top = il.locate_heads(gpt2, many, k=1, against=against, batch_size=8, slack=1e6)
-    best = every_contrast(gpt2, many, against).mean(0).flatten().topk(1)
-    assert (top.n_exact, top.share_evaluated) == (12, 1.0)
-    assert_close(top.value, best.values)
-
-
 @pytest.mark.parametrize("which", ["one", "several"])
 def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candidates, which):
     """Parts that are there are not computed again, and give the same numbers to the last bit."""
@@ -305,11 +297,8 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
     assert captured == [8]
     assert again.heads == whole.heads
     assert torch.equal(again.value, whole.value)
-    assert (again.certified, again.n_exact, again.unevaluated_bound) == (
-        whole.certified,
-        whole.n_exact,
-        whole.unevaluated_bound,
-    )
+    for name in ("certified", "n_exact", "unevaluated_bound"):
+        assert getattr(again, name) == getattr(whole, name)
 
 
 def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
@@ -340,12 +329,13 @@ def test_icl_mini_dataset(icl_mini):
 
 
 @pytest.mark.parametrize("locate", [il.locate_heads, il.mean_head_increases, il.locate_effects])
-def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, locate):
-    """progress=True: to the end, with its rate; none otherwise."""
+def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, monkeypatch, locate):
+    """progress=True in a terminal: to the end, with its rate; none otherwise."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, standard error is a terminal
     more = {"k": 2} if locate is il.locate_heads else {}
     locate(gpt2, gpt2_batch, batch_size=1, **more)
     assert capsys.readouterr().err == ""
     locate(gpt2, gpt2_batch, batch_size=1, progress=True, **more)
-    last = capsys.readouterr().err.rsplit("\r", 1)[-1]
-    assert "3/3" in last
-    assert "prompt" in last
+    shown = re.sub(r"\x1b\[[0-9;?]*\w", "", capsys.readouterr().err)
+    assert "3/3" in shown
+    assert "prompt" in shown

@@ -35,15 +35,8 @@ def test_probed_norms_are_the_norms(load_tiny, name):
     model = load_tiny(name)
     x = torch.randn(1, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0)) * 3 + 1
     norm = infer_norm(model.ln_final, families.D_MODEL, x.device, default_eps=1e-5)
-    y = x - x.mean(-1, keepdim=True) if norm.center else x
-    ours = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.eps)
-    ours = ours * norm.gain_as(torch.float32) + (0 if norm.shift is None else norm.shift.float())
-    assert_close(ours, model.ln_final(x))
-    small = 1e-3 * x  # where eps shows
-    y = small - small.mean(-1, keepdim=True) if norm.center else small
-    ours = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + norm.eps)
-    ours = ours * norm.gain_as(torch.float32) + (0 if norm.shift is None else norm.shift.float())
-    assert_close(ours, model.ln_final(small))
+    for size in (1.0, 1e-3):  # small enough for eps to show
+        assert_close(norm(size * x), model.ln_final(size * x))
 
 
 def test_what_is_no_norm_is_refused():
@@ -103,16 +96,7 @@ def test_bundled_models_load_without_bars_and_leave_the_setting(capfd):
     assert logging.is_progress_bar_enabled()
 
 
-def test_heads_by_name_and_things_that_are_none(gpt2, no_type_checks):
-    view = ModelView.of(gpt2)
-    assert view.check_head("L1H2") == il.Head(1, 2)
-    with pytest.raises(il.InputError, match="invalid head"):
-        view.check_head([il.Head(0, 1), il.Head(1, 1)])
-
-
-def test_dtypes_by_name_and_models_without_a_tokenizer(no_type_checks):
+def test_dtypes_by_name_and_models_without_a_tokenizer():
     assert il.load_model("icl-mini", dtype="bfloat16").W_U.dtype == torch.bfloat16
-    with pytest.raises(il.InputError, match=r"dtype must be one of .*got 'nonsense'"):
-        il.load_model("icl-mini", dtype="nonsense")
     with pytest.raises(il.InputError, match="needs its tokenizer"):
         il.load_model("mine", hf_model=nn.Linear(1, 1))

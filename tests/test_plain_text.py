@@ -120,16 +120,12 @@ def test_targets_in_their_place(pair):
         (IOI, {"positions": "first"}, "must be 'last', 'all'"),
         ([IOI, IOI], {"positions": [[1]]}, "all 2 prompts"),
         (" ".join(["Mary"] * 100), {}, "context length of 64"),
+        ([il.Prompt.parse(families.PROMPT)], {}, r"use il\.tokenize"),
     ],
 )
 def test_what_does_not_fit_is_said(pair, texts, options, message, no_type_checks):
     with pytest.raises(il.InputError, match=message):
         il.tokenize_text(pair[0], texts, **options)
-
-
-def test_a_prompt_is_sent_to_tokenize(pair, no_type_checks):
-    with pytest.raises(il.InputError, match=r"use il\.tokenize"):
-        il.tokenize_text(pair[0], [il.Prompt.parse(families.PROMPT)])
 
 
 def test_beginning_of_sequence_is_the_tokenizers_own(pair):
@@ -185,12 +181,6 @@ def test_padding_is_removed_by_the_mask(icl_mini, side):
     word = "begins" if side == "left" else "ends"
     with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token.*attention_mask="):
         il.PromptBatch.from_tokens(tokens, model=icl_mini)
-
-
-@pytest.mark.parametrize("mask", [[[1, 1]], [[1, 0, 1]], [[0, 0, 0]], [[2, 1, 1]]], ids=str)
-def test_masks_that_do_not_fit(mask):
-    with pytest.raises(il.InputError):
-        il.PromptBatch.from_tokens([[4, 5, 6]], attention_mask=mask)
 
 
 @pytest.mark.parametrize(("tokens", "bos", "refused"), [([0, 5], 0, False), ([0, 0, 5], 0, True), ([0, 5], None, True)])
@@ -319,21 +309,26 @@ def test_tokens_without_a_model_are_their_own_names():
     assert (batch.answer_tokens.tolist(), batch.against.tolist()) == ([3], [[1, 2]])
     assert batch[[0, 0]].against.tolist() == [[1, 2], [1, 2]]
     assert len(batch) == 1
-    for wrong, message in [
-        (lambda: il.PromptBatch.from_tokens([[]]), "at least one"),
-        (lambda: il.PromptBatch.from_tokens([[1]], targets=[1, 2]), "one per row"),
-        (lambda: il.PromptBatch.from_tokens([[1]], targets=-5), "token id -5 is out of range"),
-        (lambda: il.PromptBatch.from_tokens([[1]], targets=1, against=1), "must differ"),
-    ]:
-        with pytest.raises(il.InputError, match=message):
-            wrong()
 
 
-def test_ids_are_checked_against_the_model(gpt2):
-    with pytest.raises(il.InputError, match="outside the model's vocabulary of 97"):
-        il.PromptBatch.from_tokens([[1, 97]], model=gpt2)
-    with pytest.raises(il.InputError, match="token id 97 is out of range; valid ids are 0–96"):
-        il.PromptBatch.from_tokens([[1]], model=gpt2, targets=97)
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        ([[]], {}, "at least one"),
+        ([[1]], {"targets": [1, 2]}, "one per row"),
+        ([[1]], {"targets": -5}, "token id -5 is out of range"),
+        ([[1]], {"targets": 1, "against": 1}, "must differ"),
+        ([[1, 97]], {"model": "gpt2"}, "outside the model's vocabulary of 97"),
+        ([[1]], {"model": "gpt2", "targets": 97}, "token id 97 is out of range; valid ids are 0–96"),
+        ([[4, 5, 6]], {"attention_mask": [[1, 1]]}, "the shape of tokens"),
+        *[([[4, 5, 6]], {"attention_mask": [row]}, "in row 0") for row in ([1, 0, 1], [2, 1, 1])],
+        ([[4, 5, 6]], {"attention_mask": [[0, 0, 0]]}, "at least one token"),
+    ],
+)
+def test_tokens_that_are_no_batch_are_refused(load_tiny, tokens, options, message):
+    model = load_tiny(options["model"]) if "model" in options else None
+    with pytest.raises(il.InputError, match=message):
+        il.PromptBatch.from_tokens(tokens, **options | {"model": model})
 
 
 @pytest.mark.parametrize(("kind", "names"), [("byte", ["love", "␣like"]), ("metaspace", ["␣love", "␣like"])])
