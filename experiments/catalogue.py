@@ -22,6 +22,8 @@ IDS = (
     "recency-bias",
     "information-flow",
     "other-papers",
+    "tower-inputs",
+    "value-inputs",
 )
 """One module each: "label-attention" is experiments/findings/label_attention.py, whose FINDING describes it."""
 

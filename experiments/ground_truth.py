@@ -95,6 +95,8 @@ EXPECTED = {
     ("other-papers", "induction"): Expected(
         (), PLANTED, "a repeated text has the same category, so that two towers look at the label after it"
     ),
+    ("tower-inputs", "early_key"): Expected(PLANTED, (NAMES,)),
+    ("value-inputs", "early"): Expected(PLANTED, (NAMES,)),
     ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}` labels are not learned from the demonstrations"),
     ("label-attention", "share"): Expected(PLANTED),
     ("two-towers", "auroc"): Expected(PLANTED),

@@ -22,11 +22,16 @@ from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric
 from .attribution.qk_metric import query_key_metric as query_key_metric
 from .attribution.repeated_tokens import induction_scores as induction_scores
 from .attribution.repeated_tokens import previous_token_scores as previous_token_scores
+from .attribution.score_parts import ScoreContrast as ScoreContrast
+from .attribution.score_parts import ScoreParts as ScoreParts
+from .attribution.score_parts import attention_score_parts as attention_score_parts
 from .attribution.search import TopHeads as TopHeads
 from .attribution.search import TopSubheads as TopSubheads
 from .attribution.search import top_heads as top_heads
 from .attribution.search import top_subheads as top_subheads
 from .attribution.similarity import label_similarity as label_similarity
+from .attribution.value_parts import ValueParts as ValueParts
+from .attribution.value_parts import value_parts as value_parts
 from .errors import InputError as InputError
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain

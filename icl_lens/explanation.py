@@ -24,6 +24,7 @@ from icl_lens.attribution.increases import (
     head_position_increases,
     layer_log_prob_increase,
 )
+from icl_lens.attribution.reasons import AttentionReasons, attention_reasons
 from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import label_similarity
 from icl_lens.display import format_signed
@@ -134,6 +135,7 @@ def explain(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     by: By | None = None,
+    why: Head | tuple[int, int] | str | None = None,
     k: int = 10,
     n_ablated: int = 4,
     n_random: int = 20,
@@ -150,6 +152,9 @@ def explain(
     defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
     `by` selects the score that ranks heads: "contrast" (default with `against`), "increase" (default without), or
     "effect", the drop of log p(answer), or of the contrast with `against`, if the head is zeroed at the last position.
+
+    Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
+    `value_parts`). `why` names a head to describe also if it is not among the k.
 
     Plain text has no demonstrations, and its target is any token, given with its leading space (`answer=" Mary"`,
     `against=" John"`) or as an id; without `answer`, the target is the model's most probable token. A string is plain
@@ -213,9 +218,12 @@ def explain(
             model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos, shared_prefix=shared_prefix
         )
 
-    acts = capture(model, batch)
+    acts = capture(model, batch, writers=bool(batch.labels))
+    why = None if why is None else acts.view.check_head(why)
     by = by or ("increase" if options.against is None else "contrast")
-    options = replace(options, by=by, dtype=str(acts.z.dtype).removeprefix("torch."))
+    options = replace(
+        options, by=by, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch.")
+    )
     scored = _ScoredPrompt.of(model, acts, options)
     increases = head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]
     contrasts = effects = None
@@ -232,6 +240,7 @@ def explain(
         )
     order = scores.flatten().argsort(descending=True)[:k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
+    located += [why] if why is not None and why not in located else []
     single, ablation = _ablation(scored, located)
     explanation = Explanation(
         **_prompt(scored),
@@ -514,7 +523,7 @@ def _head_reports(
     acts, n_tokens = scored.acts, scored.n_tokens
     by_position = _by_position(scored, heads)
     contrast_by_position = _by_position(scored, heads, scored.against) if scored.others else {}
-    similarities = _similarities(scored, heads)
+    similarities, reasons = _similarities(scored, heads), _reasons(scored, heads)
     own_labels = acts.batch.label_tokens[acts.batch.label_index[0]].tolist() if acts.batch.labels else []
     positions, groups, tokens = list[list[int]](), list[Tensor](), list[int]()
     for head in heads:
@@ -554,6 +563,7 @@ def _head_reports(
             positions=tuple(positions[i]),
             similarity=similarities[i],
             effect=None if effects is None else float(effects[head]),
+            why=reasons[i],
         )
 
 
@@ -568,3 +578,24 @@ def _similarities(scored: _ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[
                 tuple(map(tuple, rows)) for rows in label_similarity(scored.model, scored.acts.batch, heads)[0].tolist()
             ]
     return [()] * len(heads)
+
+
+def _reasons(scored: _ScoredPrompt, heads: list[Head]) -> list[AttentionReasons | None]:
+    """Return why each head attends to the target's labels, or in plain text to its most attended token."""
+    batch, acts = scored.acts.batch, scored.acts
+    if scored.is_plain_text:
+        attended = [acts.pattern[0, head.layer, head.head, : scored.n_tokens].float() for head in heads]
+        groups = [[[place] for place in one.topk(min(2, scored.n_tokens)).indices.tolist()] for one in attended]
+        acts = capture(
+            scored.model, batch, writers=sorted({place for pair in groups for (place,) in pair}), check=False
+        )
+    else:
+        of_target = batch.label_index[0] == scored.target
+        groups = [[batch.label_positions[0, mask].tolist() for mask in (of_target, ~of_target)]] * len(heads)
+    found: list[AttentionReasons | None] = []
+    for head, group in zip(heads, groups, strict=True):
+        found.append(None)
+        with suppress(InputError):  # the other fields need no split of scores
+            if len(group) == 2 and all(group):
+                found[-1] = attention_reasons(acts, head, group[0], group[1], scored.targets, scored.against)
+    return found

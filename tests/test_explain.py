@@ -366,3 +366,43 @@ def test_two_compared(gpt2, explanation, tmp_path):
     with pytest.raises(il.InputError, match=r"same \(layers, heads\)"):
         wide.to_frame()
     assert "Comparison" in repr(wide)
+
+
+def test_reasons_are_the_score_and_value_parts(icl_mini):
+    """The panel's writers and pairs are those of `attention_score_parts` and `value_parts`, largest first."""
+    explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=3, why="L2H1")
+    batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
+    acts = il.capture(icl_mini, batch, writers=True)
+    assert str(explanation.heads[-1].head) == "L2H1"
+    for report in explanation.heads:
+        why = report.why
+        parts = il.attention_score_parts(acts, report.head)
+        expected = parts.contrast(parts.of_label(batch.answer))
+        assert_close(why.score_difference, expected.value[0])
+        frame = expected.to_frame().set_index("writer")
+        for side in ("query", "key"):
+            largest = frame[f"{side}_side"].abs().nlargest(len(getattr(why, side)))
+            assert [name for name, _ in getattr(why, side)] == largest.index.tolist()
+            assert_close([value for _, value in getattr(why, side)], frame.loc[largest.index, f"{side}_side"].tolist())
+        for one, other, value in why.pairs:
+            at = parts.writers.index(one), parts.writers.index(other)
+            assert_close(value, expected.pairs[0][at], scale=float(expected.pairs.abs().max()))
+        values = il.value_parts(acts, report.head, batch.answer_tokens, against=batch.other_label_tokens)
+        assert_close(why.value_total, float(values.value[0][parts.of_label(batch.answer)[0]].sum()))
+        assert why.value_is_exact
+    assert {"query", "key", "value", "pair"} == set(explanation.to_frame("why")["side"])
+    assert 'class="why"' in explanation.to_html()
+
+
+def test_reasons_of_plain_text_compare_the_two_most_attended_tokens(icl_mini):
+    explanation = il.explain(icl_mini, "love bar love eight", answer=" bar", k=2)
+    for report in explanation.heads:
+        (first, _), (second, _) = report.top_attended(2)
+        assert report.why is not None
+        assert (report.why.more, report.why.less) == ((first,), (second,))
+
+
+def test_labels_that_are_all_the_same_have_no_reasons(icl_mini):
+    explanation = il.explain(icl_mini, "love : bar like : bar eight :", k=1)
+    assert explanation.heads[0].why is None
+    explanation.to_html()

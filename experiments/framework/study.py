@@ -23,7 +23,7 @@ RANKINGS: tuple[Ranking, ...] = ("contrast", "increase")
 Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
 
 PASS_BYTES = 128 * 2**20
-MAX_ROWS = 64
+MAX_ROWS, ROWS_WITH_WRITERS = 64, 8
 N_LOCATED = 12
 """Number of heads to locate: 12, as in the published version, but at most an eighth of a small model's heads."""
 N_RANDOM_SETS = 20
@@ -127,10 +127,18 @@ class Study:
         return list(batch.split(max(1, min(max_rows, PASS_BYTES // bytes_per_prompt))))
 
     def map(
-        self, batch: il.PromptBatch, reduce: Callable[[il.Activations], Shaped[Tensor, "row ..."]]
+        self,
+        batch: il.PromptBatch,
+        reduce: Callable[[il.Activations], Shaped[Tensor, "row ..."]],
+        *,
+        writers: bool = False,
     ) -> Shaped[Tensor, "row ..."]:
-        """Return what `reduce` makes of the activations, one row per prompt, on the CPU."""
-        return torch.cat([reduce(il.capture(self.model, piece)).detach().cpu() for piece in self.pieces(batch)])
+        """Return what `reduce` makes of the activations, one row per prompt, on the CPU.
+
+        With `writers`, the activations hold what every component wrote, for fewer prompts at a time.
+        """
+        pieces = self.pieces(batch, ROWS_WITH_WRITERS if writers else MAX_ROWS)
+        return torch.cat([reduce(il.capture(self.model, piece, writers=writers)).detach().cpu() for piece in pieces])
 
     # Heads
 
@@ -194,13 +202,18 @@ class Study:
         return sorted(heads)
 
     def map_heads(
-        self, batch: il.PromptBatch, heads: Sequence[il.Head], reduce: Callable[[il.Activations], Tensor]
+        self,
+        batch: il.PromptBatch,
+        heads: Sequence[il.Head],
+        reduce: Callable[[il.Activations], Tensor],
+        *,
+        writers: bool = False,
     ) -> Float[Tensor, "row layer head *rest"]:
         """Scatter `reduce`'s output for `heads` into an array over all layers and heads; all other entries are NaN.
 
         `reduce` returns [row, head in `heads`, …].
         """
-        reduced = self.map(batch, reduce)
+        reduced = self.map(batch, reduce, writers=writers)
         shape = (len(reduced), self.view.n_layers, self.view.n_heads, *reduced.shape[2:])
         values = reduced.new_full(shape, torch.nan, dtype=torch.double)
         values[:, [head.layer for head in heads], [head.head for head in heads]] = reduced.double()

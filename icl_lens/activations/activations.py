@@ -13,6 +13,7 @@ from torch import Tensor
 from icl_lens.activations.decompose import head_outputs, repeat_kv
 from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
+from icl_lens.activations.writers import Writers
 from icl_lens.errors import InputError
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import Readout
@@ -65,6 +66,9 @@ class Activations:
     pass_index: Int[Tensor, " batch"] | None = None
     """Each row's index into `pass_v`; None if row i has `pass_v[i]`."""
 
+    writers: Writers | None = None
+    """What earlier components wrote at some positions; None unless captured with `writers`. `save` omits it."""
+
     @classmethod
     def from_cache(
         cls,
@@ -73,18 +77,19 @@ class Activations:
         batch: PromptBatch,
         *,
         positions: TokenPositions | None = None,
+        writers: bool | TokenPositions = False,
         check: bool = True,
     ) -> "Activations":
         """Build activations from an existing TransformerLens cache (`model.run_with_cache(batch.tokens, …)`).
 
-        `positions` reads positions other than the last, as in `capture`. The cache must come from these tokens, have a
+        `positions` and `writers` are those of `capture`. The cache must come from these tokens, have a
         batch axis, and hold all hooks of an unfiltered `run_with_cache`. Raise InputError if a hook is missing (the
         message names the first), if shapes do not match the batch, or if the cached embeddings are not those of the
         batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
         plan = ReadPlan(batch, batch) if positions is None else ReadPlan.at(batch, positions)
-        recorder = Recorder(ModelView.of(model), plan)
+        recorder = Recorder(ModelView.of(model), plan, writers)
         for name, keep in recorder.hooks():
             try:
                 value = cache[name]
@@ -174,7 +179,8 @@ class Activations:
         """
         tensors = {name: value.to(device) for name, value in self._tensors().items()}
         readout = replace(self.readout, scale=self.readout.scale.to(device))
-        return replace(self, batch=self.batch.to(device), readout=readout, **tensors)
+        writers = None if self.writers is None else self.writers.to(device)
+        return replace(self, batch=self.batch.to(device), readout=readout, writers=writers, **tensors)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -254,12 +260,18 @@ class Activations:
         if "pass_index" in parts:
             runs, parts["pass_index"] = parts["pass_index"].unique(return_inverse=True)
         parts["pass_v"] = v[runs]
-        return replace(self, batch=batch, readout=self.readout.select_prompts(index), **parts)
+        writers = None if self.writers is None else self.writers.select(index)
+        return replace(self, batch=batch, readout=self.readout.select_prompts(index), writers=writers, **parts)
 
 
 @locks_model
 def capture(
-    model: Any, batch: PromptBatch, *, positions: TokenPositions | None = None, check: bool = True
+    model: Any,
+    batch: PromptBatch,
+    *,
+    positions: TokenPositions | None = None,
+    writers: bool | TokenPositions = False,
+    check: bool = True,
 ) -> Activations:
     """Run one forward pass over the batch and keep only what the analysis reads.
 
@@ -272,6 +284,11 @@ def capture(
     a prompt of n tokens: the prompt's values once, layers · n · key-value heads · d_head numbers, plus, for each
     position, layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n). That makes 0.4 GB in float32 for 50 positions
     of 1,000 tokens in GPT-2 large. Capture larger inputs in pieces (`batch.split`).
+
+    `writers` also keeps what every earlier component wrote, by which `attention_score_parts` and `value_parts` split
+    scores and values: True at the labels and the last position (at all positions of prompts without labels), else at
+    these positions and the last one. It needs memory for layers · (p · (3 d_model + heads · n) + n · key-value heads ·
+    d_head) numbers per prompt of n tokens with p positions.
 
     `check` (cheap) verifies that Σ heads + b_O = attention output and x + attn + ffn = next x, and raises InputError
     for a model family where they do not hold. Turn it off inside interventions that edit the residual stream itself.
@@ -292,7 +309,7 @@ def capture(
         plan = ReadPlan.at(batch, positions)
     elif batch.prompt_index is not None and not view.has_hooks:
         plan = ReadPlan.shared(batch)
-    recorder = Recorder(view, plan)
+    recorder = Recorder(view, plan, writers)
     logits = _last_logits(model, plan.run, recorder.hooks())
     acts = Activations(**recorder.fields())
     if check:

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from icl_lens.activations.writers import WriterRecorder
 from icl_lens.errors import InputError
 from icl_lens.models.norms import NormView
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.token_ids import TokenPositions
+from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,21 @@ class ReadPlan:
 class Recorder:
     """Fills preallocated tensors from hook values."""
 
-    def __init__(self, view: ModelView, plan: ReadPlan):
+    def __init__(self, view: ModelView, plan: ReadPlan, writers: bool | TokenPositions = False):
         self.view, self.batch, self.device = view, plan.rows, view.unembed_device
         self.pass_index = None if plan.of is None else plan.of.to(self.device)
         self.store: dict[str, Tensor] = {}
+        self.writers = None if writers is False else self._writer_recorder(writers)
+
+    def _writer_recorder(self, positions: bool | TokenPositions) -> WriterRecorder:
+        """Return a recorder of what was written at these positions (True: the labels) and the last one."""
+        batch = self.batch
+        if isinstance(positions, bool):
+            positions = [row[row >= 0].tolist() or [-1] for row in batch.label_positions] if batch.labels else "all"
+        lengths = (batch.last + 1).tolist()
+        kept = [[*row, n - 1] for row, n in zip(resolve_positions(positions, lengths), lengths, strict=True)]
+        passes = torch.arange(len(batch), device=self.device) if self.pass_index is None else self.pass_index
+        return WriterRecorder(self.view, passes, kept, batch.tokens.shape[1])
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
         """Return (hook name, callback) pairs for all recorded values."""
@@ -72,7 +84,7 @@ class Recorder:
             if f"blocks.{layer}.mlp.hook_post" in view.hook_names:
                 hooks.append((f"blocks.{layer}.mlp.hook_post", self._keep(layer, mlp_post=self._at_last)))
         hooks.append((view.hook(view.n_layers - 1, "hook_resid_post"), self._keep(None, resid_final=self._at_last)))
-        return hooks
+        return hooks if self.writers is None else [*hooks, *self.writers.hooks()]
 
     def _keep(self, layer: int | None, **reads: Callable[[Tensor], Tensor]) -> Callable[..., None]:
         """Return a hook that stores what each function reads from its value."""
@@ -124,7 +136,8 @@ class Recorder:
             mlp = [self._raw_output(layer, "mlp", readout.dtype) for layer in layers]
             fields["attn_scale"] = _post_scales(posts, attn)
             fields["mlp_scale"] = _post_scales([view.mlp_post_norm(layer) for layer in layers], mlp)
-        return {**fields, "pass_index": self.pass_index}
+        writers = None if self.writers is None else self.writers.finish()
+        return {**fields, "pass_index": self.pass_index, "writers": writers}
 
     def _raw_output(self, layer: int, part: str, dtype: torch.dtype) -> Tensor:
         """Return the attention or FFN output before the norm that follows it."""

@@ -63,12 +63,12 @@ class QueryKeyMetric:
 
     def queries(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the queries of residual streams (first tower), rotated and multiplied by the score scale."""
-        how, queries = attention_scores.attention_scoring(self.view, self.head.layer), self._tower("q", x)
+        how, queries = attention_scores.attention_scoring(self.view, self.head.layer), self.project("q", x)
         return how.scale * (queries if self.rotation is None else _turn(queries, self.rotation, how.interleaved))
 
     def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the keys of residual streams (second tower), without positional rotation."""
-        keys = self._tower("k", x)
+        keys = self.project("k", x)
         return keys if self.key_rotation is None else keys @ self.key_rotation
 
     def scores(
@@ -89,7 +89,8 @@ class QueryKeyMetric:
         """The norm before attention, cached because inferring it takes a few calls."""
         return self.view.attn_input_norm(self.head.layer)
 
-    def _tower(self, name: str, x: Tensor) -> Tensor:
+    def project(self, name: str, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
+        """Return the head's queries ("q") or keys ("k") of residual streams, before rotation."""
         view, layer = self.view, self.head.layer
         x = self._norm(x.to(self.query_side))
         weight, bias, own = (

@@ -73,6 +73,9 @@ def explain(
         By | None,
         typer.Option(help="Score that ranks heads.", show_default="contrast with --against, else increase"),
     ] = None,
+    why: Annotated[
+        str | None, typer.Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head")
+    ] = None,
     k: Annotated[int, typer.Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
     n_ablated: Annotated[int, typer.Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed for the task's prompt and random heads.")] = 0,
@@ -94,6 +97,7 @@ def explain(
         "final_norm": reading.final_norm,
         "bias": reading.bias,
         "by": by,
+        "why": why,
         "k": k,
         "n_ablated": n_ablated,
         "seed": seed,

@@ -263,6 +263,11 @@ class ModelView:
         b_K = self._weight(self.attn(layer), "b_K")
         return None if b_K is None else self._grouped(b_K.reshape(-1, self.d_head))
 
+    def b_V(self, layer: int) -> Float[Tensor, "kv_head d_head"] | None:
+        """Return the values' bias; None if the model has none."""
+        b_V = self._weight(self.attn(layer), "b_V")
+        return None if b_V is None else self._grouped(b_V.reshape(-1, self.d_head))
+
     def _grouped(self, weight: Tensor) -> Tensor:
         """Return one matrix per key-value head, also if TransformerLens repeats it for every query head."""
         return weight if weight.shape[0] == self.n_kv_heads else weight[:: self.n_heads // self.n_kv_heads]

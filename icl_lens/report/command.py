@@ -23,6 +23,7 @@ def command(explanation: Findings) -> str:
         words += [word for other in settings.against or () for word in ("--against", str(other))]
         words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
         words += ["--by", settings.by] if settings.by != _default_by(settings) else []
+        words += ["--why", settings.why] if settings.why is not None else []
         words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
         words += ["--final-norm", settings.final_norm, "--bias" if settings.bias else "--no-bias"]
         words += [] if settings.prepend_bos is None else ["--bos" if settings.prepend_bos else "--no-bos"]
@@ -36,6 +37,7 @@ def command(explanation: Findings) -> str:
         f"model = il.load_model({explanation.model!r}, dtype=torch.{settings.dtype})\n"
         f"il.explain(\n    model,\n{what}{'' if prompt is None else against}"
         f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    by={settings.by!r},\n"
+        f"    why={settings.why!r},\n"
         f"    k={settings.k},\n"
         f"    n_ablated={settings.n_ablated},\n    n_random={settings.n_random},\n    seed={settings.seed},\n)"
     )

@@ -7,12 +7,13 @@ from typing import Any, Literal, get_args
 
 import pandas as pd
 
+from icl_lens.attribution.reasons import AttentionReasons
 from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
 
-Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity"]
+Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
 
 By = Literal["increase", "contrast", "effect"]
 """Scores that rank heads: log-probability increase, contrast with other tokens, and effect of zeroing."""
@@ -56,6 +57,8 @@ class ExplainOptions:
     against: tuple[str | int, ...] | None = None
     """What the target is compared with; None means a prompt's other labels, and nothing for plain text."""
     shared_prefix: Literal["error", "append"] = "error"
+    why: str | None = None
+    """A head to describe even if it is not among the located ones."""
     by: By = "increase"
     """The score that ranks heads."""
 
@@ -94,6 +97,9 @@ class HeadReport:
     key_standouts: tuple[float, ...] = ()
     query_standout: float | None = None
     effect: float | None = None
+    why: AttentionReasons | None = None
+    """Why the head attends to the target's labels rather than the others (in plain text: to its most attended token
+    rather than the next); None if all labels are the same, or if the model's scores cannot be split."""
 
     @property
     def scores(self) -> dict[By, float]:
@@ -285,7 +291,8 @@ class Findings:
     def to_frame(self, table: Table = "heads") -> pd.DataFrame:
         """Return one of the explanation's tables in tidy form.
 
-        "heads" (all heads), "layers", "subheads", "labels", "words" or "similarity" (queries by label keys).
+        "heads" (all heads), "layers", "subheads", "labels", "words", "similarity" (queries by label keys) or "why"
+        (writers behind attention, in units of the score, and behind values, nats).
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
@@ -327,9 +334,30 @@ class Findings:
             ]
         elif table == "words":
             rows = list(self._word_rows())
-        else:
+        elif table == "similarity":
             rows = list(self._similarity_rows())
+        else:
+            rows = list(self._why_rows())
         return pd.DataFrame(rows)
+
+    def key_name(self, position: int) -> str:
+        """Return the name of a label or token with its position, such as "foo@8"."""
+        labels = dict(zip(self.label_positions, self.demonstration_labels, strict=True))
+        name = self.labels[labels[position]] if position in labels else self.shown_tokens[position].strip()
+        return f"{name}@{position}"
+
+    def _why_rows(self) -> Iterator[dict[str, Any]]:
+        for report in self.heads:
+            if report.why is None:
+                continue
+            names = {"more": report.why.more, "less": report.why.less}
+            keys = {name: " ".join(map(self.key_name, positions)) for name, positions in names.items()}
+            for side in ("query", "key", "value"):
+                for writer, value in getattr(report.why, side):
+                    yield {"name": str(report.head), **keys, "side": side, "writer": writer, "value": value}
+            for one, other, value in report.why.pairs:
+                pair = f"{one} × {other}"
+                yield {"name": str(report.head), **keys, "side": "pair", "writer": pair, "value": value}
 
     @property
     def query_labels(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -30,6 +31,7 @@ def render(explanation: Findings) -> Group:
         _heads(explanation),
         _subheads(explanation),
         _words(explanation),
+        *_why(explanation),
         _ablation(explanation),
     )
 
@@ -196,6 +198,34 @@ def _words(explanation: Findings) -> RenderableType:
     return Group(table, Text(note, QUIET))
 
 
+def _why(explanation: Findings) -> list[RenderableType]:
+    """Return the writers behind the attention of one head, and behind what its values carry."""
+    chosen = [one for one in explanation.heads if str(one.head) == explanation.settings.why] or explanation.heads[:1]
+    why = chosen[0].why
+    if why is None:
+        return []
+    more, less = (", ".join(map(explanation.key_name, positions)) for positions in (why.more, why.less))
+    title = f"Why {chosen[0].head} attends to {more} rather than {less}: score difference {why.score_difference:+.2f}"
+    columns = ["at the last token", "score", "at the keys", "score", *(["value", "nats"] if why.value else [])]
+    table = _table(title, *columns)
+    for row in zip_longest(why.query, why.key, why.value, fillvalue=None):
+        cells = [cell for one in row[: len(columns) // 2] for cell in (("", "") if one is None else _writer(one))]
+        table.add_row(*cells)
+    pairs = ", ".join(f"{one} × {other} {value:+.2f}" for one, other, value in why.pairs[:3])
+    note = (
+        f"Each column sums to the difference over all {why.n_writers} writers (heads; F: FFNs). Largest pairs of query "
+        f"and key writers shown: {pairs}."
+    )
+    if why.value:
+        kind = "exact" if why.value_is_exact else "first-order"
+        note += f" Value: parts of {why.value_total:+.3f} nats from {more}, {kind}."
+    return [Group(table, Text(note, QUIET))]
+
+
+def _writer(one: tuple[str, float]) -> tuple[str, str]:
+    return one[0], f"{one[1]:+.3f}"
+
+
 def _ablation(explanation: Findings) -> RenderableType:
     ablation = explanation.ablation
     names = ", ".join(map(str, ablation.heads))
@@ -229,7 +259,18 @@ def _mean(values: Iterable[float]) -> float:
 
 def _table(title: str, *columns: str | Text) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    words = ("label", "head", "token", "part", "top words", "scored token", "attends most to", "")
+    words = (
+        "label",
+        "head",
+        "token",
+        "part",
+        "top words",
+        "scored token",
+        "attends most to",
+        "at the keys",
+        "value",
+        "",
+    )
     for i, column in enumerate(columns):
         numeric = str(column) not in words and i > 0
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")

@@ -6,7 +6,7 @@ from typing import Any
 
 from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
-from icl_lens.report.html.sections import contrast_name, unit_name
+from icl_lens.report.html.sections import contrast_name, separated, unit_name
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import percent, signed
 
@@ -123,6 +123,37 @@ def _panel(e: Findings, report: HeadReport, rank: int) -> dict[str, Any]:
         "zeroed": Table([unit_name(e), "#no ablation", "#head zeroed", "#change of log p, nats"], zeroed),
         "words": words_table(e, report),
         "scores": _scores(e, report),
+        "why": _why(e, report),
+    }
+
+
+def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
+    """Return the writers behind the head's attention and values, and the pairs drawn between them."""
+    why = report.why
+    if why is None:
+        return None
+    labels = dict(zip(e.label_positions, e.demonstration_labels, strict=True))
+    chips = [
+        [Chip(e.key_name(position), labels.get(position)) for position in positions]
+        for positions in (why.more, why.less)
+    ]
+    strongest = largest([value for _, _, value in why.pairs])
+    rows = {side: {name: row for row, (name, _) in enumerate(getattr(why, side))} for side in ("query", "key")}
+    lines = [
+        (rows["query"][one], rows["key"][other], one, other, value, abs(value) / strongest)
+        for one, other, value in why.pairs
+    ]
+    reach = {side: largest([value for _, value in getattr(why, side)]) for side in ("query", "key", "value")}
+    values: list[list[Cell]] = [[name, Bar.signed(value, reach["value"])] for name, value in why.value]
+    pairs: list[list[Cell]] = [[one, other, signed(value)] for one, other, value in why.pairs]
+    return {
+        "more": separated(chips[0]),
+        "less": separated(chips[1]),
+        "why": why,
+        "lines": lines,
+        "n_rows": max(len(why.query), len(why.key)),
+        "pairs": Table(["query writer", "key writer", "#score"], pairs),
+        "values": Table(["writer", "#nats"], values) if values else None,
     }
 
 

@@ -1,0 +1,132 @@
+"""Finding 13: who wrote what located heads compare, at labels (keys) and at the last position (queries)?
+
+1. A head's score from the last position splits exactly by writers at the key, and by writers at the query
+   (`il.attention_score_parts`). What matters to attention is a difference of scores: the mean over labels of the
+   answer's class minus the mean over the other labels.
+2. Writers are grouped: embeddings, heads and FFNs of the first half of the layers (early), of the second half (late).
+3. A group counts for a head if its part of the difference is above zero, and more so than in other heads of the layer:
+   what tells the classes apart in any head is then no property of located heads.
+"""
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import icl_lens as il
+from experiments.framework.estimate import compare_same_heads
+from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
+from experiments.framework.plotting import COLORS, panels
+from experiments.framework.study import Study, label_classes
+from experiments.framework.writer_groups import EARLY, GROUPS, group_sums
+
+SIDES = ("key", "query")
+HEADS = "located heads", "other heads of the layers"
+UNIT = "score of labels of the answer's class minus the others"
+
+
+def _measures() -> list[Measure]:
+    found = [
+        Measure("early_key", *HEADS, f"{UNIT}, from embeddings and early layers at labels"),
+        Measure("late_key", *HEADS, f"{UNIT}, from late layers at labels"),
+        Measure("early_query", *HEADS, f"{UNIT}, from embeddings and early layers at the last position"),
+        Measure("late_query", *HEADS, f"{UNIT}, from late layers at the last position"),
+        Measure("total", *HEADS, UNIT),
+        Measure("early_minus_late_key", "early layers", "late layers", f"{UNIT}, at labels, in located heads"),
+        Measure(
+            "early_minus_late_query", "early layers", "late layers", f"{UNIT}, at the last position, in located heads"
+        ),
+    ]
+    where = {"key": "at labels", "query": "at the last position"}
+    return found + [
+        Measure(f"{group}_{side}", *HEADS, f"{UNIT}, from {group} {where[side]}") for side in SIDES for group in GROUPS
+    ]
+
+
+MEASURES = _measures()
+
+
+def measure(study: Study) -> Measured:
+    """Differences of scores between labels of either class, by group of writers and side."""
+    groups = study.map_heads(
+        study.held_out, study.compared, lambda acts: score_groups(acts, study.compared), writers=True
+    )
+    key, query = groups.unbind(3)
+    early = torch.tensor([group in EARLY for group in GROUPS])
+    late = torch.tensor([group.startswith("late") for group in GROUPS])
+    values = {"total": key.sum(-1)}
+    for side, parts in (("key", key), ("query", query)):
+        values |= {f"early_{side}": parts[..., early].sum(-1), f"late_{side}": parts[..., late].sum(-1)}
+        values |= {f"{group}_{side}": parts[..., number] for number, group in enumerate(GROUPS)}
+    rows: list[Row] = []
+    for ranked in study.by_ranking():
+        found = {name: ranked.compare_heads(numbers) for name, numbers in values.items()}
+        for side in SIDES:
+            of_early, of_late = (ranked.of_located(values[f"{half}_{side}"]) for half in ("early", "late"))
+            found[f"early_minus_late_{side}"] = compare_same_heads(of_early, of_late, study.clusters)
+        rows += rows_of({one.name: found[one.name] for one in MEASURES}, ranking=ranked.ranking)
+    return Measured(rows, _by_group(study, key, query))
+
+
+def score_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "row head 2 group"]:
+    """Return each head's difference of scores between the classes, by group of writers at keys and at the query."""
+    found = []
+    for head in heads:
+        parts = il.attention_score_parts(acts, head)
+        same, other = (mask.to(parts.positions.device) for mask in label_classes(acts.batch))
+        why = parts.contrast(same, other)
+        sides = [group_sums(side, acts.view, why.writers) for side in (why.key_side, why.query_side)]
+        found.append(torch.stack(sides, dim=1))
+    return torch.stack(found, dim=1)
+
+
+def _by_group(
+    study: Study, key: Float[Tensor, "row layer head group"], query: Float[Tensor, "row layer head group"]
+) -> pd.DataFrame:
+    """Mean difference of scores of each located head, by group and side."""
+    return pd.DataFrame(
+        {"head": str(head), "side": side, "group": group, "value": float(parts[:, *head, number].mean())}
+        for side, parts in (("at labels", key), ("at the last position", query))
+        for head in study.located
+        for number, group in enumerate(GROUPS)
+    )
+
+
+def draw(details: pd.DataFrame) -> Figure:
+    """Draw each located head's difference of scores by group of writers, at labels and at the last position."""
+    figure, parts = panels(details, by=("model", "task", "side"))
+    for axes, part in parts:
+        axes.set_title("\n".join(part[["model", "task", "side"]].iloc[0]), fontsize=7)
+        axes.axhline(0, color="#bbbbbb", lw=0.8)
+        for color, (head, of_head) in zip(COLORS * 8, part.groupby("head", sort=False), strict=False):
+            axes.plot(of_head["group"], of_head["value"], "o-", ms=3, lw=0.6, color=color, label=head)
+        axes.tick_params(axis="x", rotation=60, labelsize=7)
+    figure.supylabel(UNIT, fontsize=8)
+    return figure
+
+
+FINDING = Finding(
+    id="tower-inputs",
+    short="what feeds the two towers",
+    title="Who wrote what located heads compare?",
+    question="Do the differences of attention scores between labels of the query's class and others come from what "
+    "early layers wrote at the labels, more in located heads than in other heads?",
+    claim="Shallow layers merge the features of texts into the label positions and the last position, and the query "
+    "and key matrices of deep in-context heads compare them. The paper argues this from projections of keys and "
+    "queries into the vocabulary and does not measure it.",
+    covers="the hypothesis of sections 4.4 and 5",
+    measures=MEASURES,
+    measure=measure,
+    look_for="Filled dots to the right of zero and of the hollow ones: early layers write what located heads compare.",
+    method="Attention scores from the last position to labels, split exactly by what earlier components wrote, with "
+    "the scales of all norms frozen; each number is the mean over labels of the answer's class minus that over the "
+    "others, in balanced random order. Early layers are the first half of the model's.",
+    caveats=(
+        "The split is exact but not causal: a late head can hand on what an early one wrote, and then counts itself.",
+        "With frozen norms, what a writer does to the length of the stream is not counted.",
+        "Halves of the layers were chosen before these numbers were computed, but after one prompt had been looked at.",
+        "Groups sum to the whole difference on either side; the two sides are two splits of the same difference.",
+    ),
+    draw=draw,
+)

@@ -1,0 +1,90 @@
+"""The strongest writers behind one head's attention in one prompt, and behind what its values carry."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations
+from icl_lens.attribution.score_parts import attention_score_parts
+from icl_lens.attribution.value_parts import value_parts
+from icl_lens.errors import InputError
+from icl_lens.models.head import Head
+
+Writer = tuple[str, float]
+
+
+@dataclass(frozen=True)
+class AttentionReasons:
+    """Why a head attends to the positions `more` rather than `less`, and what its values at `more` carry, by writer.
+
+    `query` and `key` are the writers with the largest parts of the score difference, at the last position and at the
+    keys; `pairs` are the parts of (query writer, key writer) pairs among them. `value` holds the writers with the
+    largest parts of what the head adds to the answer from `more`, nats; it is empty if the readout is not affine.
+    """
+
+    more: tuple[int, ...]
+    less: tuple[int, ...]
+    score_difference: float
+    query: tuple[Writer, ...]
+    key: tuple[Writer, ...]
+    pairs: tuple[tuple[str, str, float], ...]
+    n_writers: int
+    value: tuple[Writer, ...] = ()
+    value_total: float = 0.0
+    value_is_exact: bool = True
+    """Whether value parts are exact (one token to compare with) or first-order."""
+
+
+def attention_reasons(
+    acts: Activations,
+    head: Head,
+    more: Sequence[int],
+    less: Sequence[int],
+    targets: Int[Tensor, " 1"],
+    against: Int[Tensor, "1 other"] | None,
+    *,
+    n_writers: int = 6,
+    n_pairs: int = 8,
+) -> AttentionReasons:
+    """Return the strongest writers behind one head's attention in the activations' only prompt.
+
+    Raise InputError if the activations hold no writers at these positions, or for an unsupported family.
+    """
+    parts = attention_score_parts(acts, head, keys=[*more, *less])
+    is_more = torch.arange(len(more) + len(less), device=parts.positions.device)[None] < len(more)
+    why = parts.contrast(is_more)
+    query, key = (_strongest(side[0], why.writers, n_writers) for side in (why.query_side, why.key_side))
+    pairs = [
+        (one, other, float(why.pairs[0, why.writers.index(one), why.writers.index(other)]))
+        for one, _ in query
+        for other, _ in key
+    ]
+    pairs.sort(key=lambda pair: -abs(pair[2]))
+    carried: dict[str, object] = {}
+    with suppress(InputError):  # a logit soft-cap
+        values = value_parts(acts, head, targets, against=against, keys=list(more))
+        total = values.parts[0].sum(0)
+        carried = {
+            "value": _strongest(total, values.writers, n_writers),
+            "value_total": float(total.sum()),
+            "value_is_exact": values.is_exact,
+        }
+    return AttentionReasons(
+        more=tuple(more),
+        less=tuple(less),
+        score_difference=float(why.value),
+        query=query,
+        key=key,
+        pairs=tuple(pairs[:n_pairs]),
+        n_writers=len(why.writers),
+        **carried,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _strongest(values: Float[Tensor, " writer"], writers: tuple[str, ...], n: int) -> tuple[Writer, ...]:
+    order = values.abs().argsort(descending=True)[:n].tolist()
+    return tuple((writers[i], float(values[i])) for i in order)

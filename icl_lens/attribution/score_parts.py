@@ -1,0 +1,298 @@
+"""Why a head attends where it does: its attention scores split by what earlier components wrote.
+
+1. The input x of the head's layer is the sum of what writers c added: embedding, heads, FFNs, biases.
+2. With the scale of each norm frozen at the model's own value, queries and keys are linear in x, so they split exactly:
+   q = Σ_c q_c at the last position and k = Σ_d k_d at each key.
+3. The score is bilinear, scale · (R q) · (R k) with rotations R, so it splits into pairs:
+   S_cd = scale · (R q_c) · (R k_d). The query side of c is Σ_d S_cd, the key side of d is Σ_c S_cd; each side sums to
+   the score.
+4. Softmax ignores what all keys have in common, so compare keys: contrasts between groups of keys.
+5. Without a writer, the exact pattern follows from the scores without its part, or with the norm recomputed.
+
+Scores are before a soft-cap and without ALiBi's bias, which depends on no writer; patterns include both.
+Source: docs/howto/numbers.md.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import TOLERANCE, Activations
+from icl_lens.attribution.head_projection import (
+    HeadProjection,
+    head_share,
+    key_positions,
+    require_writers,
+)
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models import attention_scores
+from icl_lens.models.head import Head
+from icl_lens.prompts.token_ids import TokenPositions
+
+Side = Literal["query", "key"]
+
+
+@dataclass(frozen=True)
+class ScoreContrast:
+    """A difference between a head's scores at two groups of keys, split by writer; made by `ScoreParts.contrast`.
+
+    `query_side` and `key_side` each sum to `value` over the writers.
+
+    Example:
+        >>> parts = il.attention_score_parts(il.capture(model, batch, writers=True), "L2H0")
+        >>> parts.contrast(parts.of_label(batch.answer)).top_pairs(3).columns.tolist()
+        ['prompt', 'query_writer', 'key_writer', 'value']
+    """
+
+    head: Head
+    writers: tuple[str, ...]
+    value: Float[Tensor, " batch"]
+    query_side: Float[Tensor, "batch writer"]
+    key_side: Float[Tensor, "batch writer"]
+    pairs: Float[Tensor, "batch writer writer"]
+    """Query writer, then key writer; sums over either axis are the sides."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return prompt, writer, query_side and key_side, one row per prompt and writer."""
+        n, count = self.query_side.shape
+        return pd.DataFrame(
+            {
+                "prompt": torch.arange(n).repeat_interleave(count).numpy(),
+                "writer": list(self.writers) * n,
+                "query_side": self.query_side.flatten().cpu().numpy(),
+                "key_side": self.key_side.flatten().cpu().numpy(),
+            }
+        )
+
+    def top_pairs(self, k: int = 10) -> pd.DataFrame:
+        """Return prompt, query writer, key writer and value of each prompt's k largest pairs by magnitude."""
+        n, count = self.query_side.shape
+        index = self.pairs.flatten(1).abs().topk(min(k, count**2), dim=-1).indices
+        rows = torch.arange(n, device=index.device)[:, None].expand_as(index)
+        return pd.DataFrame(
+            {
+                "prompt": rows.flatten().cpu().numpy(),
+                "query_writer": [self.writers[i] for i in (index // count).flatten().tolist()],
+                "key_writer": [self.writers[i] for i in (index % count).flatten().tolist()],
+                "value": self.pairs.flatten(1).gather(1, index).flatten().cpu().numpy(),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class ScoreParts:
+    """One head's attention scores from the last position to chosen keys, split by writer; see `attention_score_parts`.
+
+    Scores are before soft-cap, ALiBi and softmax. Where `positions` is -1 (a prompt with fewer keys), they are zero.
+
+    Example:
+        >>> acts = il.capture(model, batch, writers=True)
+        >>> parts = il.attention_score_parts(acts, "L2H0")
+        >>> bool((parts.query_side.sum(-1) - parts.scores).abs().max() < 1e-4)
+        True
+        >>> why = parts.contrast(parts.of_label(batch.answer))
+        >>> bool((why.key_side.sum(-1) - why.value).abs().max() < 1e-4)
+        True
+    """
+
+    acts: Activations
+    head: Head
+    writers: tuple[str, ...]
+    """Names: "embed", "pos_embed", "L0H0", …, "F0", …, "bias" (b_O, b_Q, b_K and shifts of norms)."""
+    positions: Int[Tensor, "batch key"]
+    scores: Float[Tensor, "batch key"]
+    query_parts: Float[Tensor, "batch writer d_head"]
+    """Each writer's part of the query, rotated, times the score scale."""
+    key_parts: Float[Tensor, "batch key writer d_head"]
+    """Each writer's part of each key, rotated."""
+    row: "ScoreRow"
+
+    def __repr__(self) -> str:
+        n, count = self.positions.shape
+        return f"ScoreParts({self.acts.view.name} {self.head}: {n} × {count} keys, {len(self.writers)} writers)"
+
+    @property
+    def query_side(self) -> Float[Tensor, "batch key writer"]:
+        """What each writer at the last position adds to the scores; sums to `scores` over the writers."""
+        return einsum(self.query_parts, self.key_parts.sum(2), "batch writer d, batch key d -> batch key writer")
+
+    @property
+    def key_side(self) -> Float[Tensor, "batch key writer"]:
+        """What each writer at the key adds to its score; sums to `scores` over the writers."""
+        return einsum(self.query_parts.sum(1), self.key_parts, "batch d, batch key writer d -> batch key writer")
+
+    @property
+    def pattern(self) -> Float[Tensor, "batch pos"]:
+        """The head's attention from the last position to all positions."""
+        return self.row.pattern(torch.zeros_like(self.row.scores)[:, None])[:, 0]
+
+    def of_label(self, label: Int[Tensor, " batch"]) -> Bool[Tensor, "batch key"]:
+        """Return which keys are labels equal to `label` (an index into `batch.labels`, one per prompt).
+
+        Raise InputError unless the keys are the label positions.
+        """
+        batch = self.acts.batch
+        batch.require_labels("label to select", "pass masks of keys to `contrast`")
+        if not torch.equal(self.positions, batch.label_positions.to(self.positions)):
+            raise InputError("keys must be the label positions to be selected by label; omit keys=, or pass a mask")
+        return (batch.label_index == label.to(batch.label_index)[:, None]).to(self.positions.device)
+
+    def contrast(self, more: Bool[Tensor, "batch key"], less: Bool[Tensor, "batch key"] | None = None) -> ScoreContrast:
+        """Return the mean score of the keys in `more` minus that of the keys in `less`, split by writer.
+
+        `less` defaults to all other keys. Raise InputError if a group is empty in some prompt.
+        """
+        there = self.positions >= 0
+        groups = (more & there, (~more if less is None else less) & there)
+        if not all(bool(group.any(1).all()) for group in groups):
+            raise InputError("each prompt must have keys in both groups; select prompts that do, or other keys")
+        more_share, less_share = (group / group.sum(1, keepdim=True) for group in groups)
+        weight = (more_share - less_share).to(self.scores)
+        key = einsum(weight, self.key_parts, "batch key, batch key writer d -> batch writer d")
+        return ScoreContrast(
+            head=self.head,
+            writers=self.writers,
+            value=(weight * self.scores).sum(1),
+            query_side=einsum(self.query_parts, key.sum(1), "batch writer d, batch d -> batch writer"),
+            key_side=einsum(self.query_parts.sum(1), key, "batch d, batch writer d -> batch writer"),
+            pairs=einsum(self.query_parts, key, "batch query d, batch key d -> batch query key"),
+        )
+
+    def pattern_without(
+        self, side: Side, *, norm: Literal["frozen", "recomputed"] = "frozen"
+    ) -> Float[Tensor, "batch writer pos"]:
+        """Return the exact attention to all positions with each writer left out of the query, or of the chosen keys.
+
+        `norm="recomputed"` also recomputes the norms' scales without the writer; "bias" is then only b_O.
+        """
+        check_choice("side", side, ("query", "key"))
+        check_choice("norm", norm, ("frozen", "recomputed"))
+        projection = self._projection(side)
+        parts = self.query_parts[:, None] if side == "query" else self.key_parts
+        change = -parts if norm == "frozen" else projection.rest() - parts.sum(2, keepdim=True)
+        if side == "query":
+            by_position = einsum(change[:, 0], self.row.keys, "batch writer d, batch pos d -> batch writer pos")
+            return self.row.pattern(by_position)
+        by_key = einsum(self.query_parts.sum(1), change, "batch d, batch key writer d -> batch writer key")
+        by_key = by_key.masked_fill((self.positions < 0)[:, None], 0)
+        zero = by_key.new_zeros(*by_key.shape[:2], self.row.scores.shape[1])
+        at = self.positions.clamp(min=0)[:, None].expand_as(by_key)
+        return self.row.pattern(zero.scatter_add(2, at, by_key))
+
+    def by_position(self, writer: Head | tuple[int, int] | str, side: Side) -> Float[Tensor, "batch key pos"]:
+        """Split a head's entry of `query_side` or `key_side` by the positions that this head read.
+
+        Raise InputError unless the writer is a head of an earlier layer.
+        """
+        check_choice("side", side, ("query", "key"))
+        source = self.acts.view.check_head(writer)
+        if source.layer >= self.head.layer:
+            raise InputError(f"writer must be a head in a layer before {self.head}, got {source}")
+        parts = self._projection(side).by_position(source)
+        if side == "query":
+            return einsum(parts[:, 0], self.key_parts.sum(2), "batch pos d, batch key d -> batch key pos")
+        found = einsum(self.query_parts.sum(1), parts, "batch d, batch key pos d -> batch key pos")
+        return found.masked_fill((self.positions < 0)[..., None], 0)
+
+    def vectors(self, writer: str, side: Side) -> Float[Tensor, "batch key d_model"]:
+        """Return a writer's part as vectors that `acts.readout.top_tokens` decodes.
+
+        Of the keys: what the writer wrote at each, as in `label_keys`. Of the query: its part of the query, carried to
+        the inputs of the keys without rotation, as in `last_query`, with one entry on the key axis.
+        """
+        check_choice("writer", writer, self.writers)
+        view, projection = self.acts.view, self._projection(side)
+        if side == "key":
+            return projection.split(lambda u, rows: u)[:, :, self.writers.index(writer)]
+        part = projection.parts()[:, :, self.writers.index(writer)]
+        kv, k_norm = view.kv_head(self.head.head), view.k_norm(self.head.layer)
+        if k_norm is not None:
+            part = part * head_share(k_norm.gain_as(part.dtype), kv, view).to(part.device)
+            part = part - part.mean(-1, keepdim=True) if k_norm.center else part
+        return part @ view.W_K(self.head.layer)[kv].to(part).T
+
+    def _projection(self, side: Side) -> HeadProjection:
+        last = self.acts.batch.last.to(self.positions)[:, None]
+        return HeadProjection(
+            self.acts, self.head, "q" if side == "query" else "k", last if side == "query" else self.positions
+        )
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One head's scores from the last position to all positions, and how the model turns them into attention."""
+
+    scores: Float[Tensor, "batch pos"]
+    keys: Float[Tensor, "batch pos d_head"]
+    bias: Float[Tensor, "batch pos"]
+    """ALiBi's bias; -inf at masked positions."""
+    soft_cap: float | None
+
+    def pattern(self, change: Float[Tensor, "batch n pos"]) -> Float[Tensor, "batch n pos"]:
+        """Return attention to all positions after changes of the scores."""
+        scores = self.scores[:, None] + change
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        return torch.softmax(scores + self.bias[:, None], dim=-1)
+
+
+def attention_score_parts(
+    acts: Activations, head: Head | tuple[int, int] | str, *, keys: TokenPositions | None = None
+) -> ScoreParts:
+    """Split one head's attention scores from the last position by what earlier components wrote.
+
+    `keys`: positions to attend to; by default the labels (all positions of prompts without demonstrations). The
+    activations must hold the writers at these positions: `il.capture(model, batch, writers=True)`.
+
+    Exact with the scales of all norms frozen, up to rounding: query sides and key sides sum to the model's scores.
+    Raise InputError for an unknown head, positions without writers, or a model family whose parts do not sum to its
+    scores or whose scores do not give its attention pattern.
+
+    Example:
+        >>> acts = il.capture(model, batch, writers=True)
+        >>> parts = il.attention_score_parts(acts, il.Head(2, 0))
+        >>> parts.scores.shape, parts.query_side.shape, len(parts.writers)
+        (torch.Size([1, 4]), torch.Size([1, 4, 17]), 17)
+    """
+    acts.check_device()
+    writers, view, batch = require_writers(acts), acts.view, acts.batch
+    head = view.check_head(head)
+    positions = key_positions(acts, keys)
+    last = batch.last.to(positions)[:, None]
+    how = attention_scores.attention_scoring(view, head.layer)
+
+    query_projection = HeadProjection(acts, head, "q", last)
+    every = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(len(batch), -1)
+    query = how.scale * query_projection.rotate(query_projection.whole(last), last)[:, 0]
+    key_projection = HeadProjection(acts, head, "k", positions)
+    all_keys = key_projection.rotate(key_projection.whole(every), every)
+    bias = torch.zeros(every.shape, dtype=query.dtype, device=query.device)
+    if how.position == "alibi":
+        bias = attention_scores.alibi(view, head.layer, every <= last)[:, head.head].to(bias)
+    masked = every > last if how.window is None else (every > last) | (every <= last - how.window)
+    scores = einsum(query, all_keys, "batch d, batch pos d -> batch pos")
+    row = ScoreRow(scores, all_keys, bias.masked_fill(masked, -torch.inf), how.soft_cap)
+
+    query_parts = how.scale * query_projection.rotate(query_projection.parts(), last)[:, 0]
+    key_parts = key_projection.rotate(key_projection.parts(), positions).masked_fill(
+        (positions < 0)[..., None, None], 0
+    )
+    at_keys = scores.gather(1, positions.clamp(min=0)).masked_fill(positions < 0, 0)
+    parts = ScoreParts(acts, head, writers.names(head.layer), positions, at_keys, query_parts, key_parts, row)
+    size = query.norm(dim=-1, keepdim=True) * all_keys.norm(dim=-1).amax(-1, keepdim=True)
+    for what, error in (
+        ("query parts do not sum to the scores", (parts.query_side.sum(-1) - at_keys) / size),
+        ("attention does not follow from the scores", parts.pattern - acts.pattern[:, head.layer, head.head]),
+    ):
+        worst, allowed = float(error.abs().max()), TOLERANCE.get(acts.z.dtype, 1e-3)
+        if not worst <= allowed:
+            raise InputError(
+                f"score parts do not support {view.architecture}: in {head}, {what} (error {worst:.1e}, allowed "
+                f"{allowed:.0e})"
+            )
+    return parts

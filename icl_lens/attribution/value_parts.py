@@ -1,0 +1,126 @@
+"""What a head's value carries: its contribution to the answer, split by what earlier components wrote at the key.
+
+At key j, head h adds a_j v_j W_O to the residual stream at the last position, a_j its attention. With the scale of the
+norm before attention frozen, v_j is linear in the layer's input, which is the sum of what writers c added at j:
+C_jc = a_j · n_j(x_c) W_V W_O · g. With one other token and a frozen final norm, g is the direction of the logit
+difference, and C is exact; otherwise g is the gradient of log p(target), or of the contrast, at the layer's input, and
+C is the first-order part of the increase. Source: docs/howto/numbers.md.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations
+from icl_lens.attribution.head_projection import HeadProjection, key_positions, require_writers
+from icl_lens.attribution.increases import check_question, linear_direction
+from icl_lens.attribution.search import layer_gradients
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models.head import Head
+from icl_lens.prompts.token_ids import TokenPositions
+
+
+@dataclass(frozen=True)
+class ValueParts:
+    """One head's contribution to the answer from each key, split by writer, nats; made by `value_parts`.
+
+    Example:
+        >>> acts = il.capture(model, batch, writers=True)
+        >>> parts = il.value_parts(acts, "L2H0", targets, against=batch.other_label_tokens)
+        >>> parts.is_exact, parts.parts.shape
+        (True, torch.Size([1, 4, 17]))
+    """
+
+    acts: Activations
+    head: Head
+    writers: tuple[str, ...]
+    """Names: "embed", "pos_embed", "L0H0", …, "F0", …, "bias" (b_O, b_V and the shift of the norm before attention)."""
+    positions: Int[Tensor, "batch key"]
+    parts: Float[Tensor, "batch key writer"]
+    """Sums over the writers to `value`; zero where `positions` is -1."""
+    is_exact: bool
+    """Whether parts are exact (one other token, frozen norm, no soft-cap) or only first-order."""
+    direction: Float[Tensor, "batch key d_head"]
+    """Attention times W_O g: the dot product with a value is its contribution, nats."""
+
+    def __repr__(self) -> str:
+        n, count, n_writers = self.parts.shape
+        how = "exact" if self.is_exact else "first-order"
+        return f"ValueParts({self.acts.view.name} {self.head}: {n} × {count} keys, {n_writers} writers, {how})"
+
+    @property
+    def value(self) -> Float[Tensor, "batch key"]:
+        """What the head adds to the answer from each key, nats."""
+        return self.parts.sum(-1)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return prompt, position, writer and value (nats), one row per key and writer."""
+        prompt, key = (self.positions >= 0).nonzero().unbind(1)
+        count = len(self.writers)
+        return pd.DataFrame(
+            {
+                "prompt": prompt.repeat_interleave(count).cpu().numpy(),
+                "position": self.positions[prompt, key].repeat_interleave(count).cpu().numpy(),
+                "writer": list(self.writers) * len(prompt),
+                "value": self.parts[prompt, key].flatten().cpu().numpy(),
+            }
+        )
+
+    def by_position(self, writer: Head | tuple[int, int] | str) -> Float[Tensor, "batch key pos"]:
+        """Split a head's entry of `parts` by the positions that this head read: text → label → last position.
+
+        Raise InputError unless the writer is a head of an earlier layer.
+        """
+        source = self.acts.view.check_head(writer)
+        if source.layer >= self.head.layer:
+            raise InputError(f"writer must be a head in a layer before {self.head}, got {source}")
+        found = HeadProjection(self.acts, self.head, "v", self.positions).by_position(source)
+        return einsum(found, self.direction, "batch key pos d, batch key d -> batch key pos")
+
+    def vectors(self, writer: str) -> Float[Tensor, "batch key d_model"]:
+        """Return a writer's part of each value times W_O, as in `label_values`, for `acts.readout.top_tokens`."""
+        check_choice("writer", writer, self.writers)
+        parts = HeadProjection(self.acts, self.head, "v", self.positions).parts()[:, :, self.writers.index(writer)]
+        return parts @ self.acts.view.W_O(self.head.layer)[self.head.head].to(parts)
+
+
+def value_parts(
+    acts: Activations,
+    head: Head | tuple[int, int] | str,
+    targets: Int[Tensor, " batch"],
+    *,
+    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    keys: TokenPositions | None = None,
+) -> ValueParts:
+    """Split what one head adds to log p(target), or to its contrast, from each label by what was written there, nats.
+
+    `keys`: positions of the values; by default the labels (all positions of prompts without demonstrations). The
+    activations must hold the writers there: `il.capture(model, batch, writers=True)`.
+
+    With one other token in `against`, parts are exact and sum to `subhead_log_prob_increase` at these positions;
+    otherwise they are the first-order part of the increase (`is_exact` is False). The final norm is frozen. Raise
+    InputError for invalid targets or against, an unknown head, activations without writers, or a model with a logit
+    soft-cap, whose readout is not affine.
+
+    Example:
+        >>> acts = il.capture(model, batch, writers=True)
+        >>> il.value_parts(acts, il.Head(2, 0), targets).value.shape
+        torch.Size([1, 4])
+    """
+    targets, others, readout = check_question(acts, targets, against, "frozen", True)
+    writers, view = require_writers(acts), acts.view
+    head = view.check_head(head)
+    g = linear_direction(readout, targets, others)
+    is_exact = g is not None
+    if g is None:
+        g = layer_gradients(acts, targets, readout, against=others).g[:, head.layer]
+    positions = key_positions(acts, keys)
+    projection = HeadProjection(acts, head, "v", positions)
+    through_W_O = einsum(g, view.W_O(head.layer)[head.head].to(g), "batch model, d model -> batch d")
+    attention = acts.head_pattern(head.layer)[:, head.head].gather(1, positions.clamp(min=0))
+    direction = attention.masked_fill(positions < 0, 0)[..., None] * through_W_O[:, None]
+    parts = einsum(projection.parts(), direction, "batch key writer d, batch key d -> batch key writer")
+    return ValueParts(acts, head, writers.names(head.layer), positions, parts, is_exact, direction)

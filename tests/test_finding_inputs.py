@@ -1,0 +1,100 @@
+"""Findings 13 and 14: groups of writers against loops, and planted models where the writers are known."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_study import tiny_study
+from tolerance import assert_close
+
+import icl_lens as il
+from experiments.findings import tower_inputs, value_inputs
+from experiments.framework.study import Study
+from experiments.framework.writer_groups import GROUPS, group_of, group_sums
+from experiments.ground_truth import WRITING, task_of
+from experiments.planted import Kind, build
+
+
+def test_groups_by_kind_and_half_of_the_layers() -> None:
+    names = ("embed", "pos_embed", "L0H3", "L14H0", "L15H8", "F14", "F15", "F20", "bias")
+    expected = "embeddings embeddings early_heads early_heads late_heads early_FFNs late_FFNs late_FFNs biases".split()
+    assert [group_of(name, 30) for name in names] == [name.replace("_", " ") for name in expected]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
+def test_groups_sum_writers_of_each_prompt(load_tiny: Any, tmp_path: Path, family: str) -> None:
+    model = load_tiny(family)
+    study = tiny_study(model, tmp_path, n=6)
+    heads = study.located
+    acts = il.capture(model, study.held_out, writers=True)
+    scores, values = tower_inputs.score_groups(acts, heads), value_inputs.value_groups(acts, heads)
+    batch = acts.batch
+    for column, head in enumerate(heads):
+        parts = il.attention_score_parts(acts, head)
+        value = il.value_parts(acts, head, batch.answer_tokens, against=batch.other_label_tokens)
+        for row, prompt in enumerate(batch.prompts):
+            same = [demonstration.label == prompt.answer for demonstration in prompt.demonstrations]
+            for side, found in enumerate((parts.key_side, parts.query_side)):
+                by_group = dict.fromkeys(GROUPS, 0.0)
+                for number, writer in enumerate(parts.writers):
+                    of = [float(found[row, key, number]) for key in range(len(same))]
+                    shares = [
+                        sum(x for x, one in zip(of, same, strict=True) if one == which) for which in (True, False)
+                    ]
+                    by_group[group_of(writer, 3)] += shares[0] / sum(same) - shares[1] / (len(same) - sum(same))
+                scale = float(found.abs().max()) * 4
+                assert_close(scores[row, column, side], list(by_group.values()), scale=scale)
+            total = group_sums(value.parts[row].sum(0)[None], acts.view, value.writers)[0]
+            assert_close(values[row, column], total)
+    assert_close(values.sum(-1), torch.stack([_from_labels(acts, head) for head in heads], dim=1))
+
+
+def _from_labels(acts: il.Activations, head: il.Head) -> torch.Tensor:
+    """What a head adds to the answer's log-odds from labels, from the subheads' contrasts."""
+    batch = acts.batch
+    found = il.subhead_log_prob_increase(
+        acts, batch.answer_tokens, layers=[head.layer], against=batch.other_label_tokens
+    )[:, 0, head.head]
+    return found.gather(1, batch.label_positions).sum(1)
+
+
+@pytest.fixture(scope="module")
+def planted_rows(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def measured(kind: Kind) -> tuple[Study, dict[str, Any]]:
+        planted = build(kind, tmp_path_factory.mktemp(kind), seed=0)
+        n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4  # pyright: ignore[reportArgumentType]
+        study = Study(il.load_model(str(planted.folder), device="cpu"), task_of(planted), 40, n_heads=n_heads)
+        found = {}
+        for finding in (tower_inputs.FINDING, value_inputs.FINDING):
+            rows = finding.measure(study).rows
+            found |= {f"{finding.id} {row.measure}": row for row in rows if row.ranking == "contrast"}
+        return study, found
+
+    return measured
+
+
+def test_the_planted_mover_feeds_both_towers(planted_rows: Any) -> None:
+    study, rows = planted_rows("two-tower")
+    for side in ("key", "query"):
+        assert rows[f"tower-inputs early_{side}"].outcome == "above"
+        assert rows[f"tower-inputs early heads_{side}"].quantity > 0.9 * rows["tower-inputs total"].quantity
+        assert rows[f"tower-inputs late_{side}"].outcome == "includes"
+    assert rows["value-inputs embeddings"].outcome == "above"  # what a label is
+    assert rows["value-inputs late"].outcome == "includes"
+    acts = il.capture(study.model, study.held_out[:16], writers=True)
+    for head in study.located[:2]:
+        parts = il.attention_score_parts(acts, head)
+        why = parts.contrast(parts.of_label(acts.batch.answer)).to_frame()
+        means = why.groupby("writer")[["query_side", "key_side"]].mean()
+        for side in ("query_side", "key_side"):
+            first, second = means[side].nlargest(2)
+            assert means[side].idxmax().startswith("L1H")  # the mover's layer
+            assert first > 10 * abs(second)
+
+
+@pytest.mark.parametrize("kind", ["last-label", "untrained"])
+def test_models_that_compare_nothing_show_no_writer(planted_rows: Any, kind: Kind) -> None:
+    _, rows = planted_rows(kind)
+    names = [f"tower-inputs {half}_{side}" for half in ("early", "late") for side in ("key", "query")]
+    assert {rows[name].outcome for name in (*names, "value-inputs early", "value-inputs late")} == {"includes"}

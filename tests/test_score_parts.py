@@ -1,0 +1,339 @@
+"""Score parts and value parts: exact sums in every family, and equal to independent derivatives and hooked passes."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from conftest import PROMPTS
+from family_tables import EXACT, SOFT_CAPPED
+from tolerance import assert_close
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+
+LAYER = 2
+
+
+@pytest.fixture(scope="module")
+def captured(load_tiny):
+    done = {}
+
+    def get(name, **kwargs):
+        if name not in done:
+            model = load_tiny(name)
+            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+            done[name] = model, batch, il.capture(model, batch, writers=True)
+        return done[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_parts_sum_to_scores_and_scores_give_the_pattern(captured, name):
+    _, batch, acts = captured(name)
+    for head in acts.view.heads():
+        parts = il.attention_score_parts(acts, head)
+        size = float(parts.query_parts.norm(dim=-1).amax() * parts.key_parts.norm(dim=-1).amax())
+        assert_close(parts.query_side.sum(-1), parts.scores, scale=size)
+        assert_close(parts.key_side.sum(-1), parts.scores, scale=size)
+        assert_close(parts.pattern, acts.pattern[:, head.layer, head.head])
+        assert parts.key_side[batch.label_positions < 0].abs().sum() == 0
+        assert len(parts.writers) == parts.query_side.shape[-1] == len(set(parts.writers))
+
+
+@contextmanager
+def edited(model, hook_name, position, change):
+    """Subtract `change` from an activation at one position of each prompt."""
+
+    def hook_fn(value, hook):
+        value = value.clone()
+        value[torch.arange(len(value)), position] -= change
+        return value
+
+    with model.hooks(fwd_hooks=[(hook_name, hook_fn)]):
+        yield
+
+
+def row_of(model, batch, head):
+    """The head's attention from the last position, in a pass of the model as it is."""
+    return il.capture(model, batch, check=False).pattern[:, head.layer, head.head]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_leaving_a_writer_out_is_a_hooked_pass(captured, name):
+    """With norms recomputed, against passes whose layer input lacks what the writer wrote at the query or one key."""
+    model, batch, acts = captured(name)
+    head = il.Head(LAYER, 1)
+    key = batch.label_positions.amax(1)  # the last label, which windows reach
+    parts = il.attention_score_parts(acts, head, keys=[[int(place)] for place in key])
+    rows = torch.arange(len(batch))
+    before = torch.arange(acts.pattern.shape[-1]) < batch.last[:, None]
+    moved = 0.0
+    for writer in ("embed", "L0H1", "F1"):
+        number = parts.writers.index(writer)
+        for side, position in (("query", batch.last), ("key", key)):
+            written = acts.writers.split(acts.writers.row[rows, position], LAYER, lambda u, rows: u)[:, number]
+            with edited(model, f"blocks.{LAYER}.hook_resid_pre", position, written):
+                theirs = row_of(model, batch, head)
+            ours = parts.pattern_without(side, norm="recomputed")[:, number]
+            if side == "query":  # in the hooked pass, the last position's own key changes as well
+                ours, theirs = (x * before / (x * before).sum(-1, keepdim=True) for x in (ours, theirs))
+            assert_close(ours, theirs, scale=8.0, msg=f"{writer}, {side}")
+            if side == "key":
+                moved = max(moved, float((theirs - acts.pattern[:, LAYER, 1]).abs().max()))
+    assert moved > 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(set(EXACT) - {"qwen3", "gemma3", "olmo2"}))
+def test_leaving_a_writer_out_with_frozen_norms_is_a_hook_on_q_or_k(captured, name):
+    from icl_lens.attribution.head_projection import HeadProjection
+
+    model, batch, acts = captured(name)
+    head = il.Head(LAYER, 2)
+    key = batch.label_positions[:, 1]
+    parts = il.attention_score_parts(acts, head, keys=[[int(place)] for place in key])
+    number, moved = parts.writers.index("L1H3"), []
+    for side, letter, position in (("query", "q", batch.last), ("key", "k", key)):
+        projection = HeadProjection(acts, head, letter, position[:, None])
+        part = projection.parts()[:, 0, number]
+
+        def change(value, hook, position=position, part=part, index=projection.index):
+            value = value.clone()
+            width = value.shape[2] // (acts.view.n_heads if letter == "q" else acts.view.n_kv_heads)  # noqa: B023
+            value[torch.arange(len(value)), position, index * width] -= part
+            return value
+
+        with model.hooks(fwd_hooks=[(f"blocks.{LAYER}.attn.hook_{letter}", change)]):
+            theirs = row_of(model, batch, head)
+        assert_close(parts.pattern_without(side)[:, number], theirs, scale=8.0, msg=side)
+        moved.append(float((theirs - acts.pattern[:, LAYER, 2]).abs().max()))
+    assert max(moved) > 1e-4
+
+
+def hf_writers(hf, ids, position):
+    """Name -> vector of everything written at a position of a GPT-2 or Llama, from hooks on Hugging Face's modules."""
+    gpt2 = hf.config.model_type == "gpt2"
+    layers = hf.transformer.h if gpt2 else hf.model.layers
+    seen, found = {}, {}
+    handles = []
+    for number, block in enumerate(layers):
+        out = block.attn.c_proj if gpt2 else block.self_attn.o_proj
+        handles.append(out.register_forward_pre_hook(lambda m, a, n=number: seen.__setitem__(("z", n), a[0])))
+        handles.append(block.mlp.register_forward_hook(lambda m, a, o, n=number: seen.__setitem__(("mlp", n), o)))
+    with torch.no_grad():
+        states = hf(ids[None], output_hidden_states=True).hidden_states
+    for handle in handles:
+        handle.remove()
+    found["embed"] = states[0][0, position]
+    if gpt2:
+        found["pos_embed"] = hf.transformer.wpe.weight[position]
+        found["embed"] = found["embed"] - found["pos_embed"]
+    bias = torch.zeros_like(found["embed"])
+    for number, block in enumerate(layers[:LAYER]):
+        out = block.attn.c_proj if gpt2 else block.self_attn.o_proj
+        weight = (out.weight if gpt2 else out.weight.T).detach()
+        z = seen["z", number][0, position].unflatten(-1, (hf.config.num_attention_heads, -1))
+        for head, one in enumerate(z):
+            found[f"L{number}H{head}"] = one @ weight.unflatten(0, z.shape)[head]
+        found[f"F{number}"] = seen["mlp", number][0, position]
+        bias = bias if getattr(out, "bias", None) is None else bias + out.bias.detach()
+    return found | {"bias": bias}, states[LAYER][0]
+
+
+def hf_score(hf, head, x_query, x_key, i, j):
+    """A head's score before softmax as a function of two residual streams, with the scales of all norms detached."""
+
+    def norm(x, module, center, eps):
+        x = x - x.mean(-1, keepdim=True) if center else x
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps).detach() * module.weight
+
+    gpt2 = hf.config.model_type == "gpt2"
+    d_head = getattr(hf.config, "head_dim", None) or hf.config.hidden_size // hf.config.num_attention_heads
+    if gpt2:
+        block = hf.transformer.h[LAYER]
+        (q, _, _), (_, k, _) = (
+            block.attn.c_attn(norm(x, block.ln_1, True, block.ln_1.eps) + block.ln_1.bias).chunk(3, -1)
+            for x in (x_query, x_key)
+        )
+        return (q.unflatten(-1, (-1, d_head))[head] * k.unflatten(-1, (-1, d_head))[head]).sum() / d_head**0.5
+    block, group = hf.model.layers[LAYER], hf.config.num_attention_heads // hf.config.num_key_value_heads
+    eps = hf.config.rms_norm_eps
+    q = block.self_attn.q_proj(norm(x_query, block.input_layernorm, False, eps)).unflatten(-1, (-1, d_head))[head]
+    k = block.self_attn.k_proj(norm(x_key, block.input_layernorm, False, eps)).unflatten(-1, (-1, d_head))
+    k = k[head // group]
+    if hf.config.model_type == "qwen3":
+        q, k = norm(q, block.self_attn.q_norm, False, eps), norm(k, block.self_attn.k_norm, False, eps)
+    cos, sin = hf.model.rotary_emb(q, torch.tensor([[i, j]]))
+
+    def rotate(x, c, s):
+        return x * c + torch.cat([-x[d_head // 2 :], x[: d_head // 2]]) * s
+
+    return (rotate(q, cos[0, 0], sin[0, 0]) * rotate(k, cos[0, 1], sin[0, 1])).sum() / d_head**0.5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "qwen3"])
+def test_pairs_are_second_derivatives_of_hugging_faces_score(captured, family_folder, name):
+    """S_cd = x_cᵀ (∂²S / ∂x_query ∂x_key) x_d with norms detached, for every pair of writers, from autograd."""
+    _, batch, acts = captured(name)
+    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
+    head, row, key = 3, 0, 2
+    parts = il.attention_score_parts(acts, il.Head(LAYER, head))
+    i, j = int(batch.last[row]), int(batch.label_positions[row, key])
+    at_query, states = hf_writers(hf, batch.tokens[row, : i + 1], i)
+    at_key, _ = hf_writers(hf, batch.tokens[row, : i + 1], j)
+    x = states[i].detach(), states[j].detach()
+    hessian = torch.autograd.functional.hessian(lambda a, b: hf_score(hf, head, a, b, i, j), x)[0][1].detach()
+    pairs = torch.einsum("cd,kd->ck", parts.query_parts[row], parts.key_parts[row, key])
+    names = [writer for writer in parts.writers if writer != "bias"]  # the bias also has what is constant in q and k
+    for number, writer in enumerate(names):
+        for other, source in enumerate(names):
+            expected = at_query[writer] @ hessian @ at_key[source]
+            assert_close(pairs[number, other], expected, scale=float(pairs.abs().max()), msg=f"{writer}, {source}")
+    assert_close(parts.scores[row, key], hf_score(hf, head, *x, i, j), scale=float(pairs.abs().max()))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_value_parts_sum_to_subhead_contrasts(captured, name):
+    _, batch, acts = captured(name)
+    targets, against = batch.answer_tokens, batch.other_label_tokens
+    if name in SOFT_CAPPED:
+        with pytest.raises(il.InputError, match="affine"):
+            il.value_parts(acts, "L2H1", targets, against=against)
+        return
+    subheads = il.subhead_log_prob_increase(acts, targets, against=against)
+    at = batch.label_positions.clamp(min=0)
+    for head in acts.view.heads():
+        parts = il.value_parts(acts, head, targets, against=against)
+        assert parts.is_exact
+        theirs = subheads[:, head.layer, head.head].gather(1, at).masked_fill(batch.label_positions < 0, 0)
+        assert_close(parts.value, theirs, scale=float(parts.parts.abs().max()))
+
+
+def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):
+    """Without `against`, parts sum to the difference quotient of the increase of a small multiple of the subhead."""
+    _, batch, acts = captured("llama_gqa")
+    head, step = il.Head(LAYER, 1), 1e-3
+    parts = il.value_parts(acts, head, batch.answer_tokens)
+    assert not parts.is_exact
+    at = batch.label_positions[:, :1]
+    pattern = acts.head_pattern(LAYER)[:, 1].gather(1, at)[..., None]
+    values = acts.head_values(LAYER)[:, :, 1][torch.arange(len(batch))[:, None], at]
+    u = (pattern * values) @ acts.view.W_O(LAYER)[1]
+    x = acts.resid_pre[:, LAYER, None].double()
+    readout = acts.readout
+    above, below = (readout.token_log_probs(x + sign * step * u, batch.answer_tokens) for sign in (1, -1))
+    torch.testing.assert_close(parts.value[:, :1], ((above - below) / (2 * step)).float(), atol=2e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", "bloom"])
+def test_a_writing_head_splits_by_the_positions_it_read(captured, name):
+    _, batch, acts = captured(name)
+    parts = il.attention_score_parts(acts, "L2H0")
+    values = il.value_parts(acts, "L2H0", batch.answer_tokens, against=batch.other_label_tokens)
+    for writer in ("L0H1", "L1H2"):
+        number = parts.writers.index(writer)
+        scale = float(parts.query_parts.norm(dim=-1).max() * parts.key_parts.norm(dim=-1).max())
+        assert_close(parts.by_position(writer, "query").sum(-1), parts.query_side[..., number], scale=scale)
+        by_key = parts.by_position(writer, "key")
+        assert_close(by_key.sum(-1), parts.key_side[..., number], scale=scale)
+        after = torch.arange(by_key.shape[-1]) > batch.label_positions[..., None]
+        assert by_key[after].abs().max() == 0  # a head at a label reads nothing after it
+        assert_close(values.by_position(writer).sum(-1), values.parts[..., number])
+    with pytest.raises(il.InputError, match="before L2H0"):
+        parts.by_position("L2H1", "key")
+
+
+def test_contrasts_between_groups_of_keys(captured):
+    _, batch, acts = captured("llama_gqa")
+    parts = il.attention_score_parts(acts, "L2H3")
+    same = parts.of_label(batch.answer)
+    why = parts.contrast(same)
+    scores = parts.scores
+    other = ~same & (parts.positions >= 0)
+    expected = (scores * same).sum(1) / same.sum(1) - (scores * other).sum(1) / other.sum(1)
+    scale = float(why.pairs.abs().max())
+    for total in (why.value, why.query_side.sum(-1), why.key_side.sum(-1), why.pairs.sum((1, 2))):
+        assert_close(total, expected, scale=scale)
+    assert_close(why.pairs.sum(2), why.query_side, scale=scale)
+    top = why.top_pairs(3)
+    assert len(top) == 3 * len(batch)
+    first = top.iloc[0]
+    pair = parts.writers.index(first["query_writer"]), parts.writers.index(first["key_writer"])
+    assert_close(first["value"], why.pairs[0][pair], scale=scale)
+    assert abs(first["value"]) == pytest.approx(float(why.pairs[0].abs().max()))
+    with pytest.raises(il.InputError, match="both groups"):
+        parts.contrast(torch.ones_like(same))
+
+
+def test_a_prompt_alone_has_the_parts_it_has_in_a_batch(captured, load_tiny):
+    model, batch, acts = captured("qwen3")
+    parts = il.attention_score_parts(acts, "L2H1")
+    for row in range(len(batch)):
+        alone = il.attention_score_parts(il.capture(model, batch[row], writers=True), "L2H1")
+        picked = il.attention_score_parts(acts[row], "L2H1")
+        n = int((batch.label_positions[row] >= 0).sum())
+        for other in (alone, picked):
+            assert_close(other.key_side[0, :n], parts.key_side[row, :n], scale=float(parts.key_side.abs().max()))
+
+
+def test_writers_from_a_cache_and_for_chosen_positions(gpt2, gpt2_batch):
+    _, cache = gpt2.run_with_cache(gpt2_batch.tokens, attention_mask=gpt2_batch.attention_mask)
+    captured = il.capture(gpt2, gpt2_batch, writers=True)
+    cached = il.Activations.from_cache(gpt2, cache, gpt2_batch, writers=True)
+    ours, theirs = (il.attention_score_parts(acts, "L2H1") for acts in (captured, cached))
+    assert_close(ours.key_side, theirs.key_side, scale=float(ours.key_side.abs().max()))
+    with pytest.raises(il.InputError, match="position 1; capture"):
+        il.attention_score_parts(captured, "L2H1", keys=[1])
+    chosen = il.capture(gpt2, gpt2_batch, writers=[0, 1])
+    assert il.attention_score_parts(chosen, "L2H1", keys=[0, 1]).scores.shape == (3, 2)
+    with pytest.raises(il.InputError, match="writers=True"):
+        il.attention_score_parts(il.capture(gpt2, gpt2_batch), "L2H1")
+
+
+def test_plain_text_has_parts_at_all_positions(gpt2):
+    batch = il.tokenize_text(gpt2, "love like eight two one", targets=" foo")
+    acts = il.capture(gpt2, batch, writers=True)
+    parts = il.attention_score_parts(acts, "L1H0")
+    assert parts.positions.tolist() == [[0, 1, 2, 3, 4]]
+    assert_close(parts.query_side.sum(-1), parts.scores, scale=float(parts.query_side.abs().max()))
+
+
+def test_parts_that_do_not_sum_are_refused_by_name(captured, monkeypatch):
+    """Feed the check a family whose norm is read wrongly."""
+    from icl_lens.models.view import ModelView
+
+    _, _, acts = captured("llama_gqa")
+    norm = acts.view.attn_input_norm(LAYER)
+    monkeypatch.setattr(ModelView, "attn_input_norm", lambda self, layer: norm._replace(gain=norm.gain * 1.1))
+    with pytest.raises(il.InputError, match="do not support LlamaForCausalLM"):
+        il.attention_score_parts(acts, "L2H1")
+
+
+def test_words_of_parts(icl_mini):
+    """A key part is what the writer wrote; query parts sum, up to constants, to `last_query`."""
+    batch = il.tokenize(icl_mini, PROMPTS[:1])
+    acts = il.capture(icl_mini, batch, writers=True)
+    head = il.Head(3, 2)
+    parts = il.attention_score_parts(acts, head)
+    total = torch.stack([parts.vectors(writer, "key") for writer in parts.writers]).sum(0)
+    assert_close(total, il.label_keys(acts, head), scale=float(total.abs().max()))
+    total = torch.stack([parts.vectors(writer, "query")[:, 0] for writer in parts.writers]).sum(0)
+    assert_close(total, il.last_query(acts, head), scale=float(total.abs().max()) * 8)
+    values = il.value_parts(acts, head, batch.answer_tokens, against=batch.other_label_tokens)
+    total = torch.stack([values.vectors(writer) for writer in values.writers]).sum(0)
+    assert_close(total, il.label_values(acts, head), scale=float(total.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_vectors_computed_in_pieces_are_those_kept(captured, monkeypatch, name):
+    from icl_lens.activations import writers
+
+    _, _, acts = captured(name)
+    kept = il.attention_score_parts(acts, "L2H1")
+    assert "_vectors" in vars(acts.writers)
+    monkeypatch.setattr(writers, "WRITER_BYTES", 1)
+    fresh = acts.to("cpu")
+    pieces = il.attention_score_parts(fresh, "L2H1")
+    assert "_vectors" not in vars(fresh.writers)
+    assert_close(pieces.key_side, kept.key_side, scale=float(kept.key_side.abs().max()))
+    assert_close(pieces.query_side, kept.query_side, scale=float(kept.query_side.abs().max()))
