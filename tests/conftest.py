@@ -3,7 +3,9 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import families
@@ -11,7 +13,7 @@ import jaxtyping
 import pytest
 import torch
 from tolerance import Float64
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
 
@@ -21,6 +23,8 @@ PROMPTS = [
     il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar"),
 ]
 """Ragged: 14, 11 and 10 tokens; four, three and two demonstrations."""
+SEVERAL = torch.tensor([[7, -1, 12, 40], [-1, 4, -1, -1], [96, 3, -1, 0]])
+"""Three, one and three tokens to compare their answers with: rows of different lengths, with gaps."""
 
 QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
 ON_ALL_FAMILIES = {"test_families", "test_reference"}
@@ -93,6 +97,20 @@ def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
         return loaded[key]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def family_run(load_tiny: Callable[..., Any], family_folder: Callable[[str], Path]) -> Callable[[str], SimpleNamespace]:
+    """A family's model, `PROMPTS` as its batch, their activations, and its Hugging Face twin in float64."""
+
+    @cache
+    def run(name: str) -> SimpleNamespace:
+        model = load_tiny(name)
+        batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+        hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager")
+        return SimpleNamespace(model=model, batch=batch, acts=il.capture(model, batch), hf=hf.double().eval())
+
+    return run
 
 
 @pytest.fixture(scope="session")

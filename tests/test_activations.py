@@ -132,10 +132,6 @@ def test_other_precisions(load_tiny, name, dtype):
     assert_close(top.value, live.flatten(1).topk(5).values)
 
 
-def test_label_log_probs_are_the_models(gpt2, gpt2_acts, gpt2_batch):
-    assert_close(gpt2_acts.label_log_probs, il.label_log_probs(gpt2, gpt2_batch))
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_a_cache_of_other_tokens_is_refused(load_tiny, name):
     model = load_tiny(name)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from conftest import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
@@ -30,25 +29,6 @@ def test_layers_narrow_the_subheads(gpt2_acts, gpt2_batch):
     assert_close(some, every[:, [2, 0]])
     none = il.subhead_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, layers=[])
     assert none.shape == (3, 0, *every.shape[2:])
-
-
-def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch):
-    """The byte budgets only cut the work: a budget of a few rows gives the same numbers."""
-    targets = gpt2_batch.answer_tokens
-    before = (
-        il.subhead_log_prob_increase(gpt2_acts, targets),
-        il.neuron_log_prob_increase(gpt2_acts, targets, 1),
-        il.head_log_prob_increase(gpt2_acts, targets),
-    )
-    monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", 97 * 4 * 3)
-    monkeypatch.setattr("icl_lens.attribution.increases.PART_BYTES", 32 * 4 * 5)
-    after = (
-        il.subhead_log_prob_increase(gpt2_acts, targets),
-        il.neuron_log_prob_increase(gpt2_acts, targets, 1),
-        il.head_log_prob_increase(gpt2_acts, targets),
-    )
-    for first, second in zip(before, after, strict=True):
-        assert_close(first, second)
 
 
 def test_all_layers_share_one_product(gpt2_acts, gpt2_batch, monkeypatch):
@@ -109,13 +89,3 @@ def test_bad_layers_and_norms_are_refused(gpt2_acts, gpt2_batch, no_type_checks)
         il.neuron_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, -1)
     with pytest.raises(il.InputError, match="'frozen', 'own'"):
         gpt2_acts.readout.using(final_norm="Frozen", bias=True)
-
-
-def test_one_prompt_is_one_row_of_many(gpt2, gpt2_batch):
-    """A batch of many gives each prompt the numbers it has alone."""
-    together = il.capture(gpt2, gpt2_batch)
-    all_heads = il.head_log_prob_increase(together, gpt2_batch.answer_tokens)
-    for i, prompt in enumerate(PROMPTS):
-        batch = il.tokenize(gpt2, prompt, labels=gpt2_batch.labels)
-        alone = il.capture(gpt2, batch)
-        assert_close(il.head_log_prob_increase(alone, batch.answer_tokens)[0], all_heads[i])

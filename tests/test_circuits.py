@@ -1,76 +1,52 @@
 """Projections: values against weights, keys against the stream, queries against the scores they make."""
 
+import against_hf
 import families
 import pytest
-import reference_hf
 import torch
 from conftest import PROMPTS
 from tolerance import assert_close
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.models.view import ModelView, tl_version
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2"])
-def test_label_values_agree_with_hugging_face(load_tiny, family_folder, name):
-    model = load_tiny(name)
-    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    acts = il.capture(model, batch)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
-    for head in (il.Head(0, 0), il.Head(1, 3)):
-        values = il.label_values(acts, head)
-        if acts.attn_scale is not None:
-            values = values * acts.attn_scale[:, head.layer, None, None]
-        for i in range(len(batch)):
-            theirs = reference_hf.reference(hf, batch.tokens[i, : int(batch.last[i]) + 1], 1)
-            for demo, position in enumerate(batch.label_positions[i].tolist()):
-                if position < 0:
-                    assert (values[i, demo] == 0).all()
-                else:
-                    expected = theirs.label_value(head.layer, head.head, position)
-                    assert_close(values[i, demo], expected)
-
-
-def test_label_values_through_the_norm_and_the_weights(gpt2, gpt2_acts, gpt2_batch):
-    """norm(x) W_V + b_V, times W_O: the formula of the label value, from the weights alone."""
-    head = il.Head(2, 1)
-    block, view = gpt2.blocks[head.layer], ModelView.of(gpt2)
-    x = il.label_keys(gpt2_acts, head)
-    normed = torch.nn.functional.layer_norm(x, (32,), block.ln1.weight, block.ln1.bias, 1e-5)
-    v = normed @ view.W_V(head.layer)[head.head] + block.attn.b_V[head.head]
-    expected = v @ view.W_O(head.layer)[head.head]
-    missing = gpt2_batch.label_positions < 0
-    assert_close(il.label_values(gpt2_acts, head), expected.masked_fill(missing[..., None], 0))
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"])
+def test_label_values_agree_with_hugging_face(family_run, name):
+    """Missing demonstrations are zero; the scale of a norm after attention is not part of the value."""
+    run = family_run(name)
+    references = against_hf.references_of(run.batch, run.hf)
+    for layer, head in [(0, 0), (1, 3)]:
+        values = il.label_values(run.acts, il.Head(layer, head))
+        if run.acts.attn_scale is not None:
+            values = values * run.acts.attn_scale[:, layer, None, None]
+        for row, theirs in enumerate(references):
+            positions = run.batch.label_positions[row]
+            expected = theirs.label_values[layer, head][positions].masked_fill((positions < 0)[:, None], 0)
+            assert_close(values[row], expected)
 
 
 def test_label_keys_of_both_sources(gpt2, gpt2_acts, gpt2_batch):
     """ "attn" is "resid" without the embedding and every FFN's output before the layer."""
     head = il.Head(2, 0)
     _, cache = gpt2.run_with_cache(gpt2_batch.tokens, attention_mask=gpt2_batch.attention_mask)
-    for i, positions in enumerate(gpt2_batch.label_positions.tolist()):
-        for demo, position in enumerate(positions):
-            if position < 0:
-                continue
-            x = cache["blocks.2.hook_resid_pre"][i, position]
-            embedding = (
-                cache["hook_embed"][i, position]
-                + cache["hook_pos_embed"][min(i, len(cache["hook_pos_embed"]) - 1), position]
-            )
-            ffn = sum(cache[f"blocks.{layer}.hook_mlp_out"][i, position] for layer in range(2))
-            assert_close(il.label_keys(gpt2_acts, head)[i, demo], x)
-            assert_close(il.label_keys(gpt2_acts, head, source="attn")[i, demo], x - embedding - ffn)
+    row = torch.arange(len(gpt2_batch))[:, None]
+    at = row, gpt2_batch.label_positions
+    missing = (gpt2_batch.label_positions < 0)[..., None]
+    embedding = cache["hook_embed"][at] + cache["hook_pos_embed"].expand(len(gpt2_batch), -1, -1)[at]
+    ffn = sum(cache[f"blocks.{layer}.hook_mlp_out"][at] for layer in range(2))
+    x = cache["blocks.2.hook_resid_pre"][at]
+    assert_close(il.label_keys(gpt2_acts, head), x.masked_fill(missing, 0))
+    assert_close(il.label_keys(gpt2_acts, head, source="attn"), (x - embedding - ffn).masked_fill(missing, 0))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "llama_gqa", "phi3", "cohere"])
-def test_last_query_gives_the_heads_scores(load_tiny, name):
+def test_last_query_gives_the_heads_scores(family_run, name):
     """q·k for any key is the carried query times the key's (normed) input, up to what does not depend on it."""
     if name == "cohere" and tl_version() < (4, 0):
         pytest.skip("Cohere is refused on TransformerLens 3")
-    model = load_tiny(name)
-    batch = il.tokenize(model, PROMPTS[:1], prepend_bos=False)
-    acts = il.capture(model, batch)
+    model, batch, acts = family_run(name).model, family_run(name).batch[:1], family_run(name).acts
     _, cache = model.run_with_cache(batch.tokens)
     for head in (il.Head(1, 0), il.Head(2, 3)):
         normed = cache[f"blocks.{head.layer}.ln1.hook_out"][0]
@@ -83,11 +59,9 @@ def test_last_query_gives_the_heads_scores(load_tiny, name):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo2"])
-def test_last_query_passes_the_norms_of_queries_and_keys(load_tiny, name):
+def test_last_query_passes_the_norms_of_queries_and_keys(family_run, name):
     """Divided by each key's own scale, the carried query times the key's input is the head's score before rotation."""
-    model = load_tiny(name)
-    batch = il.tokenize(model, PROMPTS[:1], prepend_bos=False)
-    acts = il.capture(model, batch)
+    model, batch, acts = family_run(name).model, family_run(name).batch[:1], family_run(name).acts
     _, cache = model.run_with_cache(batch.tokens)
 
     def normed(layer, which, kept):

@@ -11,7 +11,6 @@ import pytest
 import reference_hf
 import torch
 from rich.console import Console
-from test_contrast import expected
 from test_plain_text import IOI, pair  # noqa: F401
 from tolerance import assert_close
 
@@ -175,7 +174,7 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
     batch = il.tokenize_text(model, IOI, targets=" Mary", against=" John")
     mary, john = int(batch.targets[0]), int(batch.against[0, 0])
     theirs = reference_hf.reference(hf, batch.tokens[0], mary)
-    contrast = expected(hf, theirs, mary, [john])
+    contrast = reference_hf.reference(hf, batch.tokens[0], mary, [john])
     assert explanation.is_plain_text
     assert [name.strip("␣") for name in explanation.labels] == ["Mary", "John"]
     assert explanation.contrast_adds_up

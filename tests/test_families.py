@@ -3,45 +3,28 @@
 import against_hf
 import pytest
 import torch
-from conftest import PROMPTS
+from conftest import PROMPTS, SEVERAL
 from family_tables import EXACT, REFUSED, SOFT_CAPPED
 from tolerance import assert_close
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
+from icl_lens.activations.decompose import neuron_values, subhead_values
 from icl_lens.models.view import ModelView
 
 
-@pytest.fixture(scope="module")
-def run(load_tiny, family_folder):
-    """(model, batch, activations, Hugging Face twin in float64) of a family, computed once."""
-    done = {}
-
-    def get(name):
-        if name not in done:
-            model = load_tiny(name)
-            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-            hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager")
-            done[name] = (model, batch, il.capture(model, batch), hf.double().eval())
-        return done[name]
-
-    return get
+@pytest.mark.parametrize("name", EXACT)
+def test_increases_and_contrasts_agree_with_hugging_face(family_run, name):
+    """Every part, in all conventions, against no, one and several tokens; ragged and padded here, unpadded there."""
+    run = family_run(name)
+    assert (run.batch.attention_mask == 0).any()
+    against_hf.check_increases(run.acts, run.batch, run.hf, against=(None, run.batch.other_label_tokens, SEVERAL))
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_increases_agree_with_hugging_face(run, name):
-    """Layers, heads, subheads, neurons in all conventions; ragged and padded here, alone and unpadded there."""
-    _, batch, acts, hf = run(name)
-    assert (batch.attention_mask == 0).any()
-    against_hf.check_increases(acts, batch, hf, folded=False)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_identities(run, name):
+def test_identities(family_run, name):
     """Σ_pos subheads = head; Σ heads + b_O = attention out; x + attn + ffn = next x; readout(F) = model."""
-    from icl_lens.activations.decompose import neuron_values, subhead_values
-
-    model, batch, acts, _ = run(name)
+    run = family_run(name)
+    model, batch, acts = run.model, run.batch, run.acts
     view = ModelView.of(model)
     following = torch.cat([acts.resid_pre[:, 1:], acts.resid_final[:, None]], dim=1)
     assert_close(acts.resid_pre + acts.attn_out + acts.mlp_out, following)
@@ -63,33 +46,42 @@ def test_identities(run, name):
     at_last = model_says[torch.arange(len(batch)), batch.last]
     assert_close(acts.readout.log_probs(acts.resid_final), at_last)
     assert_close(il.last_log_probs(model, batch), at_last)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_certified_search_is_exhaustive_search(run, name):
-    _, batch, acts, _ = run(name)
-    against_hf.check_search(acts, batch, certified=name not in SOFT_CAPPED)
-    heads = il.top_heads(acts, batch.answer_tokens, k=5)
-    mean = il.head_log_prob_increase(acts, batch.answer_tokens).mean(0).flatten().topk(5)
-    assert_close(heads.value, mean.values)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_from_cache_is_capture(run, name):
-    """A cache from a plain run_with_cache gives the same activations, tensor by tensor."""
-    model, batch, acts, _ = run(name)
-    against_hf.check_cache(model, batch, acts)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_ablation_is_a_zeroed_z(run, name):
-    """Zero-ablating heads in the model = zeroing their z in Hugging Face's."""
-    model, batch, acts, hf = run(name)
-    heads = [il.Head(0, 1), il.Head(2, 3)]
-    against_hf.check_ablation(model, batch, hf, heads, folded=False)
     assert_close(il.label_log_probs(model, batch), acts.label_log_probs)
-    with il.ablate_heads(model, heads):
-        assert (il.label_log_probs(model, batch) - acts.label_log_probs).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_searches_find_what_trying_everything_finds(family_run, name):
+    """Exact for one token and soft-capped logits, few evaluations otherwise; the increases are those tested above."""
+    run = family_run(name)
+    certified, one = name not in SOFT_CAPPED, run.batch.other_label_tokens
+    for against in (None, one, SEVERAL):
+        top = against_hf.check_search(run.acts, run.batch, certified=certified, against=against)
+        best = il.top_heads(run.acts, run.batch.answer_tokens, k=5, against=against)
+        every = il.head_log_prob_increase(run.acts, run.batch.answer_tokens, against=against)
+        assert_close(best.value, every.mean(0).flatten().topk(5).values)
+        assert best.certified == certified
+        if against is one or not certified:
+            assert torch.equal(top.n_exact, top.n_parts)
+            assert (top.unevaluated_bound == -torch.inf).all()
+            assert (best.n_exact, best.unevaluated_bound, best.share_evaluated) == (12, -float("inf"), 1.0)
+        else:
+            assert (top.n_exact < top.n_parts).all()
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_from_cache_is_capture(family_run, name):
+    """A cache from a plain run_with_cache gives the same activations, tensor by tensor."""
+    run = family_run(name)
+    against_hf.check_cache(run.model, run.batch, run.acts)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_ablation_is_a_zeroed_z(family_run, name):
+    """Zero-ablating heads in the model = zeroing their z in Hugging Face's."""
+    run, heads = family_run(name), [il.Head(0, 1), il.Head(2, 3)]
+    against_hf.check_ablation(run.model, run.batch, run.hf, heads, folded=False)
+    with il.ablate_heads(run.model, heads):
+        assert (il.label_log_probs(run.model, run.batch) - run.acts.label_log_probs).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -101,11 +93,12 @@ def test_unsupported_families_are_refused_by_name(load_tiny, name):
 def test_blocks_that_do_not_add_up_are_refused(load_tiny, monkeypatch):
     """The check at capture is what keeps an unknown family from being explained wrongly: feed it one."""
     model = load_tiny("granite")
-    monkeypatch.setattr(ModelView, "residual_multiplier", 1.0)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    with pytest.raises(il.InputError, match="GraniteForCausalLM is not supported: in layer 0 the heads"):
-        il.capture(model, batch)
-    monkeypatch.undo()
-    monkeypatch.setattr(ModelView, "logit_scale", 1.0)
-    with pytest.raises(il.InputError, match="do not reproduce the model's logits"):
-        il.capture(model, batch)
+    for multiplier, message in [
+        ("residual_multiplier", "GraniteForCausalLM is not supported: in layer 0 the heads"),
+        ("logit_scale", "do not reproduce the model's logits"),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelView, multiplier, 1.0)
+            with pytest.raises(il.InputError, match=message):
+                il.capture(model, batch)

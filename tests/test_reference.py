@@ -1,8 +1,6 @@
 """The reference is worth something only if it agrees with the models themselves."""
 
 import ast
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -19,14 +17,6 @@ TARGET = families.WORDS.index("foo")
 EXACT = sorted(set(families.FAMILIES) - {"opt_post_norm"})
 
 
-@contextmanager
-def _hooked(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
     """What the model itself makes of residual vectors [n, d_model]: log-probabilities [n, vocab].
 
@@ -34,150 +24,93 @@ def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
     multipliers and soft-caps are the model's, each vector with its own scale.
     """
     norm = model.get_submodule(reference_hf._WIRING[model.config.model_type].final_norm)
-    n_rows = -(-len(vectors) // len(TOKENS))
-    filled = torch.zeros(n_rows * len(TOKENS), vectors.shape[-1], dtype=vectors.dtype)
-    filled[: len(vectors)] = vectors
-    filled = filled.reshape(n_rows, len(TOKENS), -1)
-    hook = norm.register_forward_pre_hook(lambda module, args: (filled,))
-    with _hooked(hook), torch.no_grad():
-        logits = model(TOKENS.repeat(n_rows, 1)).logits
-    return torch.log_softmax(logits.reshape(n_rows * len(TOKENS), -1)[: len(vectors)], dim=-1)
+    with norm.register_forward_pre_hook(lambda module, args: (vectors[None],)), torch.no_grad():
+        logits = model(torch.zeros(1, len(vectors), dtype=torch.long)).logits[0]
+    return torch.log_softmax(logits, dim=-1)
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_parts_sum_to_what_the_model_adds(float64, name):
-    model = families.build(name, dtype=torch.float64)
-    found = reference_hf.reference(model, TOKENS, TARGET)
-    with torch.no_grad():
-        model_log_probs = torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1)
-    assert_close(found.log_probs, model_log_probs)
-    assert_close(found.subhead_outputs.sum(2), found.head_outputs)
-    assert_close(found.head_outputs.sum(1) + found.attn_bias, found.attn_out)
-    for layer in range(families.N_LAYERS):
-        neurons = found.neuron_outputs[layer].sum(0) + found.ffn_bias[layer]
-        assert_close(neurons, found.ffn_out[layer])
-    after = torch.cat([found.x[1:], found.final[None]])
-    assert_close(found.x + found.attn_out + found.ffn_out, after)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_label_values_weighted_by_attention_are_the_subheads(name):
-    found = reference_hf.reference(families.build(name), TOKENS, TARGET)
-    values = [
-        found.label_value(layer, head, position)
-        for layer, head, position in product(range(families.N_LAYERS), range(families.N_HEADS), range(len(TOKENS)))
-    ]
-    values = torch.stack(values).reshape(found.subhead_outputs.shape)
-    assert_close(found.attention[..., None] * values, found.subhead_outputs)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_increases_are_differences_of_the_models_own_readings(float64, name):
+def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
     """With each vector's own scale, reading a vector needs no formula: the model can be asked."""
     model = families.build(name, dtype=torch.float64)
-    found = reference_hf.reference(model, TOKENS, TARGET, final_norm="own")
+    found = reference_hf.Reference(model, TOKENS)
+    with torch.no_grad():
+        assert_close(found.log_probs, torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1))
+    assert_close(found.subhead_outputs.sum(2), found.head_outputs)
+    assert_close(found.head_outputs.sum(1) + found.attn_bias, found.attn_out)
+    neurons = torch.stack([found.neuron_outputs(layer) for layer in range(families.N_LAYERS)])
+    assert_close(neurons.sum(1) + found.ffn_bias, found.ffn_out)
+    assert_close(found.x + found.attn_out + found.ffn_out, torch.cat([found.x[1:], found.final[None]]))
 
-    def increase(parts: Tensor, base: Tensor) -> Tensor:
-        read = _model_reads(model, torch.cat([(base + parts).reshape(-1, base.shape[-1]), base[None]]))
-        return (read[:-1, TARGET] - read[-1, TARGET]).reshape(parts.shape[:-1])
-
-    parallel = _ffn_ignores_attention(model)
-    for layer in range(families.N_LAYERS):
-        x = found.x[layer]
-        ffn_input = x if parallel else x + found.attn_out[layer]
-        expected = [
-            (found.attn[layer], increase(found.attn_out[layer], x)),
-            (found.ffn[layer], increase(found.ffn_out[layer], ffn_input)),
-            (found.heads[layer], increase(found.head_outputs[layer], x)),
-            (found.subheads[layer], increase(found.subhead_outputs[layer], x)),
-            (found.neurons[layer], increase(found.neuron_outputs[layer], ffn_input)),
-        ]
-        for ours, models in expected:
-            assert_close(ours, models)
+    mid = found.x if _ffn_ignores_attention(model) else found.x + found.attn_out
+    for part, base, added in [
+        ("attn", found.x, found.attn_out),
+        ("ffn", mid, found.ffn_out),
+        ("heads", found.x, found.head_outputs),
+        ("subheads", found.x, found.subhead_outputs),
+        ("neurons", mid, neurons),
+    ]:
+        before = base.reshape(len(base), *[1] * (added.ndim - 2), -1)
+        rows = torch.cat([before.expand_as(added).reshape(-1, families.D_MODEL), (before + added).flatten(0, -2)])
+        read = torch.cat([_model_reads(model, piece) for piece in rows.split(families.N_CTX)])
+        for against in ([], [7], [7, 12]):
+            score = read[:, TARGET] - (read[:, against].exp().sum(-1).log() if against else 0)
+            expected = (score[len(score) // 2 :] - score[: len(score) // 2]).reshape(added.shape[:-1])
+            assert_close(found.increase(part, TARGET, against, final_norm="own"), expected, msg=part)
 
 
 def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
     """Whether the last layer's FFN gives the same when that layer's attention writes nothing."""
-    wiring = reference_hf._WIRING[model.config.model_type]
-    last = reference_hf._layers(model)[-1]
+    out = reference_hf._layers(model)[-1].get_submodule(reference_hf._WIRING[model.config.model_type].out)
     with_attention = reference_hf.capture(model, TOKENS).ffn_raw[-1]
-
-    def silence(module: torch.nn.Module, args: tuple, output: Tensor) -> Tensor:
-        return torch.zeros_like(output)
-
-    hook = last.get_submodule(wiring.out).register_forward_hook(silence, prepend=True)
-    with _hooked(hook):
+    with out.register_forward_hook(lambda module, args, output: torch.zeros_like(output), prepend=True):
         return torch.equal(reference_hf.capture(model, TOKENS).ffn_raw[-1], with_attention)
 
 
-def test_parallel_blocks_are_known_as_such():
-    models = {name: families.build(name) for name in EXACT}
-    parallel = {name for name, model in models.items() if _ffn_ignores_attention(model)}
-    assert parallel == {"gptj", "neox", "phi", "cohere", "falcon", "falcon_new"}
-    assert parallel == {name for name, model in models.items() if reference_hf.is_parallel(model.config)}
-
-
-def _norm_and_unembedding(model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Final norm weight and bias, W_U and b_U, as stored, in float64."""
-    weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
-    if model.config.model_type == "gptj":
-        names = ["transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight", "lm_head.bias"]
-        return tuple(weights[name] for name in names)
-    gain, W_U = weights["model.norm.weight"], weights["lm_head.weight"]
-    return gain, torch.zeros_like(gain), W_U, torch.zeros(len(W_U), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", ["gptj", "llama_gqa", "gemma2"])
-def test_frozen_increases_written_out(float64, name, bias):
+def test_frozen_increases_written_out(float64, name):
     """GPT-J: centring and b_U. Llama: a root mean square. Gemma-2: gain 1 + w, logits capped at 4."""
     model = families.build(name, dtype=torch.float64)
-    found = reference_hf.reference(model, TOKENS, TARGET, bias=bias)
-    gain, norm_bias, W_U, b_U = _norm_and_unembedding(model)
+    found, weights = reference_hf.Reference(model, TOKENS), model.state_dict()
+    norm, shift, b_U = "model.norm", 0.0, 0.0
+    if name == "gptj":
+        norm, shift, b_U = "transformer.ln_f", weights["transformer.ln_f.bias"], weights["lm_head.bias"]
+    gain = weights[f"{norm}.weight"] + (name == "gemma2")
 
-    def log_prob(y: Tensor) -> Tensor:
+    def log_prob(y: Tensor, bias: bool) -> Tensor:
         final = found.final
         if name == "gptj":
             y, final = y - y.mean(), final - final.mean()
-        eps = 1e-5 if name == "gptj" else 1e-6
-        normed = y / (final.pow(2).mean() + eps).sqrt() * (1 + gain if name == "gemma2" else gain)
-        logits = W_U @ (normed + norm_bias) + b_U if bias else W_U @ normed
+        normed = y / (final.pow(2).mean() + (1e-5 if name == "gptj" else 1e-6)).sqrt() * gain
+        logits = weights["lm_head.weight"] @ (normed + bias * shift) + bias * b_U
         if name == "gemma2":
             logits = 4 * torch.tanh(logits / 4)
         return torch.log_softmax(logits, dim=-1)[TARGET]
 
-    for layer in range(families.N_LAYERS):
+    for bias, layer in product((True, False), range(families.N_LAYERS)):
         x, attn_out, ffn_out = found.x[layer], found.attn_out[layer], found.ffn_out[layer]
-        ffn_input = x if name == "gptj" else x + attn_out
-        assert_close(found.attn[layer], log_prob(x + attn_out) - log_prob(x))
-        assert_close(found.ffn[layer], log_prob(ffn_input + ffn_out) - log_prob(ffn_input))
-        for head in range(families.N_HEADS):
-            part = found.head_outputs[layer, head]
-            assert_close(found.heads[layer, head], log_prob(x + part) - log_prob(x))
+        mid = x if name == "gptj" else x + attn_out
+        attn, ffn, heads = (found.increase(part, TARGET, bias=bias)[layer] for part in ("attn", "ffn", "heads"))
+        assert_close(attn, log_prob(x + attn_out, bias) - log_prob(x, bias))
+        assert_close(ffn, log_prob(mid + ffn_out, bias) - log_prob(mid, bias))
+        for head, output in enumerate(found.head_outputs[layer]):
+            assert_close(heads[head], log_prob(x + output, bias) - log_prob(x, bias))
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_float32_and_float64_agree(name):
-    single = reference_hf.reference(families.build(name), TOKENS, TARGET)
-    double = reference_hf.reference(families.build(name, dtype=torch.float64), TOKENS, TARGET)
-    for quantity in ("attn", "ffn", "heads", "subheads", "log_probs"):
-        assert_close(getattr(single, quantity), getattr(double, quantity))
-
-
-def test_a_misread_model_raises_instead_of_misleading():
-    granite = families.build("granite")
-    granite.config.residual_multiplier = 1.0  # the blocks keep the 0.7 they were built with
-    with pytest.raises(AssertionError, match="layer 0"):
-        reference_hf.reference(granite, TOKENS, TARGET)
-    cohere = families.build("cohere")
-    cohere.config.logit_scale = 1.0
-    with pytest.raises(AssertionError, match="logits"):
-        reference_hf.reference(cohere, TOKENS, TARGET)
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [("granite", "residual_multiplier", "layer 0"), ("cohere", "logit_scale", "logits")],
+)
+def test_a_misread_model_raises_instead_of_misleading(name, setting, message):
+    model = families.build(name)
+    setattr(model.config, setting, 1.0)  # the blocks keep what they were built with
+    with pytest.raises(AssertionError, match=message):
+        reference_hf.Reference(model, TOKENS)
 
 
 def test_post_norm_opt_is_refused():
     with pytest.raises(ValueError, match="do_layer_norm_before=False"):
-        reference_hf.reference(families.build("opt_post_norm"), TOKENS, TARGET)
+        reference_hf.Reference(families.build("opt_post_norm"), TOKENS)
 
 
 @pytest.mark.parametrize("name", sorted(families.FAMILIES))

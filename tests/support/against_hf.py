@@ -9,6 +9,7 @@ attention weight times κ. `constants` computes κ from Hugging Face's weights; 
 
 import copy
 from contextlib import contextmanager
+from itertools import product
 
 import reference_hf
 import torch
@@ -47,61 +48,67 @@ def constants(hf, layer):
     return torch.einsum("hd,hdm->hm", values, weight)
 
 
-def expected(hf, tokens, target, *, folded, final_norm, bias):
-    """The reference's answer; with `folded`, its heads and subheads without their constant part."""
-    theirs = reference_hf.reference(hf, tokens, target, final_norm=final_norm, bias=bias)
-    if not folded:
-        return theirs
-    readout = reference_hf._Readout(hf, theirs.final)
-    multiplier = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
-    for layer, x in enumerate(theirs.x):
-        kappa = constants(hf, layer) * multiplier  # families with a norm after attention have no constant part
-        parts = theirs.subhead_outputs[layer] - theirs.attention[layer][..., None] * kappa[:, None]
-
-        def log_prob(y):
-            return readout.log_prob(y, target, final_norm, bias)
-
-        theirs.heads[layer] = log_prob(x + theirs.head_outputs[layer] - kappa) - log_prob(x)
-        theirs.subheads[layer] = log_prob(x + parts) - log_prob(x)
-    return theirs
+def references_of(batch, hf, *, folded=False):
+    """Each prompt's reference, alone and unpadded; with `folded`, heads and subheads without their constant part."""
+    rows = zip(batch.tokens, batch.last.tolist(), strict=True)
+    references = [reference_hf.Reference(hf, tokens[: last + 1]) for tokens, last in rows]
+    if folded:
+        # Families with a norm after attention have no constant part.
+        multiplier = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
+        kappa = torch.stack([constants(hf, layer) for layer in range(len(references[0].x))]) * multiplier
+        for theirs in references:
+            theirs.head_outputs = theirs.head_outputs - kappa
+            theirs.subhead_outputs = theirs.subhead_outputs - theirs.attention[..., None] * kappa[:, :, None]
+    return references
 
 
-def check_increases(acts, batch, hf, *, folded, conventions=CONVENTIONS):
-    """Layers, heads, subheads, neurons, label log-probabilities and attention rows of a batch, prompt by prompt."""
-    targets = batch.answer_tokens
-    layers = range(acts.resid_pre.shape[1])
-    for final_norm, bias in conventions:
-        convention = {"final_norm": final_norm, "bias": bias}
-        of_layers = il.layer_log_prob_increase(acts, targets, **convention)
-        heads = il.head_log_prob_increase(acts, targets, **convention)
-        subheads = il.subhead_log_prob_increase(acts, targets, **convention)
-        neurons = [il.neuron_log_prob_increase(acts, targets, layer, **convention) for layer in layers]
-        for i in range(len(batch)):
-            n_tokens = int(batch.last[i]) + 1
-            theirs = expected(hf, batch.tokens[i, :n_tokens], int(targets[i]), folded=folded, **convention)
-            for what, ours, other in [
-                ("attention layers", of_layers.attn[i], theirs.attn),
-                ("FFN layers", of_layers.ffn[i], theirs.ffn),
-                ("heads", heads[i], theirs.heads),
-                ("subheads", subheads[i, :, :, :n_tokens], theirs.subheads),
-                ("padding", subheads[i, :, :, n_tokens:], torch.zeros_like(subheads[i, :, :, n_tokens:])),
-                ("label log-probabilities", acts.label_log_probs[i], theirs.log_probs[batch.label_tokens]),
-                ("attention", acts.pattern[i, :, :, :n_tokens], theirs.attention),
-                *[(f"neurons of layer {layer}", neurons[layer][i], theirs.neurons[layer]) for layer in layers],
-            ]:
-                assert_close(ours, other, msg=f"{what} of prompt {i}, {convention}")
+def others_of(against, row):
+    """The tokens that one prompt's target is compared with; -1 is none."""
+    return [] if against is None else [token for token in against[row].tolist() if token >= 0]
 
 
-def check_search(acts, batch, *, certified, k=9):
-    """The certified search finds what trying everything finds."""
-    top = il.top_subheads(acts, batch.answer_tokens, k=k)
+def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventions=CONVENTIONS):
+    """Every part's increase and contrasts, label log-probabilities and attention rows of a batch, prompt by prompt."""
+    targets, references = batch.answer_tokens, references_of(batch, hf, folded=folded)
+    for others, (final_norm, bias) in product(against, conventions):
+        asked = {"against": others, "final_norm": final_norm, "bias": bias}
+        layers = il.layer_log_prob_increase(acts, targets, **asked)
+        neurons = [il.neuron_log_prob_increase(acts, targets, layer, **asked) for layer in range(acts.view.n_layers)]
+        ours = {
+            "attn": layers.attn,
+            "ffn": layers.ffn,
+            "heads": il.head_log_prob_increase(acts, targets, **asked),
+            "subheads": il.subhead_log_prob_increase(acts, targets, **asked),
+            "neurons": torch.stack(neurons, dim=1),
+        }
+        for row, theirs in enumerate(references):
+            its = others_of(others, row)
+            for part, found in ours.items():
+                expected = theirs.increase(part, int(targets[row]), its, final_norm=final_norm, bias=bias)
+                if part == "subheads":
+                    expected = _padded(expected, found)
+                    assert (found[row, ..., int(batch.last[row]) + 1 :] == 0).all(), "padding, without rounding"
+                assert_close(found[row], expected, msg=f"{part} of prompt {row}, {asked}")
+    for row, theirs in enumerate(references):
+        assert_close(acts.label_log_probs[row], theirs.log_probs[batch.label_tokens])
+        assert_close(acts.pattern[row], _padded(theirs.attention, acts.pattern))
+
+
+def _padded(theirs, ours):
+    return torch.nn.functional.pad(theirs, (0, ours.shape[-1] - theirs.shape[-1]))
+
+
+def check_search(acts, batch, *, certified, against=None, k=9):
+    """Assert that the certified search finds what trying everything finds; return what it found."""
+    top = il.top_subheads(acts, batch.answer_tokens, k=k, against=against)
     assert top.certified == certified
-    everything = il.subhead_log_prob_increase(acts, batch.answer_tokens)
+    everything = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)
     keys = torch.arange(everything.shape[-1])
     everything = everything.masked_fill((keys > batch.last[:, None])[:, None, None], -torch.inf)
     assert_close(top.value, everything.flatten(1).topk(k).values)
     rows = torch.arange(len(batch))[:, None]
     assert_close(everything[rows, top.layer, top.head, top.position], top.value)
+    return top
 
 
 def check_cache(model, batch, acts):

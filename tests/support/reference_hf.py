@@ -8,10 +8,9 @@ Units: nats for increases; vectors are in residual-stream units, that is, after 
 between a head's output and the residual stream (post-norm, residual multiplier).
 """
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tolerance import assert_close
@@ -19,81 +18,40 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 FinalNorm = Literal["frozen", "own"]
+PARTS = ("attn", "ffn", "heads", "subheads", "neurons")
 
 
-@dataclass(frozen=True)
-class _Wiring:
+class _Wiring(NamedTuple):
     """Where one Hugging Face model type keeps what the reference reads; from `values` on, inside a layer."""
 
     layers: str
     final_norm: str
     values: str  # the projection that produces the values, alone or fused with queries and keys
-    layout: Literal["values", "last", "grouped"]  # how the values lie in its output
+    layout: str  # how the values lie in its output: "values", "last" or "grouped"
     out: str  # the attention's output projection
     down: str  # the FFN's last projection
     attn_post_norm: str | None = None
     ffn_post_norm: str | None = None
 
 
-_LLAMA = _Wiring("model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.down_proj")
-_POST_NORMED = _Wiring(
-    *(_LLAMA.layers, _LLAMA.final_norm, _LLAMA.values, _LLAMA.layout, _LLAMA.out, _LLAMA.down),
-    attn_post_norm="post_attention_layernorm",
-    ffn_post_norm="post_feedforward_layernorm",
-)
-_BLOOM = _Wiring(
-    "transformer.h",
-    "transformer.ln_f",
-    "self_attention.query_key_value",
-    "grouped",
-    "self_attention.dense",
+_LLAMA = "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp.down_proj"
+_POST_NORMED = f"{_LLAMA} post_attention_layernorm post_feedforward_layernorm"
+_BLOOM = "transformer.h transformer.ln_f self_attention.query_key_value grouped self_attention.dense mlp.dense_4h_to_h"
+_PATHS = {
+    "gpt2": "transformer.h transformer.ln_f attn.c_attn last attn.c_proj mlp.c_proj",
+    "gptj": "transformer.h transformer.ln_f attn.v_proj values attn.out_proj mlp.fc_out",
+    "gpt_neo": "transformer.h transformer.ln_f attn.attention.v_proj values attn.attention.out_proj mlp.c_proj",
+    "gpt_neox": "gpt_neox.layers gpt_neox.final_layer_norm attention.query_key_value grouped attention.dense "
     "mlp.dense_4h_to_h",
-)
-
-_WIRING: dict[str, _Wiring] = {
-    "gpt2": _Wiring("transformer.h", "transformer.ln_f", "attn.c_attn", "last", "attn.c_proj", "mlp.c_proj"),
-    "gptj": _Wiring("transformer.h", "transformer.ln_f", "attn.v_proj", "values", "attn.out_proj", "mlp.fc_out"),
-    "gpt_neo": _Wiring(
-        "transformer.h",
-        "transformer.ln_f",
-        "attn.attention.v_proj",
-        "values",
-        "attn.attention.out_proj",
-        "mlp.c_proj",
-    ),
-    "gpt_neox": _Wiring(
-        "gpt_neox.layers",
-        "gpt_neox.final_layer_norm",
-        "attention.query_key_value",
-        "grouped",
-        "attention.dense",
-        "mlp.dense_4h_to_h",
-    ),
-    "opt": _Wiring(
-        "model.decoder.layers",
-        "model.decoder.final_layer_norm",
-        "self_attn.v_proj",
-        "values",
-        "self_attn.out_proj",
-        "fc2",
-    ),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "gemma": _LLAMA,
-    "gemma2": _POST_NORMED,
-    "gemma3_text": _POST_NORMED,
-    "olmo2": _POST_NORMED,
-    "phi": _Wiring("model.layers", "model.final_layernorm", "self_attn.v_proj", "values", "self_attn.dense", "mlp.fc2"),
-    "phi3": _Wiring("model.layers", "model.norm", "self_attn.qkv_proj", "last", "self_attn.o_proj", "mlp.down_proj"),
-    "falcon": _BLOOM,
-    "bloom": _BLOOM,
-    "granite": _LLAMA,
-    "cohere": _LLAMA,
-    "stablelm": _LLAMA,
-    "starcoder2": _Wiring("model.layers", "model.norm", "self_attn.v_proj", "values", "self_attn.o_proj", "mlp.c_proj"),
+    "opt": "model.decoder.layers model.decoder.final_layer_norm self_attn.v_proj values self_attn.out_proj fc2",
+    "phi": "model.layers model.final_layernorm self_attn.v_proj values self_attn.dense mlp.fc2",
+    "phi3": "model.layers model.norm self_attn.qkv_proj last self_attn.o_proj mlp.down_proj",
+    "starcoder2": "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp.c_proj",
+    **dict.fromkeys(["llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "cohere", "stablelm"], _LLAMA),
+    **dict.fromkeys(["gemma2", "gemma3_text", "olmo2"], _POST_NORMED),
+    **dict.fromkeys(["falcon", "bloom"], _BLOOM),
 }
+_WIRING = {kind: _Wiring(*paths.split()) for kind, paths in _PATHS.items()}
 
 
 def _setting(config: Any, *names: str, default: Any = None) -> Any:
@@ -256,8 +214,12 @@ class _Readout:
             logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
         return logits
 
-    def log_prob(self, y: Tensor, target: int, final_norm: FinalNorm, bias: bool) -> Tensor:
-        return torch.log_softmax(self.logits(y, final_norm, bias), dim=-1)[..., target]
+    def score(self, y: Tensor, target: int, against: Sequence[int], final_norm: FinalNorm, bias: bool) -> Tensor:
+        """log p(target), or log p(target) − log Σ p(against), by softmax over the whole vocabulary."""
+        log_probs = torch.log_softmax(self.logits(y, final_norm, bias), dim=-1)
+        if not against:
+            return log_probs[..., target]
+        return log_probs[..., target] - log_probs[..., list(against)].exp().sum(-1).log()
 
 
 def _check(name: str, actual: Tensor, expected: Tensor) -> None:
@@ -265,101 +227,93 @@ def _check(name: str, actual: Tensor, expected: Tensor) -> None:
     assert_close(actual.float(), expected, msg=f"{name}: the reference differs from the model")
 
 
-def reference(
-    hf_model: PreTrainedModel,
-    token_ids: Tensor,
-    target: int,
-    *,
-    final_norm: FinalNorm = "frozen",
-    bias: bool = True,
-) -> SimpleNamespace:
-    """Everything the package computes for one prompt at its last position.
+class Reference:
+    """What one prompt's last position reads and writes, and what each part of it does to a token's log-probability.
 
-    Increases of log p(target) in nats: `attn`, `ffn` [layer], `heads` [layer, head], `subheads`
-    [layer, head, pos], `neurons` (a list of [d_mlp]). Also `log_probs` [vocab] (the model's own, whatever
-    `final_norm` and `bias` say), `x` [layer, d_model], `final` [d_model], `attention` [layer, head, pos],
-    `values` [layer, pos, head, d_head] (key-value heads repeated for their query heads), `activations`
-    [layer, d_mlp], `head_outputs` [layer, head, d_model], `attn_bias` [layer, d_model] (b_O's share, which
-    belongs to no head), `attn_out` and `ffn_out` [layer, d_model], `ffn_bias` [layer, d_model],
-    `subhead_outputs` [layer, head, pos, d_model], `neuron_outputs` (a list of [d_mlp, d_model]), and
-    `label_value(layer, head, position)` -> [d_model], the value at `position` not weighted by attention.
-    Post-norms' scales are those of the actual attention (FFN) output at the last position.
+    Vectors: `x`, `attn_out`, `ffn_out`, `ffn_input` [layer, d_model], `head_outputs` [layer, head, d_model],
+    `subhead_outputs` [layer, head, pos, d_model], `neuron_outputs(layer)` [d_mlp, d_model], `final` [d_model].
+    `attn_bias` and `ffn_bias` [layer, d_model] are the shares of b_O and b_out, which belong to no head and no neuron.
+    `attention` is [layer, head, pos], `label_values` [layer, head, pos, d_model] is not weighted by it, and `log_probs`
+    [vocab] are the model's own. Post-norms have the scales of the actual attention (FFN) output at the last position.
     """
-    config = hf_model.config
-    wiring = _WIRING[config.model_type]
-    seen = capture(hf_model, token_ids)
-    n_layers, n_pos, n_heads, d_head = seen.z.shape
-    layers = _layers(hf_model)
-    values = seen.v.repeat_interleave(n_heads // seen.v.shape[2], dim=2)
-    residual_multiplier = _setting(config, "residual_multiplier", default=1.0)
-    readout = _Readout(hf_model, seen.final[-1])
 
-    def to_stream(post_norm: str | None, layer: int, raw: Tensor) -> Tensor:
-        """What a part of `raw` [d_model] is multiplied by on its way into the residual stream: [d_model]."""
-        factor = torch.full_like(raw, residual_multiplier)
-        if post_norm is None:
-            return factor
-        norm = _Norm(layers[layer].get_submodule(post_norm))
-        assert not norm.centered  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
-        return factor * norm.scale(raw) * norm.gain
+    def __init__(self, hf_model: PreTrainedModel, token_ids: Tensor) -> None:
+        config, layers = hf_model.config, _layers(hf_model)
+        wiring = _WIRING[config.model_type]
+        seen = capture(hf_model, token_ids)
+        n_layers, _, n_heads, d_head = seen.z.shape
+        values = seen.v.repeat_interleave(n_heads // seen.v.shape[2], dim=2)
+        self.x, self.final, self.attention = seen.x[:, -1], seen.final[-1], seen.pattern[:, :, -1]
+        self.readout = _Readout(hf_model, self.final)
 
-    found: defaultdict[str, list[Tensor]] = defaultdict(list)
-    for layer in range(n_layers):
-        out = layers[layer].get_submodule(wiring.out)
-        down = layers[layer].get_submodule(wiring.down)
-        x = seen.x[layer, -1]
-        attn_factor = to_stream(wiring.attn_post_norm, layer, seen.attn_raw[layer, -1])
-        ffn_factor = to_stream(wiring.ffn_post_norm, layer, seen.ffn_raw[layer, -1])
-        W_O = _weight_in_out(out).reshape(n_heads, d_head, -1) * attn_factor
-        attn_out = seen.attn_raw[layer, -1] * attn_factor
-        ffn_out = seen.ffn_raw[layer, -1] * ffn_factor
+        def to_stream(post_norm: str | None, layer: int, raw: Tensor) -> Tensor:
+            """What a part of `raw` [d_model] is multiplied by on its way into the residual stream: [d_model]."""
+            factor = torch.full_like(raw, _setting(config, "residual_multiplier", default=1.0))
+            if post_norm is None:
+                return factor
+            norm = _Norm(layers[layer].get_submodule(post_norm))
+            assert not norm.centered  # all post-norms met so far are RMSNorms, hence linear once their scale is fixed
+            return factor * norm.scale(raw) * norm.gain
 
-        head_outputs = torch.stack([seen.z[layer, -1, h] @ W_O[h] for h in range(n_heads)])
-        subhead_outputs = torch.stack(
-            [
-                torch.stack([seen.pattern[layer, h, -1, s] * (values[layer, s, h] @ W_O[h]) for s in range(n_pos)])
-                for h in range(n_heads)
-            ]
-        )
-        neuron_outputs = seen.m[layer, -1][:, None] * _weight_in_out(down) * ffn_factor
-        ffn_input = x if is_parallel(config) else x + attn_out
-        after = seen.x[layer + 1, -1] if layer + 1 < n_layers else seen.final[-1]
-        _check(f"layer {layer}: x + attention + FFN", x + attn_out + ffn_out, after)
+        heads, label_values, attn_factors, ffn_factors, biases, self._down = [], [], [], [], [], []
+        for layer in range(n_layers):
+            out, down = (layers[layer].get_submodule(path) for path in (wiring.out, wiring.down))
+            attn_factors.append(to_stream(wiring.attn_post_norm, layer, seen.attn_raw[layer, -1]))
+            ffn_factors.append(to_stream(wiring.ffn_post_norm, layer, seen.ffn_raw[layer, -1]))
+            W_O = _weight_in_out(out).reshape(n_heads, d_head, -1) * attn_factors[layer]
+            heads.append(torch.stack([seen.z[layer, -1, head] @ W_O[head] for head in range(n_heads)]))
+            label_values.append(torch.stack([values[layer, :, head] @ W_O[head] for head in range(n_heads)]))
+            biases.append((_bias(out, self.final), _bias(down, self.final)))
+            self._down.append((seen.m[layer, -1], _weight_in_out(down), ffn_factors[layer]))
+        attn_factor, ffn_factor = torch.stack(attn_factors), torch.stack(ffn_factors)
+        self.attn_out, self.ffn_out = seen.attn_raw[:, -1] * attn_factor, seen.ffn_raw[:, -1] * ffn_factor
+        attn_bias, ffn_bias = (torch.stack(bias) for bias in zip(*biases, strict=True))
+        self.attn_bias, self.ffn_bias = attn_bias * attn_factor, ffn_bias * ffn_factor
+        self.head_outputs, self.label_values = torch.stack(heads), torch.stack(label_values)
+        self.subhead_outputs = self.attention[..., None] * self.label_values
+        self.ffn_input = self.x if is_parallel(config) else self.x + self.attn_out
 
-        def log_prob(y: Tensor) -> Tensor:
-            return readout.log_prob(y, target, final_norm, bias)
+        following = torch.cat([self.x[1:], self.final[None]])
+        for layer in range(n_layers):
+            after = self.x[layer] + self.attn_out[layer] + self.ffn_out[layer]
+            _check(f"layer {layer}: x + attention + FFN", after, following[layer])
+        logits = self.readout.logits(self.final, "own", bias=True)
+        _check("logits", logits, seen.logits[-1])
+        self.log_probs = torch.log_softmax(logits, dim=-1)
 
-        found["attn"].append(log_prob(x + attn_out) - log_prob(x))
-        found["ffn"].append(log_prob(ffn_input + ffn_out) - log_prob(ffn_input))
-        found["heads"].append(log_prob(x + head_outputs) - log_prob(x))
-        found["subheads"].append(log_prob(x + subhead_outputs) - log_prob(x))
-        found["neurons"].append(log_prob(ffn_input + neuron_outputs) - log_prob(ffn_input))
-        found["attn_out"].append(attn_out)
-        found["ffn_out"].append(ffn_out)
-        found["attn_bias"].append(_bias(out, x) * attn_factor)
-        found["ffn_bias"].append(_bias(down, x) * ffn_factor)
-        found["head_outputs"].append(head_outputs)
-        found["subhead_outputs"].append(subhead_outputs)
-        found["neuron_outputs"].append(neuron_outputs)
-        found["W_O"].append(W_O)
+    def neuron_outputs(self, layer: int) -> Tensor:
+        activations, weight, factor = self._down[layer]
+        return activations[:, None] * weight * factor
 
-    model_logits = readout.logits(seen.final[-1], "own", bias=True)
-    _check("logits", model_logits, seen.logits[-1])
-    W_O_all = found.pop("W_O")
+    def increase(
+        self,
+        part: str,
+        target: int,
+        against: Sequence[int] = (),
+        *,
+        final_norm: FinalNorm = "frozen",
+        bias: bool = True,
+    ) -> Tensor:
+        """One of `PARTS` in nats: [layer], [layer], [layer, head], [layer, head, pos], [layer, d_mlp]."""
+        outputs = {
+            "attn": self.attn_out.__getitem__,
+            "ffn": self.ffn_out.__getitem__,
+            "heads": self.head_outputs.__getitem__,
+            "subheads": self.subhead_outputs.__getitem__,
+            "neurons": self.neuron_outputs,
+        }
+        increases = []
+        for layer in range(len(self.x)):
+            base = self.ffn_input[layer] if part in ("ffn", "neurons") else self.x[layer]
+            added = outputs[part](layer)
+            before, after = (self.readout.score(y, target, against, final_norm, bias) for y in (base, base + added))
+            increases.append(after - before)
+        return torch.stack(increases)
 
-    def label_value(layer: int, head: int, position: int) -> Tensor:
-        return values[layer, position, head] @ W_O_all[layer][head]
 
-    neurons, neuron_outputs = found.pop("neurons"), found.pop("neuron_outputs")
-    return SimpleNamespace(
-        **{name: torch.stack(tensors) for name, tensors in found.items()},
-        neurons=neurons,
-        neuron_outputs=neuron_outputs,
-        log_probs=torch.log_softmax(model_logits, dim=-1),
-        x=seen.x[:, -1],
-        final=seen.final[-1],
-        attention=seen.pattern[:, :, -1],
-        values=values,
-        activations=seen.m[:, -1],
-        label_value=label_value,
-    )
+def reference(hf_model: PreTrainedModel, token_ids: Tensor, target: int, against: Sequence[int] = ()) -> Any:
+    """A `Reference` that has every part's increase (or contrast) as an attribute: `attn`, `ffn`, `heads`, …"""
+    found = Reference(hf_model, token_ids)
+    for part in PARTS:
+        setattr(found, part, found.increase(part, target, against))
+    return found
