@@ -126,7 +126,7 @@ N_ROWS = 2
 SAYING = (("L23H1", "value"), ("L23H1", "key"))
 """The (head, kind) pairs whose words the README shows, for the head with the largest increase."""
 MODEL = ("--model", "smollm2-135m")
-TASK = (*("--task", "animal-country", "--layout", "random"), *("--demonstrations", "8", "--separator", r"\n"))
+TASK = (*("--task", "animal-country", "--no-check"), *("--demonstrations", "8", "--separator", r"\n"))
 N_SHOWN_WORDS = 5
 
 
