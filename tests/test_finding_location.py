@@ -3,17 +3,12 @@
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from tiny_study import log_odds, tiny_study
 
-import icl_lens as il
 from experiments.findings.location import FINDING, deep_share
-from experiments.framework.finding import to_json
 from experiments.framework.locating import METHODS, by_tracing
-from experiments.framework.study import Study
-from experiments.framework.tasks import PAPER_TASKS
 
 
 def set_z(value, head, z, hook):
@@ -92,26 +87,3 @@ def test_an_untrained_model_loses_nothing(gpt2, tmp_path):
     lost = [row for row in rows if row.measure.startswith("lost_")]
     assert len(lost) == len(METHODS)
     assert all(row.low < 0 < row.high for row in lost)
-
-
-@pytest.mark.slow
-def test_a_model_that_learns_in_context(icl_mini):
-    study = Study(icl_mini, PAPER_TASKS[1], 16)
-    measured = FINDING.measure(study)
-    lost = {row.measure: row for row in measured.rows if row.measure.startswith("lost_")}
-    assert all(row.low > 0 and row.n_heads == study.n_located for row in lost.values())
-    methods = measured.details[measured.details["kind"] == "method"].set_index("name")
-    assert methods.loc["contrast", "heads"] == " ".join(map(str, study.located))
-    assert methods.loc["contrast", "in_common_with_contrast"] == study.n_located
-    assert methods["passes"].tolist() == [1, 1, 49, 5, 1, 50]
-    assert [row.ranking for row in measured.rows if row.measure == "depth"] == ["contrast", "increase"]
-    layers = measured.details[(measured.details["kind"] == "layer") & (measured.details["ranking"] == "contrast")]
-    acts = il.capture(icl_mini, study.held_out)
-    attn, ffn = il.layer_log_prob_increase(
-        acts, study.held_out.answer_tokens, against=study.held_out.other_label_tokens
-    )
-    expected = torch.cat([attn.mean(0), ffn.mean(0)]).numpy()
-    np.testing.assert_allclose(layers["quantity"], expected, atol=1e-5)
-    details = pd.DataFrame(to_json(measured)["details"]).assign(model="icl-mini")
-    assert FINDING.draw is not None
-    assert len(FINDING.draw(pd.concat([details.assign(task=task) for task in ("one", "two")])).axes) == 4

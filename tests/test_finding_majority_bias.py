@@ -10,13 +10,11 @@ from tiny_study import labels_of, tiny_study
 
 import icl_lens as il
 from experiments.findings.majority_bias import FINDING
-from experiments.framework import label_bias
 from experiments.framework.arrangements import prompts_by_frequency, without_last_true
 from experiments.framework.label_attention import attention_by_class, dropped
 from experiments.framework.label_bias import Pairs, Scores, answered, gap_rows
 from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS
-from icl_lens.metrics import bias_gap, is_correct, label_log_odds, majority_label
 
 KINDS = ("majority", "minority", "majority balanced", "minority balanced")
 
@@ -63,20 +61,7 @@ def test_models_that_look_at_labels_only(rule, gap, difference):
     assert gap is not None or row.quantity > 0.3  # which the quantity alone would not do
 
 
-def test_the_gap_is_the_bias_gap_of_all_prompts_together(icl_mini, monkeypatch):
-    monkeypatch.setattr(label_bias, "N_RANDOM_SETS", 2)
-    study = Study(icl_mini, PAPER_TASKS[1], 8)
-    found = FINDING.measure(study)
-    assert {row.measure for row in found.rows} == {one.name for one in FINDING.measures}
-    prompts = prompts_by_frequency(study.prompts_with(3)[1], 2, 0)
-    batch = study.tokenize(prompts["majority"] + prompts["minority"])
-    log_probs = il.label_log_probs(icl_mini, batch)
-    gap = bias_gap(is_correct(log_probs, batch.answer), batch.answer, majority_label(batch.label_index))
-    favored, unfavored = label_log_odds(log_probs, batch.answer).double().chunk(2)
-    quantities = {row.measure: row.quantity for row in found.rows}
-    assert quantities["gap"] == pytest.approx(gap)
-    assert quantities["bias"] == pytest.approx(float((favored - unfavored).mean()), abs=1e-4)
-    assert len(FINDING.draw(found.details.assign(model="icl-mini", task="task")).axes) == 1
+def test_prompts_without_a_majority_are_refused(icl_mini):
     with pytest.raises(il.InputError, match="one demonstration of each class"):
         FINDING.measure(Study(icl_mini, replace(PAPER_TASKS[1], demonstrations=1), 12))
 

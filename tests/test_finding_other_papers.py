@@ -1,6 +1,5 @@
 """Other papers: scores and function vectors against plain hooks, a planted induction head, and models without any."""
 
-import pandas as pd
 import pytest
 import torch
 from tiny_study import CATEGORIES, tiny_study
@@ -8,11 +7,9 @@ from tiny_study import CATEGORIES, tiny_study
 import icl_lens as il
 from experiments.findings.other_papers import FINDING
 from experiments.framework import function_vectors
-from experiments.framework.finding import rows_from_json, to_json
 from experiments.framework.function_vectors import assignments, indirect_effects, steered
 from experiments.framework.run import measure
 from experiments.framework.study import Study
-from experiments.framework.tasks import PAPER_TASKS
 
 
 @pytest.fixture
@@ -81,14 +78,3 @@ def test_an_untrained_model_gains_nothing(gpt2, tmp_path):
     for row in (row for row in rows if row.measure in ("vector_shuffled", "vector_zero_shot")):
         assert row.note == "accuracy with nothing added: 50.0 %"
         assert row.low <= 0 <= row.high
-
-
-@pytest.mark.slow
-def test_a_model_that_learns_in_context(icl_mini):
-    measured = measure(FINDING, Study(icl_mini, PAPER_TASKS[1], 16))
-    rows = rows_from_json(to_json(measured))
-    assert {row.measure for row in rows} == {one.name for one in FINDING.measures}
-    assert all(row.ranking in ("contrast", "increase") and row.low < row.high for row in rows)
-    details = pd.DataFrame(to_json(measured)["details"]).assign(model="icl-mini", task="animal-country")
-    assert FINDING.draw is not None
-    assert len(FINDING.draw(details).axes) == 3

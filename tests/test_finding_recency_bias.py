@@ -10,14 +10,10 @@ from tiny_study import answer_log_odds, labels_of, tiny_study
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from experiments.findings.recency_bias import FINDING, ordered
-from experiments.framework import label_bias
 from experiments.framework.arrangements import orders_by_label
 from experiments.framework.label_bias import Scores, gap_rows
 from experiments.framework.neighbors import exchange_texts, query_effects
-from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS
-from icl_lens.metrics import bias_gap, is_correct, label_log_odds, recent_label
 
 
 @pytest.mark.parametrize("place", [-1, 0])
@@ -54,22 +50,6 @@ def test_models_that_look_at_labels_only(rule, gap, control):
     row = gap_rows(*scores, np.arange(40) // 2)[0]
     assert (100 * row.quantity, 100 * row.control) == (gap, control)
     assert (row.low <= 0 <= row.high) == (gap == control)
-
-
-def test_the_gap_is_the_bias_gap_of_both_orders(icl_mini, monkeypatch):
-    monkeypatch.setattr(label_bias, "N_RANDOM_SETS", 2)
-    study = Study(icl_mini, PAPER_TASKS[1], 8)
-    found = FINDING.measure(study)
-    assert {row.measure for row in found.rows} == {one.name for one in FINDING.measures}
-    both = ordered(study, study.held_out.prompts, -1)
-    batch = study.tokenize([*both.favored.prompts, *both.unfavored.prompts])
-    log_probs = il.label_log_probs(icl_mini, batch)
-    gap = bias_gap(is_correct(log_probs, batch.answer), batch.answer, recent_label(batch.label_index))
-    favored, unfavored = label_log_odds(log_probs, batch.answer).double().chunk(2)
-    quantities = {row.measure: row.quantity for row in found.rows}
-    assert quantities["gap"] == pytest.approx(gap)
-    assert quantities["bias"] == pytest.approx(float((favored - unfavored).mean()), abs=1e-4)
-    assert FINDING.draw(found.details.assign(model="icl-mini", task="task")).axes
 
 
 def test_one_text_is_exchanged_for_one_of_the_other_class():

@@ -3,17 +3,13 @@
 from itertools import combinations, product
 
 import numpy as np
-import pandas as pd
 import pytest
 from tiny_study import tiny_study
 
 from experiments.findings.shared_heads import FINDING
 from experiments.framework.estimate import compare_drawn, weights_with_data
-from experiments.framework.finding import rows_from_json, to_json
 from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
 from experiments.framework.run import measure
-from experiments.framework.study import Study
-from experiments.framework.tasks import PAPER_TASKS
 
 
 def lists_of(counts: list[int], n_heads: int) -> list[np.ndarray]:
@@ -69,18 +65,3 @@ def test_a_model_that_does_nothing_shares_nothing(gpt2, tmp_path):
     (row,) = measure(FINDING, tiny_study(gpt2, tmp_path, n=24)).rows
     assert np.isnan(row.quantity)
     assert "does not do the task" in row.note
-
-
-def test_a_model_that_learns_in_context(icl_mini):
-    measured = measure(FINDING, Study(icl_mini, PAPER_TASKS[1], 24))
-    rows = {(row.measure, row.ranking): row for row in rows_from_json(to_json(measured))}
-    main = rows["overlap", "contrast"]
-    same = rows["overlap_same", ""]
-    assert 0 < main.low <= main.quantity - main.control < main.high
-    assert same.quantity >= main.quantity
-    assert "'->'" in rows["overlap_plural", ""].note
-    assert "does not do the task" in rows["overlap_induction", ""].note
-    assert "(guessing: 33 %)" in rows["overlap_three_classes", ""].note
-    assert FINDING.draw is not None
-    details = pd.DataFrame(to_json(measured)["details"]).assign(model="icl-mini", task="animal-country")
-    assert len(FINDING.draw(details).axes) == 2  # and the color bar

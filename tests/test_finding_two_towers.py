@@ -1,4 +1,4 @@
-"""Finding 7: scores and swaps against plain loops and hooks, made-up scores, and heads chosen at random."""
+"""Finding 7: scores and swaps against plain loops and hooks, and made-up scores."""
 
 from functools import partial
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_study import rank_by_chance, tiny_study
+from tiny_study import tiny_study
 
 import icl_lens as il
 from experiments.findings import two_towers as finding
 from experiments.framework.estimate import auroc_of_rows
 from experiments.framework.study import Study
-from experiments.framework.tasks import PAPER_TASKS, exchange_texts
+from experiments.framework.tasks import exchange_texts
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(2, 3)]
 
@@ -93,12 +93,3 @@ def test_exchanged_texts_stay_with_their_class() -> None:
     assert str(exchange_texts(prompt)) == "one : bar love : foo two : bar like : foo nine :"
     assert exchange_texts(prompt).answer == "bar"
     assert exchange_texts(exchange_texts(prompt)) == prompt
-
-
-def test_heads_chosen_at_random_show_no_difference(icl_mini: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random sets may hold the heads that matter, so that a difference may lie below zero, but never above."""
-    study = Study(icl_mini, PAPER_TASKS[0], 16)
-    rank_by_chance(monkeypatch, study)
-    for row in finding.measure(study).rows:
-        if row.measure != "chance":
-            assert row.low <= 0, row

@@ -1,0 +1,137 @@
+"""Findings on icl-mini: all rows, known gaps, figures; located heads stand out, and heads chosen by chance do not."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny_study import rank_by_chance
+
+import icl_lens as il
+from experiments.catalogue import find
+from experiments.findings.recency_bias import ordered
+from experiments.framework import label_bias
+from experiments.framework.arrangements import prompts_by_frequency
+from experiments.framework.finding import Measured, rows_from_json, to_json
+from experiments.framework.run import measure
+from experiments.framework.study import Study
+from experiments.framework.tasks import PAPER_TASKS
+from icl_lens.metrics import bias_gap, is_correct, label_log_odds, majority_label, recent_label
+
+N_PROMPTS = {
+    "majority-bias": 8,
+    "recency-bias": 8,
+    "information-flow": 8,
+    "shared-heads": 24,
+    "location": 16,
+    "other-papers": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def measured(icl_mini: Any) -> Any:
+    """(study, what a finding measures there), by the finding's id; measured once."""
+    done: dict[str, tuple[Study, Measured]] = {}
+
+    def get(name: str) -> tuple[Study, Measured]:
+        if name not in done:
+            study = Study(icl_mini, PAPER_TASKS[1], N_PROMPTS[name])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(label_bias, "N_RANDOM_SETS", 2)
+                done[name] = study, measure(find(name), study)
+        return done[name]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("name", "n_axes"),
+    [
+        ("majority-bias", 1),
+        ("recency-bias", 1),
+        ("information-flow", 1),
+        ("shared-heads", 2),  # and the color bar
+        pytest.param("location", 2, marks=pytest.mark.slow),
+        pytest.param("other-papers", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_every_measure_has_rows_and_is_drawn(measured: Any, name: str, n_axes: int) -> None:
+    finding, found = find(name), to_json(measured(name)[1])
+    rows = rows_from_json(found)
+    assert {row.measure for row in rows} == {one.name for one in finding.measures}
+    assert all(row.low < row.high or row.note for row in rows)
+    assert finding.draw is not None
+    details = pd.DataFrame(found["details"]).assign(model="icl-mini", task="animal-country")
+    assert len(finding.draw(details).axes) == n_axes
+
+
+@pytest.mark.parametrize("name", ["majority-bias", "recency-bias"])
+def test_the_gap_is_the_bias_gap_of_all_prompts_together(icl_mini: Any, measured: Any, name: str) -> None:
+    study, found = measured(name)
+    if name == "majority-bias":
+        prompts = prompts_by_frequency(study.prompts_with(3)[1], 2, 0)
+        favored, unfavored, label_of = prompts["majority"], prompts["minority"], majority_label
+    else:
+        both = ordered(study, study.held_out.prompts, -1)
+        favored, unfavored, label_of = both.favored.prompts, both.unfavored.prompts, recent_label
+    batch = study.tokenize([*favored, *unfavored])
+    log_probs = il.label_log_probs(icl_mini, batch)
+    gap = bias_gap(is_correct(log_probs, batch.answer), batch.answer, label_of(batch.label_index))
+    odds = label_log_odds(log_probs, batch.answer).double().chunk(2)
+    quantities = {row.measure: row.quantity for row in found.rows}
+    assert quantities["gap"] == pytest.approx(gap)
+    assert quantities["bias"] == pytest.approx(float((odds[0] - odds[1]).mean()), abs=1e-4)
+
+
+def test_tasks_share_heads_more_than_by_chance(measured: Any) -> None:
+    rows = {(row.measure, row.ranking): row for row in measured("shared-heads")[1].rows}
+    main = rows["overlap", "contrast"]
+    assert 0 < main.low <= main.quantity - main.control < main.high
+    assert rows["overlap_same", ""].quantity >= main.quantity
+    assert "'->'" in rows["overlap_plural", ""].note
+    assert "does not do the task" in rows["overlap_induction", ""].note
+    assert "(guessing: 33 %)" in rows["overlap_three_classes", ""].note
+
+
+@pytest.mark.slow
+def test_every_method_locates_heads_that_matter(icl_mini: Any, measured: Any) -> None:
+    study, found = measured("location")
+    lost = [row for row in found.rows if row.measure.startswith("lost_")]
+    assert all(row.low > 0 and row.n_heads == study.n_located for row in lost)
+    methods = found.details[found.details["kind"] == "method"].set_index("name")
+    assert methods.loc["contrast", "heads"] == " ".join(map(str, study.located))
+    assert methods.loc["contrast", "in_common_with_contrast"] == study.n_located
+    assert methods["passes"].tolist() == [1, 1, 49, 5, 1, 50]
+    assert [row.ranking for row in found.rows if row.measure == "depth"] == ["contrast", "increase"]
+    layers = found.details[(found.details["kind"] == "layer") & (found.details["ranking"] == "contrast")]
+    batch = study.held_out
+    increases = il.layer_log_prob_increase(
+        il.capture(icl_mini, batch), batch.answer_tokens, against=batch.other_label_tokens
+    )
+    expected = torch.cat([one.mean(0) for one in increases]).numpy()
+    np.testing.assert_allclose(layers["quantity"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "above", "none"),
+    [
+        ("values", ("magnitude", "follows", "features"), ("rank", "magnitude", "follows", "features")),
+        ("label-attention", ("gap",), None),
+        ("two-towers", (), None),
+    ],
+)
+def test_heads_chosen_by_chance_show_no_difference(
+    icl_mini: Any, monkeypatch: pytest.MonkeyPatch, name: str, above: tuple[str, ...], none: tuple[str, ...] | None
+) -> None:
+    """For two towers, random sets may hold heads that matter: a difference may lie below zero, but never above."""
+    study = Study(icl_mini, PAPER_TASKS[0], 16 if name == "two-towers" else 24)
+    finding = find(name)
+    if above:
+        located = {row.measure: row for row in finding.measure(study).rows if row.ranking == "contrast"}
+        assert all(located[measure].low > 0 for measure in above)
+    rank_by_chance(monkeypatch, study)
+    for row in finding.measure(study).rows:
+        if row.measure != "chance" and (none is None or row.measure in none):
+            assert row.low <= 0, row
+            assert row.high >= 0 or name == "two-towers", row
