@@ -29,12 +29,6 @@ class Basket(Fruit):
     weight: Annotated[float, typer.Option("--weight", "-w")] = 1.0
 
 
-def build(command):
-    small = typer.Typer()
-    small.command()(grouped(command))
-    return small
-
-
 def test_a_command_gets_its_groups():
     got = []
 
@@ -49,7 +43,9 @@ def test_a_command_gets_its_groups():
     assert list(inspect.signature(found).parameters) == ["name", "loud", "apples", "weight"]
     assert found.__doc__ == "Buys fruit.\n\nAll of it."
     found("me", weight=2.5)
-    result = CliRunner().invoke(build(shop), ["you", "-w", "3", "--apples", "4", "--loud"])
+    small = typer.Typer()
+    small.command()(found)
+    result = CliRunner().invoke(small, ["you", "-w", "3", "--apples", "4", "--loud"])
     assert result.exit_code == 0, result.output
     assert got == [(Basket(weight=2.5), "me", False), (Basket(weight=3.0, apples=4), "you", True)]
     with pytest.raises(TypeError, match="pears"):

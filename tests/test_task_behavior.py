@@ -34,36 +34,30 @@ def test_models_that_do_one_thing(case, tmp_path, capsys):
     assert found.behaviors == behaviors
     assert all(found.effects[name].value > 0.5 for name in behaviors)
     assert all(found.effects[name].value < 0.2 for name in found.effects if name not in behaviors)
-    options = {"task": "sentiment-number", "path": truth.words, "labels": ",".join(labels) if labels else None}
-    capsys.readouterr()
-    locate(**options, model=str(truth.folder), n=4, k=1, layout="order", device="cpu")
-    assert str(found) in " ".join(capsys.readouterr().out.split())
+    if kind == "lookup":
+        options = {"task": "sentiment-number", "path": truth.words, "labels": ",".join(labels) if labels else None}
+        capsys.readouterr()
+        locate(**options, model=str(truth.folder), n=4, k=1, layout="order", device="cpu")
+        assert str(found) in " ".join(capsys.readouterr().out.split())
     assert ("no clear sign that it does the task" in str(found)) == (not {"learns", "knows"} & {*behaviors})
 
 
-def test_a_model_that_prefers_a_label(icl_mini, monkeypatch):
-    prompts = il.load_task("animal-country", layout="random", n=20)
+@pytest.mark.parametrize(
+    ("rule", "behaviors", "said"),
+    [
+        pytest.param(lambda prompt: 1, ("prefers",), "prefers 'bar'", id="one label"),
+        pytest.param(lambda prompt: 1 - len(prompt.query) % 2, (), "cannot do the task", id="in turn"),
+    ],
+)
+def test_answers_by_a_rule(icl_mini, monkeypatch, rule, behaviors, said):
+    def by_rule(model: Any, batch: il.PromptBatch) -> torch.Tensor:
+        return torch.eye(2)[[rule(prompt) for prompt in batch.prompts]]
 
-    def favors_bar(model: Any, batch: il.PromptBatch) -> torch.Tensor:
-        return torch.tensor([[0.0, 1.0]]).expand(len(batch.prompts), 2)
-
-    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", favors_bar)
-    found = il.task_check(icl_mini, prompts)
-    assert found.behaviors == ("prefers",)
-    assert found.favorite == "bar"
-    assert found.effects["prefers"].value == 1
-    assert "prefers 'bar'" in str(found)
-
-
-def test_a_model_that_says_the_labels_in_turn_cannot_do_the_task(icl_mini, monkeypatch):
-    def by_length(model: Any, batch: il.PromptBatch) -> torch.Tensor:
-        odd = torch.tensor([len(prompt.query) % 2 for prompt in batch.prompts])
-        return torch.stack([odd, 1 - odd], dim=-1).double()
-
-    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", by_length)
+    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", by_rule)
     found = il.task_check(icl_mini, il.load_task("animal-country", layout="random", n=60))
-    assert found.behaviors == ()
-    assert "cannot do the task" in str(found)
+    assert found.behaviors == behaviors
+    assert said in str(found)
+    assert not behaviors or found.effects["prefers"].value == 1
 
 
 def test_the_largest_effect_comes_first(icl_mini):
@@ -125,11 +119,12 @@ def test_exchanged_labels_are_exchanged_with_three_classes(icl_mini, monkeypatch
 
 def test_refused(icl_mini):
     prompts = il.load_task("animal-country", layout="random", n=20)
-    with pytest.raises(il.InputError, match="at least 20 prompts, got 19"):
-        il.task_check(icl_mini, prompts[:19])
     unanswered = il.Prompt(prompts[0].demonstrations, "dog", None, prompts[0].labels)
-    with pytest.raises(il.InputError, match="prompt 19 has no answer"):
-        il.task_check(icl_mini, [*prompts[:19], unanswered])
     same = il.Prompt([il.Demonstration("cat", "foo")], "dog", "foo", ("foo", "bar"))
-    with pytest.raises(il.InputError, match="prompt 19 must have demonstrations with different labels"):
-        il.task_check(icl_mini, [*prompts[:19], same])
+    for last, message in [
+        ([], "at least 20 prompts, got 19"),
+        ([unanswered], "prompt 19 has no answer"),
+        ([same], "prompt 19 must have demonstrations with different labels"),
+    ]:
+        with pytest.raises(il.InputError, match=message):
+            il.task_check(icl_mini, [*prompts[:19], *last])

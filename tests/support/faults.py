@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import logging
 
 from icl_lens.cli import main
 
@@ -21,7 +22,7 @@ def assert_sentence(message: str, words: str) -> None:
 def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any, entry: Any = main) -> tuple[Any, str, str]:
     """Runs `icl-lens` in this process: exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
-    monkeypatch.setattr("icl_lens.cli.program.quiet_libraries", lambda: None)
+    monkeypatch.setattr("icl_lens.cli.program.quiet_libraries", logging.disable_progress_bar)  # not the whole process
     monkeypatch.setenv("COLUMNS", "300")
     capsys.readouterr()
     code: Any = 0
