@@ -197,62 +197,59 @@ def test_prompts_without_an_answer_have_no_log_odds(load_tiny):
     assert effects.log_prob.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("how", "because"),
-    [
-        ({"scale": 0.1}, "in layer 0 of LlamaForCausalLM"),
-        ({"position": "none"}, "differs from the model's"),
-        ({"window": 5}, "differs from the model's"),
-    ],
-)
-def test_attention_that_is_not_known_takes_the_long_way(load_tiny, monkeypatch, how, because):
-    """A family whose scores are made in a way we think wrongly of: the numbers stay right."""
-    model = load_tiny("llama_gqa")
-    batch = ragged(model)
-    right = kv_cache.attention_scores.attention_scoring
-    monkeypatch.setattr(
-        kv_cache.attention_scores, "attention_scoring", lambda view, layer: right(view, layer)._replace(**how)
-    )
-    effects = il.head_effects(model, batch, positions="last")
-    assert effects.algorithm == "partial_forward"
-    assert because in effects.fallback_reason
-    assert_close(effects.log_prob, one_by_one(model, batch)[0])
+def other_scores(**how):
+    """A family whose scores are made in a way we think wrongly of."""
+
+    def change(patch, request, model):
+        right = kv_cache.attention_scores.attention_scoring
+        patch.setattr(
+            kv_cache.attention_scores, "attention_scoring", lambda view, layer: right(view, layer)._replace(**how)
+        )
+
+    return change
 
 
-@pytest.mark.parametrize(("layer", "because"), [(1, "residual stream"), (2, "deviate")])
-def test_rows_that_come_out_otherwise_take_the_long_way(load_tiny, layer, because):
+def shifted_rows(layer):
     """Something in the blocks that depends on the token the model is given, which rows share: not seen in z."""
-    model = load_tiny("gpt2")
-    batch = ragged(model)
 
     def shift(module, args, output):
         return output + 0.1 * torch.arange(output.shape[-1]) if output.shape[1] == 1 else output
 
-    handle = model.blocks[layer].mlp.register_forward_hook(shift)
-    try:
-        effects = il.head_effects(model, batch, positions="last")
-    finally:
-        handle.remove()
-    assert effects.algorithm == "partial_forward"
-    assert because in effects.fallback_reason
-    assert_close(effects.log_prob, il.head_effects(model, batch, positions="last").log_prob)
+    return lambda patch, request, model: request.addfinalizer(
+        model.blocks[layer].mlp.register_forward_hook(shift).remove
+    )
 
 
-@pytest.mark.parametrize("error", [RuntimeError("sizes do not match"), il.InputError("it has no hook")])
-def test_blocks_that_take_no_rows_take_the_long_way(load_tiny, monkeypatch, error):
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    expected = il.head_effects(model, batch, positions="last").log_prob
-    before = remains(model)
-
+def failing_rows(error):
     def fail(*args):
         raise error
 
-    monkeypatch.setattr(LayerKVCache, "attend", fail)
+    return lambda patch, request, model: patch.setattr(LayerKVCache, "attend", fail)
+
+
+@pytest.mark.parametrize(
+    ("change", "because"),
+    [
+        pytest.param(other_scores(scale=0.1), "in layer 0 of LlamaForCausalLM", id="scale"),
+        pytest.param(other_scores(position="none"), "differs from the model's", id="position"),
+        pytest.param(other_scores(window=5), "differs from the model's", id="window"),
+        pytest.param(shifted_rows(1), "residual stream", id="shifted within"),
+        pytest.param(shifted_rows(2), "deviate", id="shifted at the end"),
+        pytest.param(failing_rows(RuntimeError("sizes do not match")), "sizes do not match", id="RuntimeError"),
+        pytest.param(failing_rows(il.InputError("it has no hook")), "it has no hook", id="InputError"),
+    ],
+)
+def test_where_rows_do_not_fit_the_long_way_gives_the_same(load_tiny, monkeypatch, request, change, because):
+    model = load_tiny("llama_gqa")
+    batch = ragged(model)
+    expected = il.head_effects(model, batch, positions="last")
+    assert expected.algorithm == "prefix_cache"
+    change(monkeypatch, request, model)
+    before = remains(model)
     effects = il.head_effects(model, batch, positions="last")
     assert effects.algorithm == "partial_forward"
-    assert str(error) in effects.fallback_reason
-    assert_close(effects.log_prob, expected)
+    assert because in effects.fallback_reason
+    assert_close(effects.log_prob, expected.log_prob)
     assert remains(model) == before
 
 

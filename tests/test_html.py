@@ -17,8 +17,10 @@ import explanations as ex
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 import icl_lens as il
+from icl_lens.cli import app
 from icl_lens.report import html
 from icl_lens.report.command import command
 from icl_lens.report.html import templating
@@ -36,9 +38,7 @@ class Page(HTMLParser):
         self.elements, self.text, self.scripts, self._inside = [], "", [], []
         self.feed(source)
         self.close()
-        self.scripts.remove(asset("theme.js")) if asset(
-            "theme.js"
-        ) in self.scripts else None  # the rest: data, then code
+        self.scripts = [one for one in self.scripts if one != asset("theme.js")]  # the rest: data, then code
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -160,6 +160,7 @@ def test_a_large_page_is_small_and_quick():
     page = html.explanation_page(explanation)
     assert time.process_time() - start < 3
     assert len(page.encode()) <= 3_000_000
+    assert len(explanation._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
 
 
 # What users write ----------------------------------------------------------------------------------------
@@ -175,28 +176,33 @@ def hostile_explanation(text):
     return replace(made, target_token=text, versions=(("icl-lens", text),))
 
 
+def pages_and_twins(word):
+    """Everything that can be shown, with this word wherever a user can put one, and what is left of it statically."""
+    one_word = word.replace(" ", "_")
+    free, own = ex.free(f"a b {one_word} d", target=one_word, other="x"), hostile_explanation(word)
+    elements = every_element(own)
+    pages = [*map(html.explanation_page, (free, own)), html.compare_page(free, own), *map(str, elements)]
+    return [*map(Page, pages)], [twin(one) for one in (free, own, il.compare(free, own), *elements)]
+
+
+@pytest.fixture(scope="module")
+def harmless():
+    return pages_and_twins("word")
+
+
 @pytest.mark.parametrize("text", ex.HOSTILE)
-def test_injected_markup_stays_text(text):
+def test_injected_markup_stays_text(harmless, text):
     """Pages, elements and their static versions have the elements and attributes that harmless words give."""
-    word = text.replace(" ", "_")
-    made = [
-        (ex.free("a b word d", target="word", other="x"), hostile_explanation("word")),
-        (ex.free(f"a b {word} d", target=word, other="x"), hostile_explanation(text)),
-    ]
-    shown = [
-        [*map(html.explanation_page, (free, own)), html.compare_page(free, own), *map(str, every_element(own))]
-        for free, own in made
-    ]
-    for before, after in zip(*(map(Page, pages) for pages in shown), strict=True):
+    pages, twins = pages_and_twins(text)
+    for before, after in zip(harmless[0], pages, strict=True):
         assert [(tag, sorted(names)) for tag, names in after.elements] == [
             (tag, sorted(names)) for tag, names in before.elements
         ]
         for data in after.scripts[:-1]:
             assert re.fullmatch(r"[A-Za-z0-9+/]+=*|[^<>&]*", data)  # circuitsvis, or JSON
-    static = [[twin(one) for one in (*pair, il.compare(*pair), *every_element(pair[1]))] for pair in made]
-    for before, after in zip(*static, strict=True):
+    for before, after in zip(harmless[1], twins, strict=True):
         assert [tag for tag, _ in after.elements] == [tag for tag, _ in before.elements]
-    assert Page(shown[1][1]).text.count(text) >= 20
+    assert pages[1].text.count(text) >= 20
 
 
 def test_circuitsvis_gets_tokens_that_are_the_same_as_html_and_as_text():
@@ -248,15 +254,12 @@ def test_white_space_tokens_can_be_seen():
 
 
 def test_numbers_have_one_form():
-    page = Page(str(html.token_values(["a", "b"], torch.tensor([[0.123456789, float("nan")]]), ["x"])))
-    assert json.loads(page.scripts[0])["props"]["values"] == [0.12346, None]
-    assert [signed(1.2345), signed(-0.5), percent(0.123), percent(0.0), percent(0.00012)] == [
-        "+1.234",
-        "−0.500",
-        "12.3%",
-        "0.0%",
-        "0.012%",
-    ]
+    for values, shown, largest in (([0.123456789, float("nan")], [0.12346, None], 0.12346), ([0.0, 0.0], [0, 0], 1)):
+        page = Page(str(html.token_values(["a", "b"], torch.tensor([values]), ["x"])))
+        props = json.loads(page.scripts[0])["props"]
+        assert (props["values"], props["maxValue"]) == (shown, largest)
+    assert [signed(1.2345), signed(-0.5)] == ["+1.234", "−0.500"]
+    assert [percent(0.123), percent(0.0), percent(0.00012)] == ["12.3%", "0.0%", "0.012%"]
 
 
 def test_every_head_has_a_cell_with_its_value(paper, paper_page):
@@ -308,22 +311,35 @@ def test_the_located_table_sums_attention_by_label(paper):
     assert f"{report.head}{signed(report.increase)}0.070.190.0%" in text
 
 
-def test_a_prompt_without_answer_and_a_wrong_prediction():
-    explanation = ex.made(answer=None)
-    assert "correctly" not in Page(html.explanation_page(explanation)).text
-    wrong = replace(ex.made(), label_log_probs=(-0.1, -3.0))
-    assert "The model predicts bar, not foo" in Page(html.explanation_page(wrong)).text
+SEVERAL_TOKENS = {"label_token_names": (("␣", "bar"), ("foo",)), "whole_label_log_probs": (-7.25, -0.5)}
+SHARED_TOKENS = SEVERAL_TOKENS | {"label_token_names": (("␣", "bar"), ("␣", "foo")), "n_shared_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "unsaid"),
+    [
+        ({}, ["Exact and certified: 21 of 336 parts"], "contrast, nats"),
+        ({"certified": False}, ["all 336 parts were evaluated"], "Exact and certified"),
+        ({"prompt": il.Prompt.parse(ex.PAPER)}, ["The model predicts"], "correctly"),
+        ({"label_log_probs": (-0.1, -3.0)}, ["The model predicts bar, not foo"], "correctly"),
+        (
+            SEVERAL_TOKENS,
+            ["Among the labels, the model prefers", "−7.250", "'bar' is scored by '␣', which is only white space"],
+            "The model predicts",
+        ),
+        (SHARED_TOKENS, ["Among the labels, the model prefers"], "only white space"),
+    ],
+)
+def test_what_the_page_says(paper, changes, said, unsaid):
+    text = Page(html.explanation_page(replace(paper, **changes))).text
+    assert [words in text for words in said] == [True] * len(said)
+    assert unsaid not in text
 
 
 def test_more_labels_than_colors():
     prompt = il.Prompt([il.Demonstration(f"t{i}", f"label{i}") for i in range(9)], "q", answer="label8")
     text = Page(html.explanation_page(ex.made(prompt))).text
     assert all(text.count(f"label{i}") > 5 for i in range(9))
-
-
-def test_the_page_says_how_certain_the_search_was(paper):
-    assert "Exact and certified: 21 of 336 parts" in Page(html.explanation_page(paper)).text
-    assert "all 336 parts were evaluated" in Page(html.explanation_page(replace(paper, certified=False))).text
 
 
 # The command ---------------------------------------------------------------------------------------------
@@ -338,26 +354,12 @@ def test_the_command_names_everything(paper, paper_page):
     assert command(paper) in paper_page.text
 
 
-def test_the_command_names_a_folder_as_it_was_given(paper):
-    words = shlex.split(command(replace(paper, source="/my models/tiny")))
-    assert words[words.index("--model") + 1] == "/my models/tiny"
-    python = command(replace(paper, source="/my models/tiny", settings=replace(paper.settings, n_random=3)))
-    assert "load_model('/my models/tiny'" in python
-
-
 def test_the_command_line_knows_every_option_of_the_command(paper):
-    import typer
-    from typer.testing import CliRunner
-
-    from icl_lens.cli.explain import explain
-
-    app = typer.Typer()
-    app.command()(explain)
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}).output
     settings = replace(paper.settings, prepend_bos=False, bias=False)
-    for word in shlex.split(command(replace(paper, settings=settings)))[2:]:
-        if word.startswith("--"):
-            assert word in shown
+    words = shlex.split(command(replace(paper, settings=settings, source="/my models/tiny")))
+    assert words[words.index("--model") + 1] == "/my models/tiny"
+    shown = CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    assert [word for word in words if word.startswith("--") and word not in shown] == []
 
 
 def test_what_the_command_line_cannot_say_is_python():
@@ -375,11 +377,11 @@ def test_what_the_command_line_cannot_say_is_python():
         Demonstration=il.Demonstration,
         Template=il.Template,
     )
-    source = command(explanation)
+    source = command(replace(explanation, source="/my models/tiny"))
     exec(source.replace("import icl_lens as il\n", ""), {"il": stub})
     assert seen["prompt"] == prompt
     assert seen["template"] == explanation.template
-    assert seen["model"] == ("tiny", torch.float32)
+    assert seen["model"] == ("/my models/tiny", torch.float32)
     assert (seen["k"], seen["n_ablated"], seen["n_random"], seen["seed"]) == (5, 4, 20, 0)
     assert seen["labels"] == list(explanation.labels)
 
@@ -446,30 +448,21 @@ def test_elements_of_chosen_heads(paper):
     assert data[0]["props"]["maxValue"] == data[1]["props"]["maxValue"]  # one scale
 
 
-def test_all_zero_values_have_a_scale(paper):
-    page = Page(str(html.token_values(["a", "b"], torch.zeros(1, 2), ["none"])))
-    assert json.loads(page.scripts[0])["props"]["maxValue"] == 1
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda e: html.attention_to_labels(e, [il.Head(0, 3)]), "got L0H3"),
-        (lambda e: html.subhead_values(e, []), "got an empty list"),
-        (lambda e: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]), r"got \[1, 2, 2\]"),
-        (lambda e: html.token_values(["a"], torch.ones(2, 1), ["x"]), r"got \[2, 1\]"),
-        (lambda e: html.head_heatmap(torch.ones(2)), r"\[layer head\], got \[2\]"),
+        (lambda e, acts: html.attention_to_labels(e, [il.Head(0, 3)]), "got L0H3"),
+        (lambda e, acts: html.attention_to_labels(acts), "heads must not be empty"),
+        (lambda e, acts: html.attention_to_labels(acts, [il.Head(9, 0)]), "L9H0"),
+        (lambda e, acts: html.subhead_values(e, []), "got an empty list"),
+        (lambda e, acts: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]), r"got \[1, 2, 2\]"),
+        (lambda e, acts: html.token_values(["a"], torch.ones(2, 1), ["x"]), r"got \[2, 1\]"),
+        (lambda e, acts: html.head_heatmap(torch.ones(2)), r"\[layer head\], got \[2\]"),
     ],
 )
-def test_wrong_sizes_and_heads_are_said(paper, call, message, no_type_checks):
+def test_wrong_sizes_and_heads_are_said(paper, gpt2_acts, call, message, no_type_checks):
     with pytest.raises(il.InputError, match=message):
-        call(paper)
-
-
-def test_activations_need_heads(gpt2_acts):
-    for heads, message in (None, "heads must not be empty"), ([il.Head(9, 0)], "L9H0"):
-        with pytest.raises(il.InputError, match=message):
-            html.attention_to_labels(gpt2_acts, heads)
+        call(paper, gpt2_acts)
 
 
 # Without scripts ------------------------------------------------------------------------------------------
@@ -514,10 +507,6 @@ def test_the_map_of_the_twin_has_every_head_in_its_place(paper):
         for head in range(n_heads)
         for layer in range(n_layers)
     ]
-
-
-def test_a_twin_takes_little_room():
-    assert len(ex.large()._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
 
 
 # Files and pairs -----------------------------------------------------------------------------------------
@@ -631,7 +620,6 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     console = Console(width=900, record=True, file=StringIO())
     console.print(render(explanation))
     assert line in console.export_text()
-    assert "contrast, nats" not in Page(html.explanation_page(paper)).text
 
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])
@@ -652,22 +640,6 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     assert f"the largest {by}" in page.text
     assert f"--by {by}" in command(explanation)
     assert f"by='{by}'" in command(replace(explanation, settings=replace(explanation.settings, n_random=3)))
-
-
-def test_labels_of_several_tokens_are_said(paper):
-    explanation = replace(
-        paper,
-        label_token_names=(("␣", "bar"), ("foo",)),
-        whole_label_log_probs=(-7.25, -0.5),
-    )
-    text = Page(html.explanation_page(explanation)).text
-    assert "Among the labels, the model prefers" in text
-    assert "The model predicts" not in text
-    assert "−7.250" in text
-    assert "'bar' is scored by '␣', which is only white space" in text
-    shared = replace(explanation, label_token_names=(("␣", "bar"), ("␣", "foo")), n_shared_tokens=1)
-    assert shared.scored_tokens == ("bar", "foo")
-    assert "only white space" not in Page(html.explanation_page(shared)).text
 
 
 def test_comparing_free_prompts():
