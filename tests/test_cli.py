@@ -178,6 +178,11 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     assert "First of 2 prompts" in out
 
 
+def test_explaining_a_tasks_prompt_starts_with_what_the_model_does(run, icl_mini):
+    _, out, _ = run("explain", "-t", "sentiment-number", "-k", 1, "--ablate", 1)
+    assert " ".join(out.split()).startswith(str(il.task_check(icl_mini, "sentiment-number")))
+
+
 def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
     options, prompts = six
     code, _, _ = run("explain", *options, "--seed", 5, "--json", tmp_path / "x.json", "-k", 1, "--ablate", 1)

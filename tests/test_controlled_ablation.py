@@ -98,8 +98,8 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
         il.ablate_with_controls(gpt2, gpt2_batch, [(9, 0)])
 
 
-def test_intervals_draw_queries_and_sets(icl_mini):
-    """With one set, an interval is that of clustered prompts; a second, different set makes it wider."""
+def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
+    """With one set, an interval is that of clustered prompts; with several, sets are drawn as well."""
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=24, layout="random"))
     found = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random_sets=4, positions="last")
     odds = found.per_prompt("heads", "log_odds")[0]
@@ -109,10 +109,7 @@ def test_intervals_draw_queries_and_sets(icl_mini):
     queries = [prompt.query for prompt in batch.prompts]
     assert found.interval("heads", "log_odds") == bootstrap_interval(odds, clusters=queries)
     same = found.per_prompt("same layers", "log_odds")
-    several = found.interval("same layers", "log_odds")
-    assert several.value == pytest.approx(same.mean())
-    alone = bootstrap_interval(same.mean(0), clusters=queries)
-    assert several.high - several.low > alone.high - alone.low
+    assert found.interval("same layers", "log_odds").value == pytest.approx(same.mean())
     difference = found.difference("heads", "same layers", "log_odds")
     assert difference.value == pytest.approx(odds.mean() - same.mean())
     assert difference.low < difference.value < difference.high
@@ -121,6 +118,9 @@ def test_intervals_draw_queries_and_sets(icl_mini):
     assert frame.loc["same layers", "accuracy_max"] == found.per_prompt("same layers", "accuracy").mean(1).max()
     assert frame.loc["heads", "over_vocabulary"] == np.mean(found.per_prompt("heads", "over_vocabulary"))
     assert found.chance == 0.5
+    monkeypatch.setattr(type(found), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1))
+    of_sets = found.interval("same layers", "log_odds")  # all spread is between sets
+    assert tuple(of_sets) == pytest.approx(tuple(bootstrap_interval(np.arange(4.0), clusters=range(4), seed=3)))
 
 
 def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):

@@ -102,15 +102,17 @@ def explain(
         "n_ablated": n_ablated,
         "seed": seed,
     }
+    loaded, console = model.load(), PlainConsole()
+    task.print_behavior(console, loaded, reading, seed=seed)
     if free.text is not None:
         explanation = explain_prompt(
-            model.load(), free.text, answer=free.target, against=free.against or None, plain_text=True, **convention
+            loaded, free.text, answer=free.target, against=free.against or None, plain_text=True, **convention
         )
     else:
         if prompt is None and not sampled:
             prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
         explanation = explain_prompt(
-            model.load(),
+            loaded,
             sampled[0] if sampled else prompt or "",
             answer=answer,
             against=free.against or None,
@@ -121,7 +123,6 @@ def explain(
     if output.json_file is not None:
         explanation.save(output.json_file)
     page = output.write(explanation.to_html)
-    console = PlainConsole()
     console.print(render(explanation))
     if output.json_file is not None:
         console.print(f"JSON: {output.json_file}", soft_wrap=True)
