@@ -162,8 +162,13 @@ def test_strips_show_the_numbers(show, paper):
     assert f"{values[3]:.4f}"[:6] in page.locator(f'.panel[data-head="{report.head}"]').inner_text()
 
 
-def test_a_click_on_a_head_that_is_not_located_shows_its_attention(show, paper):
+def test_a_click_on_a_head_shows_its_panel(show, paper):
+    """From the table of located heads, and on the map for one that is not located."""
     page = show(html.explanation_page(paper))
+    name = str(paper.heads[3].head)
+    page.locator(f'[data-show="{name}"]').click()
+    assert page.locator(".panel:visible h3").inner_text() == name
+    assert page.locator(f'button[data-value][data-head="{name}"]').get_attribute("aria-pressed") == "true"
     located = {report.head for report in paper.heads}
     ranked = sorted(
         (-value, layer, head) for layer, row in enumerate(paper.head_increases) for head, value in enumerate(row)
@@ -180,14 +185,6 @@ def test_a_click_on_a_head_that_is_not_located_shows_its_attention(show, paper):
     assert f"--top {rank} (k={rank} in Python)" in text
     shown = panel.locator(".weights > span:nth-child(3n)").all_inner_texts()
     assert [float(x) for x in shown] == pytest.approx(paper.label_attention[layer][head], abs=5e-4)
-
-
-def test_links_of_the_located_table_show_their_head(show, paper):
-    page = show(html.explanation_page(paper))
-    name = str(paper.heads[3].head)
-    page.locator(f'[data-show="{name}"]').click()
-    assert page.locator(".panel:visible h3").inner_text() == name
-    assert page.locator(f'button[data-value][data-head="{name}"]').get_attribute("aria-pressed") == "true"
 
 
 @pytest.mark.parametrize(("width", "key"), [(1280, "ArrowRight"), (400, "ArrowDown")])
@@ -226,14 +223,18 @@ def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
     assert page.locator(".cells button").count() == 720
 
 
-@pytest.mark.parametrize("text", ex.HOSTILE)
-def test_injected_markup_is_shown_and_never_run(show, text):
-    tokens = ["love", ":", text, "like", ":", "bar", text, ":", "foo", "two", ":", "foo", "one", ":"]
-    explanation = ex.made(tokens=tokens, words=[text])
-    page = show(html.explanation_page(explanation))
+@pytest.mark.parametrize("text", [*ex.HOSTILE, "שלום", "مرحبا", "👩‍👩‍👧🏽", "<0xE2>", "\ufffd", "ï¿½", "日本"])
+def test_any_token_is_shown_in_its_place_and_never_run(show, text):
+    """Right-to-left tokens too stay in the order of the positions."""
+    tokens = ["love", ":", text, "like", ":", "bar", text, text, "foo", "two", text, "foo", "one", ":"]
+    page = show(html.explanation_page(ex.made(tokens=tokens, words=[text, "two"])))
     strips = page.locator(".panel:visible .colored-tokens")
     for strip in strips.all():
-        assert joined(strip.locator("> span").all_inner_texts()) == tokens
+        spans = strip.locator("> span")
+        assert joined(spans.all_inner_texts()) == tokens
+        places = [span.bounding_box() for span in spans.all()]
+        for left, right in itertools.pairwise(places):
+            assert right["x"] > left["x"] or right["y"] > left["y"]
     strips.first.locator("> span").nth(2).hover()  # circuitsvis' tooltip
     assert text in joined([page.locator(".panel:visible strong").inner_text()])[0]
     assert page.locator("img, iframe, .panel svg[onload], b:has-text('/b')").count() == 0
@@ -247,19 +248,6 @@ def test_injected_markup_is_never_run_by_elements(show):
     show(str(html.attention_patterns(tokens, torch.eye(n)[None], [il.Head(0, 1)])))
     page = show(str(html.words_by_position(ex.made(words=tokens))))
     assert all(text in page.locator("table").inner_text() for text in tokens)
-
-
-@pytest.mark.parametrize("text", ["שלום", "مرحبا", "👩‍👩‍👧🏽", "<0xE2>", "\ufffd", "ï¿½", "日本"])
-def test_unusual_tokens_are_shown_in_their_place(show, text):
-    tokens = ["love", ":", "bar", "like", ":", "bar", text, text, "foo", "two", text, "foo", "one", ":"]
-    page = show(html.explanation_page(ex.made(tokens=tokens, words=[text, "two"])))
-    for strip in page.locator(".panel:visible .colored-tokens").all():
-        spans = strip.locator("> span")
-        assert joined(spans.all_inner_texts()) == tokens
-        places = [span.bounding_box() for span in spans.all()]
-        # Right-to-left tokens stay in the order of the positions.
-        for left, right in itertools.pairwise(places):
-            assert right["x"] > left["x"] or right["y"] > left["y"]
 
 
 def test_full_patterns_are_drawn_by_circuitsvis(show, paper):

@@ -23,10 +23,14 @@ def explanation(gpt2):
     return il.explain(gpt2, families.PROMPT, answer="foo", k=5, n_ablated=3, n_random=6)
 
 
-def test_numbers_are_those_of_the_functions(gpt2, explanation):
-    batch = il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"))
-    acts = il.capture(gpt2, batch)
-    targets = batch.answer_tokens
+@pytest.fixture(scope="module")
+def acts(gpt2):
+    """The activations that are explained."""
+    return il.capture(gpt2, il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo")))
+
+
+def test_numbers_are_those_of_the_functions(acts, explanation):
+    batch, targets, against = acts.batch, acts.batch.answer_tokens, acts.batch.other_label_tokens
     layers = il.layer_log_prob_increase(acts, targets)
     heads = il.head_log_prob_increase(acts, targets)[0]
     assert_close(explanation.layer_attn, layers.attn[0])
@@ -39,7 +43,14 @@ def test_numbers_are_those_of_the_functions(gpt2, explanation):
     assert [(*part.head, part.position) for part in explanation.subheads] == list(
         zip(top.layer[0].tolist(), top.head[0].tolist(), top.position[0].tolist(), strict=True)
     )
+    parts = il.subhead_log_prob_increase(acts, targets, against=against)[0]
+    assert_close(
+        [part.contrast for part in explanation.subheads],
+        [parts[(*part.head, part.position)] for part in explanation.subheads],
+    )
     assert tuple(explanation.label_probs) == batch.labels
+    assert explanation.compared_with == ("bar",)
+    assert_close(explanation.head_contrasts, il.head_log_prob_increase(acts, targets, against=against)[0])
     assert_close([*explanation.label_probs.values()], acts.label_log_probs[0].exp())
     for report in explanation.heads:
         layer, head = report.head
@@ -47,12 +58,14 @@ def test_numbers_are_those_of_the_functions(gpt2, explanation):
         assert_close(report.increase, heads[layer, head])
         by_position = il.subhead_log_prob_increase(acts, targets, layers=[layer])[0, 0, head]
         assert_close(report.position_increases, by_position)
+        assert_close(report.contrast, explanation.head_contrasts[layer][head])
+        assert_close(sum(report.position_contrasts), report.contrast, msg="parts add up")
         assert report.value_ranks == tuple(il.own_label_ranks(acts, report.head)[0].tolist())
 
 
-def test_ablations_are_those_of_the_context_manager(gpt2, explanation):
+def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
     """One pass over copies of the prompt gives what ablating each set by itself gives."""
-    batch = il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"))
+    batch = acts.batch
     for report in explanation.heads:
         with il.ablate_heads(gpt2, [report.head]):
             assert_close(report.ablated, il.label_log_probs(gpt2, batch)[0])
@@ -108,9 +121,8 @@ def test_tables(explanation):
     assert len(words) == 5 * (4 + 4 + 1)
 
 
-def test_words_of_noise_are_gray(gpt2, explanation):
+def test_words_of_noise_are_gray(acts, explanation):
     """Standouts are the readout's, and words below the threshold are gray in the terminal and on the page."""
-    acts = il.capture(gpt2, il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo")))
     words = explanation.to_frame("words")
     for report in explanation.heads:
         query = il.last_query(acts, report.head)
@@ -135,36 +147,11 @@ def test_words_of_noise_are_gray(gpt2, explanation):
     assert 'class="noise"' not in replace(explanation, heads=(old,)).to_html()
 
 
-def test_json_carries_the_numbers(explanation):
-    plain = json.loads(json.dumps(explanation.to_dict()))
-    assert plain["label_probs"] == pytest.approx(explanation.label_probs)
-    assert plain["heads"][0]["head"] == str(explanation.heads[0].head)
-    assert plain["heads"][0]["increase"] == explanation.heads[0].increase
-    assert plain["settings"]["final_norm"] == "frozen"
-    assert plain["ablation"]["heads"] == [str(head) for head in explanation.ablation.heads]
-    assert set(plain["versions"]) == {"icl-lens", "torch", "transformers", "transformer-lens"}
-
-
-def test_bad_settings_are_refused(gpt2):
-    with pytest.raises(il.InputError, match="k must be at least 1, got 0"):
-        il.explain(gpt2, families.PROMPT, k=0)
-    with pytest.raises(il.InputError, match=r"n_ablated must be between 1 and 6.* got 7"):
-        il.explain(gpt2, families.PROMPT, n_ablated=7)
-    with pytest.raises(il.InputError, match="baz"):
-        il.explain(gpt2, families.PROMPT, answer="baz")
-    with pytest.raises(il.InputError, match="without tokens to compare with, got 'contrast'"):
-        il.explain(gpt2, "love like", answer=" foo", by="contrast")
-
-
 def test_random_draws_are_averaged_as_probabilities():
     from icl_lens.report.findings import _log_mean_probability
 
     assert _log_mean_probability([math.log(0.9), math.log(0.1)]) == pytest.approx(math.log(0.5))
     assert _log_mean_probability([-2000.0, -2000.0]) == -2000.0
-
-
-def close(ours, theirs):
-    assert_close(ours, theirs)
 
 
 def test_a_free_prompt_is_the_references(pair):  # noqa: F811
@@ -178,7 +165,7 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
     assert explanation.is_plain_text
     assert [name.strip("␣") for name in explanation.labels] == ["Mary", "John"]
     assert explanation.contrast_adds_up
-    close(explanation.label_log_probs, theirs.log_probs[[mary, john]])
+    assert_close(explanation.label_log_probs, theirs.log_probs[[mary, john]])
     for ours, reference in [
         (explanation.layer_attn, theirs.attn),
         (explanation.layer_ffn, theirs.ffn),
@@ -187,31 +174,54 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
         (explanation.layer_ffn_contrast, contrast.ffn),
         (explanation.head_contrasts, contrast.heads),
     ]:
-        close(ours, reference)
+        assert_close(ours, reference)
     ranked = contrast.heads.flatten().argsort(descending=True)[:5].tolist()
     assert [report.head for report in explanation.heads] == [
         il.Head.from_index(i, theirs.heads.shape[1]) for i in ranked
     ]
     for report in explanation.heads:
-        close(report.attention, theirs.attention[report.head])
-        close(report.position_increases, theirs.subheads[report.head])
-        close(report.position_contrasts, contrast.subheads[report.head])
+        assert_close(report.attention, theirs.attention[report.head])
+        assert_close(report.position_increases, theirs.subheads[report.head])
+        assert_close(report.position_contrasts, contrast.subheads[report.head])
         assert report.top_attended(1)[0][0] == int(theirs.attention[report.head].argmax())
         with il.ablate_heads(model, [report.head]):
-            close(report.ablated, il.last_log_probs(model, batch)[0, [mary, john]])
+            assert_close(report.ablated, il.last_log_probs(model, batch)[0, [mary, john]])
     best = contrast.subheads.flatten().topk(10).values
-    close([part.contrast for part in explanation.subheads], best)
-    close(
+    assert_close([part.contrast for part in explanation.subheads], best)
+    assert_close(
         [part.increase for part in explanation.subheads],
         torch.stack([theirs.subheads[part.head][part.position] for part in explanation.subheads]),
     )
-    close(explanation.attended_attention, theirs.attention[..., list(explanation.attended_positions)])
+    assert_close(explanation.attended_attention, theirs.attention[..., list(explanation.attended_positions)])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        (families.PROMPT, {"k": 0}, "k must be at least 1, got 0"),
+        (families.PROMPT, {"n_ablated": 7}, "n_ablated must be between 1 and 6.* got 7"),
+        (families.PROMPT, {"answer": "baz"}, "baz"),
+        (families.PROMPT, {"answer": 3}, "got the token id 3"),
+        (families.PROMPT, {"against": "baz"}, "against must be one of the labels .*got 'baz'"),
+        (families.PROMPT, {"answer": "foo", "against": "foo"}, "differ from the explained label"),
+        (families.PROMPT, {"against": []}, "against must not be empty"),
+        ("love like", {}, "no ' : ' separator"),
+        ("love like", {"answer": " foo", "by": "contrast"}, "without tokens to compare with, got 'contrast'"),
+        ("love like", {"answer": " foo", "labels": ["foo"]}, "do not apply to plain text"),
+        (il.Prompt.parse("love : bar one :"), {"plain_text": True}, "must be a string"),
+        ([families.PROMPT] * 2, {}, "one row, got 2 rows"),
+        ([families.PROMPT], {"answer": "bar"}, "answer must be None for a tokenized prompt"),
+        ([families.PROMPT], {"plain_text": True}, "plain_text must be None for a tokenized prompt"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(gpt2, prompt, options, message):
+    """A list stands for prompts that are tokenized already."""
+    with pytest.raises(il.InputError, match=message):
+        il.explain(gpt2, il.tokenize(gpt2, prompt) if isinstance(prompt, list) else prompt, **options)
 
 
 def test_what_is_free_and_what_is_not(gpt2):
     """A colon standing alone makes demonstrations; without one, answer or against make a free prompt."""
-    with pytest.raises(il.InputError, match="no ' : ' separator"):
-        il.explain(gpt2, "love like")
     free = il.explain(gpt2, "love like", against=" foo", k=2)
     assert free.settings.target is None
     assert free.target == free.next_tokens[0][0], "the most probable token is explained"
@@ -225,27 +235,12 @@ def test_what_is_free_and_what_is_not(gpt2):
     assert with_colon.verdict == ""
     whole = il.explain(gpt2, il.tokenize(gpt2, families.PROMPT), k=2)
     assert whole.label_log_probs == il.explain(gpt2, families.PROMPT, k=2).label_log_probs
-    for call, message in [
-        (lambda: il.explain(gpt2, il.tokenize(gpt2, [families.PROMPT] * 2)), "one row, got 2 rows"),
-        (lambda: il.explain(gpt2, batch, answer="bar"), "answer must be None for a tokenized prompt"),
-        (lambda: il.explain(gpt2, "love like", answer=" foo", labels=["foo"]), "do not apply to plain text"),
-        (lambda: il.explain(gpt2, families.PROMPT, answer=3), "got the token id 3"),
-        (lambda: il.explain(gpt2, batch, plain_text=True), "plain_text must be None for a tokenized prompt"),
-        (lambda: il.explain(gpt2, il.Prompt.parse("love : bar one :"), plain_text=True), "must be a string"),
-        (lambda: il.explain(gpt2, families.PROMPT, against="baz"), "against must be one of the labels .*got 'baz'"),
-        (lambda: il.explain(gpt2, families.PROMPT, answer="foo", against="foo"), "differ from the explained label"),
-        (lambda: il.explain(gpt2, families.PROMPT, against=[]), "against must not be empty"),
-    ]:
-        with pytest.raises(il.InputError, match=message):
-            call()
 
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])
-def test_heads_are_ranked_by_the_chosen_score(gpt2, explanation, by):
+def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
     """The scores are those of the functions, and the heads with the largest of all are described and zeroed."""
-    batch = il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"))
-    acts = il.capture(gpt2, batch)
-    against = batch.other_label_tokens
+    batch, against = acts.batch, acts.batch.other_label_tokens
     found = il.explain(gpt2, families.PROMPT, answer="foo", by=by, k=5, n_ablated=3, n_random=2)
     contrasts = il.head_log_prob_increase(acts, batch.answer_tokens, against=against)[0]
     effects = il.head_effects(gpt2, batch, positions="last").log_prob[0]
@@ -268,18 +263,6 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, explanation, by):
         against_bar = il.explain(gpt2, families.PROMPT, answer="foo", against="bar", by=by, k=1)
         effects = il.head_effects(gpt2, batch, positions="last", against=against)
         assert_close(against_bar.head_effects, effects.logit_diff[0])
-
-
-def test_contrasts_stand_beside_increases(gpt2, explanation):
-    batch = il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"))
-    acts = il.capture(gpt2, batch)
-    assert explanation.compared_with == ("bar",)
-    parts = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=batch.other_label_tokens)[0]
-    for part in explanation.subheads:
-        assert_close(part.contrast, parts[(*part.head, part.position)])
-    for report in explanation.heads:
-        assert_close(report.contrast, explanation.head_contrasts[report.head.layer][report.head.head])
-        assert_close(sum(report.position_contrasts), report.contrast, msg="parts add up")
 
 
 def test_labels_of_several_tokens(pair):  # noqa: F811
@@ -326,6 +309,8 @@ def test_saved_and_loaded(gpt2, explanation, tmp_path):
         assert again.to_html() == one.to_html()
         assert json.loads(path.read_text())["version"] == 2
     plain = json.loads(path.read_text())
+    assert plain["heads"][0]["head"] == str(free.heads[0].head)
+    assert set(plain["versions"]) == {"icl-lens", "torch", "transformers", "transformer-lens"}
     for change, message in [
         ({"version": 1}, "must be 2, got 1"),
         ({"format": "x"}, "is not a saved explanation"),
