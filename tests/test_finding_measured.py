@@ -38,7 +38,7 @@ def measured(icl_mini: Any) -> Any:
         if name not in done:
             study = Study(icl_mini, PAPER_TASKS[1], N_PROMPTS[name])
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(label_bias, "N_RANDOM_SETS", 2)
+                patch.setattr(label_bias, "N_RANDOM_SETS", 1)
                 done[name] = study, measure(find(name), study)
         return done[name]
 

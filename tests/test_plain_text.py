@@ -136,36 +136,6 @@ def test_beginning_of_sequence_is_the_tokenizers_own(pair):
     assert with_bos.tokens.tolist() == [[model.tokenizer.bos_token_id]]
 
 
-def test_induction_curve_from_one_capture(float64):
-    """50 repeated random tokens: every position from one pass, as one at a time, as Hugging Face's own logits."""
-    icl_mini = il.load_model("icl-mini", device="cpu", dtype="float64")
-    half = torch.randint(3, icl_mini.cfg.d_vocab, (1, 50), generator=torch.Generator().manual_seed(0))
-    tokens = torch.cat([half, half], dim=1)
-    whole = il.PromptBatch.from_tokens(tokens, model=icl_mini)
-    everywhere = list(range(99))
-    passes = []
-    handle = icl_mini.blocks[0].register_forward_hook(lambda *args: passes.append(1))
-    acts = il.capture(icl_mini, whole, positions=everywhere)
-    handle.remove()
-    assert len(passes) == 1
-    targets = acts.batch.answer_tokens
-    assert torch.equal(targets, tokens[0, 1:])
-    with torch.no_grad():
-        logits = icl_mini.original_model(tokens).logits[0]
-    curve = acts.token_log_probs(targets)
-    plain = torch.log_softmax(logits, dim=-1)[torch.arange(99), targets]
-    assert_close(curve, plain)
-    heads = il.head_log_prob_increase(acts, targets)
-    layers = il.layer_log_prob_increase(acts, targets)
-    for position in (0, 1, 37, 49, 50, 98):
-        alone = il.PromptBatch.from_tokens(tokens[:, : position + 1], model=icl_mini, targets=[int(targets[position])])
-        one = il.capture(icl_mini, alone)
-        assert_close(il.head_log_prob_increase(one, alone.answer_tokens)[0], heads[position])
-        assert_close(il.layer_log_prob_increase(one, alone.answer_tokens).attn[0], layers.attn[position])
-        assert_close(one.pattern[0], acts.pattern[position, :, :, : position + 1])
-        assert_close(one.v[0], acts[position].v[0])
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_removed_by_the_mask(icl_mini, side):
     """Rows padded on either side score as they do alone; without a mask they are refused."""
