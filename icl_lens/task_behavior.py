@@ -1,4 +1,4 @@
-"""What a model does on a task: learn from the demonstrations, know the labels, copy the last label, prefer a label."""
+"""Check whether a model learns a task, knows its labels, copies the last label or prefers one label."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -34,19 +34,19 @@ _PASS_TOKENS = 1024
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """What a model does on prompts of a task; made by `task_check`. Printed, it is one sentence.
+    """What a model does on prompts of a task; made by `task_check`. `print` shows it as one sentence.
 
-    `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, by arrangement,
-    with its 95 % interval; `last_label` and `one_label` are the accuracy in random order of always saying the last
-    label, and always `favorite`, the model's most frequent label. With two labels, each the answer equally often, each
-    effect is 1 for a model that shows only this behavior, and 0 for one that shows only one of the others:
+    `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, with its 95 %
+    interval, for each arrangement; `last_label` and `one_label` are the accuracies in random order of always predicting
+    the last label, and always `favorite`, the model's most frequent label. If two labels are the answer equally often,
+    each effect is 1 for a model that shows only this behavior, and 0 for one that shows only another:
 
     - `learns`: the model's label follows the demonstrations when their labels are exchanged. With two labels, this is
       accuracy in random order + accuracy with exchanged labels − 1.
     - `knows`: accuracy in random order − accuracy with exchanged labels.
     - `copies`: accuracy with the answer's class last − accuracy with it first.
-    - `prefers`: the share of prompts on which the model says `favorite`, minus the share whose answer is `favorite`;
-      summed over random order and exchanged labels.
+    - `prefers`: the share of prompts with prediction `favorite` minus the share with answer `favorite`, added up over
+      random order and exchanged labels.
 
     The intervals of the four effects hold jointly with 95 % confidence (each has 98.75 %). All intervals resample
     queries, since prompts with the same query are not independent.
@@ -94,14 +94,14 @@ class TaskCheck:
         groups: list[list[Behavior]] = [task, *([name] for name in self.behaviors if name not in task)]
         groups.sort(key=lambda names: -sum(self.effects[name].value for name in names))
         main, *rest = [[verbs[name] for name in names] for names in groups if names] or [[]]
-        what = " and ".join(main) or "cannot do the task, as far as these prompts show"
+        behavior = " and ".join(main) or "cannot do the task, as far as these prompts show"
         if rest:
-            what += f", and to a lesser degree {' and '.join(name for names in rest for name in names)}"
+            behavior += f", and to a lesser degree {' and '.join(name for names in rest for name in names)}"
         if main and not task:
-            what += ", with no clear sign that it does the task"
+            behavior += ", with no clear sign that it does the task"
         right, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
         return (
-            f"The model {what}: {right.value:.0%} correct in random order ({right.low:.0%}–{right.high:.0%}, "
+            f"The model {behavior}: {right.value:.0%} correct in random order ({right.low:.0%}–{right.high:.0%}, "
             f"{self.n_prompts} prompts; always the last label {self.last_label:.0%}, always {self.favorite!r} "
             f"{self.one_label:.0%}), {exchanged.value:.0%} with labels exchanged, {order.value:.0%} with the answer's "
             f"class last (copying 100%) and {reorder.value:.0%} with it first (copying 0%)."
@@ -121,13 +121,13 @@ def task_check(
 ) -> TaskCheck:
     """Return whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
-    `task` is the name of a task, a `TextTask`, or prompts. Of a named task, `n` prompts (default: 60) are drawn by
-    `il.load_task(task, layout="random")`: queries of both classes, each label the answer equally often. Prompts of your
-    own should be balanced in the same way: where all answers are "foo", a model that prefers "foo" is always right.
+    `task` is the name of a task, a `TextTask`, or prompts. For a named task, `n` prompts (default: 60) come
+    from `il.load_task(task, layout="random")`: queries of both classes, each label the answer equally often. Your own
+    prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
-    Every prompt is shown in four arrangements: demonstrations in random order; in the same order with labels exchanged,
-    so that every demonstration and the answer have the next label; and with the demonstrations of the answer's label
-    last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is above zero.
+    The model runs on four arrangements of every prompt: its demonstrations in random order; in the same order with
+    labels exchanged, each label (also the answer) replaced by the next; and with the demonstrations of the answer's
+    label last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is above zero.
     `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a progress bar.
 
     Costs four forward passes per prompt. Raises InputError for fewer than 20 prompts, prompts without an answer, and
@@ -143,14 +143,14 @@ def task_check(
     if isinstance(task, str | TextTask):
         prompts = tuple(load_task(task, n=N_PROMPTS if n is None else n, layout="random", seed=seed))
     elif n is not None:
-        raise InputError(f"n is the number of prompts drawn from a named task, got {n} with prompts; remove it")
+        raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
     else:
         prompts = as_prompts(task)
     _check(prompts)
-    given: dict[Arrangement, Tensor] = {}
-    right: dict[Arrangement, Tensor] = {}
+    predicted: dict[Arrangement, Tensor] = {}
+    answers: dict[Arrangement, Tensor] = {}
     labels: tuple[str, ...] = ()
-    last = torch.empty(0)
+    last_shown = torch.empty(0)
     with reported(progress) as report:
         for name, arrange in _ARRANGE.items():
             batch = tokenize(
@@ -162,27 +162,27 @@ def task_check(
             )
             pieces = []
             for piece in batch.split(max(1, _PASS_TOKENS // batch.tokens.shape[1])):
-                pieces.append(_most_probable(model, piece))
-                done = len(given) * len(prompts) + sum(map(len, pieces))
+                pieces.append(_predict(model, piece))
+                done = len(predicted) * len(prompts) + sum(map(len, pieces))
                 report("checking the task", done, len(_ARRANGE) * len(prompts))
-            given[name], right[name], labels = torch.cat(pieces), batch.answer.cpu(), batch.labels
+            predicted[name], answers[name], labels = torch.cat(pieces), batch.answer.cpu(), batch.labels
             if name == "random":
-                last = recent_label(batch.label_index).cpu()
-    correct = {name: (given[name] == right[name]).double() for name in _ARRANGE}
-    favorite = torch.cat([given["random"], given["exchanged"]]).mode().values
+                last_shown = recent_label(batch.label_index).cpu()
+    correct = {name: (predicted[name] == answers[name]).double() for name in _ARRANGE}
+    favorite = torch.cat([predicted["random"], predicted["exchanged"]]).mode().values
 
     def share(indices: Int[Tensor, " batch"], label: Tensor) -> Tensor:
         return (indices == label).double()
 
-    answer, other = right["random"], right["exchanged"]
+    answer, other = answers["random"], answers["exchanged"]
     per_prompt: dict[Behavior, Tensor] = {
-        "learns": (correct["random"] - share(given["exchanged"], answer)) / 2
-        + (correct["exchanged"] - share(given["random"], other)) / 2,
+        "learns": (correct["random"] - share(predicted["exchanged"], answer)) / 2
+        + (correct["exchanged"] - share(predicted["random"], other)) / 2,
         "knows": correct["random"] - correct["exchanged"],
         "copies": correct["order"] - correct["reorder"],
-        "prefers": share(given["random"], favorite)
+        "prefers": share(predicted["random"], favorite)
         - share(answer, favorite)
-        + share(given["exchanged"], favorite)
+        + share(predicted["exchanged"], favorite)
         - share(other, favorite),
     }
     queries = [prompt.query for prompt in prompts]
@@ -194,47 +194,47 @@ def task_check(
             for name, values in per_prompt.items()
         },
         favorite=labels[int(favorite)],
-        last_label=float(share(last, answer).mean()),
+        last_label=float(share(last_shown, answer).mean()),
         one_label=float(share(answer, favorite).mean()),
     )
 
 
 def _check(prompts: tuple[Prompt, ...]) -> None:
     if len(prompts) < MIN_PROMPTS:
-        raise InputError(f"a task check needs at least {MIN_PROMPTS} prompts, got {len(prompts)}; draw more")
+        raise InputError(f"task must have at least {MIN_PROMPTS} prompts, got {len(prompts)}; draw more")
     for row, prompt in enumerate(prompts):
         if prompt.answer is None:
-            raise InputError(f"prompt {row} has no answer; pass answer= to its constructor")
+            raise InputError(f"prompt {row} must have an answer, got None; pass answer= to Prompt")
         if len({demo.label for demo in prompt.demonstrations}) < 2:
-            raise InputError(f"prompt {row} must have demonstrations with different labels; add some")
+            raise InputError(f"prompt {row} must have demonstrations with at least two labels, got one; add another")
 
 
-def _most_probable(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
-    """Return the index of the most probable of each prompt's labels."""
+def _predict(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
+    """Return the index of the most probable label among each prompt's own."""
     return label_log_probs(model, batch).cpu().masked_fill(~batch.label_mask.cpu(), -torch.inf).argmax(-1)
 
 
-def _shuffled(prompt: Prompt, seed: int) -> Prompt:
-    # Seeded by the prompt as well, so that its order does not depend on the prompts around it.
+def _shuffle(prompt: Prompt, seed: int) -> Prompt:
+    # The prompt is part of the seed, so its order does not depend on the other prompts.
     order = random.Random(f"{seed} {prompt}").sample(prompt.demonstrations, len(prompt.demonstrations))
     return Prompt(order, prompt.query, prompt.answer, prompt.labels)
 
 
-def _exchanged(prompt: Prompt, seed: int) -> Prompt:
+def _exchange_labels(prompt: Prompt, seed: int) -> Prompt:
     labels = [label for label in prompt.labels if label in {demo.label for demo in prompt.demonstrations}]
     following = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
-    shown = [replace(demo, label=following[demo.label]) for demo in _shuffled(prompt, seed).demonstrations]
+    shown = [replace(demo, label=following[demo.label]) for demo in _shuffle(prompt, seed).demonstrations]
     return Prompt(shown, prompt.query, following[str(prompt.answer)], prompt.labels)
 
 
-def _ordered(prompt: Prompt, seed: int, *, last: bool) -> Prompt:
-    shown = sorted(_shuffled(prompt, seed).demonstrations, key=lambda demo: (demo.label == prompt.answer) == last)
+def _sort_by_answer(prompt: Prompt, seed: int, *, last: bool) -> Prompt:
+    shown = sorted(_shuffle(prompt, seed).demonstrations, key=lambda demo: (demo.label == prompt.answer) == last)
     return Prompt(shown, prompt.query, prompt.answer, prompt.labels)
 
 
 _ARRANGE: dict[Arrangement, Callable[[Prompt, int], Prompt]] = {
-    "random": _shuffled,
-    "exchanged": _exchanged,
-    "order": lambda prompt, seed: _ordered(prompt, seed, last=True),
-    "reorder": lambda prompt, seed: _ordered(prompt, seed, last=False),
+    "random": _shuffle,
+    "exchanged": _exchange_labels,
+    "order": lambda prompt, seed: _sort_by_answer(prompt, seed, last=True),
+    "reorder": lambda prompt, seed: _sort_by_answer(prompt, seed, last=False),
 }

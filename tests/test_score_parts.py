@@ -261,7 +261,7 @@ def test_contrasts_between_groups_of_keys(captured):
     pair = parts.writers.index(first["query_writer"]), parts.writers.index(first["key_writer"])
     assert_close(first["value"], why.pairs[0][pair], scale=scale)
     assert abs(first["value"]) == pytest.approx(float(why.pairs[0].abs().max()))
-    with pytest.raises(il.InputError, match="both groups"):
+    with pytest.raises(il.InputError, match="each select a key"):
         parts.contrast(torch.ones_like(same))
 
 

@@ -10,7 +10,7 @@ import icl_lens as il
 from experiments.planted import Kind, build
 from icl_lens.cli.locate import locate
 from icl_lens.metrics import Interval
-from icl_lens.task_behavior import N_PROMPTS, _shuffled
+from icl_lens.task_behavior import N_PROMPTS, _shuffle
 
 NAMES = ("number", "sentiment")
 EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
@@ -71,7 +71,7 @@ def test_the_largest_effect_comes_first(icl_mini):
         "The model learns from the demonstrations and knows the label words, and to a lesser degree prefers 'bar' and "
         "copies the last label:"
     )
-    with pytest.raises(il.InputError, match="n is the number of prompts drawn"):
+    with pytest.raises(il.InputError, match="n must be None for a list"):
         il.task_check(icl_mini, [], n=20)
 
 
@@ -88,7 +88,7 @@ def test_accuracies_are_those_of_a_loop(icl_mini):
     frame = found.to_frame()
     assert frame.loc["accuracy, order", "value"] == found.accuracy["order"].value
     says_last = [
-        prompt.demonstrations[-1].label == prompt.answer for prompt in [_shuffled(prompt, 3) for prompt in prompts]
+        prompt.demonstrations[-1].label == prompt.answer for prompt in [_shuffle(prompt, 3) for prompt in prompts]
     ]
     assert frame.loc["baseline, last label", "value"] == found.last_label == sum(says_last) / len(says_last)
     assert list(frame.loc["copies"]) == list(found.effects["copies"])
@@ -123,8 +123,8 @@ def test_refused(icl_mini):
     same = il.Prompt([il.Demonstration("cat", "foo")], "dog", "foo", ("foo", "bar"))
     for last, message in [
         ([], "at least 20 prompts, got 19"),
-        ([unanswered], "prompt 19 has no answer"),
-        ([same], "prompt 19 must have demonstrations with different labels"),
+        ([unanswered], "prompt 19 must have an answer"),
+        ([same], "prompt 19 must have demonstrations with at least two labels"),
     ]:
         with pytest.raises(il.InputError, match=message):
             il.task_check(icl_mini, [*prompts[:19], *last])

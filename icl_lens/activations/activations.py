@@ -56,7 +56,7 @@ class Activations:
     resid_final: Float[Tensor, "batch d_model"]
     z: Float[Tensor, "batch layer head d_head"]
     pattern: Float[Tensor, "batch layer head key"]
-    pass_v: Float[Tensor, "run layer key kv_head d_head"]
+    pass_v: Float[Tensor, "pass layer key kv_head d_head"]
     q: Float[Tensor, "batch layer head d_head"]
     mlp_post: Float[Tensor, "batch layer neuron"] | None
     label_resid_pre: Float[Tensor, "batch layer demo d_model"]

@@ -149,7 +149,7 @@ def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: 
     return against
 
 
-def check_question(
+def check_scoring(
     acts: Activations, targets: Int[Tensor, " batch"], against: Against, final_norm: FinalNorm, bias: bool
 ) -> tuple[Int[Tensor, " batch"], CheckedAgainst, Readout]:
     """Return checked `targets` and `against`, and the readout in this convention; raise InputError for invalid ids."""
@@ -198,7 +198,7 @@ def layer_log_prob_increase(
         >>> il.layer_log_prob_increase(acts, targets, against=batch.other_label_tokens).ffn.shape
         torch.Size([1, 8])
     """
-    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     if (g := linear_direction(readout, targets, others)) is not None:
         return LayerIncreases(*((out.to(g.dtype) * g[:, None]).sum(-1) for out in (acts.attn_out, acts.mlp_out)))
     x = acts.resid_pre.to(readout.dtype)
@@ -231,7 +231,7 @@ def head_log_prob_increase(
         >>> il.head_log_prob_increase(acts, targets, against=batch.other_label_tokens).shape
         torch.Size([1, 8, 6])
     """
-    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     return every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, others)
 
 
@@ -339,7 +339,7 @@ def subhead_log_prob_increase(
         >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3], against=batch.other_label_tokens).shape
         torch.Size([1, 2, 6, 19])
     """
-    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
     width = acts.pattern.shape[-1]
     n = len(acts.batch)
@@ -377,7 +377,7 @@ def head_position_increases(
     bias: bool = True,
 ) -> Float[Tensor, "batch head pos"]:
     """Return `subhead_log_prob_increase` of some heads, which share one product with W_U."""
-    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     padding = torch.arange(acts.pattern.shape[-1], device=readout.W_U.device)
     padding = (padding > acts.batch.last.to(padding.device)[:, None])[:, None]
     if (g := linear_direction(readout, targets, others)) is not None:
@@ -418,7 +418,7 @@ def neuron_log_prob_increase(
         >>> il.neuron_log_prob_increase(acts, targets, layer=2, against=batch.other_label_tokens).shape
         torch.Size([1, 384])
     """
-    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     layer = _check_layer(acts, layer)
     if acts.mlp_post is None:
         raise InputError(f"{acts.view.name} must expose neuron activations (mlp.hook_post), got none for its FFN")

@@ -1,4 +1,4 @@
-"""The strongest writers behind one head's attention in one prompt, and behind what its values carry."""
+"""Find the writers that contribute most to one head's attention in one prompt, and to what it adds to the answer."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -50,25 +50,25 @@ def attention_reasons(
     n_writers: int = 6,
     n_pairs: int = 8,
 ) -> AttentionReasons:
-    """Return the strongest writers behind one head's attention in the activations' only prompt.
+    """Return the writers that contribute most to one head's attention; the activations must be those of one prompt.
 
-    Raise InputError if the activations hold no writers at these positions, or for an unsupported family.
+    Raise InputError if the activations hold no writers at these positions, and for an unsupported family.
     """
     parts = attention_score_parts(acts, head, keys=[*more, *less])
     is_more = torch.arange(len(more) + len(less), device=parts.positions.device)[None] < len(more)
-    why = parts.contrast(is_more)
-    query, key = (_strongest(side[0], why.writers, n_writers) for side in (why.query_side, why.key_side))
+    contrast, writers = parts.contrast(is_more), parts.writers
+    query, key = (_strongest(side[0], writers, n_writers) for side in (contrast.query_side, contrast.key_side))
     pairs = [
-        (one, other, float(why.pairs[0, why.writers.index(one), why.writers.index(other)]))
-        for one, _ in query
-        for other, _ in key
+        (of_query, of_key, float(contrast.pairs[0, writers.index(of_query), writers.index(of_key)]))
+        for of_query, _ in query
+        for of_key, _ in key
     ]
     pairs.sort(key=lambda pair: -abs(pair[2]))
-    carried: dict[str, object] = {}
-    with suppress(InputError):  # a logit soft-cap
+    from_values: dict[str, object] = {}
+    with suppress(InputError):  # raised for models with a logit soft-cap
         values = value_parts(acts, head, targets, against=against, keys=list(more))
         total = values.parts[0].sum(0)
-        carried = {
+        from_values = {
             "value": _strongest(total, values.writers, n_writers),
             "value_total": float(total.sum()),
             "value_is_exact": values.is_exact,
@@ -76,12 +76,12 @@ def attention_reasons(
     return AttentionReasons(
         more=tuple(more),
         less=tuple(less),
-        score_difference=float(why.value),
+        score_difference=float(contrast.value),
         query=query,
         key=key,
         pairs=tuple(pairs[:n_pairs]),
-        n_writers=len(why.writers),
-        **carried,  # pyright: ignore[reportArgumentType]
+        n_writers=len(writers),
+        **from_values,  # pyright: ignore[reportArgumentType]
     )
 
 

@@ -1,4 +1,4 @@
-"""Why a head attends where it does: its attention scores split by what earlier components wrote.
+"""Split a head's attention scores by what earlier components wrote, to explain where it attends.
 
 1. The input x of the head's layer is the sum of what writers c added: embedding, heads, FFNs, biases.
 2. With the scale of each norm frozen at the model's own value, queries and keys are linear in x, so they split exactly:
@@ -6,8 +6,8 @@
 3. The score is bilinear, scale · (R q) · (R k) with rotations R, so it splits into pairs:
    S_cd = scale · (R q_c) · (R k_d). The query side of c is Σ_d S_cd, the key side of d is Σ_c S_cd; each side sums to
    the score.
-4. Softmax ignores what all keys have in common, so compare keys: contrasts between groups of keys.
-5. Without a writer, the exact pattern follows from the scores without its part, or with the norm recomputed.
+4. Softmax ignores what all keys have in common, so read contrasts between groups of keys, not single scores.
+5. `pattern_without` removes a writer's part from the scores, with norms frozen or recomputed; the pattern is exact.
 
 Scores are before a soft-cap and without ALiBi's bias, which depends on no writer; patterns include both.
 Source: docs/howto/numbers.md.
@@ -23,12 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
-from icl_lens.attribution.head_projection import (
-    HeadProjection,
-    head_share,
-    key_positions,
-    require_writers,
-)
+from icl_lens.attribution.head_projection import HeadProjection, head_slice, key_positions, require_writers
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -55,7 +50,7 @@ class ScoreContrast:
     query_side: Float[Tensor, "batch writer"]
     key_side: Float[Tensor, "batch writer"]
     pairs: Float[Tensor, "batch writer writer"]
-    """Query writer, then key writer; sums over either axis are the sides."""
+    """By query writer and key writer; the sum over key writers is `query_side`, over query writers `key_side`."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, writer, query_side and key_side, one row per prompt and writer."""
@@ -70,7 +65,7 @@ class ScoreContrast:
         )
 
     def top_pairs(self, k: int = 10) -> pd.DataFrame:
-        """Return prompt, query writer, key writer and value of each prompt's k largest pairs by magnitude."""
+        """Return each prompt's k largest pairs by magnitude: prompt, query_writer, key_writer and value."""
         n, count = self.query_side.shape
         index = self.pairs.flatten(1).abs().topk(min(k, count**2), dim=-1).indices
         rows = torch.arange(n, device=index.device)[:, None].expand_as(index)
@@ -111,6 +106,7 @@ class ScoreParts:
     key_parts: Float[Tensor, "batch key writer d_head"]
     """Each writer's part of each key, rotated."""
     row: "ScoreRow"
+    """Scores and keys at all positions, from which `pattern` follows."""
 
     def __repr__(self) -> str:
         n, count = self.positions.shape
@@ -118,12 +114,12 @@ class ScoreParts:
 
     @property
     def query_side(self) -> Float[Tensor, "batch key writer"]:
-        """What each writer at the last position adds to the scores; sums to `scores` over the writers."""
+        """What each writer at the last position adds to the scores; its sum over writers is `scores`."""
         return einsum(self.query_parts, self.key_parts.sum(2), "batch writer d, batch key d -> batch key writer")
 
     @property
     def key_side(self) -> Float[Tensor, "batch key writer"]:
-        """What each writer at the key adds to its score; sums to `scores` over the writers."""
+        """What each writer at a key adds to the key's score; its sum over writers is `scores`."""
         return einsum(self.query_parts.sum(1), self.key_parts, "batch d, batch key writer d -> batch key writer")
 
     @property
@@ -139,7 +135,7 @@ class ScoreParts:
         batch = self.acts.batch
         batch.require_labels("label to select", "pass masks of keys to `contrast`")
         if not torch.equal(self.positions, batch.label_positions.to(self.positions)):
-            raise InputError("keys must be the label positions to be selected by label; omit keys=, or pass a mask")
+            raise InputError("keys must be the label positions, got others; omit keys= or pass a mask to `contrast`")
         return (batch.label_index == label.to(batch.label_index)[:, None]).to(self.positions.device)
 
     def contrast(self, more: Bool[Tensor, "batch key"], less: Bool[Tensor, "batch key"] | None = None) -> ScoreContrast:
@@ -147,10 +143,10 @@ class ScoreParts:
 
         `less` defaults to all other keys. Raise InputError if a group is empty in some prompt.
         """
-        there = self.positions >= 0
-        groups = (more & there, (~more if less is None else less) & there)
+        is_key = self.positions >= 0
+        groups = (more & is_key, (~more if less is None else less) & is_key)
         if not all(bool(group.any(1).all()) for group in groups):
-            raise InputError("each prompt must have keys in both groups; select prompts that do, or other keys")
+            raise InputError("more and less must each select a key in every prompt; select other keys or prompts")
         more_share, less_share = (group / group.sum(1, keepdim=True) for group in groups)
         weight = (more_share - less_share).to(self.scores)
         key = einsum(weight, self.key_parts, "batch key, batch key writer d -> batch writer d")
@@ -166,7 +162,7 @@ class ScoreParts:
     def pattern_without(
         self, side: Side, *, norm: Literal["frozen", "recomputed"] = "frozen"
     ) -> Float[Tensor, "batch writer pos"]:
-        """Return the exact attention to all positions with each writer left out of the query, or of the chosen keys.
+        """Return the exact attention to all positions without each writer's part of the query, or of the chosen keys.
 
         `norm="recomputed"` also recomputes the norms' scales without the writer; "bias" is then only b_O.
         """
@@ -174,18 +170,18 @@ class ScoreParts:
         check_choice("norm", norm, ("frozen", "recomputed"))
         projection = self._projection(side)
         parts = self.query_parts[:, None] if side == "query" else self.key_parts
-        change = -parts if norm == "frozen" else projection.rest() - parts.sum(2, keepdim=True)
+        change = -parts if norm == "frozen" else projection.without_each() - parts.sum(2, keepdim=True)
         if side == "query":
             by_position = einsum(change[:, 0], self.row.keys, "batch writer d, batch pos d -> batch writer pos")
             return self.row.pattern(by_position)
         by_key = einsum(self.query_parts.sum(1), change, "batch d, batch key writer d -> batch writer key")
         by_key = by_key.masked_fill((self.positions < 0)[:, None], 0)
-        zero = by_key.new_zeros(*by_key.shape[:2], self.row.scores.shape[1])
-        at = self.positions.clamp(min=0)[:, None].expand_as(by_key)
-        return self.row.pattern(zero.scatter_add(2, at, by_key))
+        no_change = by_key.new_zeros(*by_key.shape[:2], self.row.scores.shape[1])
+        index = self.positions.clamp(min=0)[:, None].expand_as(by_key)
+        return self.row.pattern(no_change.scatter_add(2, index, by_key))
 
     def by_position(self, writer: Head | tuple[int, int] | str, side: Side) -> Float[Tensor, "batch key pos"]:
-        """Split a head's entry of `query_side` or `key_side` by the positions that this head read.
+        """Split an earlier head's entry of `query_side` or `key_side` by the positions that it read.
 
         Raise InputError unless the writer is a head of an earlier layer.
         """
@@ -202,8 +198,8 @@ class ScoreParts:
     def vectors(self, writer: str, side: Side) -> Float[Tensor, "batch key d_model"]:
         """Return a writer's part as vectors that `acts.readout.top_tokens` decodes.
 
-        Of the keys: what the writer wrote at each, as in `label_keys`. Of the query: its part of the query, carried to
-        the inputs of the keys without rotation, as in `last_query`, with one entry on the key axis.
+        For keys, they are what the writer wrote at each, as in `label_keys`. For the query, its part is mapped to the
+        space of the keys' inputs without rotation, as in `last_query`; the key axis then has one entry.
         """
         check_choice("writer", writer, self.writers)
         view, projection = self.acts.view, self._projection(side)
@@ -212,7 +208,7 @@ class ScoreParts:
         part = projection.parts()[:, :, self.writers.index(writer)]
         kv, k_norm = view.kv_head(self.head.head), view.k_norm(self.head.layer)
         if k_norm is not None:
-            part = part * head_share(k_norm.gain_as(part.dtype), kv, view).to(part.device)
+            part = part * head_slice(k_norm.gain_as(part.dtype), kv, view).to(part.device)
             part = part - part.mean(-1, keepdim=True) if k_norm.center else part
         return part @ view.W_K(self.head.layer)[kv].to(part).T
 
@@ -234,7 +230,7 @@ class ScoreRow:
     soft_cap: float | None
 
     def pattern(self, change: Float[Tensor, "batch n pos"]) -> Float[Tensor, "batch n pos"]:
-        """Return attention to all positions after changes of the scores."""
+        """Return the attention to all positions when `change` is added to the scores."""
         scores = self.scores[:, None] + change
         if self.soft_cap is not None:
             scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
@@ -246,10 +242,10 @@ def attention_score_parts(
 ) -> ScoreParts:
     """Split one head's attention scores from the last position by what earlier components wrote.
 
-    `keys`: positions to attend to; by default the labels (all positions of prompts without demonstrations). The
-    activations must hold the writers at these positions: `il.capture(model, batch, writers=True)`.
+    `keys` are positions; the default is the labels (all positions of prompts without demonstrations). The activations
+    must hold the writers at these positions: `il.capture(model, batch, writers=True)`.
 
-    Exact with the scales of all norms frozen, up to rounding: query sides and key sides sum to the model's scores.
+    The scales of all norms are frozen. Query sides and key sides then each sum to the model's scores, up to rounding.
     Raise InputError for an unknown head, positions without writers, or a model family whose parts do not sum to its
     scores or whose scores do not give its attention pattern.
 
@@ -264,21 +260,25 @@ def attention_score_parts(
     head = view.check_head(head)
     positions = key_positions(acts, keys)
     last = batch.last.to(positions)[:, None]
-    how = attention_scores.attention_scoring(view, head.layer)
+    scoring = attention_scores.attention_scoring(view, head.layer)
 
     query_projection = HeadProjection(acts, head, "q", last)
-    every = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(len(batch), -1)
-    query = how.scale * query_projection.rotate(query_projection.whole(last), last)[:, 0]
+    all_positions = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(len(batch), -1)
+    query = scoring.scale * query_projection.rotate(query_projection.vectors_at(last), last)[:, 0]
     key_projection = HeadProjection(acts, head, "k", positions)
-    all_keys = key_projection.rotate(key_projection.whole(every), every)
-    bias = torch.zeros(every.shape, dtype=query.dtype, device=query.device)
-    if how.position == "alibi":
-        bias = attention_scores.alibi(view, head.layer, every <= last)[:, head.head].to(bias)
-    masked = every > last if how.window is None else (every > last) | (every <= last - how.window)
+    all_keys = key_projection.rotate(key_projection.vectors_at(all_positions), all_positions)
+    bias = torch.zeros(all_positions.shape, dtype=query.dtype, device=query.device)
+    if scoring.position == "alibi":
+        bias = attention_scores.alibi(view, head.layer, all_positions <= last)[:, head.head].to(bias)
+    masked = (
+        all_positions > last
+        if scoring.window is None
+        else (all_positions > last) | (all_positions <= last - scoring.window)
+    )
     scores = einsum(query, all_keys, "batch d, batch pos d -> batch pos")
-    row = ScoreRow(scores, all_keys, bias.masked_fill(masked, -torch.inf), how.soft_cap)
+    row = ScoreRow(scores, all_keys, bias.masked_fill(masked, -torch.inf), scoring.soft_cap)
 
-    query_parts = how.scale * query_projection.rotate(query_projection.parts(), last)[:, 0]
+    query_parts = scoring.scale * query_projection.rotate(query_projection.parts(), last)[:, 0]
     key_parts = key_projection.rotate(key_projection.parts(), positions).masked_fill(
         (positions < 0)[..., None, None], 0
     )

@@ -29,7 +29,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, selected_subhead_values
 from icl_lens.attribution.increases import (
     CheckedAgainst,
-    check_question,
+    check_scoring,
     every_head_increase,
     linear_direction,
     project_heads,
@@ -260,7 +260,7 @@ def top_subheads(
         >>> il.top_subheads(acts, targets, k=5, against=batch.other_label_tokens).certified
         True
     """
-    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
     check_k(k, int(n_parts.min()), "(layer, head, position) parts")
@@ -373,7 +373,7 @@ def top_heads(
         >>> il.top_heads(acts, targets, k=3, against=batch.other_label_tokens).certified
         True
     """
-    targets, others, readout = check_question(acts, targets, against, final_norm, bias)
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     n_parts = len(acts.view.heads())
     check_k(k, n_parts, "heads")
     means = HeadMeans(n_parts)

@@ -1,8 +1,8 @@
-"""What a head's value carries: its contribution to the answer, split by what earlier components wrote at the key.
+"""Split a head's contribution to the answer from each key by what earlier components wrote at the key.
 
-At key j, head h adds a_j v_j W_O to the residual stream at the last position, a_j its attention. With the scale of the
-norm before attention frozen, v_j is linear in the layer's input, which is the sum of what writers c added at j:
-C_jc = a_j · n_j(x_c) W_V W_O · g. With one other token and a frozen final norm, g is the direction of the logit
+From key j, a head adds a_j v_j W_O to the residual stream at the last position, where a_j is its attention. With the
+norm n_j before attention at the model's own scale, v_j is linear in the layer's input, the sum of what writers c added
+at j: C_jc = a_j · n_j(x_c) W_V W_O · g. With one other token and a frozen final norm, g is the direction of the logit
 difference, and C is exact; otherwise g is the gradient of log p(target), or of the contrast, at the layer's input, and
 C is the first-order part of the increase. Source: docs/howto/numbers.md.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import HeadProjection, key_positions, require_writers
-from icl_lens.attribution.increases import check_question, linear_direction
+from icl_lens.attribution.increases import check_scoring, linear_direction
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.head import Head
@@ -40,7 +40,7 @@ class ValueParts:
     """Names: "embed", "pos_embed", "L0H0", …, "F0", …, "bias" (b_O, b_V and the shift of the norm before attention)."""
     positions: Int[Tensor, "batch key"]
     parts: Float[Tensor, "batch key writer"]
-    """Sums over the writers to `value`; zero where `positions` is -1."""
+    """The sum over writers is `value`; zero where `positions` is -1."""
     is_exact: bool
     """Whether parts are exact (one other token, frozen norm, no soft-cap) or only first-order."""
     direction: Float[Tensor, "batch key d_head"]
@@ -70,7 +70,7 @@ class ValueParts:
         )
 
     def by_position(self, writer: Head | tuple[int, int] | str) -> Float[Tensor, "batch key pos"]:
-        """Split a head's entry of `parts` by the positions that this head read: text → label → last position.
+        """Split an earlier head's entry of `parts` by the positions that it read (text → label → last position).
 
         Raise InputError unless the writer is a head of an earlier layer.
         """
@@ -95,14 +95,14 @@ def value_parts(
     against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     keys: TokenPositions | None = None,
 ) -> ValueParts:
-    """Split what one head adds to log p(target), or to its contrast, from each label by what was written there, nats.
+    """Split what one head adds to log p(target), or to the contrast, from each label by what was written at it, nats.
 
-    `keys`: positions of the values; by default the labels (all positions of prompts without demonstrations). The
-    activations must hold the writers there: `il.capture(model, batch, writers=True)`.
+    `keys` are positions; the default is the labels (all positions of prompts without demonstrations). The activations
+    must hold the writers at these positions: `il.capture(model, batch, writers=True)`.
 
     With one other token in `against`, parts are exact and sum to `subhead_log_prob_increase` at these positions;
     otherwise they are the first-order part of the increase (`is_exact` is False). The final norm is frozen. Raise
-    InputError for invalid targets or against, an unknown head, activations without writers, or a model with a logit
+    InputError for invalid token ids, an unknown head, activations without writers, or a model with a logit
     soft-cap, whose readout is not affine.
 
     Example:
@@ -110,7 +110,7 @@ def value_parts(
         >>> il.value_parts(acts, il.Head(2, 0), targets).value.shape
         torch.Size([1, 4])
     """
-    targets, others, readout = check_question(acts, targets, against, "frozen", True)
+    targets, others, readout = check_scoring(acts, targets, against, "frozen", True)
     writers, view = require_writers(acts), acts.view
     head = view.check_head(head)
     g = linear_direction(readout, targets, others)

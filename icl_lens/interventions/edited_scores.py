@@ -1,4 +1,4 @@
-"""Score prompts under many edits, each by itself: sets of ablated heads, or edits at the last position.
+"""Score prompts under many edits, applied one at a time: sets of ablated heads, or edits at the last position.
 
 1. Edits at the last position: the prompt's keys and values are computed once, and each edit re-runs only the last token
    (`prefix_cache`).
@@ -79,10 +79,9 @@ def label_log_probs_ablated(
     of the `reference` prompts. Equals `label_log_probs` within `ablate_heads(model, heads, positions=positions)` for
     each set, up to rounding; an empty set is the unedited model. To keep only some heads, ablate all others.
 
-    At all positions this costs one row of the prompt's length per set and prompt, from the set's first layer on; at the
-    last position one pass over the prompts and one single-token row per set and prompt, if the prefix cache is
-    supported (see `head_effects`). Raise InputError for empty `head_sets`, unknown heads, prompts without labels, and a
-    mean without reference.
+    At all positions, each set re-runs every prompt from the set's first layer on. At the last position, the prompts run
+    once, and each set then re-runs one token per prompt, if the prefix cache is supported (see `head_effects`). Raise
+    InputError for empty `head_sets`, unknown heads, prompts without labels, and a mean without reference.
 
     Example:
         >>> curve = il.label_log_probs_ablated(model, batch, [[], [(5, 0)], [(5, 0), (4, 1)]])
@@ -109,8 +108,8 @@ def score_ablated_sets(
     labels = read_labels(batch)
 
     def labels_and_top1(log_probs: Tensor, prompts: Tensor) -> Tensor:
-        right = log_probs.argmax(-1) == batch.answer_tokens[prompts].to(log_probs.device)
-        return torch.cat([labels(log_probs, prompts), right[:, None].to(log_probs)], dim=-1)
+        is_top1 = log_probs.argmax(-1) == batch.answer_tokens[prompts].to(log_probs.device)
+        return torch.cat([labels(log_probs, prompts), is_top1[:, None].to(log_probs)], dim=-1)
 
     scores = score_sets(view, batch, sets, labels_and_top1, positions, mode, reference)[0].cpu()
     return [
@@ -137,18 +136,18 @@ def score_sets(
     check_ablation(positions, mode, reference)
     if not len(sets):
         raise InputError("head_sets must contain at least one set, got none; a set may be empty")
-    removed = head_mask(view, sets)
+    ablated = head_mask(view, sets)
     if positions == "all":  # as in `ablate_heads`; at the last position sets may contain every head
-        checked_heads(view, map(tuple, removed.any(0).nonzero().tolist()))
-    every = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
-    means = None if reference is None else mean_z(view, every, reference, positions)
+        checked_heads(view, map(tuple, ablated.any(0).nonzero().tolist()))
+    all_heads = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
+    means = None if reference is None else mean_z(view, all_heads, reference, positions)
 
     def in_partial_passes() -> Tensor:
-        return run_sets(view, batch, removed, reduce_log_probs, means, positions=positions, pass_tokens=pass_tokens)
+        return run_sets(view, batch, ablated, reduce_log_probs, means, positions=positions, pass_tokens=pass_tokens)
 
     if positions == "all":
         return in_partial_passes(), ""
-    edits = RowEdits.ablating(removed, means)
+    edits = RowEdits.ablating(ablated, means)
     return score_rows(
         view, batch, lambda _: edits, reduce_log_probs, in_partial_passes, n_sets=len(sets), pass_tokens=pass_tokens
     )
@@ -168,8 +167,8 @@ def score_rows(
     """Apply `reduce_log_probs` to the log-probabilities under each of several edits at the last position.
 
     `edits_of(prompt_indices)` returns the edits for those prompts; `attention` is True if they edit attention before z
-    (queries, keys, values, scores or patterns). Also return why the prefix cache was not used ("" if it was); then the
-    numbers are those of `fallback()`.
+    (queries, keys, values, scores or patterns). Also return why the prefix cache was not used ("" if it was); if it
+    was not, the scores are those of `fallback()`.
     """
     size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=n_sets, attention=attention)
     # Prompts of similar length share a pass, to minimize padding.
@@ -203,7 +202,7 @@ def score_rows(
 def score_passes(
     view: ModelView, batch: PromptBatch, contexts: Iterable[AbstractContextManager[None]], reduce_log_probs: Read
 ) -> Float[Tensor, "batch set n"]:
-    """Apply `reduce_log_probs`, running one full forward pass inside each of these context managers."""
+    """Apply `reduce_log_probs` to the log-probabilities of one full forward pass within each context manager."""
     scores = []
     for context in contexts:
         with context:
@@ -222,8 +221,8 @@ def _reduce_rows(
     """Apply `reduce_log_probs` to the log-probabilities of several rows per prompt, in pieces."""
     flat, dtype = logits.flatten(0, 1), torch.promote_types(logits.dtype, torch.float32)
     step = max(1, LOG_PROB_BYTES // (4 * flat.shape[1]))
-    which = torch.tensor(prompts).repeat_interleave(logits.shape[1])
-    pieces = zip(flat.split(step), which.split(step), strict=True)
+    prompt_of_row = torch.tensor(prompts).repeat_interleave(logits.shape[1])
+    pieces = zip(flat.split(step), prompt_of_row.split(step), strict=True)
     reduced = [reduce_log_probs(torch.log_softmax(piece.to(dtype), dim=-1), rows) for piece, rows in pieces]
     return torch.cat(reduced).unflatten(0, (len(logits), -1))
 
@@ -231,7 +230,7 @@ def _reduce_rows(
 def _check_clean(view: ModelView, logits: Tensor, log_probs: Float[Tensor, "batch d_vocab"]) -> None:
     """Raise PrefixCacheUnsupported unless unedited rows give the model's own log-probability of its top token."""
     top = log_probs.argmax(-1, keepdim=True)
-    own = torch.log_softmax(logits.to(log_probs), dim=-1)
-    off = float((own - log_probs).gather(1, top).abs().max())
-    if not off <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
-        raise PrefixCacheUnsupported(f"unedited rows of {view.architecture} deviate by {off:.1e} nats")
+    of_rows = torch.log_softmax(logits.to(log_probs), dim=-1)
+    deviation = float((of_rows - log_probs).gather(1, top).abs().max())
+    if not deviation <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
+        raise PrefixCacheUnsupported(f"unedited rows of {view.architecture} deviate by {deviation:.1e} nats")

@@ -21,7 +21,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 # Memory limit of a batch's activations, as estimated by `prompt_bytes`.
 BYTE_BUDGET = 64 * 2**20
-# Above this, matrix products get no faster, and a lost chunk costs more to recompute.
+# Limit of prompts per batch: above it, matrix products get no faster, and a lost chunk costs more to recompute.
 MAX_ROWS = 64
 
 Columns = Mapping[str, Any]
@@ -32,14 +32,14 @@ def prompt_bytes(view: ModelView, width: int) -> int:
     layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
     kept = layers * (7 * d_model + 2 * heads * view.d_head + d_mlp + width * (view.n_kv_heads * view.d_head + heads))
-    passing = width * (4 * d_mlp + 8 * d_model) + 4 * heads * width**2
-    return (kept + passing) * view.model.W_U.element_size()
+    temporary = width * (4 * d_mlp + 8 * d_model) + 4 * heads * width**2
+    return (kept + temporary) * view.model.W_U.element_size()
 
 
 def plan_batches(
     view: ModelView, batch: PromptBatch, *, batch_size: int | None = None, byte_budget: int = BYTE_BUDGET
 ) -> list[list[int]]:
-    """Return the rows of each batch: prompts of similar length, as many as fit into `byte_budget`.
+    """Return the rows of each batch: prompts of similar length, up to `byte_budget`.
 
     The first batch covers all lengths and is used to choose candidate heads (see `locate`). The plan depends only on
     prompt lengths. Raises InputError if `batch_size` or `byte_budget` is below 1.
@@ -91,7 +91,7 @@ class ChunkStream:
     def chunks(
         self, kind: str, numbers: Sequence[int], compute: Callable[[int], Columns], *, done: int = 0
     ) -> Iterator[pa.Table]:
-        """Yield the chunks of these batches in order in the main process; the other processes compute, yielding none.
+        """Yield the chunks of these batches in order, in the main process; other processes compute but yield nothing.
 
         `done` is the number of prompts finished before this call (for the progress display). If one process raises
         InputError, all do. A corrupt chunk is reported through `warn` and recomputed.
@@ -117,17 +117,17 @@ class ChunkStream:
         size, rank = self.distributed.size, self.distributed.rank
         for start in range(0, len(numbers), size):
             in_round = numbers[start : start + size]
-            mine: pa.Table | InputError | None = None
+            result: pa.Table | InputError | None = None
             if rank < len(in_round):
                 try:
-                    mine = pa.table(compute(in_round[rank]))
+                    result = pa.table(compute(in_round[rank]))
                 except InputError as error:
                     if size == 1:
                         raise
-                    mine = error
-            results = self.distributed.gather(mine)[: len(in_round)]
-            # If one process fails, raise in all of them; otherwise they would wait for it forever.
-            if error := next((result for result in results if isinstance(result, InputError)), None):
+                    result = error
+            results = self.distributed.gather(result)[: len(in_round)]
+            # If one process fails, raise in all of them; otherwise the others would wait for it forever.
+            if error := next((one for one in results if isinstance(one, InputError)), None):
                 raise error
             yield from results
 
@@ -141,7 +141,7 @@ class ChunkStream:
             return None
         try:
             return self.folder.read(chunk_name(kind, number))
-        except CorruptChunk as damage:
+        except CorruptChunk as error:
             if self.warn is not None:
-                self.warn(f"{damage}; recomputing")
+                self.warn(f"{error}; recomputing")
             return None

@@ -36,7 +36,7 @@ _LABELS = ("foo", "bar", "baz", "qux", "dax", "wug", "mib", "zib", "toma", "gorp
 
 
 def named_task(name: str, path: str | Path | None = None) -> WordTask | TextTask:
-    """Return the word task or text task of a name and an optional local file or folder, with default settings."""
+    """Return the word task or text task of this name, read from `path` if given, with default settings."""
     is_text = str(name) in DATASETS if path is None else not str(path).endswith(".json")
     return TextTask(name, path) if is_text else WordTask(name, path)
 
@@ -58,16 +58,16 @@ def load_task(
     """Return prompts of a word task ("sentiment-number") or a text task ("sst2"), each with its answer.
 
     Word tasks are "FALSE-TRUE" for any two categories of the word list. Text tasks are "sst2", "trec", "agnews",
-    "ethos" and "amazon", downloaded once from the Hub, or any name with `path`, your own .jsonl, .csv or .parquet file
-    or folder; `path` may also be your own word list (.json). `TextTask` sets columns, split, length limit and number of
-    classes: `load_task(TextTask("reviews", "reviews.csv", columns=("review", "stars")))`.
+    "ethos" and "amazon", downloaded once from the Hub. To use your own data under any name, set `path` to a .jsonl,
+    .csv or .parquet file or folder, or to a word list (.json). `TextTask` sets columns, split, length limit and number
+    of classes: `load_task(TextTask("reviews", "reviews.csv", columns=("review", "stars")))`.
 
     Every prompt has a true class, that of its query, and a false class, with `demonstrations` texts each. The labels
     of the true and false class are `labels[0]` and `labels[1]` (default: "foo" and "bar"). `layout` orders the
     demonstrations: "order" puts those of the true class last, next to the query; "reorder" puts them first;
     "imbalanced" is "order" without the last one. The same seed gives the same texts. With these layouts the answer is
-    the same label in every prompt, and with "order", the paper's layout and the default here, it is also the last
-    label: a model that only copies the last label is always right.
+    the same label in every prompt. With "order" (the paper's layout and the default here), it is also the last label,
+    so a model that only copies the last label is always right.
 
     `layout="random"`, the default of the commands, shuffles the demonstrations, so that neither a constant answer
     nor the last label scores above chance: the queries of a word task alternate between both classes
@@ -81,7 +81,7 @@ def load_task(
 
     `same_length_for`, a model, keeps only texts of one token length: the length that leaves the most texts in the
     smallest class. All rows of `il.tokenize(model, prompts, template=template)` then have their labels and end at the
-    same positions. Patching between prompts requires this. `template` is used for nothing else.
+    same positions. Patching between prompts requires this. `template` has no other use.
 
     Raises InputError for unknown names, layouts, splits and files, an unreachable Hub, a class with too few texts, and
     too few labels; with `same_length_for` also for labels with different numbers of tokens.
@@ -93,7 +93,7 @@ def load_task(
         (3, 4, 'foo')
     """
     if isinstance(task, TextTask) and path is not None:
-        raise InputError("path has no effect with a TextTask, which has its own; set it there")
+        raise InputError(f"path must be None with a TextTask, got {str(path)!r}; set it in TextTask(path=...)")
     source = task if isinstance(task, TextTask) else named_task(task, path)
     check_choice("layout", layout, get_args(Layout))
     if query_class is None:
@@ -101,17 +101,17 @@ def load_task(
     check_choice("query_class", query_class, get_args(QueryClass))
     check_integers(n=n, demonstrations=demonstrations, seed=seed)
     if not 1 <= n <= MAX_PROMPTS:
-        raise InputError(f"n must be at least 1 and at most {MAX_PROMPTS:,}, got {n}")
-    least = 2 if layout == "imbalanced" else 1
-    if demonstrations < least:
-        raise InputError(f"demonstrations must be at least {least} with layout {layout!r}, got {demonstrations}")
+        raise InputError(f"n must be between 1 and {MAX_PROMPTS:,}, got {n}")
+    minimum = 2 if layout == "imbalanced" else 1
+    if demonstrations < minimum:
+        raise InputError(f"demonstrations must be at least {minimum} with layout {layout!r}, got {demonstrations}")
     if labels is not None and not isinstance(labels, Sequence):
         raise InputError(f"labels must be a sequence that starts with the true class's label, got {labels!r}")
     all_classes = isinstance(source, TextTask) and source.classes == "all"
     if balanced is None:
         balanced = layout == "random" and not all_classes
     if balanced and all_classes:
-        raise InputError("balanced must be None or False if all classes are shown, each with its own label, got True")
+        raise InputError("balanced must be None or False with TextTask(classes='all'), got True; omit it")
     alternates = query_class == "both" and isinstance(source, WordTask)
 
     def keep(groups: list[list[str]]) -> list[list[str]]:
@@ -119,7 +119,7 @@ def load_task(
 
     draws = source.draws(demonstrations, random.Random(seed), None if same_length_for is None else keep)
     first = next(draws)
-    choices = _choices(labels, len(first.classes))
+    choices = _checked_labels(labels, len(first.classes))
     prompts = []
     for number, draw in enumerate(islice(chain([first], draws), n)):
         if all_classes:
@@ -130,7 +130,7 @@ def load_task(
             label_of = _named_classes(choices, label_of) or label_of
         if alternates and number % 2:
             draw = draw.with_false_query()
-        prompts.append(_arranged(draw, label_of, choices, layout, query_class))
+        prompts.append(_build_prompt(draw, label_of, choices, layout, query_class))
     if same_length_for is not None:
         _check_rows_align(prompts, same_length_for, template, choices)
     return prompts
@@ -145,33 +145,33 @@ def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Te
     texts = list(dict.fromkeys(text for group in groups for text in group))
     shown = [Prompt([Demonstration(text, label)], text) for text in texts]
     lengths = {}
-    for text, read in zip(
+    for text, tokenized in zip(
         texts, tokenize_texts(require_fast_tokenizer(model), list(map(template.render, shown))), strict=True
     ):
-        _, label_end = read.range_of(read.rendered.label_spans[0])
-        lengths[text] = label_end, len(read.ids) - label_end
+        _, label_end = tokenized.range_of(tokenized.rendered.label_spans[0])
+        lengths[text] = label_end, len(tokenized.ids) - label_end
     counts = [Counter(lengths[text] for text in group) for group in groups]
     best = max(sorted({*lengths.values()}), key=lambda length: min(count[length] for count in counts))
     return [[text for text in group if lengths[text] == best] for group in groups]
 
 
 def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, choices: tuple[str, ...]) -> None:
-    """Raise InputError for the first row whose labels or end have other positions than those of row 0."""
+    """Raise InputError for the first row whose labels or end are at other positions than those of row 0."""
     batch = tokenize(model, prompts, template=template, labels=choices, shared_prefix="append")
     positions = torch.cat([batch.label_positions, batch.last[:, None]], dim=1)
-    other = (positions != positions[0]).any(-1)
-    if bool(other.any()):
-        row = int(other.nonzero()[0])
+    differs = (positions != positions[0]).any(-1)
+    if bool(differs.any()):
+        row = int(differs.nonzero()[0])
         raise InputError(
             f"labels must have the same number of tokens, got {quoted_list(choices)}, which put the labels and end of "
             f"prompt {row} at {positions[row].tolist()} and of prompt 0 at {positions[0].tolist()}; choose other labels"
         )
 
 
-def _arranged(
+def _build_prompt(
     draw: Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, query_class: QueryClass
 ) -> Prompt:
-    false = [Demonstration(text, label_of[kind]) for kind, texts in draw.false for text in texts]
+    false = [Demonstration(text, label_of[class_name]) for class_name, texts in draw.false for text in texts]
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
     shown = [*true, *false] if layout == "reorder" else [*false, *(true[:-1] if layout == "imbalanced" else true)]
     if layout == "random":  # with a generator seeded by the texts, so that all layouts have the same texts
@@ -184,14 +184,14 @@ def _arranged(
 def _named_classes(labels: Sequence[str], classes: Iterable[str]) -> dict[str, str] | None:
     """Return the label of each class if labels are class names; None if labels are arbitrary."""
     by_name = {label.casefold(): label for label in labels}
-    label_of = {kind: by_name.get(kind.casefold()) for kind in classes}
-    return None if None in label_of.values() else {kind: str(label) for kind, label in label_of.items()}
+    label_of = {class_name: by_name.get(class_name.casefold()) for class_name in classes}
+    return None if None in label_of.values() else {class_name: str(label) for class_name, label in label_of.items()}
 
 
-def _choices(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
+def _checked_labels(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:
     if labels is None:
         if count > len(_LABELS):
-            raise InputError(f"{count} classes need labels= with {count} words (there are {len(_LABELS)} defaults)")
+            raise InputError(f"labels must be {count} words, got None; pass one per class (defaults: {len(_LABELS)})")
         return _LABELS[:count]
     if isinstance(labels, str) or len(labels) != count or len(set(labels)) != count:
         raise InputError(f"labels must be {count} different words, one per class, got {labels!r}")

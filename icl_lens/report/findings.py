@@ -41,7 +41,7 @@ def supports(increase: float, contrast: float) -> Supports:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Arguments of `explain` that its numbers depend on."""
+    """Arguments of `explain` that change its numbers."""
 
     final_norm: FinalNorm = "frozen"
     bias: bool = True
@@ -58,7 +58,7 @@ class ExplainOptions:
     """What the target is compared with; None means a prompt's other labels, and nothing for plain text."""
     shared_prefix: Literal["error", "append"] = "error"
     why: str | None = None
-    """A head to describe even if it is not among the located ones."""
+    """Name of a head to report even if it is not among the located ones."""
     by: By = "increase"
     """The score that ranks heads."""
 
@@ -108,12 +108,12 @@ class HeadReport:
         return {by: score for by, score in scores.items() if score is not None}
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
-        """Return the `n` positions with the most attention from the last token, and that attention, largest first."""
+        """Return (position, attention) for the `n` positions that the last token attends to most, largest first."""
         ranked = sorted(enumerate(self.attention), key=lambda pair: (-pair[1], pair[0]))
         return tuple(ranked[:n])
 
     def label_attention(self, positions: Sequence[int]) -> tuple[float, ...]:
-        """Return the attention to some (label) positions."""
+        """Return the attention to the given positions, such as those of labels."""
         return tuple(self.attention[position] for position in positions)
 
 
@@ -292,7 +292,7 @@ class Findings:
         """Return one of the explanation's tables in tidy form.
 
         "heads" (all heads), "layers", "subheads", "labels", "words", "similarity" (queries by label keys) or "why"
-        (writers behind attention, in units of the score, and behind values, nats).
+        (largest parts by writer: of attention scores and, in nats, of what values add).
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
@@ -355,8 +355,8 @@ class Findings:
             for side in ("query", "key", "value"):
                 for writer, value in getattr(report.why, side):
                     yield {"name": str(report.head), **keys, "side": side, "writer": writer, "value": value}
-            for one, other, value in report.why.pairs:
-                pair = f"{one} × {other}"
+            for query_writer, key_writer, value in report.why.pairs:
+                pair = f"{query_writer} × {key_writer}"
                 yield {"name": str(report.head), **keys, "side": "pair", "writer": pair, "value": value}
 
     @property
@@ -399,7 +399,7 @@ class Findings:
         """Yield position, kind, top words, standout and the own label's rank of a head's values, keys and query."""
         positions = report.positions or self.label_positions
         value_standouts, key_standouts = (
-            one or (None,) * len(positions) for one in (report.value_standouts, report.key_standouts)
+            standouts or (None,) * len(positions) for standouts in (report.value_standouts, report.key_standouts)
         )
         for row in zip(positions, report.value_words, value_standouts, report.value_ranks, strict=True):
             yield row[0], "value", *row[1:]
@@ -425,7 +425,7 @@ class Findings:
 
 
 def is_noise(standout: float | None) -> bool:
-    """Return whether a vector's words stand out no more than those of most random directions."""
+    """Return whether a vector's top words stand out no more than those of a typical random direction."""
     return standout is not None and standout < MIN_STANDOUT
 
 
