@@ -175,7 +175,7 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
         ({"task": "pair-fruit", "query_class": "false"}, "no unused text"),
         ({"task": "sst3", "path": None}, r"unknown task 'sst3'; choose a sentence dataset \(sst2, trec, agnews"),
         ({"path": "nowhere.json"}, "no word list"),
-        ({"n": 0}, "at least 1"),
+        ({"n": 0}, "between 1 and 1,000,000, got 0"),
         ({"demonstrations": 0}, "at least 1"),
         ({"layout": "imbalanced", "demonstrations": 1}, "at least 2"),
         ({"labels": ["foo"]}, "must be 2 different words"),
@@ -342,7 +342,7 @@ def test_sentences_that_cannot_be_used(folder, tmp_path):
     refused("got 0 queries", max_words=1)
     refused("must be 3 different words", classes="all", labels=["foo", "bar"])
     many = write(tmp_path / "many.jsonl", rows_of("one", [f"K{i}" for i in range(20)], each=4))
-    refused("20 classes .*14 defaults", path=many, classes="all")
+    refused("20 words.*defaults: 14", path=many, classes="all")
     write(folder / "test.jsonl", [*rows_of("test"), {"text": "a new class", "label": "LOC"}])
     refused("0 of class 'LOC'")
 
