@@ -96,7 +96,7 @@ def test_files_and_table(inputs, unbroken, run, tmp_path):
     assert all(name in stdout for name in table["name"])
     assert ((table["low"] < table["increase"]) & (table["increase"] < table["high"])).all()
     # Against the package, prompt by prompt.
-    prompts = load_task("sentiment-number", n=N, path=inputs[inputs.index("--path") + 1])
+    prompts = load_task("sentiment-number", n=N, layout="random", path=inputs[inputs.index("--path") + 1])
     model = il.load_model(inputs[inputs.index("--model") + 1], device="cpu")
     batch = il.tokenize(model, prompts)
     every = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens)

@@ -32,7 +32,7 @@ def words(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def many(gpt2, words):
-    return il.tokenize(gpt2, load_task(TASK, n=N, path=words))
+    return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
 
 
 def one_by_one(model, batch):
