@@ -119,13 +119,8 @@ def test_where_agrees_with_hugging_face(run):
     assert [divmod(int(i), 6) for i in best] == zeroed
     assert found.accuracy[0] - by_contrast.cost[0] == pytest.approx(measured(zeroed)[0])
     assert where_markdown([found]).count("icl-mini, seed 0") == 4
-
-
-def test_where_refuses_too_few_prompts_and_folders_of_no_training(run, tmp_path):
     with pytest.raises(InputError, match="at least 32"):
         measure_where(run.model, {}, WORDS, n=31)
-    with pytest.raises(InputError, match="training"):
-        training_record(tmp_path)
 
 
 def test_a_bias_is_a_difference_of_accuracies():
@@ -232,6 +227,8 @@ def test_half_precision_that_moves_answers_is_refused_and_nothing_is_put_in_plac
     ],
 )
 def test_what_is_not_to_be_shipped(run, tmp_path, changes, arch, said):
+    with pytest.raises(InputError, match="training"):
+        training_record(tmp_path)
     source = finished(run.folder, tmp_path / "model", **changes)
     with pytest.raises(InputError, match=said):
         ship.ship({arch: source}, bundled=tmp_path, **SMALL)

@@ -420,10 +420,9 @@ def test_estimates_within_contexts_without_gradients(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     expected = il.head_effects(model, batch, method="gradient").log_prob
-    with torch.no_grad():
-        assert_close(il.head_effects(model, batch, method="gradient").log_prob, expected)
-    with torch.inference_mode():
-        assert_close(il.head_effects(model, batch, method="gradient").log_prob, expected)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            assert_close(il.head_effects(model, batch, method="gradient").log_prob, expected)
     assert not expected.requires_grad
 
 

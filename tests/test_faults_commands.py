@@ -75,7 +75,7 @@ ABLATE = [
     (["--task", "mine", "--path", "/"], "must have one file for the split"),
 ]
 COMPARE = [
-    ([], "pass two prompts, or a task with --task or --path"),
+    ([], "pass two prompts, a task, or a second model"),
     ([PROMPT], "nothing to compare"),
     ([PROMPT, "--model-b", "icl-mini-llama", "--revision-b", "x"], "no revision 'x'"),
     ([PROMPT, "--model-b", ""], "''"),
@@ -168,7 +168,7 @@ def test_an_ascii_terminal(tmp_path):
     command = [sys.executable, "-m", "icl_lens", "explain", PROMPT]
     ran = subprocess.run(command, env=environment, capture_output=True)
     assert ran.returncode == 0, ran.stderr
-    assert b"Answer" in ran.stdout
+    assert b"The model predicts" in ran.stdout
     assert ran.stdout.isascii()
 
 

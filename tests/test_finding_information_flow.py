@@ -9,7 +9,6 @@ import reference_attention
 import torch
 from conftest import PROMPTS
 from tiny_study import answer_log_odds, tiny_study
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from experiments.findings.information_flow import FINDING, SALIENCY, _saliency_rows, halves_of, log_odds
@@ -51,9 +50,8 @@ def test_random_edges_are_as_many_others():
 
 @pytest.mark.parametrize("flow", ["text_to_label", "label_to_last"])
 @pytest.mark.parametrize("layers", [[0], [1, 2]])
-def test_losses_by_hand(load_tiny, family_folder, tmp_path, flow, layers):
-    model = load_tiny("gpt2", dtype=torch.float64)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder("gpt2"), attn_implementation="eager").double().eval()
+def test_losses_by_hand(load_tiny, family_run, tmp_path, flow, layers):
+    model, hf = load_tiny("gpt2", dtype=torch.float64), family_run("gpt2").hf
     study = tiny_study(model, tmp_path, n=4)
     heads = [(layer, head) for layer in layers for head in range(families.N_HEADS)]
     batch = study.held_out

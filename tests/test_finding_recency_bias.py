@@ -7,7 +7,6 @@ import pytest
 import reference_attention
 import torch
 from tiny_study import answer_log_odds, labels_of, tiny_study
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from experiments.framework.arrangements import orders_by_label
@@ -73,10 +72,9 @@ def texts_of(prompt):
     return [*(one.text for one in prompt.demonstrations), prompt.query]
 
 
-def test_queries_by_hand(load_tiny, family_folder, tmp_path):
+def test_queries_by_hand(load_tiny, family_run, tmp_path):
     """Heads get the last query of the other prompt; gains count where the exchanged text was of the other class."""
-    model = load_tiny("llama_gqa", dtype=torch.float64)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder("llama_gqa"), attn_implementation="eager").double().eval()
+    model, hf = load_tiny("llama_gqa", dtype=torch.float64), family_run("llama_gqa").hf
     study, heads = tiny_study(model, tmp_path, n=4), [il.Head(1, 0), il.Head(2, 2)]
     texts = exchange_texts(study.prompts_with(3)[1], 0)
     ours = query_effects(study, texts, heads)
