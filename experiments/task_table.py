@@ -1,7 +1,7 @@
 """Which tasks a model can do: accuracy by task, template, number of demonstrations, and layout.
 
 `python -m experiments tasks` measures the table in docs/bundled.md, from which experiments choose their tasks. Rows are
-kept in a file as they are measured, so that a killed run resumes.
+stored as they are measured, so that an interrupted run resumes.
 """
 
 import json

@@ -33,7 +33,7 @@ def weights_digest(
         tensor = tensors[name]
         size = tensor.numel()
         places = torch.arange(0, size, max(1, size // sample), device=tensor.device)[:most]
-        # Index, since `reshape` would copy a whole transposed matrix.
+        # Index, since `reshape` would copy a transposed matrix.
         numbers = tensor.detach()[torch.unravel_index(places, tensor.shape)].to("cpu", dtype)
         found.update(f"{name}{tuple(tensor.shape)}".encode() + numbers.numpy().tobytes())
     return found.hexdigest()[:digits]

@@ -146,7 +146,7 @@ def explain(
     `prompt` may be a string for `Prompt.parse`. Log-probability increases are those of the answer's token, or of the
     label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described;
     the first `n_ablated` of them are zeroed jointly and compared with `n_random` random sets of the same size.
-    Increases are not additive: those of the parts need not sum to the whole's.
+    Increases are not additive: those of the parts need not sum to that of the total.
 
     Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
     defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
@@ -254,7 +254,7 @@ def explain(
         heads=tuple(_head_reports(scored, located, increases, contrasts, effects, single)),
         ablation=ablation,
     )
-    # The first remark only says that multi-token labels are scored by one token.
+    # The first remark only states that multi-token labels are scored by one token.
     for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
         warnings.warn(remark, stacklevel=3)
     return explanation

@@ -1,6 +1,6 @@
 """Accuracy, reciprocal ranks, label biases, and bootstrap intervals over prompts.
 
-All functions take plain tensors with one row per prompt.
+All functions take tensors with one row per prompt.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -268,7 +268,7 @@ def bootstrap_interval(
 
 
 def cluster_weights(clusters: Sequence[object], *, draws: int = 2000, seed: int = 0) -> Float[np.ndarray, "draw row"]:
-    """Return the weight of each row in bootstrap draws of whole clusters; the weights of a draw sum to 1.
+    """Return the weight of each row in bootstrap draws of clusters; the weights of a draw sum to 1.
 
     Of G clusters, G − 1 are drawn, so that the spread of the draws is that of a mean over G clusters (Rao and Wu 1988).
     A single cluster always has all the weight.

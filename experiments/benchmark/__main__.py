@@ -28,7 +28,7 @@ from icl_lens.prompts.tasks import load_task
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / f"benchmark{'-gpu' if torch.cuda.is_available() else ''}.md"
 LONGEST = 45.0
-"""Seconds that a bare forward may take; larger batches are left out."""
+"""Maximum seconds of a bare forward pass; larger batches are omitted."""
 AT_LAST_TOKENS = (14, 200, 1000)
 """Lengths of the prompt whose heads are all removed at its last position."""
 
@@ -38,7 +38,7 @@ def sizes_of(text: str) -> list[tuple[int, int]]:
     try:
         return [(int(tokens), int(batch)) for tokens, batch in (size.split("x") for size in text.split(",") if size)]
     except ValueError:
-        raise InputError(f"{text!r} is no list of sizes; give tokens x prompts, such as 14x1,200x16") from None
+        raise InputError(f"{text!r} is not a list of sizes; pass tokens x prompts, e.g. 14x1,200x16") from None
 
 
 def batches(

@@ -107,7 +107,7 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
 
 def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """Both bias fixes in a quarter of the heads, at several strengths: a pass for each, and all side by side."""
+    """Both bias fixes in a quarter of the heads, at several strengths: one pass for each, and all in one batch."""
     heads = ModelView.of(model).heads()[::4]
     fixes = [il.DebiasSettings(heads, **{fix: strength}) for fix in ("majority", "recency") for strength in STRENGTHS]
 
@@ -141,7 +141,7 @@ AT_LAST = {
 
 
 def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """Every head's effect at the last position, exact and estimated, each in turn with the bare forward pass."""
+    """Every head's effect at the last position, exact and estimated, alternating with the bare forward pass."""
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in AT_LAST}
     found: dict[str, il.HeadEffects] = {}
     forward_only(model, batch)

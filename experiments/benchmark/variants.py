@@ -17,12 +17,12 @@ from icl_lens.models.view import ModelView
 
 K = 20
 MOST_RESULTS = 6 * 2**30
-"""Bytes of head results above which TransformerLens' own way is left out."""
+"""Bytes of head results above which TransformerLens' own way is omitted."""
 
 
 @dataclass(frozen=True)
 class TimedVariant:
-    """A way to an answer, timed as a whole from tokens on."""
+    """A way to compute the answer, timed from tokens on."""
 
     label: str
     run: Callable[[Any, il.PromptBatch], Any]
@@ -107,7 +107,7 @@ class Measured:
     """The largest increases, as the slow variants find them."""
 
     def time_round(self, model: Any, batch: il.PromptBatch, *, first: bool) -> None:
-        """Times every variant once that is not left out; the slow ones only in the first turn."""
+        """Time every variant that is not omitted once; the slow ones only in the first turn."""
         for key, variant in VARIANTS.items():
             if key in self.left_out or (variant.slow and not first):
                 continue

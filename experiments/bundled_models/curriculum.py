@@ -1,6 +1,6 @@
 """What a bundled model is trained on at each step: five levels, from the names of words to the whole world.
 
-Each level goes on until a running accuracy is reached, so no length is tuned to an architecture or a seed.
+Each level continues until a running accuracy is reached, so no length is tuned to an architecture or a seed.
 """
 
 import random

@@ -199,13 +199,13 @@ def make_episode(
     ]
     items: list[Item] = []
     for i, side in enumerate(sides):
-        told = side
+        shown_side = side
         if i < len(sides) - 1 and rng.random() < how.mislabeled:
-            told = rng.choice([other for other in range(len(categories)) if other != side])
+            shown_side = rng.choice([other for other in range(len(categories)) if other != side])
         earlier = [item.text for item in items if item.side == side] if rng.random() < how.repeats else []
         later = sum(other == side for other in sides[i + 1 :])
         text = rng.choice(earlier) if earlier else _text(rng, words, pools[side], how, others, later)
-        items.append(Item(text, side, told))
+        items.append(Item(text, side, shown_side))
     tokens: list[str] = []
     weights: list[float] = []
     shown: set[int] = set()

@@ -35,7 +35,7 @@ Pairs = Sequence[tuple[str, str]]
 LAYOUTS = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED}
 SEEN_TASKS = [Task(("fruit", "instrument"), labels) for labels in (("bar", "foo"), ("foo", "bar"))]
 THREE_OF_FOUR = tuple(tuple(int(place != odd) for place in range(4)) for odd in range(4))
-"""The odd demonstration is at each place in turn, so that the last one is of the majority no more often than any."""
+"""The odd demonstration alternates over all positions, so the last one is of the majority no more often than any."""
 SHOWN: dict[str, tuple[tuple[int, ...], ...]] = {
     "majority: 3 of 4 are of class 1": THREE_OF_FOUR,
     "recency: class 1 last of 4": ((0, 0, 1, 1),),

@@ -28,7 +28,7 @@ class Muon(torch.optim.Optimizer):
     """Updates matrices by the orthogonalised Nesterov momentum of their gradients.
 
     An update's root mean square is about 0.2 × `lr`, the size of AdamW's, whatever the matrix's shape. Parameters of
-    a group with `parts` > 1 are so many matrices side by side along `axis` (queries, keys and values in one).
+    a group with `parts` > 1 are `parts` matrices stacked along `axis` (queries, keys and values in one).
     """
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.95):

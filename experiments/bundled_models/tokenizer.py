@@ -1,6 +1,6 @@
 """The bundled models' tokenizer: words in pieces, so that no piece reveals the category of its word.
 
-Byte-pair encoding learned on the word list itself. A merge that would make a whole word is left out: every content
+Byte-pair encoding learned on the word list itself. A merge that would make a full word is omitted: every content
 word has two pieces or more, and a model must put them together before it can look a meaning up. Labels, fillers,
 the colon and the names of the categories are one token each.
 """
@@ -41,7 +41,7 @@ def _merged(symbols: Sequence[str], merge: Merge) -> list[str]:
 def learn_merges(words: Iterable[str], n: int, *, never: frozenset[str]) -> list[Merge]:
     """The `n` merges of byte-pair encoding over different words, the most frequent pair first, ties by alphabet.
 
-    A merge that gives one of `never` is left out.
+    Omit merges that give one of `never`.
     """
     split = {word: [word[0], *(INSIDE + letter for letter in word[1:])] for word in words}
     merges: list[Merge] = []

@@ -201,7 +201,7 @@ class Trainer:
             if run["settings"] != asdict(self.settings):
                 raise InputError(
                     f"{path} is of a run with {run['settings']}, not {asdict(self.settings)};"
-                    " start anew with --no-resume, or ask for the same run"
+                    " restart with --no-resume, or request the same run"
                 )
             names = {id(parameter): name for name, parameter in self.model.named_parameters()}
             for name, parameter in self.model.named_parameters():

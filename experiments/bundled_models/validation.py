@@ -24,7 +24,7 @@ def validation_episodes(data: Data, n: int, *, longest: int, held_out: bool = Tr
 
 @torch.no_grad()
 def label_accuracy(model: Any, data: Data, episodes: Sequence[Episode]) -> float:
-    """Return the percentage of prompts whose right label is more probable than the episode's other labels."""
+    """Return the percentage of prompts whose correct label is more probable than the episode's other labels."""
     right: list[bool] = []
     for start in range(0, len(episodes), CHUNK):
         part = episodes[start : start + CHUNK]

@@ -5,7 +5,7 @@
    answer's class minus the mean over the other labels.
 2. Writers are grouped: embeddings, heads and FFNs of the first half of the layers (early), of the second half (late).
 3. A group counts for a head if its part of the difference is above zero, and more so than in other heads of the layer:
-   what tells the classes apart in any head is then no property of located heads.
+   what distinguishes the classes in any head is then not specific to located heads.
 """
 
 import pandas as pd

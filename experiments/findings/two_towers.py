@@ -2,8 +2,8 @@
 
 1. A head's query at the last position is scored against its keys at the labels, without the position term. A prompt's
    AUROC is the share of pairs, a label of the query's class and one of the other, in which the first scores higher.
-2. The same with keys from the prompt whose labels are exchanged: keys that stand for texts keep the order of classes;
-   keys that stand for label words reverse it where the query already holds the answer.
+2. The same with keys from the prompt whose labels are exchanged: keys that represent texts keep the order of classes;
+   keys that represent label words reverse it where the query already holds the answer.
 3. In all located heads at once, the last position's query, or the keys or the values that it sees at labels, come from
    another prompt. Two towers predict that the answer loses where the query's class, the keys' texts or the values'
    labels are exchanged, and not where the keys' labels or the values' texts are.

@@ -142,7 +142,7 @@ class Finding:
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
-    """Return rows and details as plain lists and dictionaries; NaN becomes None."""
+    """Return rows and details as lists and dictionaries; NaN becomes None."""
     tables = pd.DataFrame(map(asdict, measured.rows)), measured.details
     rows, details = (table.astype(object).where(table.notna(), None) for table in tables)
     return {"rows": rows.to_dict("records"), "details": details.to_dict("list")}

@@ -19,16 +19,16 @@ from experiments.framework.tasks import split_by_query
 from icl_lens.interventions.function_vectors import read_with_vectors
 
 PROMPTS = 100
-"""At most as many prompts of each assignment for function vectors and indirect effects."""
+"""Maximum number of prompts of each assignment for function vectors and indirect effects."""
 VECTOR_SETS = 5
 """Random sets of heads whose vectors are added."""
 LAYERS_TRIED = 8
-"""At most as many layers are tried to add a vector after."""
+"""Maximum number of layers after which adding a vector is tried."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Prompts with one assignment of labels to classes, and prompts whose labels say nothing about the class."""
+    """Prompts with one assignment of labels to classes, and prompts whose labels are unrelated to the class."""
 
     reference: il.PromptBatch
     """Locating half, with the right labels: what outputs are averaged over."""
@@ -51,7 +51,7 @@ def assignments(study: Study) -> Iterator[Assignment]:
 
 
 def shuffle_labels(prompt: il.Prompt, seed: int) -> il.Prompt:
-    """Return the prompt with each class shown under both labels in turn, so that labels say nothing about it."""
+    """Return the prompt with the labels of each class alternating, so that they carry no information about it."""
     count: dict[str, int] = {}
     shown = []
     for one in prompt.demonstrations:

@@ -31,7 +31,7 @@ OTHER_LABELS = (("baz", "qux"), ("alpha", "beta"), ("foo", "bar"))
 """Labels that say nothing about words."""
 MAPPINGS = ("country-capital", "antonym", "plural", "past-tense", "number-next")
 DEMONSTRATIONS = 6
-"""Demonstrations of a mapping, as many as a prompt shows."""
+"""Number of demonstrations of a mapping per prompt."""
 MIN_WORDS = 2 * DEMONSTRATIONS
 MAX_PROMPTS = 100
 RANDOM_TOKENS = 24
@@ -61,7 +61,7 @@ class TaskPrompts:
 
 
 def n_prompts(study: Study) -> int:
-    """Return how many prompts of another task are used: as many as the study has, but at most 100."""
+    """Return how many prompts of another task are used: the study's number, at most 100."""
     return min(study.n, MAX_PROMPTS)
 
 
@@ -76,8 +76,8 @@ def is_above(acts: il.Activations) -> Bool[Tensor, " row"]:
 def other_labels(study: Study) -> Task:
     """The study's words with two other labels that say nothing about them, each one token if there are such."""
     pairs = [pair for pair in OTHER_LABELS if not {*pair} & {*study.task.labels}]
-    whole = [pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2]
-    return replace(study.task, name="other labels", labels=[*whole, *pairs][0])
+    single_token = [pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2]
+    return replace(study.task, name="other labels", labels=[*single_token, *pairs][0])
 
 
 def natural_labels(study: Study) -> Task:
@@ -100,12 +100,12 @@ def _names(study: Study, data: str) -> tuple[str, str]:
     if not second:
         raise InputError("the names of the classes are not known")
     names, capitalized = (first, second), (first.capitalize(), second.capitalize())
-    whole = [pair for pair in (names, capitalized) if len(one_token_words(study, pair, after="a :")) == 2]
-    return [*whole, names][0]
+    single_token = [pair for pair in (names, capitalized) if len(one_token_words(study, pair, after="a :")) == 2]
+    return [*single_token, names][0]
 
 
 def classes(study: Study, categories: Sequence[str], *, seed: int) -> TaskPrompts:
-    """Classify words of three or more categories under as many labels.
+    """Classify words of three or more categories, each with its own label.
 
     The query's class changes from prompt to prompt, and labels rotate among classes, so that each label is the answer
     to each class equally often. Demonstrations are shuffled.

@@ -1,6 +1,6 @@
 """The documentation's pages of results, written from stored cells: one page per finding, and what we found.
 
-Every sentence with a number is put together from the rows, so that a page cannot say what its table does not.
+Every sentence with a number is put together from the rows, so that a page cannot claim what its table does not show.
 """
 
 import math
@@ -152,20 +152,20 @@ def _counted(rows: Rows, nouns: str) -> str:
 
 
 def number_text(value: float, measure: Measure) -> str:
-    """Return a stored number as it is shown."""
+    """Return a stored number as shown on the page."""
     # z: no minus in front of a rounded zero.
     return "–" if math.isnan(value) else f"{value * measure.scale:z.{measure.digits}f}".replace("-", "−")
 
 
 def span(values: Iterable[float], measure: Measure) -> str:
-    """Return the range of some numbers as it is shown, such as "0.20 … 0.43"."""
+    """Return the displayed range of some numbers, such as "0.20 … 0.43"."""
     some = list(values)
     low, high = number_text(min(some), measure), number_text(max(some), measure)
     return low if low == high else f"{low} … {high}"
 
 
 def interval_text(row: Row, measure: Measure) -> str:
-    """Return the difference and its interval as they are shown."""
+    """Return the difference and its interval as shown on the page."""
     difference, low, high = (number_text(value, measure) for value in (row.quantity - row.control, row.low, row.high))
     return f"{difference} [{low}, {high}]"
 
@@ -274,8 +274,8 @@ def forest_figure(finding: Finding, cells: Sequence[Stored]) -> Figure:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as SVG, the same bytes for the same figure."""
-    with atomic_write(path) as beside:
-        figure.savefig(beside, format="svg", metadata={"Date": None})
+    with atomic_write(path) as temp_path:
+        figure.savefig(temp_path, format="svg", metadata={"Date": None})
 
 
 # Pages

@@ -15,7 +15,7 @@ from torch import Tensor
 import icl_lens as il
 
 RANKED_ROWS = 256
-"""Values whose scores of the whole vocabulary are held at a time."""
+"""Number of values whose scores over the vocabulary are held at a time."""
 
 
 def layer_inputs(acts: il.Activations, layers: Sequence[int]) -> Float[Tensor, "row layer place d_model"]:

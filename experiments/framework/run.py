@@ -30,7 +30,7 @@ PACKAGES = ("torch", "transformers", "transformer-lens")
 
 @dataclass(frozen=True)
 class Cell:
-    """A finding on a model and a task. `training_seed` tells models of one recipe apart; `model` loads it."""
+    """A finding on a model and a task. `training_seed` distinguishes models of one recipe; `model` loads it."""
 
     finding: Finding
     model: str

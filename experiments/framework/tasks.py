@@ -10,7 +10,7 @@ from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.prompts.tasks import load_task
 
 WORDS = Path(__file__).with_name("words.json")
-"""Word categories and word pairs beside the library's own word list."""
+"""Word categories and word pairs in addition to the library's own word list."""
 
 LINES = Template(separator="\n")
 PAPER = Template()
@@ -51,7 +51,7 @@ class Task:
         fixed: bool = False,
         same_length_for: Any = None,
     ) -> list[Prompt]:
-        """Return n prompts whose queries are of both classes in turn.
+        """Return n prompts whose queries alternate between both classes.
 
         Each arbitrary label is the answer in half of the prompts of either class. Natural labels stay with their
         class. In "order" the query's class is demonstrated last, in "reorder" first. With `exchanged`, every prompt

@@ -26,7 +26,7 @@ The other kinds have other heads, or none, in the places of these four:
 The index of a head in its layer is drawn from the seed. Decoys are planted on purpose: they raise every label alike, so
 a ranking by log p(answer) finds them, and a ranking by the contrast with the other label does not. Noise heads and FFNs
 are the same in all kinds of one seed; together they favor some labels over others, as heads of trained models do.
-"untrained" is this noise behind random embeddings.
+"untrained" is this noise with random embeddings.
 
 The models are GPT-2s with untied embeddings. A learned position embedding can hold waves, for which "so many tokens
 back" is a linear map from query to key, and leaves other comparisons alone; a rotary one turns every query and key. An

@@ -85,7 +85,7 @@ def noise_head(stream: Stream, scale: float, generator: torch.Generator) -> Head
 
 
 def _draw_terms(stream: Stream, scale: float, generator: torch.Generator) -> list[Term]:
-    """Draw what a noise head attends by beside its random scores: nothing, a distance, the first token, or a type."""
+    """Draw what a noise head attends by, plus random scores: nothing, a distance, the first token, or a type."""
     choice, distance, kind = _draw(4, generator), _draw(MAX_DISTANCE + 1, generator), _draw(3, generator)
     first = waves_at(torch.zeros(1)) @ stream.waves
     return [

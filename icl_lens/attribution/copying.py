@@ -29,7 +29,7 @@ class HeadCopying:
     """
 
     tokens: Int[Tensor, " n"]
-    logits: Float[Tensor, "read said"]
+    logits: Float[Tensor, "read written"]
 
     @property
     def copy_score(self) -> float:

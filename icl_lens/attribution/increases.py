@@ -409,7 +409,7 @@ def neuron_log_prob_increase(
     """Return what each neuron of one FFN adds to the log-probability of the target, nats, relative to the FFN's input.
 
     With `against`, what it adds to log p(target) − log Σ p(against); with one other token, neurons and b_out sum to the
-    FFN's value. Raise InputError for invalid targets or against, an unknown layer, or an FFN whose neurons are not
+    FFN's value. Raise InputError for invalid token ids, an unknown layer, or an FFN whose neurons are not
     exposed.
 
     Example:

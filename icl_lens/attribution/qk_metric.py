@@ -140,8 +140,8 @@ class QueryKeyMetric:
         """
         a, b = self.query_side, self.key_side
         crossed = b.T @ a
-        whole = ((a.T @ a) * (b.T @ b)).sum()
-        return float((1 + (crossed * crossed.T).sum() / whole) / 2)
+        total = ((a.T @ a) * (b.T @ b)).sum()
+        return float((1 + (crossed * crossed.T).sum() / total) / 2)
 
     def directions(self, k: int) -> tuple[Float[Tensor, "k d_model"], Float[Tensor, " k"], Float[Tensor, "k d_model"]]:
         """Return the top `k` singular directions: of query inputs, their singular values, of key inputs.

@@ -78,10 +78,10 @@ def label_attention_edit(
                 f"the forward pass must have at least {int(batch.last.max()) + 1} tokens like batch, got "
                 f"{work.pattern.shape[-1]}; run the same batch"
             )
-        whole = at_positions(weights.expand(rows, -1), positions, width=work.pattern.shape[-1])
+        by_position = at_positions(weights.expand(rows, -1), positions, width=work.pattern.shape[-1])
         every = torch.arange(rows, device=device)[:, None]
         places = torch.tensor(work.indices_of(indices), device=device)[None]
-        row = work.pattern[every, places, work.last[:, None]] * whole[:, None].to(work.pattern.dtype)
+        row = work.pattern[every, places, work.last[:, None]] * by_position[:, None].to(work.pattern.dtype)
         if renormalize:
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
         work.pattern[every, places, work.last[:, None]] = row
@@ -94,8 +94,8 @@ def at_positions(
 ) -> Float[Tensor, "batch key"]:
     """Return each demonstration's factor at its position (-1: none) and 1 elsewhere, on the positions' device."""
     factors = weights.to(positions.device).masked_fill(positions < 0, 1.0)
-    whole = factors.new_ones(len(positions), width)
-    return whole.scatter_reduce(1, positions.clamp(min=0), factors, "prod")
+    by_position = factors.new_ones(len(positions), width)
+    return by_position.scatter_reduce(1, positions.clamp(min=0), factors, "prod")
 
 
 @contextmanager

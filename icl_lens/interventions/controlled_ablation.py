@@ -185,9 +185,9 @@ def ablate_with_controls(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> ControlledAblation:
-    """Score a batch without ablation, with `heads` zeroed, and with random sets of as many other heads zeroed.
+    """Score a batch without ablation, with `heads` zeroed, and with random sets of the same number of other heads.
 
-    Of the random sets, `n_random_sets` are from the layers of `heads` and as many from all layers. Heads are zeroed at
+    `n_random_sets` random sets are from the layers of `heads`, and the same number from all layers. Heads are zeroed at
     all `positions` of a prompt or, much faster, at the "last". `progress=True` shows a progress bar. Raise InputError
     for an unknown head, and if fewer than `len(heads)` other heads exist.
 

@@ -126,8 +126,8 @@ def label_log_probs_debiased(
     `head_effects`). Raise InputError for empty settings, prompts without demonstrations, and like `debias`.
 
     Example:
-        >>> fixes = [il.DebiasSettings([(2, 0)], majority=strength) for strength in (0.0, 0.5, 1.0)]
-        >>> found = il.label_log_probs_debiased(model, batch, fixes)
+        >>> settings = [il.DebiasSettings([(2, 0)], majority=strength) for strength in (0.0, 0.5, 1.0)]
+        >>> found = il.label_log_probs_debiased(model, batch, settings)
         >>> found.shape, (found[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
     """
@@ -257,11 +257,11 @@ def _scored(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], fix: Fix, strengths: Sequence[float]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return, for each strength, the answer's log-odds (nats) and whether it scores highest."""
-    fixes = [DebiasSettings(heads, **{fix: strength}) for strength in strengths]
+    settings = [DebiasSettings(heads, **{fix: strength}) for strength in strengths]
     return [
         (
             label_log_odds(scores, batch.answer, choices=batch.label_mask),
             is_correct(scores, batch.answer, choices=batch.label_mask),
         )
-        for scores in label_log_probs_debiased(model, batch, fixes).unbind(1)
+        for scores in label_log_probs_debiased(model, batch, settings).unbind(1)
     ]

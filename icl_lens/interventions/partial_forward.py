@@ -46,7 +46,7 @@ def run_sets(
 ) -> Float[Tensor, "batch set n"]:
     """Return `read` of the log-probabilities after each prompt when each head set is ablated at `positions`.
 
-    If hooks are active on the model, each set has a pass of its own over the whole batch, as the hooks expect.
+    If hooks are active on the model, each set has its own pass over the full batch, as the hooks expect.
     """
     start_layers = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
     layers = set(start_layers) - {view.n_layers}

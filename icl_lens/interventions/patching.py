@@ -119,8 +119,8 @@ def label_log_probs_patched(
     read = read_labels(batch)
 
     def in_full_passes() -> Tensor:
-        whole = patch.with_clean_z(view) if query_positions == "last" else patch
-        return score_passes(view, batch, (editing(view, *whole.edits(by_layer)) for by_layer in each), read)
+        full_patch = patch.with_clean_z(view) if query_positions == "last" else patch
+        return score_passes(view, batch, (editing(view, *full_patch.edits(by_layer)) for by_layer in each), read)
 
     def edits_of(prompts: list[int]) -> RowEdits:
         row = patch.for_rows(prompts)
@@ -312,7 +312,7 @@ def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> Places:
     Raise InputError if a row and its source have different numbers of demonstrations.
     """
     if len(source) not in (1, len(into)):
-        raise InputError(f"source must have one prompt or as many as batch, {len(into)}, got {len(source)}")
+        raise InputError(f"source must have one prompt, or the {len(into)} of batch, got {len(source)}")
     into.require_labels("label to align", "use positions='last' or prompts of the same length")
     found = []
     for row in range(len(into)):

@@ -41,7 +41,7 @@ RowsOfLayer = Callable[[int], LayerValues]
 
 @dataclass(frozen=True)
 class RowEdits:
-    """Edits at the last position, of which each set is a single-token row per prompt.
+    """Edits at the last position; each set of them is one single-token row per prompt.
 
     The functions get the layer, the sets of the rows after the unedited row 0, and what they edit in place.
     """

@@ -69,7 +69,7 @@ class RunRequest:
     by: str = "increase"
 
 
-def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: RunRequest) -> dict[str, Any]:
+def configuration(model: Any, batch: PromptBatch, options: BatchOptions, request: RunRequest) -> dict[str, Any]:
     """Return everything that a run's chunks and results depend on, in manifest order.
 
     In addition to the request: digests of the weights, of the prompts' tokens and answers, and of the batch plan; the
@@ -80,7 +80,7 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
     # Stored only if they differ from the default, so that older folders stay valid.
     defaults = {"shared_prefix": "error", "by": "increase"}
     return {
-        **{name: value for name, value in asdict(asked).items() if defaults.get(name, ...) != value},
+        **{name: value for name, value in asdict(request).items() if defaults.get(name, ...) != value},
         "weights": weights_digest(ParameterMap(model)),
         "labels": list(batch.labels),
         "prompts": prompts_digest(batch),
@@ -91,12 +91,12 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, asked: 
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
         **({"quantization": view.quantization} if view.quantization else {}),
-        **({"against": "the other labels"} if asked.by == "contrast" else {}),
+        **({"against": "the other labels"} if request.by == "contrast" else {}),
     }
 
 
 def prepare_run_folder(
-    path: Path, model: Any, batch: PromptBatch, options: BatchOptions, asked: RunRequest
+    path: Path, model: Any, batch: PromptBatch, options: BatchOptions, request: RunRequest
 ) -> RunFolder:
     """Initialize the run's folder for `locate_heads` or `locate_effects`; call it inside `locked_folder(path)`.
 
@@ -106,6 +106,6 @@ def prepare_run_folder(
     view = ModelView.of(model)
     if isinstance(options, LocateOptions):
         check_k(options.k, view.n_layers * view.n_heads, "heads")  # before the folder is initialized
-    folder = RunFolder(path, configuration(model, batch, options, asked))
+    folder = RunFolder(path, configuration(model, batch, options, request))
     folder.initialize()
     return folder

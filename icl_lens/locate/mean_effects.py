@@ -218,7 +218,7 @@ def locate_effects(
             present = [name for name in SCORES if name in chunk.column_names]
             scores = {name: chunk.column(name).to_numpy().reshape(len(rows), -1) for name in present}
             for i, row in enumerate(rows.tolist()):
-                # For a prompt without demonstrations, its text stands for the query.
+                # For a prompt without demonstrations, its text is used as the query.
                 query = (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
                 weights = poisson_weights(query)
                 for name, values in scores.items():

@@ -246,7 +246,7 @@ class Readout:
 
     def token_columns(self, tokens: Int[Tensor, "*rest"]) -> Float[Tensor, "*rest d_model"]:
         """Return W_U's columns of the tokens."""
-        # Each column once, since prompts often share labels. `index_select` would copy a whole transposed W_U.
+        # Each column once, since prompts often share labels. `index_select` would copy all of a transposed W_U.
         distinct, where = tokens.unique(return_inverse=True)
         return self.W_U.T[distinct].to(self.dtype)[where]
 
@@ -372,7 +372,7 @@ class Readout:
 
 @dataclass(frozen=True)
 class VectorDescriptions:
-    """What `Readout.describe` finds for each vector: top tokens, the rank of a token (0: none asked), standout."""
+    """What `Readout.describe` finds for each vector: top tokens, the rank of a token (0 if not requested), standout."""
 
     tokens: list[list[str]]
     ranks: Int[Tensor, " n"]

@@ -47,7 +47,7 @@ class StrictLoader:
 def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
     """Raise InputError if the headers of safetensors show that weights are packed integers or of another model.
 
-    transformers would use the integers as weights; masks and positions are no weights. A configuration that needs more
+    transformers would use the integers as weights; masks and positions are not weights. A configuration that needs more
     than twice the stored parameters belongs to another model, and loading would allocate billions of random ones.
     """
     files = weight_files(folder)

@@ -284,8 +284,8 @@ class PromptBatch:
             for prompt in self.prompts
         ]
         names = ("labels", "token_strings", "token_names", "texts", "vocabulary")
-        plain = {name: getattr(self, name) for name in names}
-        return self._tensors(), {**plain, "prompts": prompts, "template": asdict(self.template)}
+        values = {name: getattr(self, name) for name in names}
+        return self._tensors(), {**values, "prompts": prompts, "template": asdict(self.template)}
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":

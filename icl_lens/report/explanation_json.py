@@ -19,8 +19,8 @@ Kind = TypeVar("Kind", bound=Findings)
 
 def save(explanation: Findings, path: str | Path) -> None:
     """Write an explanation as JSON atomically. Raise InputError if the folder is not writable."""
-    plain = {"format": FORMAT, "version": VERSION, **explanation.to_dict()}
-    write_text(path, json.dumps(plain, indent=1) + "\n")
+    state = {"format": FORMAT, "version": VERSION, **explanation.to_dict()}
+    write_text(path, json.dumps(state, indent=1) + "\n")
 
 
 def load(kind: type[Kind], path: str | Path) -> Kind:
@@ -28,21 +28,21 @@ def load(kind: type[Kind], path: str | Path) -> Kind:
     path = Path(path)
     remedy = "pass a file written by Explanation.save or icl-lens explain --json"
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} is not valid JSON ({error}); {remedy}") from error
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise InputError(f"{str(path)!r} is not a saved explanation; {remedy}")
-    if plain.get("version") != VERSION:
+    if state.get("version") != VERSION:
         raise InputError(
-            f"version of {str(path)!r} must be {VERSION}, got {plain.get('version')}; load it with the icl-lens "
+            f"version of {str(path)!r} must be {VERSION}, got {state.get('version')}; load it with the icl-lens "
             "version that it lists under versions, or rerun explain"
         )
     try:
-        plain["versions"] = list((plain.get("versions") or {}).items())
-        found = _restored(kind, plain)
+        state["versions"] = list((state.get("versions") or {}).items())
+        found = _restored(kind, state)
         _check_lengths(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error
@@ -86,8 +86,8 @@ def _restored(kind: Any, value: Any) -> Any:
         if value is None and type(None) in inner:
             return None
         composed = [one for one in inner if is_dataclass(one) or get_origin(one) is tuple]
-        plain = [one for one in inner if one not in composed]
-        return value if isinstance(value, tuple(plain)) and not composed else _restored((composed or plain)[0], value)
+        simple = [one for one in inner if one not in composed]
+        return value if isinstance(value, tuple(simple)) and not composed else _restored((composed or simple)[0], value)
     if origin is tuple:
         of_each = [inner[0]] * len(value) if inner[1:] == (Ellipsis,) else inner
         return tuple(_restored(one, entry) for one, entry in zip(of_each, value, strict=True))

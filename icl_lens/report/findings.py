@@ -410,14 +410,14 @@ class Findings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as lists, numbers and strings for JSON, with heads as `L22H0`."""
-        plain = asdict(self)
-        for report, entry in zip(self.heads, plain["heads"], strict=True):
+        state = asdict(self)
+        for report, entry in zip(self.heads, state["heads"], strict=True):
             entry["head"] = str(report.head)
-        for part, entry in zip(self.subheads, plain["subheads"], strict=True):
+        for part, entry in zip(self.subheads, state["subheads"], strict=True):
             entry["head"] = str(part.head)
-        plain["ablation"]["heads"] = [str(head) for head in self.ablation.heads]
+        state["ablation"]["heads"] = [str(head) for head in self.ablation.heads]
         return {
-            **plain,
+            **state,
             "predicted": self.predicted,
             "label_probs": self.label_probs,
             "versions": dict(self.versions),

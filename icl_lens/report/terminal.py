@@ -199,7 +199,7 @@ def _words(explanation: Findings) -> RenderableType:
 
 
 def _why(explanation: Findings) -> list[RenderableType]:
-    """Return the writers behind the attention of one head, and behind what its values carry."""
+    """Return the writers that contribute most to one head's attention and to what its values carry."""
     chosen = [one for one in explanation.heads if str(one.head) == explanation.settings.why] or explanation.heads[:1]
     why = chosen[0].why
     if why is None:

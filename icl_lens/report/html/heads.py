@@ -128,7 +128,7 @@ def _panel(e: Findings, report: HeadReport, rank: int) -> dict[str, Any]:
 
 
 def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
-    """Return the writers behind the head's attention and values, and the pairs drawn between them."""
+    """Return the writers that contribute most to the head's attention and values, and their pairs."""
     why = report.why
     if why is None:
         return None

@@ -1,4 +1,4 @@
-"""What pages are made of, as plain data: the macros in templates/macros.html.j2 draw it."""
+"""Elements of pages, as data that the macros in templates/macros.html.j2 render."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Bar:
-    """A number beside a bar that fills `share` of its column's width."""
+    """A number next to a bar that fills `share` of its column's width."""
 
     kind: ClassVar = "bar"
     text: str

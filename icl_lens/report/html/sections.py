@@ -140,7 +140,7 @@ def parts_table(e: Findings) -> Table:
 
 
 def configuration(e: Findings) -> dict[str, str]:
-    """Return the settings and versions behind the numbers."""
+    """Return the settings and versions that the numbers depend on."""
     settings, template, free = e.settings, e.template, e.is_plain_text
     bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[settings.prepend_bos]
     others = ", ".join(e.compared_with)

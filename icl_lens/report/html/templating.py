@@ -1,4 +1,4 @@
-"""Render the templates beside this module as self-contained pages and as notebook output.
+"""Render the page templates as self-contained pages and as notebook output.
 
 Each template renders the same data in two versions. The page has scripts and styles; the static version (`static` in
 templates) needs neither and uses only the tags that `nbconvert --sanitize-html` keeps; it is shown where scripts are
@@ -86,14 +86,14 @@ def _finalize(value: Any) -> Any:
 def _compact_json(value: Any) -> str:
     """Return JSON with floats of five significant digits, and null for those that are not finite."""
 
-    def plain(value: Any) -> Any:
+    def to_json(value: Any) -> Any:
         if isinstance(value, float):
             return float(f"{value:.5g}") if math.isfinite(value) else None
         if isinstance(value, dict):
-            return {key: plain(entry) for key, entry in value.items()}
-        return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+            return {key: to_json(entry) for key, entry in value.items()}
+        return [to_json(entry) for entry in value] if isinstance(value, list | tuple) else value
 
-    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+    return json.dumps(to_json(value), separators=(",", ":"), allow_nan=False)
 
 
 @cache
