@@ -127,7 +127,13 @@ def test_any_text(run, tiny, tmp_path):
     text = ("--text", "love : like", "--target", " foo", "--against", " bar", "--against", " no")
     code, out, _ = run("explain", *text, "-m", tiny, "-k", 3, "--json", file)
     assert code == 0
-    for words in ("against bar, no", "attends most to", "Heads by contrast", "Support bar, no: "):
+    for words in (
+        "against bar, no",
+        "attends most to",
+        "Heads by contrast",
+        "support bar, no: ",
+        "Lowest contrasts of all heads: L",
+    ):
         assert words in out
     explanation = il.Explanation.load(file)
     assert explanation.is_plain_text

@@ -147,6 +147,20 @@ def test_words_of_noise_are_gray(acts, explanation):
     assert 'class="noise"' not in replace(explanation, heads=(old,)).to_html()
 
 
+@pytest.mark.parametrize(
+    ("difference", "verb", "heading"), [(1.5, "attends to", "Why "), (-1.5, "does not attend to", "Why not ")]
+)
+def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_answers(
+    explanation, difference, verb, heading
+):
+    report = explanation.heads[0]
+    shown = replace(explanation, heads=(replace(report, why=replace(report.why, score_difference=difference)),))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render(shown))
+    assert f"Why {report.head} {verb} foo@" in console.export_text()
+    assert f"<h4>{heading}<" in shown.to_html()
+
+
 def test_random_draws_are_averaged_as_probabilities():
     from icl_lens.report.findings import _log_mean_probability
 

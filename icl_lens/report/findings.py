@@ -258,14 +258,29 @@ class Findings:
         """Which located heads support the target, the tokens it is compared with, or both; empty without contrasts."""
         if not self.compared_with:
             return ""
-        groups: dict[Supports, str] = {"answer": self.target, "others": ", ".join(self.compared_with), "both": "both"}
+        groups: dict[Supports, str] = {
+            "answer": self.target,
+            "others": ", ".join(self.compared_with),
+            "both": "both" if len(self.compared_with) == 1 else "both sides",
+        }
+        if any(supports(report.increase, report.contrast or 0.0) == "neither" for report in self.heads):
+            groups["neither"] = "neither"
         heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
         named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
         return (
-            " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
-            + " The contrast's sign decides, except for heads that raise both and whose contrast is under 0.69 nats (a"
-            " factor of two in their odds) and under half of the larger increase."
+            "Of these heads: "
+            + "; ".join(f"support {name}: {found or 'none'}" for name, found in named.items())
+            + f".{self._opposed}"
+            + " The contrast's sign decides, except for heads that change both and whose contrast is under 0.69 nats (a"
+            " factor of two in their odds) and under half of the larger change."
         )
+
+    @property
+    def _opposed(self) -> str:
+        """The heads that lower the contrast most: heads ranked by their increase or contrast need not include them."""
+        scores = [(x, Head(i, j)) for i, row in enumerate(self.head_contrasts) for j, x in enumerate(row) if x < 0]
+        lowest = ", ".join(f"{head} ({score:+.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
+        return f" Lowest contrasts of all heads: {lowest}." if lowest else ""
 
     @property
     def headline(self) -> str:

@@ -121,7 +121,7 @@ def _heads(explanation: Findings) -> RenderableType:
 
 def _many_labels(explanation: Findings, names: Sequence[str]) -> RenderableType:
     """Return the located heads with the labels they attend to most, for prompts with many demonstrations."""
-    table = _table(_heads_title(explanation), *_columns(explanation), "attends most to")
+    table = _table(_heads_title(explanation), *_columns(explanation), "labels attended to most")
     for report in explanation.heads:
         weights = report.label_attention(explanation.label_positions)
         most = sorted(range(len(names)), key=lambda i: -weights[i])[:3]
@@ -205,7 +205,9 @@ def _why(explanation: Findings) -> list[RenderableType]:
     if why is None:
         return []
     more, less = (", ".join(map(explanation.key_name, positions)) for positions in (why.more, why.less))
-    title = f"Why {chosen[0].head} attends to {more} rather than {less}: score difference {why.score_difference:+.2f}"
+    # Keys and values can be those of the answer's label although the head attends to the others.
+    verb = "attends to" if why.score_difference >= 0 else "does not attend to"
+    title = f"Why {chosen[0].head} {verb} {more} rather than {less}: score difference {why.score_difference:+.2f}"
     columns = ["at the last token", "score", "at the keys", "score", *(["value", "nats"] if why.value else [])]
     table = _table(title, *columns)
     for row in zip_longest(why.query, why.key, why.value, fillvalue=None):
@@ -213,8 +215,8 @@ def _why(explanation: Findings) -> list[RenderableType]:
         table.add_row(*cells)
     pairs = ", ".join(f"{one} × {other} {value:+.2f}" for one, other, value in why.pairs[:3])
     note = (
-        f"Each column sums to the difference over all {why.n_writers} writers (heads; F: FFNs). Largest pairs of query "
-        f"and key writers shown: {pairs}."
+        f"Each score column sums to the difference over all {why.n_writers} writers (heads; F: FFNs). Largest pairs of "
+        f"query and key writers shown: {pairs}."
     )
     if why.value:
         kind = "exact" if why.value_is_exact else "first-order"
@@ -267,6 +269,7 @@ def _table(title: str, *columns: str | Text) -> Table:
         "top words",
         "scored token",
         "attends most to",
+        "labels attended to most",
         "at the keys",
         "value",
         "",
