@@ -36,6 +36,7 @@ def test_two_prompts(run, tiny, tmp_path):
     assert "Probability of each label" in out
     assert "increase changed most, nats (A: foo, B: bar)" in out
     assert "contrast in A" in out
+    assert "to explain foo in both, pass --answer foo --answer-b foo." in " ".join(out.split())
     assert "A explains" in file.read_text()
 
 

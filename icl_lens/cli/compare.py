@@ -146,12 +146,16 @@ def _heads(before: "Explanation", after: "Explanation") -> Group:
     for row in both.to_frame().head(N_SHOWN).to_dict("records"):
         scores = [row[prefix + column] for prefix in prefixes for column in ("a", "b", "change")]
         table.add_row(row["name"], *(f"{score:+.3f}" for score in scores))
-    note = (
-        ""
-        if before.model == after.model
-        else "Heads of two models correspond only if one model was trained from the other."
-    )
-    return Group(Text(f"Heads whose {names[0]} changed most, nats ({targets})", "bold"), table, Text(note, "dim"))
+    notes = []
+    if before.model != after.model:
+        notes.append("Heads of two models correspond only if one model was trained from the other.")
+    if before.target != after.target and before.target in after.labels:
+        notes.append(
+            f"Changes compare what heads add to {before.target} in A with what they add to {after.target} in B; to "
+            f"explain {before.target} in both, pass --answer {before.target} --answer-b {before.target}."
+        )
+    title = Text(f"Heads whose {names[0]} changed most, nats ({targets})", "bold")
+    return Group(title, table, *(Text(note, "dim") for note in notes))
 
 
 def _task_answers(both: "ModelComparison") -> Group:
