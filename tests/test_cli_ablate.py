@@ -28,7 +28,7 @@ def test_one_prompt(family_folder, load_tiny, capsys, tmp_path):
     before = il.label_log_probs(model, batch)[0]
     with il.ablate_heads(model, [(0, 1), (2, 3)]):
         after = il.label_log_probs(model, batch)[0]
-    assert "selected L0H1, L2H3" in out
+    assert "L0H1, L2H3, selected" in out
     for log_probs in (before, after):
         assert all(percent(float(one.exp())) in out for one in log_probs)
     assert "random, same" in out
@@ -55,7 +55,9 @@ def test_a_task(icl_mini, capsys, tmp_path, options, by, layout):
     top = top_heads_by(icl_mini, il.tokenize(icl_mini, prompts[:8]), 2, by=by)
     batch = il.tokenize(icl_mini, prompts[8:14])
     found = il.ablate_with_controls(icl_mini, batch, top, n_random_sets=2, positions="last")
-    assert f"located by {by} {', '.join(map(str, top))}" in out
+    tested, located = ({one.query for one in part} for part in (prompts[8:14], prompts[:8]))
+    shared = f" ({len(tested & located)} of their {len(located)} queries also occur here)" if tested & located else ""
+    assert f"{', '.join(map(str, top))}, located by {by} on 8 other prompts{shared}" in out
     kept, html = json.loads(numbers.read_text()), " ".join(page.read_text().split())
     for text in (out, html):
         assert "2 random, same layers" in text

@@ -94,8 +94,9 @@ def ablate(
 ) -> None:
     """Zero-ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
-    Both classes are queried and each label is the answer equally often, so a constant answer scores 50 %. Accuracy is
-    reported between the labels and over the full vocabulary (top token), log-odds against the other labels.
+    Both classes are queried and each label is the answer equally often, so a constant answer scores at chance (50 %
+    with two labels). Accuracy is reported between the labels and over the full vocabulary (top token), log-odds against
+    the other labels.
     """
     import icl_lens as il
     from icl_lens.files import check_writable, write_text
@@ -126,6 +127,11 @@ def ablate(
         reference = batch
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)
     chosen, how = heads.choose(loaded, reference)
+    if heads.heads is None and prompt is None:
+        how += f" on {len(reference)} other prompts"
+        tested, located = ({one.query for one in prompts} for prompts in (batch.prompts, reference.prompts))
+        if shared := len(tested & located):
+            how += f" ({shared} of their {len(located)} queries also occur here)"
     with progress() as report:
         found = il.ablate_with_controls(
             loaded,
@@ -144,7 +150,7 @@ def ablate(
             model=name,
             text=text,
             answer=correct,
-            chosen=how.capitalize() + (f" on {len(reference)} other prompts." if prompt is None else "."),
+            chosen=f"{how.capitalize()}.",
             behavior="" if behavior is None else str(behavior),
             command=command,
         )
@@ -156,10 +162,13 @@ def ablate(
             output.json_file,
             ablation_json(found, model=name, command=command, chosen=how, task_check=check, prompts=prompts),
         )
-    console.print(f"{name}: {how} {', '.join(map(str, found.heads))}")
+    console.print(f"{name}: {', '.join(map(str, found.heads))}, {how}")
     if prompt is None:
         columns = ("", "accuracy (95 %)", "log-odds, nats (95 %)", "top token")
-        tables = {columns: condition_rows(found), ("difference", *columns[1:3]): comparison_rows(found)}
+        tables = {
+            columns: condition_rows(found),
+            ("difference", "accuracy, points (95 %)", columns[2]): comparison_rows(found),
+        }
     else:
         tables = {("probability of", *condition_names(found).values()): probability_rows(found)}
     for header, rows in tables.items():
