@@ -227,9 +227,7 @@ class TaskOptions:
         str | None,
         typer.Option(help="Label words, true class first (all: alphabetical by class)."),
     ] = None
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Over several prompts, first say what the model does.")
-    ] = True
+    check: Annotated[bool, typer.Option("--check/--no-check", help="First say what the model does on the task.")] = True
 
     @property
     def name(self) -> str | None:
