@@ -43,7 +43,7 @@ MISUSE = {
     lambda: il.Prompt(SHOWN, 3): "must be a string, got 3",
     lambda: il.Prompt(SHOWN, "x", labels=["b", 1]): "must be a string, got 1",
     lambda: il.load_task(None): "must be a string, got None",
-    lambda: il.load_task("sentiment-number", n=10**9): "at most 1,000,000",
+    lambda: il.load_task("sentiment-number", n=10**9): "between 1 and 1,000,000",
     lambda: il.load_task("sentiment-number", n=1.5): "n must be an integer, got 1.5",
     lambda: il.load_task("sentiment-number", seed=None): "seed must be an integer, got None",
     lambda: il.load_task("sentiment-number", labels={"foo", "bar"}): "labels must be a sequence",

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 import pytest
 import typer
+from typer import rich_utils
 from typer.testing import CliRunner
 
 from icl_lens.cli import app
@@ -62,8 +63,9 @@ PANELS = {
 
 @pytest.mark.parametrize("name", sorted(PANELS))
 @pytest.mark.parametrize("width", [80, 120])
-def test_help_shows_the_panels(name, width):
-    result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)})
+def test_help_shows_the_panels(name, width, monkeypatch):
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", width)  # read from the environment when typer is first imported
+    result = CliRunner().invoke(app, [name, "--help"])
     assert result.exit_code == 0
     shown = [line.split("─ ")[1].split(" ─")[0] for line in result.output.splitlines() if line.startswith("╭─ ")]
     assert shown == PANELS[name]
