@@ -61,7 +61,7 @@ ABLATE = [
     ([PROMPT, "--heads", "L-1H0"], "L-1H0"),
     ([PROMPT, "--top", "25"], "must be at most half"),
     ([PROMPT, "--top", "100"], "at most 48"),
-    (["--task", "sentiment-number", "--n", "100000000"], "at most 1,000,000"),
+    (["--task", "sentiment-number", "--n", "100000000"], "between 1 and 1,000,000"),
     (["--task", "sentiment-number", "--columns", "a,b"], "--columns has no effect here"),
     (["--task", "sst2", "--columns", "a,b"], "--columns has no effect here"),
     (["--task", ""], "unknown task ''"),
@@ -83,7 +83,7 @@ COMPARE = [
     ([PROMPT, PROMPT, "--html", "/no/such/x.html"], "choose an existing, writable folder"),
 ]
 LOCATE = [
-    (["--task", "sentiment-number", "--n", "10000000000"], "at most 1,000,000"),
+    (["--task", "sentiment-number", "--n", "10000000000"], "between 1 and 1,000,000"),
     (["--task", "sentiment-number", "--n", "8", "--top", "49"], "between 1 and 48"),
     (["--task", "sentiment-number", "--n", "8", "--batch-size", "2", "--budget", "9"], "--budget has no effect"),
     (["--task", "sentiment-number", "--classes", "all"], "--classes has no effect here"),
