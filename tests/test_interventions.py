@@ -600,7 +600,7 @@ def test_what_cannot_be_aligned_is_said(run):
         (other, {"align": "labels"}, "batch must be the batch"),
         (other, {"batch": batch}, "batch must be None"),
         (other[[0, 2, 1]], {"align": "labels", "batch": batch}, "got 2 and 3 in row 1"),
-        (other[:2], {"align": "labels", "batch": batch}, "3, got 2"),
+        (other[:2], {"align": "labels", "batch": batch}, "one prompt, or the 3 of batch, got 2"),
     ]:
         with (
             pytest.raises(il.InputError, match=message),
