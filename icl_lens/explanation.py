@@ -26,7 +26,7 @@ from icl_lens.attribution.increases import (
 )
 from icl_lens.attribution.reasons import AttentionReasons, attention_reasons
 from icl_lens.attribution.search import top_subheads
-from icl_lens.attribution.similarity import label_similarity
+from icl_lens.attribution.similarity import compared_positions, similarity_in
 from icl_lens.display import format_signed
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import ablate_heads_per_row
@@ -218,7 +218,9 @@ def explain(
             model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos, shared_prefix=shared_prefix
         )
 
-    acts = capture(model, batch, writers=bool(batch.labels))
+    acts = capture(
+        model, batch, writers=bool(batch.labels) if batch.prediction_positions is None else compared_positions(batch)
+    )
     why = None if why is None else acts.view.check_head(why)
     by = by or ("increase" if options.against is None else "contrast")
     options = replace(
@@ -574,9 +576,7 @@ def _similarities(scored: _ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[
     """
     if not scored.is_plain_text and scored.acts.batch.prediction_positions is not None:
         with suppress(RotaryAnglesUnavailable):  # the other fields need no angles
-            return [
-                tuple(map(tuple, rows)) for rows in label_similarity(scored.model, scored.acts.batch, heads)[0].tolist()
-            ]
+            return [tuple(map(tuple, rows)) for rows in similarity_in(scored.acts, heads)[0].tolist()]
     return [()] * len(heads)
 
 

@@ -1,22 +1,20 @@
 """A head's query-key metric applied to prompts: similarity of the query to each label position."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import last_log_probs
+from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.qk_metric import build_metric, identity_rotation, query_key_metric
 from icl_lens.errors import InputError
-from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 
-@torch.no_grad()
 def label_similarity(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int] | str]
 ) -> Float[Tensor, "batch head query demo"]:
@@ -25,8 +23,7 @@ def label_similarity(
     Queries: the positions where labels are predicted (`batch.prediction_positions`), and the last position. Keys: the
     labels' last tokens. The scores are `query_key_metric(...).scores` without position, so keys after a query, which
     the model masks, have scores too. In a head that compares texts by class, queries and keys of the same label score
-    higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first label. One forward pass;
-    only the residual stream at these positions is kept.
+    higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first label. One forward pass.
 
     Raise InputError for unknown heads, an empty list of heads, and prompts without demonstrations, and
     RotaryAnglesUnavailable for a rotary model that does not expose its angles.
@@ -41,46 +38,35 @@ def label_similarity(
     if not chosen:
         raise InputError("heads must name at least one head, got none; e.g. ['L3H1']")
     batch.require_labels("label position to read", "use il.query_key_metric(model, head).scores on any two inputs")
-    labels, last = batch.label_positions, batch.last[:, None]
-    before = batch.prediction_positions
-    if before is None:
+    return similarity_in(capture(model, batch, writers=compared_positions(batch), check=False), chosen)
+
+
+def compared_positions(batch: PromptBatch) -> list[list[int]]:
+    """Return the positions whose queries or keys `label_similarity` reads, without each prompt's last."""
+    if batch.prediction_positions is None:
         raise InputError("batch must have prediction_positions, got None; create it with il.tokenize")
-    positions = torch.cat([before, last, labels], dim=1)
-    seen: dict[str, Tensor] = {}  # keyed by the requested name: a bridge's hooks have several names
+    both = torch.cat([batch.prediction_positions, batch.label_positions], dim=1)
+    return [row[row >= 0].tolist() or [-1] for row in both]
 
-    def at_positions(name: str) -> Callable[..., None]:
-        def keep(value: Tensor, hook: Any) -> None:
-            rows = torch.arange(len(value), device=value.device)[:, None]
-            seen[name] = value.detach()[rows, positions.clamp(min=0).to(value.device)].to(view.unembed_device)
 
-        return keep
-
-    def first(name: str) -> Callable[..., None]:
-        def keep(value: Tensor, hook: Any) -> None:
-            seen[name] = value.detach()[0, 0]
-
-        return keep
-
-    layers = {head.layer: view.hook(head.layer, "hook_resid_pre") for head in chosen}
-    rotating = [layer for layer in layers if attention_scores.attention_scoring(view, layer).position == "rotary"]
-    angles = {layer: attention_scores.rotation_hooks(view, layer) for layer in rotating}
-    for layer in (layer for layer, names in angles.items() if names is None):
-        attention_scores.rotation_table(view, layer, torch.zeros(1, 1, dtype=torch.long))  # raise before the pass
-    hooks = [(name, at_positions(name)) for name in layers.values()]
-    hooks += [(name, first(name)) for names in angles.values() for name in names or ()]
-    with view.model.hooks(fwd_hooks=hooks):
-        last_log_probs(model, batch)
-
+@torch.no_grad()
+def similarity_in(acts: Activations, heads: Sequence[Head]) -> Float[Tensor, "batch head query demo"]:
+    """Return `label_similarity` from activations that hold writers at `compared_positions`."""
+    view, batch, writers = acts.view, acts.batch, acts.writers
+    assert writers is not None
+    assert batch.prediction_positions is not None
+    n_queries = batch.label_positions.shape[1] + 1
+    positions = torch.cat([batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1)
+    rows = writers.rows_at(positions)
     found = []
-    for head in chosen:
-        names = angles.get(head.layer)
-        metric = (
-            query_key_metric(view, head)
-            if names is None
-            else build_metric(view, head, None, identity_rotation(*(seen[name] for name in names)))
-        )
-        queries, keys = seen[layers[head.layer]].split([labels.shape[1] + 1, labels.shape[1]], 1)
+    for head in heads:
+        if head.layer in writers.angles:
+            cos, sin = (angle[0] for angle in writers.angles[head.layer])
+            metric = build_metric(view, head, None, identity_rotation(cos, sin))
+        else:
+            metric = query_key_metric(view, head)
+        queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split([n_queries, n_queries - 1], 1)
         found.append(metric.scores(queries, keys))
-    known = (positions >= 0).to(view.unembed_device)
-    there = known[:, : labels.shape[1] + 1, None] & known[:, None, labels.shape[1] + 1 :]
-    return torch.stack(found, dim=1).masked_fill(~there[:, None], 0)
+    is_known = rows >= 0
+    is_pair = is_known[:, :n_queries, None] & is_known[:, None, n_queries:]
+    return torch.stack(found, dim=1).masked_fill(~is_pair[:, None], 0)
