@@ -109,12 +109,6 @@ def test_own_label_ranks(gpt2_acts, gpt2_batch):
                 assert ranks[i, demo] == 1 + order.index(int(gpt2_batch.label_tokens[label]))
 
 
-def test_heads_that_do_not_exist_are_refused(gpt2_acts):
-    for function in (il.label_values, il.label_keys, il.last_query):
-        with pytest.raises(il.InputError, match=r"layers 0–2 and heads 0–3 .* got L3H0"):
-            function(gpt2_acts, il.Head(3, 0))
-
-
 def test_attention_to_labels(gpt2_acts, gpt2_batch):
     attention = il.attention_to_labels(gpt2_acts)
     by_label = il.attention_by_label(gpt2_acts)

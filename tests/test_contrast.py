@@ -62,44 +62,13 @@ def test_parts_of_a_linear_contrast_add_up(family_run, name):
         assert acts.readout.shift is None or abs(float(nothing)) > 1e-3
 
 
-def test_several_do_not_add_up(gpt2_acts, gpt2_batch):
-    """What the page about numbers says: only a contrast with one other token is linear."""
-    targets = gpt2_batch.answer_tokens
-    heads = il.head_log_prob_increase(gpt2_acts, targets, against=SEVERAL)
-    subheads = il.subhead_log_prob_increase(gpt2_acts, targets, against=SEVERAL)
-    gap = (subheads.sum(-1) - heads).abs().amax((1, 2))
-    assert gap[1] < tolerance(), "one token of the second prompt is compared with: linear there"
-    assert gap[0] > 1e-2
-    own = il.subhead_log_prob_increase(gpt2_acts, targets, against=gpt2_batch.other_label_tokens, final_norm="own")
-    whole = il.head_log_prob_increase(gpt2_acts, targets, against=gpt2_batch.other_label_tokens, final_norm="own")
-    assert (own.sum(-1) - whole).abs().max() > 1e-2
-
-
-def test_a_head_that_raises_every_label_alike():
-    """By log p(w) a large increase; against the other label, nothing."""
-    readout = Readout(
-        W_U=torch.eye(4), b_U=None, gain=None, shift=None, scale=torch.ones(1), eps=0.0, center=False, normalize=False
-    )
-    x, both, reader = torch.zeros(1, 4), torch.tensor([[2.0, 2.0, 0, 0]]), torch.tensor([[2.0, 0, 0, 0]])
-    foo, bar = torch.tensor([0]), torch.tensor([[1]])
-
-    def rise(u, against=None):
-        after, before = (readout.token_log_probs(y[:, None], foo, against=against) for y in (x + u, x))
-        return (after - before).item()
-
-    assert rise(both) > 0.5
-    assert rise(both, bar) == 0.0
-    assert rise(reader, bar) == 2.0
-    assert float((reader * readout.contrast_direction(foo, bar[:, 0])).sum()) == 2.0
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "gptj", "gemma3", "granite"])
 def test_bounds_hold(family_run, name):
-    """Bound ≥ exact for every part and head, within the slack; equality for one token, a gap for several."""
+    """Bound ≥ exact for every part and head, within the slack; equality for one token, a gap for none and several."""
     acts, targets = family_run(name).acts, family_run(name).batch.answer_tokens
-    for bias, (which, against) in product((True, False), contrasts(acts.batch).items()):
+    for bias, (which, against) in product((True, False), [("none", None), *contrasts(acts.batch).items()]):
         readout = acts.readout.using(final_norm="frozen", bias=bias)
-        others = check_against_ids(acts.view, targets, against)
+        others = None if against is None else check_against_ids(acts.view, targets, against)
         gradients = layer_gradients(acts, targets, readout, against=others)
         bound = subhead_bounds(acts, gradients)
         gap = (bound - il.subhead_log_prob_increase(acts, targets, against=against, bias=bias))[torch.isfinite(bound)]
@@ -115,14 +84,6 @@ def test_search_goes_on_while_a_bound_is_larger(gpt2_acts, gpt2_batch):
     """Among the 42 largest bounds of a prompt are not all of its 40 largest parts."""
     top = against_hf.check_search(gpt2_acts, gpt2_batch, certified=True, k=40)
     assert top.n_exact.max() > 42
-
-
-def test_float32_bounds_stay_within_the_slack_of_float64(load_tiny, gpt2_acts, gpt2_batch):
-    targets = gpt2_batch.answer_tokens
-    others = check_against_ids(gpt2_acts.view, targets, SEVERAL)
-    bounds = head_bounds(gpt2_acts, layer_gradients(gpt2_acts, targets, gpt2_acts.readout, against=others))
-    exact = il.capture(load_tiny("gpt2", dtype=torch.float64), gpt2_batch)
-    assert (il.head_log_prob_increase(exact, targets, against=SEVERAL) - bounds).max() < SLACK / 10
 
 
 def test_one_token_has_two_spellings(gpt2_acts, gpt2_batch):

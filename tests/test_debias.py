@@ -152,17 +152,6 @@ def test_within_another_intervention_each_fix_has_a_pass(model, batch):
                 assert_close(nested[:, place], il.label_log_probs(model, batch))
 
 
-def test_bad_fixes_are_one_sentence(model, batch):
-    for fixes, text in (
-        ([], "settings must contain at least one"),
-        ([il.DebiasSettings(HEADS, majority=-1.0)], r"majority must .* got -1\.0"),
-        ([il.DebiasSettings(HEADS, recency=1.5)], r"recency must .* got 1\.5"),
-        ([il.DebiasSettings([(9, 0)], recency=0.5)], "9"),
-    ):
-        with pytest.raises(il.InputError, match=text):
-            il.label_log_probs_debiased(model, batch, fixes)
-
-
 def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
     """Ragged prompts: what stands in the weights where a prompt has no demonstration is not read."""
     weights = il.balancing_weights(batch)

@@ -4,7 +4,6 @@ import json
 import re
 
 import examples  # pyright: ignore[reportMissingImports]
-import pytest
 
 SOURCE = '''"""Module.
 
@@ -47,12 +46,6 @@ def test_outputs_are_written_in_place():
         "        3\n        4\n", "        5\n        6\n"
     ).replace("(3, True)", "(5, True)")
     assert examples.refreshed(text, {"size": 5}) == (text, [])
-
-
-def test_more_or_fewer_lines_are_written_too():
-    source = '"""M.\n\n>>> show()\none\n>>> 7\n8\n"""\n'
-    text, _ = examples.refreshed(source, {"show": lambda: print("x\n\ny")})
-    assert text == '"""M.\n\n>>> show()\nx\n<BLANKLINE>\ny\n>>> 7\n7\n"""\n'
 
 
 def test_what_denies_itself_or_raises_is_told_and_left():
@@ -127,27 +120,6 @@ def test_the_readmes_tables_and_what_names_their_heads():
     assert "L1H" not in text
     assert "L0H0" not in text
     assert examples.readme_with(text, EXPLAINED, LOCATED, WORDS) == text
-
-
-def test_words_are_those_of_the_named_heads_cut_short():
-    def row(name, kind, position):
-        return {"name": name, "kind": kind, "position": position, "token": " bar", "words": "a b c d e f"}
-
-    rows = [row("L9H9", "value", 3), *(row(*one, 3) for one in examples.SAYING), row(*examples.SAYING[0], 7)]
-    lines = examples.words_table(rows).split("\n")[2:]
-    said = [tuple(line.split(maxsplit=4)) for line in lines]
-    (first, kind), *others = examples.SAYING
-    expected = [(first, kind, "3"), (first, kind, "7"), *((*one, "3") for one in others)]
-    assert said == [(*one, "bar", "a, b, c, d, e") for one in expected]
-    with pytest.raises(SystemExit, match="choose others for SAYING"):
-        examples.words_table(rows[:1])
-
-
-def test_a_readme_without_its_table_is_told():
-    with pytest.raises(SystemExit, match="0 tables that begin with 'rank   head'"):
-        examples.readme_with(README.replace("rank   head", "rank  head"), EXPLAINED, LOCATED, WORDS)
-    with pytest.raises(SystemExit, match="has its head changed"):
-        examples.readme_with(README, EXPLAINED, "nothing", WORDS)
 
 
 def test_the_readme_has_all_places():

@@ -58,7 +58,9 @@ def test_searches_find_what_trying_everything_finds(family_run, name):
         top = against_hf.check_search(run.acts, run.batch, certified=certified, against=against)
         best = il.top_heads(run.acts, run.batch.answer_tokens, k=5, against=against)
         every = il.head_log_prob_increase(run.acts, run.batch.answer_tokens, against=against)
-        assert_close(best.value, every.mean(0).flatten().topk(5).values)
+        expected = every.mean(0).flatten().topk(5)
+        assert_close(best.value, expected.values)
+        assert best.heads == [il.Head(i // 4, i % 4) for i in expected.indices.tolist()]
         assert best.certified == certified
         if against is one or not certified:
             assert torch.equal(top.n_exact, top.n_parts)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from icl_lens.errors import InputError
 from icl_lens.files import atomic_write, write_text
 
 
@@ -19,8 +18,3 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         fail_halfway()
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="choose an existing, writable folder"):
-        write_text(tmp_path / "no" / "a.json", "x")

@@ -144,14 +144,6 @@ def test_not_installed_and_then_installed(refused, monkeypatch, distribution):
 # The command line
 
 
-def test_commands_refuse_in_one_line(monkeypatch, capsys, file, tmp_path):
-    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:-100])
-    for model, words in ((tmp_path / "cut.gguf", "corrupt or truncated"), (tmp_path / "no.gguf", "there is no file")):
-        code, out, err = faults.call(monkeypatch, capsys, "explain", gguf_files.TEXT[0], "--model", model)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert words in err
-
-
 def test_models_lists_what_is_installed(monkeypatch, capsys, distribution):
     for status, is_whole in (("incomplete", False), ("installed", True)):
         if is_whole:

@@ -1,7 +1,6 @@
 """Sets of heads removed together, at the last position or at all: against whole passes and Hugging Face's modules."""
 
 import copy
-import inspect
 from contextlib import contextmanager, nullcontext
 from itertools import permutations
 
@@ -16,7 +15,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import edited_scores, kv_cache, partial_forward, prefix_cache
-from icl_lens.interventions.editor import Positions, head_mask
+from icl_lens.interventions.editor import head_mask
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
@@ -171,18 +170,6 @@ def test_at_all_positions_a_pass_begins_where_its_sets_do(load_tiny):
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
 
 
-def test_every_edit_is_at_all_positions_by_default():
-    public = {name: getattr(il, name) for name in dir(il)}
-    signatures = {name: inspect.signature(one) for name, one in public.items() if inspect.isfunction(one)}
-    defaults = {
-        name: signature.parameters["positions"].default
-        for name, signature in signatures.items()
-        if "positions" in signature.parameters and signature.parameters["positions"].annotation is Positions
-    }
-    assert {"ablate_heads", "head_effects", "label_log_probs_ablated", "locate_effects"} <= defaults.keys()
-    assert set(defaults.values()) == {"all"}
-
-
 def test_answers_are_those_of_each_edit(load_tiny):
     model = load_tiny("llama_gqa")
     batch = ragged(model)
@@ -204,19 +191,3 @@ def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions)
         nested = il.label_log_probs_ablated(model, batch, [[], [(1, 1)]], positions=positions)
     own = il.label_log_probs_ablated(model, batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
     assert_close(nested, own)
-
-
-def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    for sets, options, text in (
-        ([], {}, "head_sets must contain at least one"),
-        ([[(9, 0)]], {}, "9"),
-        ([[]], {"mode": "other"}, "mode"),
-        ([[]], {"positions": "first"}, "positions"),
-    ):
-        with pytest.raises(il.InputError, match=text):
-            il.label_log_probs_ablated(model, batch, sets, **options)
-    free = il.tokenize_text(model, "love : bar one :")
-    with pytest.raises(il.InputError, match="label"):
-        il.label_log_probs_ablated(model, free, [[]])

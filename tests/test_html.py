@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import icl_lens as il
 from icl_lens.cli import app
-from icl_lens.report import html
+from icl_lens.report import html, palette
 from icl_lens.report.command import command
 from icl_lens.report.html import templating
 from icl_lens.report.html.parts import for_circuitsvis
@@ -97,21 +97,18 @@ def test_nothing_on_a_page_points_outside(paper):
         styles = "".join(re.findall(r"<style>(.*?)</style>", source, re.S))
         assert "url(" not in styles
         assert "@import" not in styles
+    assert html.explanation_page(paper) == html.explanation_page(ex.made()), "the same explanation gives the same page"
 
 
 def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(paper):
-    start = circuitsvis_bundle()
-    assert len(start) < 500_000
-    assert html.explanation_page(paper).count(start) == 1
-    counts = [str(element).count(start) for element in every_element(paper)]
-    assert counts == [1, 1, 1, 1, 0, 1, 0]  # words are ours alone; so is a heatmap without panels
-
-
-def test_the_packed_bundle_can_stand_in_a_script_element():
-    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", circuitsvis_bundle())
-    bundle = gzip.decompress(base64.b64decode(circuitsvis_bundle())).decode()
+    packed = circuitsvis_bundle()
+    assert re.fullmatch(r"[A-Za-z0-9+/]{,500000}=*", packed)  # can stand in a script element
+    bundle = gzip.decompress(base64.b64decode(packed)).decode()
     assert "var CircuitsVis=" in bundle[:60]
     assert "sourceMappingURL" not in bundle  # developer tools would fetch it
+    assert html.explanation_page(paper).count(packed) == 1
+    counts = [str(element).count(packed) for element in every_element(paper)]
+    assert counts == [1, 1, 1, 1, 0, 1, 0]  # words are ours alone; so is a heatmap without panels
 
 
 def test_nothing_asks_the_network(monkeypatch, paper):
@@ -146,10 +143,6 @@ def test_what_is_installed_includes_the_templates():
         files = builder(str(Path(__file__).parents[1])).recurse_included_files()
         shipped = {Path(file.relative_path).name for file in files}
         assert shipped >= {*templating.TEMPLATES.list_templates(), "page.css", "page.js", "theme.js", "frame.js"}
-
-
-def test_the_same_explanation_gives_the_same_page(paper):
-    assert html.explanation_page(paper) == html.explanation_page(ex.made())
 
 
 def test_a_large_page_is_small_and_quick():
@@ -277,6 +270,19 @@ def test_every_head_has_a_cell_with_its_value(paper, paper_page):
     assert sorted(ringed) == sorted(str(report.head) for report in paper.heads)
 
 
+def test_the_style_sheet_has_the_palettes_colors():
+    """On a light screen, whose colors come first."""
+    sheet = asset("page.css")
+
+    def colors(*names):
+        return [re.search(rf"--{name}: (#[0-9a-f]{{6}})", sheet)[1].upper() for name in names]
+
+    assert colors("pos", "neg") == [palette.BLUE, palette.ORANGE]
+    # The fifth label's, a yellow, is darker on white paper than the terminal's.
+    labels = [palette.SKY, palette.AMBER, palette.GREEN, palette.PINK, palette.ORANGE]
+    assert colors("l0", "l1", "l2", "l3", "l5") == labels
+
+
 def test_layer_bars_are_drawn_to_scale(paper):
     explanation = replace(paper, layer_attn=(1.0, -1.0), layer_ffn=(0.5, 0.0))
     bars = Page(html.explanation_page(explanation)).all("rect")
@@ -345,16 +351,13 @@ def test_more_labels_than_colors():
 # The command ---------------------------------------------------------------------------------------------
 
 
-def test_the_command_names_everything(paper, paper_page):
+def test_the_command_names_everything_and_the_command_line_knows_it(paper, paper_page):
     words = shlex.split(command(paper))
     assert words == shlex.split(
         f"icl-lens explain '{ex.PAPER}' --model tiny --answer foo --top 5 --ablate 4 --seed 0 "
         "--final-norm frozen --bias --dtype float32"
     )
     assert command(paper) in paper_page.text
-
-
-def test_the_command_line_knows_every_option_of_the_command(paper):
     settings = replace(paper.settings, prepend_bos=False, bias=False)
     words = shlex.split(command(replace(paper, settings=settings, source="/my models/tiny")))
     assert words[words.index("--model") + 1] == "/my models/tiny"
@@ -396,29 +399,22 @@ def test_a_frame_holds_the_whole_page(paper):
     assert html.explanation_page(paper) in [a.get("data-page") for a in Page(paper._repr_html_()).all("b")]
 
 
-def test_nbconverts_sanitizer_leaves_the_static_twin_whole(paper):
-    """`jupyter nbconvert --to html --sanitize-html`: tables are tables, and no tag is shown but the script's."""
-    clean_html = pytest.importorskip("nbconvert.filters", reason="nbconvert is missing").clean_html
-    for shown in (paper, *every_element(paper), il.compare(paper, paper)):
-        cleaned = clean_html(shown._repr_html_())
-        before, _, script = cleaned.partition("&lt;script&gt;")
-        # Its parser puts <tbody> into every table, a DataFrame's too, and its list of tags lacks it.
-        assert set(re.findall(r"&lt;/?\w+", before)) <= {"&lt;tbody", "&lt;/tbody"}
-        assert "<table>" in before or "Largest: " in before
-        assert len(script) < 500
-        assert "Static version" in before
-
-
 @pytest.mark.parametrize("strip", [False, True])
 def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
     """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the page."""
-    sanitize = pytest.importorskip("nbconvert.preprocessors.sanitize", reason="nbconvert is missing").SanitizeHTML(
-        strip=strip
-    )
+    sanitize = pytest.importorskip("nbconvert.preprocessors.sanitize", reason="nbconvert is missing")
+    from nbconvert.filters import clean_html
+
     for shown in (paper, html.words_by_position(paper), il.compare(paper, paper)):
-        text = stdlib_html.unescape(sanitize.sanitize_html_tags(shown._repr_html_()))
+        source = shown._repr_html_()
+        shown_by_default = clean_html(source).partition("&lt;script&gt;")[0]
+        # Its parser puts <tbody> into every table, a DataFrame's too, and its list of tags lacks it.
+        assert set(re.findall(r"&lt;/?\w+", shown_by_default)) <= {"&lt;tbody", "&lt;/tbody"}
+        assert "<table>" in shown_by_default or "Largest: " in shown_by_default
+        assert "Static version" in shown_by_default
+        text = stdlib_html.unescape(sanitize.SanitizeHTML(strip=strip).sanitize_html_tags(source))
         bare = re.sub(r"<[^>]*>", " ", text)
-        assert len(text) < len(shown._repr_html_()) / 3
+        assert len(text) < len(source) / 3
         for source in ("CircuitsVis", "box-sizing", "prefers-color-scheme", "getComputedStyle", "H4sI"):
             assert source not in text
         assert len(max(bare.split(), key=len)) < 120
@@ -548,6 +544,9 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     assert "Two prompts, tiny" in text
     assert "A explains foo, B explains yes" in text
     assert "–" in text[text.index("Attention to labels") :]  # A knows no “yes”
+    text = Page(html.compare_page(ex.free(), ex.free("John met Mary", target="␣him"))).text
+    assert "Two prompts, tiny" in text
+    assert "Attention to labels" not in text
 
 
 # Free prompts and contrasts ------------------------------------------------------------------------------
@@ -640,9 +639,3 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     assert f"the largest {by}" in page.text
     assert f"--by {by}" in command(explanation)
     assert f"by='{by}'" in command(replace(explanation, settings=replace(explanation.settings, n_random=3)))
-
-
-def test_comparing_free_prompts():
-    text = Page(html.compare_page(ex.free(), ex.free("John met Mary", target="␣him"))).text
-    assert "Two prompts, tiny" in text
-    assert "Attention to labels" not in text

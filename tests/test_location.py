@@ -6,33 +6,13 @@ from conftest import PROMPTS
 from tolerance import assert_close, tolerance
 
 import icl_lens as il
-from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
+from icl_lens.attribution.search import layer_gradients
 
 
 def exhaustive(acts, targets, **convention):
     increase = il.subhead_log_prob_increase(acts, targets, **convention)
     keys = torch.arange(increase.shape[-1])
     return increase.masked_fill((keys > acts.batch.last[:, None])[:, None, None], -torch.inf)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "gptj", "gemma3"])
-def test_bounds_hold(load_tiny, name, bias):
-    """Bound ≥ exact for every part and head (within the stated slack), with equality only for parts that do nothing."""
-    model = load_tiny(name)
-    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    acts = il.capture(model, batch)
-    targets = batch.answer_tokens
-    readout = acts.readout.using(final_norm="frozen", bias=bias)
-    gradients = layer_gradients(acts, targets, readout)
-    exact = exhaustive(acts, targets, bias=bias)
-    bound = subhead_bounds(acts, gradients)
-    live = torch.isfinite(exact)
-    assert torch.equal(live, torch.isfinite(bound))
-    assert ((bound - exact)[live] >= -SLACK).all()
-    assert ((bound - exact)[live] > 1e-3).any(), "Jensen's gap must show somewhere"
-    heads = il.head_log_prob_increase(acts, targets, bias=bias)
-    assert (head_bounds(acts, gradients) >= heads - SLACK).all()
 
 
 def test_the_bound_is_tight_to_first_order(load_tiny):
@@ -49,21 +29,6 @@ def test_the_bound_is_tight_to_first_order(load_tiny):
         gaps.append(float((gradients.g[:, 1] * size * u).sum(-1) - (after - gradients.base[:, 1])))
     assert gaps[0] > 0
     assert gaps[0] / gaps[1] == pytest.approx(4.0, rel=0.02)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
-def test_float32_bounds_stay_within_the_slack_of_float64(load_tiny, name):
-    """The slack covers what float32 rounding does to a bound: measured against float64, with a margin of ten."""
-    found = {}
-    for dtype in (torch.float32, torch.float64):
-        model = load_tiny(name, dtype=dtype)
-        batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-        acts = il.capture(model, batch)
-        gradients = layer_gradients(acts, batch.answer_tokens, acts.readout)
-        found[dtype] = subhead_bounds(acts, gradients).double()
-    live = torch.isfinite(found[torch.float64])
-    error = (found[torch.float32] - found[torch.float64])[live].abs().max()
-    assert error < SLACK / 10
 
 
 @pytest.mark.parametrize("k", [1, 7, 60])
@@ -105,25 +70,9 @@ def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
     assert_close(heads.value, mean.values)
 
 
-def test_top_heads_of_the_mean(gpt2_acts, gpt2_batch):
-    targets = gpt2_batch.answer_tokens
-    top = il.top_heads(gpt2_acts, targets, k=4)
-    mean = il.head_log_prob_increase(gpt2_acts, targets).mean(0).flatten().topk(4)
-    assert_close(top.value, mean.values)
-    assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
-    assert top.certified
-    assert top.unevaluated_bound <= float(top.value[-1])
-
-
-@pytest.mark.parametrize("k", [0, 12 * 10 + 1])
-def test_a_k_beyond_the_parts_is_refused(gpt2_acts, gpt2_batch, k):
-    with pytest.raises(il.InputError, match=f"k must be between 1 and 120 .* got {k}"):
-        il.top_subheads(gpt2_acts, gpt2_batch.answer_tokens, k=k)
-
-
 @pytest.mark.slow
 def test_a_thousand_prompts_of_icl_mini(icl_mini):
-    """k = 20 on 1,000 prompts equals exhaustive evaluation; the number of exact evaluations is reported."""
+    """k = 20 on 1,000 prompts equals exhaustive evaluation; few parts are evaluated exactly."""
     prompts = il.load_task("sentiment-number", n=1000, seed=0)
     batch = il.tokenize(icl_mini, prompts)
     n_exact, n_parts = [], []
@@ -134,8 +83,4 @@ def test_a_thousand_prompts_of_icl_mini(icl_mini):
         assert_close(top.value, expected)
         n_exact.append(top.n_exact)
         n_parts.append(top.n_parts)
-    mean = float(torch.cat(n_exact).double().mean())
-    print(
-        f"\nicl-mini, k=20: {mean:.1f} of {torch.cat(n_parts).double().mean():.0f} parts evaluated exactly on average"
-    )
-    assert mean < 60
+    assert float(torch.cat(n_exact).double().mean()) < 60 < float(torch.cat(n_parts).double().mean())

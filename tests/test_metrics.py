@@ -72,16 +72,6 @@ def test_bias_gap_is_the_difference_of_two_accuracies():
         bias_gap(correct[:3], answer[:3], favored[:3])
 
 
-def test_interval_of_a_mean_has_the_normal_width():
-    """For many values the 95 % percentile interval is mean ± 1.96 standard errors."""
-    values = np.random.default_rng(1).normal(3.0, 2.0, size=4000)
-    value, low, high = bootstrap_interval(values)
-    error = values.std() / math.sqrt(len(values))
-    assert value == pytest.approx(values.mean())
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.2 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.2 * error)
-
-
 def test_intervals_cover_the_truth_as_often_as_they_say():
     rng = np.random.default_rng(2)
     hits = 0

@@ -103,28 +103,6 @@ def test_what_no_prompt_can_be(build, complaint):
         build()
 
 
-def test_labels_may_hold_one_that_is_not_demonstrated():
-    prompt = Prompt([LOVE], "one", "foo", labels=["foo", "bar"])
-    assert prompt.labels == ("foo", "bar")
-    assert prompt.answer == "foo"
-
-
-def test_prompts_are_values():
-    one, two = (Prompt([LOVE], "one", labels=labels) for labels in (["bar"], None))
-    assert one == two
-    assert len({one, two}) == 1
-    with pytest.raises(AttributeError):
-        one.query = "two"
-
-
-def test_spans_of_the_default_template_counted_by_hand():
-    rendered = Template().render(Prompt.parse("love : bar eight : foo one :"))
-    assert rendered.text == "love : bar eight : foo one :"
-    assert rendered.text_spans == ((0, 4), (11, 16))
-    assert rendered.label_spans == ((7, 10), (19, 22))
-    assert rendered.query_span == (23, 26)
-
-
 def test_spans_where_searching_would_go_wrong():
     """Texts that hold the label word, a colon, braces, or another text."""
     texts = ["foo : foo", "{text} {label}", "bar", "a bar : b", "{0}{"]

@@ -10,7 +10,7 @@ import reference_hf
 import torch
 from tolerance import assert_close
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 TOKENS = torch.tensor(families.PROMPT_IDS)
 TARGET = families.WORDS.index("foo")
@@ -139,21 +139,6 @@ def test_sliding_windows_cut():
         row = reference_hf.capture(families.build(name), TOKENS).pattern[layer, :, -1]
         assert (row[:, : -families.WINDOW] == 0).all(), name
         assert (row[:, -families.WINDOW :] > 0).all(), name
-
-
-@pytest.mark.parametrize("name", sorted(families.FAMILIES))
-def test_saved_models_load_as_they_were(name, tmp_path):
-    model = families.save(name, tmp_path)
-    assert (tmp_path / "config.json").exists()
-    assert list(tmp_path.glob("*.safetensors"))
-    # AutoTokenizer gives every Qwen2 folder a byte-level tokenizer, whatever the folder says.
-    loader = PreTrainedTokenizerFast if name == "qwen2" else AutoTokenizer
-    tokenizer = loader.from_pretrained(tmp_path)
-    assert tokenizer(families.PROMPT)["input_ids"] == families.PROMPT_IDS
-    assert len(tokenizer) == families.VOCAB_SIZE
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
-    with torch.no_grad():
-        assert_close(loaded(TOKENS[None]).logits, model(TOKENS[None]).logits)
 
 
 @pytest.mark.parametrize("module", [families, reference_hf], ids=lambda module: module.__name__)

@@ -83,17 +83,6 @@ def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any
             assert_close(found[row, i], wanted, msg=f"{family}, row {row}, {head}")
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
-def test_without_rotation_they_are_the_scores_that_the_pattern_is_made_of(family: str, load_tiny: Any) -> None:
-    """Differences of log-attention between labels, from the model's own pass."""
-    model = load_tiny(family)
-    batch = il.tokenize(model, PROMPTS)[0]
-    assert attention_scores.attention_scoring(ModelView.of(model), 1).soft_cap is None
-    found = il.label_similarity(model, batch, ["L1H2"])[0, 0, -1]
-    attention = il.attention_to_labels(il.capture(model, batch))[0, 1, 2].log()
-    assert_close(found - found[0], attention - attention[0])
-
-
 def test_what_cannot_be_compared_is_refused(gpt2: Any) -> None:
     batch = il.tokenize(gpt2, PROMPTS)
     with pytest.raises(il.InputError, match="heads must name at least one"):

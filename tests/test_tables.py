@@ -1,5 +1,6 @@
 """Tables carry names and the right numbers in the right rows."""
 
+import pandas as pd
 import pytest
 import torch
 from tolerance import assert_close
@@ -23,29 +24,19 @@ def test_to_frame_puts_each_value_in_its_row():
         tables.to_frame(values, ("prompt", "layer"))
 
 
-def test_layer_and_head_tables(gpt2_acts, gpt2_batch):
-    increases = il.layer_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
-    frame = tables.layer_table(increases)
-    assert len(frame) == 3 * 3 * 2
-    row = frame[(frame["prompt"] == 2) & (frame["layer"] == 1) & (frame["component"] == "ffn")].iloc[0]
-    assert_close(row["increase"], increases.ffn[2, 1])
-    heads = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens)
+def test_tables_of_results_are_their_frames(gpt2_acts, gpt2_batch):
+    targets = gpt2_batch.answer_tokens
+    layers, top = il.layer_log_prob_increase(gpt2_acts, targets), il.top_heads(gpt2_acts, targets, k=3)
+    parts = il.top_subheads(gpt2_acts, targets, k=2)
+    for table, result in (
+        (tables.layer_table(layers), layers),
+        (tables.top_heads_table(top), top),
+        (tables.top_subheads_table(gpt2_acts, parts), parts),
+    ):
+        pd.testing.assert_frame_equal(table.rename(columns={"increase": "value"}), result.to_frame())
+    heads = il.head_log_prob_increase(gpt2_acts, targets)
     frame = tables.head_table(heads)
-    row = frame[(frame["prompt"] == 1) & (frame["name"] == "L2H3")].iloc[0]
-    assert_close(row["increase"], heads[1, 2, 3])
-
-
-def test_located_tables(gpt2_acts, gpt2_batch):
-    top = il.top_heads(gpt2_acts, gpt2_batch.answer_tokens, k=3)
-    frame = tables.top_heads_table(top)
-    assert frame["name"].tolist() == [str(head) for head in top.heads]
-    assert frame["rank"].tolist() == [1, 2, 3]
-    parts = il.top_subheads(gpt2_acts, gpt2_batch.answer_tokens, k=2)
-    frame = tables.top_subheads_table(gpt2_acts, parts)
-    assert frame["prompt"].tolist() == [0, 0, 1, 1, 2, 2]
-    for row in frame.itertuples():
-        assert row.token == gpt2_batch.token_strings[row.prompt][row.position]
-        assert_close(row.increase, parts.value[row.prompt, row.rank - 1])
+    assert_close(frame[(frame["prompt"] == 1) & (frame["name"] == "L2H3")]["increase"].item(), heads[1, 2, 3])
 
 
 def test_label_attention_table(gpt2_acts, gpt2_batch):

@@ -11,7 +11,7 @@ import pytest
 from small_tokenizers import model_of
 
 from icl_lens.errors import InputError
-from icl_lens.prompts import tasks, text_task
+from icl_lens.prompts import text_task
 from icl_lens.prompts.datasets import RawTable
 from icl_lens.prompts.prompt import Template
 from icl_lens.prompts.tasks import load_task
@@ -187,11 +187,6 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
 def test_word_tasks_that_cannot_be(words, arguments, complaint):
     with pytest.raises(InputError, match=complaint):
         load_task(**{"task": "color-fruit", "path": words, "n": 5} | arguments)
-
-
-def test_the_default_labels_are_words_of_the_bundled_models():
-    bundled = json.loads((files("icl_lens") / "bundled" / "words.json").read_text())["labels"]
-    assert set(tasks._LABELS) <= set(bundled)
 
 
 # Sentences

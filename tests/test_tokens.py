@@ -172,17 +172,6 @@ def test_texts_that_hold_the_label_words_and_colons(kind):
     assert batch.last.tolist() == [20]
 
 
-def test_a_template_with_everything():
-    template = Template("Q {text}\nA ({label})", "Q {text}\nA (", separator="\n\n", prefix="the foo .\n")
-    batch = tokenize(model_of("byte"), prompt_of(("love", "foo"), ("two", "bar")), template=template)
-    expected = "the _foo _. Ċ Q _love Ċ A _( foo ) Ċ Ċ Q _two Ċ A _( bar ) Ċ Ċ Q _one Ċ A _("
-    assert strings("byte", batch.tokens[0]) == expected.split()
-    assert batch.label_positions.tolist() == [[9, 18]]
-    assert batch.text_ranges.tolist() == [[[5, 6], [14, 15]]]
-    assert batch.query_range.tolist() == [[23, 24]]
-    assert strings("byte", batch.label_tokens) == ["foo", "bar"]
-
-
 # Batches of several prompts and classes
 
 
@@ -369,11 +358,6 @@ def test_special_tokens_that_are_no_words_of_the_vocabulary():
     with pytest.raises(InputError, match="no beginning-of-sequence token"):
         tokenize(model_of(named), PAPER, prepend_bos=True)
     assert tokenize(model_of(named), PAPER).last.tolist() == [13]
-
-
-def test_strings_are_parsed(gpt2):
-    text = str(PAPER)
-    assert tokenize(gpt2, text).prompts == tokenize(gpt2, [text]).prompts == (Prompt.parse(text),)
 
 
 # Anything a user may write: byte-level tokens decode to exactly the text, so positions can be checked by decoding

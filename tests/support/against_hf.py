@@ -7,7 +7,6 @@ whole vocabulary. So layers, neurons and label log-probabilities stay, while a h
 attention weight times κ. `constants` computes κ from Hugging Face's weights; nothing here reads the package's code.
 """
 
-import copy
 from contextlib import contextmanager
 from itertools import product
 
@@ -130,17 +129,6 @@ def check_ablation(model, batch, hf, heads, *, folded):
             with torch.no_grad():
                 log_probs = torch.log_softmax(hf(batch.tokens[i : i + 1, :n_tokens]).logits[0, -1], dim=-1)
             assert_close(ours[i], log_probs[batch.label_tokens], msg=f"prompt {i}")
-
-
-def without_heads(hf, heads):
-    """A copy whose output matrices have zeros where these heads' z goes in."""
-    edited = copy.deepcopy(hf)
-    for layer, head in heads:
-        out = reference_hf._layers(edited)[layer].get_submodule(reference_hf._WIRING[hf.config.model_type].out)
-        weight = reference_hf._weight_in_out(out)  # a view
-        width = len(weight) // hf.config.num_attention_heads
-        weight[head * width : (head + 1) * width] = 0
-    return edited
 
 
 @contextmanager
