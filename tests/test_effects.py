@@ -1,7 +1,6 @@
 """Effects of ablating heads, exact and as first-order estimates; agreement of rankings."""
 
 import copy
-from contextlib import contextmanager
 
 import families
 import pytest
@@ -84,23 +83,6 @@ def test_shared_keys_are_whole_passes(load_tiny, name):
     assert (whole.log_prob[:, 0] - log_prob[:, 0]).abs().max() > 1e-3  # earlier positions do matter
 
 
-@contextmanager
-def zeroed(hf, layer, head, positions):
-    """Hugging Face's model without a head's z at these positions of its one prompt."""
-    wiring = reference_hf._WIRING[hf.config.model_type]
-
-    def edit(module, args):
-        z = args[0].clone().unflatten(-1, (families.N_HEADS, -1))
-        z[:, slice(None) if positions == "all" else -1, head] = 0
-        return (z.flatten(-2), *args[1:])
-
-    handle = hf.get_submodule(wiring.layers)[layer].get_submodule(wiring.out).register_forward_pre_hook(edit)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def hf_twin(family_folder, name):
     folder = family_folder(name)
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
@@ -119,7 +101,12 @@ def test_against_hugging_face_in_float64(load_tiny, family_folder, float64, name
         with torch.no_grad():
             clean = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
             for head in (il.Head(0, 2), il.Head(1, 1), il.Head(2, 3)):
-                with zeroed(hf, *head, positions):
+
+                def zero(layer, z, head=head):
+                    if layer == head.layer:
+                        z[:, slice(None) if positions == "all" else -1, head.head] = 0
+
+                with reference_hf.edited_z(hf, zero):
                     drop = (clean - torch.log_softmax(hf(ids).logits[0, -1], dim=-1))[answer]
                 assert_close(effects.log_prob[row][head], drop, scale=10)  # the difference of numbers of up to ten
 

@@ -1,7 +1,5 @@
 """Function vectors against Hugging Face's modules and plain hooks: mean outputs, indirect effects, the vector added."""
 
-from contextlib import contextmanager
-
 import families
 import pytest
 import reference_hf
@@ -32,31 +30,14 @@ def rows_of(batch):
     return [batch.tokens[row : row + 1, : int(batch.last[row]) + 1] for row in range(len(batch))]
 
 
-def out_of(hf, layer):
-    wiring = reference_hf._WIRING[hf.config.model_type]
-    return hf.get_submodule(wiring.layers)[layer].get_submodule(wiring.out)
-
-
-@contextmanager
-def hooked(handle):
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def last_z(hf, ids, head):
     """[d_head] what a head gives at the last position."""
-    seen = []
-    handle = out_of(hf, head.layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with hooked(handle), torch.no_grad():
-        hf(ids)
-    return seen[0][0, -1].unflatten(-1, (families.N_HEADS, -1))[head.head]
+    return reference_hf.capture(hf, ids[0]).z[head.layer, -1, head.head]
 
 
 def written(hf, head, z):
     """What the output projection makes of one head's z, without its bias."""
-    module = out_of(hf, head.layer)
+    module = reference_hf._layers(hf)[head.layer].get_submodule(reference_hf._WIRING[hf.config.model_type].out)
     alone = torch.zeros(families.N_HEADS, len(z), dtype=z.dtype)
     alone[head.head] = z
     with torch.no_grad():
@@ -91,15 +72,14 @@ def test_indirect_effects_are_means_put_in_place(load_tiny, family_folder, float
     for head in HEADS:
         mean = torch.stack([last_z(hf, ids, head) for ids in rows_of(clean)]).mean(0)
 
-        def put(module, args, head=head, mean=mean):
-            z = args[0].clone()
-            z[0, -1].view(families.N_HEADS, -1)[head.head] = mean
-            return (z, *args[1:])
+        def put(layer, z, head=head, mean=mean):
+            if layer == head.layer:
+                z[0, -1, head.head] = mean
 
         for row, ids in enumerate(rows_of(corrupted)):
             answer = corrupted.answer_tokens[row]
             before = probability(hf, ids, answer)
-            with hooked(out_of(hf, head.layer).register_forward_pre_hook(put)):
+            with reference_hf.edited_z(hf, put):
                 after = probability(hf, ids, answer)
             assert_close(found[row][head], after - before)
     assert found.abs().max() > 1e-3
@@ -128,8 +108,10 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, float64, n
             stream[0, -1] += vectors[row]
             return (stream, *output[1:]) if isinstance(output, tuple) else stream
 
-        with hooked(block.register_forward_hook(add)), torch.no_grad():
+        handle = block.register_forward_hook(add)
+        with torch.no_grad():
             theirs = torch.log_softmax(hf(ids).logits[0, -1], dim=-1)
+        handle.remove()
         assert_close(ours[row], theirs)
 
 

@@ -1,10 +1,8 @@
 """Sets of heads removed together, at the last position or at all: against whole passes and Hugging Face's modules."""
 
-import copy
 from contextlib import contextmanager, nullcontext
 from itertools import permutations
 
-import families
 import pytest
 import reference_hf
 import torch
@@ -29,44 +27,14 @@ def ragged(model):
 
 def hf_labels(hf, batch, row, heads, instead):
     """Log-probabilities of the labels from Hugging Face's modules alone: z of these heads replaced at the end."""
-    hf = copy.deepcopy(hf)
-    wiring = reference_hf._WIRING[hf.config.model_type]
 
-    def editor(layer):
-        def edit(module, args):
-            z = args[0].clone().unflatten(-1, (families.N_HEADS, -1))
-            for one, head in heads:
-                if one == layer:
-                    z[:, -1, head] = instead[layer][head] if instead is not None else 0.0
-            return (z.flatten(-2), *args[1:])
+    def edit(layer, z):
+        for head in (head for where, head in heads if where == layer):
+            z[:, -1, head] = 0.0 if instead is None else instead[layer, head]
 
-        return edit
-
-    for layer, block in enumerate(hf.get_submodule(wiring.layers)):
-        block.get_submodule(wiring.out).register_forward_pre_hook(editor(layer))
     ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
-    with torch.no_grad():
+    with reference_hf.edited_z(hf, edit), torch.no_grad():
         return torch.log_softmax(hf(ids).logits[0, -1], dim=-1)[batch.label_tokens]
-
-
-def hf_mean_z(hf, batch):
-    """[layer head d_head] z at each prompt's end, averaged."""
-    hf, sums = copy.deepcopy(hf), {}
-    wiring = reference_hf._WIRING[hf.config.model_type]
-
-    def keeper(layer):
-        def keep(module, args):
-            z = args[0][0, -1].unflatten(-1, (families.N_HEADS, -1))
-            sums[layer] = sums.get(layer, 0) + z / len(batch)
-
-        return keep
-
-    for layer, block in enumerate(hf.get_submodule(wiring.layers)):
-        block.get_submodule(wiring.out).register_forward_pre_hook(keeper(layer))
-    with torch.no_grad():
-        for row in range(len(batch)):
-            hf(batch.tokens[row : row + 1, : int(batch.last[row]) + 1])
-    return sums
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -77,7 +45,10 @@ def test_against_hugging_face(load_tiny, family_folder, float64, name, mode):
     hf = hf_twin(family_folder, name)
     batch = ragged(model)
     reference = batch[[0, 2]] if mode == "mean" else None
-    instead = hf_mean_z(hf, reference) if reference is not None else None
+    instead = None
+    if reference is not None:  # z at each prompt's end, averaged
+        rows = zip(reference.tokens, reference.last.tolist(), strict=True)
+        instead = torch.stack([reference_hf.capture(hf, ids[: last + 1]).z[:, -1] for ids, last in rows]).mean(0)
     found = il.label_log_probs_ablated(model, batch, SETS, positions="last", mode=mode, reference=reference)
     assert found.shape == (3, len(SETS), 2)
     for row in range(len(batch)):

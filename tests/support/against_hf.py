@@ -7,7 +7,6 @@ whole vocabulary. So layers, neurons and label log-probabilities stay, while a h
 attention weight times κ. `constants` computes κ from Hugging Face's weights; nothing here reads the package's code.
 """
 
-from contextlib import contextmanager
 from itertools import product
 
 import reference_hf
@@ -123,30 +122,14 @@ def check_ablation(model, batch, hf, heads, *, folded):
     """Zeroing heads in the model = zeroing, or with `folded` making constant, the heads' z in Hugging Face's."""
     with il.ablate_heads(model, heads):
         ours = il.label_log_probs(model, batch)
-    with _replaced_z(hf, heads, constant=folded):
+
+    def replace(layer, z):
+        for head in (head for where, head in heads if where == layer):
+            z[..., head, :] = constant_values(hf, layer)[head] if folded else 0.0
+
+    with reference_hf.edited_z(hf, replace):
         for i in range(len(batch)):
             n_tokens = int(batch.last[i]) + 1
             with torch.no_grad():
                 log_probs = torch.log_softmax(hf(batch.tokens[i : i + 1, :n_tokens]).logits[0, -1], dim=-1)
             assert_close(ours[i], log_probs[batch.label_tokens], msg=f"prompt {i}")
-
-
-@contextmanager
-def _replaced_z(hf, heads, *, constant):
-    wiring = reference_hf._WIRING[hf.config.model_type]
-    handles = []
-    for layer, head in heads:
-        values = constant_values(hf, layer)
-
-        def replace(module, args, head=head, values=values):
-            z = args[0].clone().unflatten(-1, tuple(values.shape))
-            z[..., head, :] = values[head] if constant else 0.0
-            return (z.flatten(-2), *args[1:])
-
-        out = reference_hf._layers(hf)[layer].get_submodule(wiring.out)
-        handles.append(out.register_forward_pre_hook(replace))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
