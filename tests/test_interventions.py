@@ -178,31 +178,57 @@ def patch_by_hand(hand, source, what, ours, theirs):
         getattr(hand, what)[:, ours] = getattr(source, what)[:, theirs]
 
 
-@pytest.mark.parametrize("name", BY_HAND)
+STRETCHED = [
+    il.Prompt.parse("two the : bar one : bar a cat : foo dog : foo hate the :", answer="foo"),
+    il.Prompt.parse("good a bad : foo bad : foo love : bar like the a :", answer="foo"),
+    il.Prompt.parse("red : bar dog : foo cat :", answer="bar"),
+]
+"""As many demonstrations as PROMPTS, and none as long."""
+
+
+@pytest.mark.parametrize(
+    ("name", "aligned"), [*((name, False) for name in BY_HAND), ("gpt2", True), ("llama_gqa", True)]
+)
 @pytest.mark.parametrize(("what", "positions"), PATCHES)
-def test_patched_from_another_prompt(run, name, what, positions):
+def test_patched_from_another_prompt(run, name, what, positions, aligned):
+    """Of the same length, position by position; or label by label and the last, whatever the lengths."""
     model, batch, other, hf = run(name)
-    some = slice(None) if positions == "all" else slice(-1, None)
+    if aligned:
+        other = il.tokenize(model, STRETCHED, prepend_bos=False, labels=("foo", "bar"))
+        assert not (other.last == batch.last).any()
+
+    def places(one, row):
+        labels = one.label_positions[row][one.label_positions[row] >= 0].tolist()
+        return [*labels, int(one.last[row])] if aligned else [*range(int(one.last[row]) + 1)]
 
     def edit_of(row):
         _, source = reference_attention.edited_run(hf, ids_of(other, row), HEADS, lambda hand: None)
+        ours, theirs = places(batch, row), places(other, row)
+        some = slice(None) if positions == "all" else slice(-1, None)
 
         def edit(hand):
-            theirs = source[hand.layer]
+            there = source[hand.layer]
             if what != "pattern":
-                patch_by_hand(hand, theirs, what, some, some)
+                patch_by_hand(hand, there, what, ours[some], theirs[some])
                 return
 
             def rows(head, pattern):
-                pattern = pattern.clone()
-                pattern[some] = theirs.pattern(head)[some]
+                pattern, found = pattern.clone(), there.pattern(head)
+                for q_ours, q_theirs in list(zip(ours, theirs, strict=True))[some]:
+                    new, old = pattern[q_ours].clone(), pattern[q_ours]
+                    rest = [s for s in range(len(new)) if s not in ours]
+                    for s_ours, s_theirs in zip(ours, theirs, strict=True):
+                        new[s_ours] = found[q_theirs, s_theirs]
+                    new[rest] = old[rest] * (1 - found[q_theirs, theirs].sum()) / old[rest].sum()
+                    pattern[q_ours] = new
                 return pattern
 
             hand.row_edits = rows
 
         return edit
 
-    with il.patch_heads(model, HEADS, other, activation=what, positions=positions):
+    how = {"align": "labels", "batch": batch} if aligned else {}
+    with il.patch_heads(model, HEADS, other, activation=what, positions=positions, **how):
         assert_same(model, batch, hf, HEADS, edit_of)
 
 
@@ -352,7 +378,9 @@ def test_nesting_in_any_order_is_the_same_edit(run, name):
         return edit
 
     first = None
-    for order in itertools.permutations(made):
+    names = list(made)
+    turned = [names[start:] + names[:start] for start in range(4)]
+    for order in (*turned, *(one[::-1] for one in turned)):  # each of any two comes first, and each has every place
         with ExitStack() as stack:
             for key in order:
                 stack.enter_context(made[key]())
@@ -477,56 +505,6 @@ def test_rows_lose_their_own_heads(run):
     for row, heads in enumerate(sets):
         with il.ablate_heads(model, heads):
             assert_close(il.last_log_probs(model, batch)[row], together[row])
-
-
-# Prompts of different lengths
-
-STRETCHED = [
-    il.Prompt.parse("two the : bar one : bar a cat : foo dog : foo hate the :", answer="foo"),
-    il.Prompt.parse("good a bad : foo bad : foo love : bar like the a :", answer="foo"),
-    il.Prompt.parse("red : bar dog : foo cat :", answer="bar"),
-]
-"""As many demonstrations as PROMPTS, and none as long."""
-
-
-@pytest.mark.parametrize(("what", "positions"), PATCHES)
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
-def test_patched_label_by_label_from_prompts_of_other_lengths(run, name, what, positions):
-    model, batch, _, hf = run(name)
-    other = il.tokenize(model, STRETCHED, prepend_bos=False, labels=("foo", "bar"))
-    assert not (other.last == batch.last).any()
-
-    def places(one, row):
-        return [*one.label_positions[row][one.label_positions[row] >= 0].tolist(), int(one.last[row])]
-
-    def edit_of(row):
-        _, source = reference_attention.edited_run(hf, ids_of(other, row), HEADS, lambda hand: None)
-        ours, theirs = places(batch, row), places(other, row)
-        some = slice(None) if positions == "all" else slice(-1, None)
-
-        def edit(hand):
-            there = source[hand.layer]
-            if what != "pattern":
-                patch_by_hand(hand, there, what, ours[some], theirs[some])
-                return
-
-            def rows(head, pattern):
-                pattern, found = pattern.clone(), there.pattern(head)
-                for q_ours, q_theirs in list(zip(ours, theirs, strict=True))[some]:
-                    new, old = pattern[q_ours].clone(), pattern[q_ours]
-                    rest = [s for s in range(len(new)) if s not in ours]
-                    for s_ours, s_theirs in zip(ours, theirs, strict=True):
-                        new[s_ours] = found[q_theirs, s_theirs]
-                    new[rest] = old[rest] * (1 - found[q_theirs, theirs].sum()) / old[rest].sum()
-                    pattern[q_ours] = new
-                return pattern
-
-            hand.row_edits = rows
-
-        return edit
-
-    with il.patch_heads(model, HEADS, other, activation=what, positions=positions, align="labels", batch=batch):
-        assert_same(model, batch, hf, HEADS, edit_of)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "bloom"])
