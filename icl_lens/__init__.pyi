@@ -76,6 +76,7 @@ from .prompts.prompt import Demonstration as Demonstration
 from .prompts.prompt import Prompt as Prompt
 from .prompts.prompt import Template as Template
 from .prompts.tasks import load_task as load_task
+from .prompts.tasks import split_by_query as split_by_query
 from .prompts.text_task import TextTask as TextTask
 from .prompts.tokenize import tokenize as tokenize
 from .report import html as html

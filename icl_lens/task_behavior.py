@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
@@ -15,7 +15,7 @@ from icl_lens.errors import InputError
 from icl_lens.metrics import Interval, bootstrap_interval, recent_label
 from icl_lens.progress import Progress, reported
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.prompt import Prompt, Template, as_prompts
+from icl_lens.prompts.prompt import Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import load_task
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.tokenize import tokenize
@@ -27,6 +27,8 @@ N_PROMPTS = 60
 MIN_PROMPTS = 20
 # The four effects are tested together: 95 % confidence that none is found by chance (Bonferroni).
 EFFECT_LEVEL = 1 - 0.05 / 4
+# Behaviors whose effects are compared: learning and knowing add up to doing the task.
+_GROUPS: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
 _DEFAULT_TEMPLATE = Template()
 # Tokens per forward pass.
 _PASS_TOKENS = 1024
@@ -38,15 +40,19 @@ class TaskCheck:
 
     `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, with its 95 %
     interval, for each arrangement; `last_label` and `one_label` are the accuracies in random order of always predicting
-    the last label, and always `favorite`, the model's most frequent label. If two labels are the answer equally often,
+    the last label, and always `favorite`, the model's most frequent label. If all labels are the answer equally often,
     each effect is 1 for a model that shows only this behavior, and 0 for one that shows only another:
 
     - `learns`: the model's label follows the demonstrations when their labels are exchanged. With two labels, this is
       accuracy in random order + accuracy with exchanged labels − 1.
     - `knows`: accuracy in random order − accuracy with exchanged labels.
     - `copies`: accuracy with the answer's class last − accuracy with it first.
-    - `prefers`: the share of prompts with prediction `favorite` minus the share with answer `favorite`, added up over
-      random order and exchanged labels.
+    - `prefers`: the share of prompts with prediction `favorite` minus the share with answer `favorite`, over random
+      order and exchanged labels, divided by this difference for a model that always predicts `favorite`.
+
+    `lesser` are the behaviors whose effect is smaller than the largest: the paired interval of the difference is above
+    zero. Learning and knowing count as one effect, their sum, because they add up to doing the task: accuracy in random
+    order is (1 + learns + knows) / 2 with two labels.
 
     The intervals of the four effects hold jointly with 95 % confidence (each has 98.75 %). All intervals resample
     queries, since prompts with the same query are not independent.
@@ -62,6 +68,7 @@ class TaskCheck:
     n_prompts: int
     accuracy: dict[Arrangement, Interval]
     effects: dict[Behavior, Interval]
+    lesser: tuple[Behavior, ...]
     favorite: str
     last_label: float
     one_label: float
@@ -89,15 +96,11 @@ class TaskCheck:
             "copies": "copies the last label",
             "prefers": f"prefers {self.favorite!r}",
         }
-        # Learning and knowing add up to doing the task: accuracy in random order is (1 + learns + knows) / 2.
-        task: list[Behavior] = [name for name in self.behaviors if name in ("learns", "knows")]
-        groups: list[list[Behavior]] = [task, *([name] for name in self.behaviors if name not in task)]
-        groups.sort(key=lambda names: -sum(self.effects[name].value for name in names))
-        main, *rest = [[verbs[name] for name in names] for names in groups if names] or [[]]
-        behavior = " and ".join(main) or "cannot do the task, as far as these prompts show"
-        if rest:
-            behavior += f", and to a lesser degree {' and '.join(name for names in rest for name in names)}"
-        if main and not task:
+        main = [verb for name, verb in verbs.items() if name in self.behaviors and name not in self.lesser]
+        behavior = _listed(main) or "cannot do the task, as far as these prompts show"
+        if self.lesser:
+            behavior += f", and to a lesser degree {_listed([verbs[name] for name in self.lesser])}"
+        if main and not {"learns", "knows"} & {*self.behaviors}:
             behavior += ", with no clear sign that it does the task"
         right, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
         return (
@@ -125,9 +128,10 @@ def task_check(
     from `il.load_task(task, layout="random")`: queries of both classes, each label the answer equally often. Your own
     prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
-    The model runs on four arrangements of every prompt: its demonstrations in random order; in the same order with
-    labels exchanged, each label (also the answer) replaced by the next; and with the demonstrations of the answer's
-    label last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is above zero.
+    The model runs on four arrangements of every prompt: its demonstrations in a new random order; in the same order
+    with labels exchanged, each label (also the answer) replaced by the next; and with the demonstrations of the
+    answer's label last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is
+    above zero.
     `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a progress bar.
 
     Costs four forward passes per prompt. Raises InputError for fewer than 20 prompts, prompts without an answer, and
@@ -175,28 +179,48 @@ def task_check(
         return (indices == label).double()
 
     answer, other = answers["random"], answers["exchanged"]
+    preferred = share(predicted["random"], favorite) + share(predicted["exchanged"], favorite)
+    asked = share(answer, favorite) + share(other, favorite)
+    offered = 2 * torch.tensor([labels[int(favorite)] in prompt.labels for prompt in prompts]).double()
     per_prompt: dict[Behavior, Tensor] = {
         "learns": (correct["random"] - share(predicted["exchanged"], answer)) / 2
         + (correct["exchanged"] - share(predicted["random"], other)) / 2,
         "knows": correct["random"] - correct["exchanged"],
         "copies": correct["order"] - correct["reorder"],
-        "prefers": share(predicted["random"], favorite)
-        - share(answer, favorite)
-        + share(predicted["exchanged"], favorite)
-        - share(other, favorite),
+        "prefers": (preferred - asked) / (offered - asked).mean(),
     }
     queries = [prompt.query for prompt in prompts]
+
+    def interval(values: Tensor) -> Interval:
+        return bootstrap_interval(values, clusters=queries, level=EFFECT_LEVEL)
+
+    effects = {name: interval(values) for name, values in per_prompt.items()}
     return TaskCheck(
         n_prompts=len(prompts),
         accuracy={name: bootstrap_interval(correct[name], clusters=queries, bounds=(0.0, 1.0)) for name in _ARRANGE},
-        effects={
-            name: bootstrap_interval(values, clusters=queries, level=EFFECT_LEVEL)
-            for name, values in per_prompt.items()
-        },
+        effects=effects,
+        lesser=_lesser({name: per_prompt[name] for name in per_prompt if effects[name].low > 0}, interval),
         favorite=labels[int(favorite)],
         last_label=float(share(last_shown, answer).mean()),
         one_label=float(share(answer, favorite).mean()),
     )
+
+
+def _lesser(
+    per_prompt: dict[Behavior, Float[Tensor, " batch"]], interval: Callable[[Tensor], Interval]
+) -> tuple[Behavior, ...]:
+    """Return the behaviors whose effect is smaller than the largest; see `TaskCheck.lesser`."""
+    groups = [tuple(name for name in names if name in per_prompt) for names in _GROUPS]
+    totals = {group: torch.stack([per_prompt[name] for name in group]).sum(0) for group in groups if group}
+    if not totals:
+        return ()
+    largest = max(totals.values(), key=lambda total: float(total.mean()))
+    return tuple(name for group, total in totals.items() if interval(largest - total).low > 0 for name in group)
+
+
+def _listed(verbs: Sequence[str]) -> str:
+    """Return "a", "a and b", or "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(verbs[:-1]), *verbs[-1:])))
 
 
 def _check(prompts: tuple[Prompt, ...]) -> None:
@@ -205,8 +229,11 @@ def _check(prompts: tuple[Prompt, ...]) -> None:
     for row, prompt in enumerate(prompts):
         if prompt.answer is None:
             raise InputError(f"prompt {row} must have an answer, got None; pass answer= to Prompt")
-        if len({demo.label for demo in prompt.demonstrations}) < 2:
-            raise InputError(f"prompt {row} must have demonstrations with at least two labels, got one; add another")
+        shown = tuple({demo.label: None for demo in prompt.demonstrations})
+        if len(shown) < 2:
+            raise InputError(
+                f"prompt {row} must have demonstrations with at least two labels, got {quoted_list(shown)}; add some"
+            )
 
 
 def _predict(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:

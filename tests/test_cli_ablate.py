@@ -1,13 +1,16 @@
 """`icl-lens ablate`: the printed and written numbers are those of Python; bad input is refused."""
 
 import json
+import re
+from collections import Counter
 
 import families
 import pytest
 
 import icl_lens as il
-from icl_lens.cli.ablate import ablate
+from icl_lens.cli.ablate import AblateTask, ablate
 from icl_lens.locate.locate import top_heads_by
+from icl_lens.prompts.word_task import word_list
 from icl_lens.report.number_format import percent, signed
 
 TASK = {"task": "sentiment-number", "n": 6, "random_sets": 2, "device": "cpu"}
@@ -51,13 +54,14 @@ def test_a_task(icl_mini, capsys, tmp_path, options, by, layout):
     numbers, page = tmp_path / "numbers.json", tmp_path / "page.html"
     ablate(**TASK, **options, k=2, positions="last", json_file=numbers, html=page)
     out = shown(capsys)
-    prompts = il.load_task("sentiment-number", n=16, layout=layout, balanced=True)
-    top = top_heads_by(icl_mini, il.tokenize(icl_mini, prompts[:8]), 2, by=by)
-    batch = il.tokenize(icl_mini, prompts[8:14])
+    prompts = il.load_task("sentiment-number", n=32, layout=layout, balanced=True)
+    locating, testing = il.split_by_query(prompts, 8)[0], il.split_by_query(prompts, 6)[1]
+    top = top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by=by)
+    batch = il.tokenize(icl_mini, testing)
     found = il.ablate_with_controls(icl_mini, batch, top, n_random_sets=2, positions="last")
-    tested, located = ({one.query for one in part} for part in (prompts[8:14], prompts[:8]))
-    shared = f" ({len(tested & located)} of their {len(located)} queries also occur here)" if tested & located else ""
-    assert f"{', '.join(map(str, top))}, located by {by} on 8 other prompts{shared}" in out
+    assert (
+        f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (none of their queries also occur here)" in out
+    )
     kept, html = json.loads(numbers.read_text()), " ".join(page.read_text().split())
     for text in (out, html):
         assert "2 random, same layers" in text
@@ -70,9 +74,29 @@ def test_a_task(icl_mini, capsys, tmp_path, options, by, layout):
         assert check in out
         assert check.split(":")[0] in html
         assert kept["task_check"]["sentence"] == check
-    assert [one["answer"] for one in kept["prompts"]] == [prompt.answer for prompt in prompts[8:14]]
+    assert [one["answer"] for one in kept["prompts"]] == [prompt.answer for prompt in testing]
     for name, row in found.to_frame().to_dict("index").items():
         assert {key: kept["conditions"][name][key] for key in row} == pytest.approx(row)
+
+
+@pytest.mark.parametrize(("options", "n"), [({"task": "sentiment-number"}, 30), ({"task": "animal-country"}, 201)])
+def test_no_query_recurs(options, n):
+    task = AblateTask(**options, n=n)
+    locating, testing = task.split_prompts(0)
+    assert not {prompt.query for prompt in locating} & {prompt.query for prompt in testing}
+    assert len(testing) == n
+    for prompts in (locating, testing):
+        counts = Counter(prompt.answer for prompt in prompts)
+        assert abs(counts["foo"] - counts["bar"]) <= 1 + (prompts is testing)
+        classes = Counter(prompt.query in word_list()[task.task.partition("-")[0]] for prompt in prompts)
+        assert abs(classes[True] - classes[False]) <= 1
+
+
+def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
+    words = tmp_path / "few.json"
+    words.write_text(json.dumps({"categories": {"a": ["cat", "dog", "cow"], "b": ["France", "Spain", "Italy"]}}))
+    ablate(task="a-b", path=words, n=8, k=1, random_sets=1, check=False, positions="last", device="cpu")
+    assert re.search(r"[1-6] of their [1-6] queries also occur here", shown(capsys))
 
 
 def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):

@@ -19,8 +19,9 @@ from experiments.framework import overview, pages, run
 from experiments.framework.estimate import compare, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.study import Study, clusters_of
-from experiments.framework.tasks import WORDS, Task, split_by_query
+from experiments.framework.tasks import WORDS, Task
 from icl_lens.models.head import Head
+from icl_lens.prompts.tasks import split_by_query
 
 TASK = Task("animal-country", "animal-country")
 NATURAL = Task("natural", "positive-negative", ("positive", "negative"), path=str(WORDS))

@@ -1,6 +1,6 @@
 """What a model does on a task: models that do one thing only are told apart, and the numbers are those of a loop."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +9,8 @@ import torch
 import icl_lens as il
 from experiments.planted import Kind, build
 from icl_lens.cli.locate import locate
-from icl_lens.metrics import Interval
-from icl_lens.task_behavior import N_PROMPTS, _shuffle
+from icl_lens.metrics import bootstrap_interval
+from icl_lens.task_behavior import N_PROMPTS, _lesser, _shuffle
 
 NAMES = ("number", "sentiment")
 EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
@@ -42,37 +42,97 @@ def test_models_that_do_one_thing(case, tmp_path, capsys):
     assert ("no clear sign that it does the task" in str(found)) == (not {"learns", "knows"} & {*behaviors})
 
 
-@pytest.mark.parametrize(
-    ("rule", "behaviors", "said"),
-    [
-        pytest.param(lambda prompt: 1, ("prefers",), "prefers 'bar'", id="one label"),
-        pytest.param(lambda prompt: 1 - len(prompt.query) % 2, (), "cannot do the task", id="in turn"),
-    ],
-)
-def test_answers_by_a_rule(icl_mini, monkeypatch, rule, behaviors, said):
+Rule = Callable[[il.Prompt], str]
+
+
+def check_rule(model: Any, monkeypatch: pytest.MonkeyPatch, prompts: list[il.Prompt], rule: Rule) -> il.TaskCheck:
+    """The check of a model that predicts the label that a rule returns."""
+
     def by_rule(model: Any, batch: il.PromptBatch) -> torch.Tensor:
-        return torch.eye(2)[[rule(prompt) for prompt in batch.prompts]]
+        return torch.eye(len(batch.labels))[[batch.labels.index(rule(prompt)) for prompt in batch.prompts]]
 
     monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", by_rule)
-    found = il.task_check(icl_mini, il.load_task("animal-country", layout="random", n=60))
+    return il.task_check(model, prompts)
+
+
+def copy_last(prompt: il.Prompt) -> str:
+    return prompt.demonstrations[-1].label
+
+
+def learn(prompt: il.Prompt) -> str:
+    return str(prompt.answer)
+
+
+@pytest.mark.parametrize(
+    ("rule", "behaviors"),
+    [
+        pytest.param(lambda prompt: "bar", ("prefers",), id="one label"),
+        pytest.param(lambda prompt: prompt.labels[len(prompt.query) % 2], (), id="by length"),
+    ],
+)
+def test_answers_by_a_rule(icl_mini, monkeypatch, rule, behaviors):
+    found = check_rule(icl_mini, monkeypatch, il.load_task("animal-country", layout="random", n=60), rule)
     assert found.behaviors == behaviors
-    assert said in str(found)
+    assert ("cannot do the task" in str(found)) == (not behaviors)
+    assert ("prefers 'bar'" in str(found)) == bool(behaviors)
     assert not behaviors or found.effects["prefers"].value == 1
 
 
-def test_the_largest_effect_comes_first(icl_mini):
-    """Learning and knowing count together: they add up to doing the task."""
-    effects = {"learns": 0.4, "knows": 0.4, "copies": 0.3, "prefers": 0.5}
-    found = il.task_check(icl_mini, "animal-country", n=20)
-    assert found == il.task_check(icl_mini, il.load_task("animal-country", layout="random", n=20))
-    several = replace(found, effects={name: Interval(x, x, x) for name, x in effects.items()}, favorite="bar")
-    assert several.behaviors == ("prefers", "learns", "knows", "copies")
-    assert str(several).startswith(
-        "The model learns from the demonstrations and knows the label words, and to a lesser degree prefers 'bar' and "
-        "copies the last label:"
-    )
+@pytest.mark.parametrize(
+    ("rules", "lesser"),
+    [
+        pytest.param([copy_last, lambda prompt: "bar"], (), id="as often"),
+        pytest.param([copy_last] * 3 + [lambda prompt: "bar"], ("prefers",), id="three times as often"),
+        pytest.param([learn] * 3 + [copy_last], ("copies",), id="learns more often"),
+    ],
+)
+def test_smaller_effects_are_clearly_smaller(icl_mini, monkeypatch, rules, lesser):
+    """Each query has its own rule, so the effects are the shares of queries."""
+    prompts = il.load_task("animal-country", layout="random", n=60)
+    place = {query: i for i, query in enumerate(sorted({prompt.query for prompt in prompts}))}
+
+    def mixed(prompt: il.Prompt) -> str:
+        return rules[place[prompt.query] % len(rules)](prompt)
+
+    found = check_rule(icl_mini, monkeypatch, prompts, mixed)
+    assert len(found.behaviors) == 2
+    assert found.lesser == lesser
+    main, _, rest = str(found).partition(":")[0].partition(", and to a lesser degree ")
+    for name, words in {"copies": "copies", "prefers": "prefers", "learns": "learns"}.items():
+        assert (words in main) == (name in found.behaviors and name not in lesser)
+        assert (words in rest) == (name in lesser)
+
+
+def test_learning_and_knowing_count_together():
+    """Each is smaller than the others, their sum is not."""
+    values = {"learns": 0.4, "knows": 0.4, "copies": 0.3, "prefers": 0.5}
+    per_prompt = {name: torch.full((4,), value, dtype=torch.float64) for name, value in values.items()}
+    assert _lesser(per_prompt, bootstrap_interval) == ("copies", "prefers")
     with pytest.raises(il.InputError, match="n must be None for a list"):
-        il.task_check(icl_mini, [], n=20)
+        il.task_check(None, [], n=20)
+
+
+def three_classes() -> list[il.Prompt]:
+    """Prompts with a third label, each the answer of a third of them."""
+    prompts = []
+    for i, prompt in enumerate(il.load_task("animal-country", layout="random", n=30)):
+        shown = [*prompt.demonstrations, il.Demonstration("green", "baz")]
+        prompts.append(il.Prompt(shown, prompt.query, ("foo", "bar", "baz")[i % 3], ("foo", "bar", "baz")))
+    return prompts
+
+
+def test_preferring_is_a_share_with_three_classes(icl_mini, monkeypatch):
+    """Also among prompts that do not have the label."""
+    prompts = three_classes()
+    others = [il.Prompt(p.demonstrations[:-1], p.query, "foo", ("foo", "bar")) for p in prompts]
+    for some, favorite in ((prompts, "baz"), (prompts + others, "baz"), (prompts + others, "bar")):
+
+        def prefer(prompt: il.Prompt, label: str = favorite) -> str:
+            return label if label in prompt.labels else learn(prompt)
+
+        found = check_rule(icl_mini, monkeypatch, some, prefer)
+        assert found.favorite == favorite
+        assert found.effects["prefers"].value == pytest.approx(1)
 
 
 def test_accuracies_are_those_of_a_loop(icl_mini):
@@ -95,20 +155,16 @@ def test_accuracies_are_those_of_a_loop(icl_mini):
 
 
 def test_exchanged_labels_are_exchanged_with_three_classes(icl_mini, monkeypatch):
-    prompts = il.load_task("animal-country", layout="random", n=20)
-    shown = [[*prompt.demonstrations, il.Demonstration("green", "baz")] for prompt in prompts]
-    prompts = [il.Prompt(d, p.query, p.answer, ("foo", "bar", "baz")) for d, p in zip(shown, prompts, strict=True)]
+    prompts = three_classes()
     following = {"foo": "bar", "bar": "baz", "baz": "foo"}
     seen: list[il.Prompt] = []
 
-    def last_label(model: Any, batch: il.PromptBatch) -> torch.Tensor:
-        seen.extend(batch.prompts)
-        said = [batch.labels.index(prompt.demonstrations[-1].label) for prompt in batch.prompts]
-        return torch.eye(3)[said]
+    def see(prompt: il.Prompt) -> str:
+        seen.append(prompt)
+        return copy_last(prompt)
 
-    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", last_label)
-    found = il.task_check(icl_mini, prompts)
-    for before, random, exchanged in zip(prompts, seen[:20], seen[20:40], strict=True):
+    found = check_rule(icl_mini, monkeypatch, prompts, see)
+    for before, random, exchanged in zip(prompts, seen[:30], seen[30:60], strict=True):
         assert sorted(random.demonstrations, key=str) == sorted(before.demonstrations, key=str)
         assert exchanged.answer == following[str(before.answer)]
         for one, other in zip(random.demonstrations, exchanged.demonstrations, strict=True):
@@ -124,7 +180,7 @@ def test_refused(icl_mini):
     for last, message in [
         ([], "at least 20 prompts, got 19"),
         ([unanswered], "prompt 19 must have an answer"),
-        ([same], "prompt 19 must have demonstrations with at least two labels"),
+        ([same], "prompt 19 must have demonstrations with at least two labels, got 'foo'"),
     ]:
         with pytest.raises(il.InputError, match=message):
             il.task_check(icl_mini, [*prompts[:19], *last])

@@ -15,7 +15,6 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.framework.study import Study, clusters_of
-from experiments.framework.tasks import split_by_query
 from icl_lens.interventions.function_vectors import read_with_vectors
 
 PROMPTS = 100
@@ -42,7 +41,7 @@ def assignments(study: Study) -> Iterator[Assignment]:
     n = min(study.n, PROMPTS)
     for exchanged in (False,) if study.task.natural else (False, True):
         prompts = study.task.prompts(3 * n, seed=study.seed, exchanged=exchanged, fixed=True)
-        locating, held_out = split_by_query(prompts, n)
+        locating, held_out = il.split_by_query(prompts, n)
         shuffled = [
             study.tokenize([shuffle_labels(prompt, row) for row, prompt in enumerate(half)])
             for half in (locating, held_out)

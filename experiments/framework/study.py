@@ -13,7 +13,7 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.framework.estimate import Bounds, Comparison, compare_heads
-from experiments.framework.tasks import Layout, Task, split_by_query
+from experiments.framework.tasks import Layout, Task
 from icl_lens.models.view import ModelView
 
 Ranking = Literal["contrast", "increase"]
@@ -74,7 +74,7 @@ class Study:
         def tokenize() -> tuple[il.PromptBatch, il.PromptBatch]:
             # Each query goes to one side only, so we draw more prompts than we keep.
             prompts = self.task.prompts(3 * self.n, seed=self.seed, layout=layout, exchanged=exchanged)
-            first, second = (self.tokenize(half) for half in split_by_query(prompts, self.n))
+            first, second = (self.tokenize(half) for half in il.split_by_query(prompts, self.n))
             return first, second
 
         return self.memoize(("halves", layout, exchanged), tokenize)
@@ -92,7 +92,7 @@ class Study:
             assigned = {prompt.query: i for i, half in enumerate(self.halves()) for prompt in half.prompts}
             task = replace(self.task, demonstrations=demonstrations)
             prompts = task.prompts(3 * self.n, seed=self.seed, same_length_for=self.model if same_length_for else None)
-            return split_by_query(prompts, self.n, assigned)
+            return il.split_by_query(prompts, self.n, assigned=assigned)
 
         return self.memoize(("prompts", demonstrations, same_length_for), draw)
 

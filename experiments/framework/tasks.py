@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.prompts.tasks import load_task
 
@@ -121,29 +120,6 @@ def exchange_texts(prompt: Prompt) -> Prompt:
     }
     shown = [Demonstration(next(texts[one.label]), one.label) for one in prompt.demonstrations]
     return Prompt(shown, prompt.query, other_label(prompt), prompt.labels)
-
-
-def split_by_query(
-    prompts: Sequence[Prompt], n: int, assigned: Mapping[str, int] | None = None
-) -> tuple[list[Prompt], list[Prompt]]:
-    """Return two lists of at most n prompts of `Task.prompts` that share no query.
-
-    Each query's prompts all go to one list, and each list has equally many prompts of every class and label. `assigned`
-    gives queries their list, 0 or 1. Raises InputError if the prompts have fewer than two queries.
-    """
-    assigned = assigned or {}
-    queries = list(dict.fromkeys(prompt.query for prompt in prompts))
-    if len(queries) < 2:
-        raise InputError("the prompts have one query, and two halves need two; use more prompts or more data")
-    free = [query for query in queries if query not in assigned]
-    first = set(free[::4]) | set(free[1::4])  # of both classes, which take turns
-    first |= {query for query in queries if assigned.get(query) == 0}
-    halves: tuple[list[Prompt], list[Prompt]] = ([], [])
-    for turn in range(4):
-        for half, chosen in zip(halves, (True, False), strict=True):
-            same = [prompt for prompt in prompts[turn::4] if (prompt.query in first) == chosen]
-            half += same[: (n + 3 - turn) // 4]
-    return halves
 
 
 PAPER_TASKS = (Task("sentiment-number", "sentiment-number"), Task("animal-country", "animal-country"))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt
 
 
+MIN_QUERIES = 16
+"""Smallest number of a task's different queries to locate heads on one half and ablate them on the other."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AblateTask(TaskOptions):
     """A task to evaluate instead of a single prompt."""
@@ -25,10 +29,16 @@ class AblateTask(TaskOptions):
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Number of prompts; heads are located on n others.")] = 200
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
-        """Return prompts to locate heads on, and `n` held-out prompts to ablate them on."""
-        half = self.n + -self.n % 4  # both halves balance query classes and labels
+        """Return prompts to locate heads on and `n` to ablate them on, with other queries if there are enough."""
+        from icl_lens.prompts.tasks import split_by_query
+
+        half = self.n + -self.n % 4  # classes and labels are balanced within four prompts
         balanced = self.classes == "binary"  # with all classes, labels are fixed and answers vary
-        prompts = self.prompts(n=2 * half, seed=seed, balanced=balanced)
+        prompts = self.prompts(n=4 * half, seed=seed, balanced=balanced)
+        if len({prompt.query for prompt in prompts}) >= min(2 * self.n, MIN_QUERIES):
+            locating, testing = split_by_query(prompts, half)[0], split_by_query(prompts, self.n)[1]
+            if (len(locating), len(testing)) == (half, self.n):
+                return locating, testing
         return prompts[:half], prompts[half:][: self.n]
 
 
@@ -128,10 +138,11 @@ def ablate(
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)
     chosen, how = heads.choose(loaded, reference)
     if heads.heads is None and prompt is None:
-        how += f" on {len(reference)} other prompts"
         tested, located = ({one.query for one in prompts} for prompts in (batch.prompts, reference.prompts))
-        if shared := len(tested & located):
-            how += f" ({shared} of their {len(located)} queries also occur here)"
+        shared = (
+            f"{len(tested & located)} of their {len(located)} queries" if tested & located else "none of their queries"
+        )
+        how += f" on {len(reference)} other prompts ({shared} also occur here)"
     with progress() as report:
         found = il.ablate_with_controls(
             loaded,

@@ -7,7 +7,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -134,6 +134,36 @@ def load_task(
     if same_length_for is not None:
         _check_rows_align(prompts, same_length_for, template, choices)
     return prompts
+
+
+def split_by_query(
+    prompts: Sequence[Prompt], n: int, *, assigned: Mapping[str, int] | None = None
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Return two lists of at most n prompts that share no query: one to locate heads on, one to test them on.
+
+    `prompts` are those of `load_task`, at least three times n, because all prompts of a query go to the same list. Each
+    list has equally many prompts of every class and label. `assigned` maps queries to their list, 0 or 1. Raises
+    InputError if the prompts have fewer than two queries.
+
+    Example:
+        >>> prompts = il.load_task("sentiment-number", layout="random", n=60)
+        >>> locating, testing = il.split_by_query(prompts, 20)
+        >>> len(locating), len(testing), {p.query for p in locating} & {p.query for p in testing}
+        (20, 20, set())
+    """
+    assigned = assigned or {}
+    queries = list(dict.fromkeys(prompt.query for prompt in prompts))
+    if len(queries) < 2:
+        raise InputError(f"prompts must have at least two queries, got {len(queries)}; use more prompts or more data")
+    free = [query for query in queries if query not in assigned]
+    first = set(free[::4]) | set(free[1::4])  # of both classes, which alternate
+    first |= {query for query in queries if assigned.get(query) == 0}
+    halves: tuple[list[Prompt], list[Prompt]] = ([], [])
+    for turn in range(4):  # `load_task` balances classes and labels within four prompts
+        for half, is_first in zip(halves, (True, False), strict=True):
+            same = [prompt for prompt in prompts[turn::4] if (prompt.query in first) == is_first]
+            half += same[: (n + 3 - turn) // 4]
+    return halves
 
 
 def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
