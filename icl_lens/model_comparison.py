@@ -27,7 +27,7 @@ def compare_models(
     b: Any,
     prompts: Sequence[Prompt],
     *,
-    by: By = "increase",
+    by: By = "contrast",
     template: Template | None = None,
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",

@@ -194,7 +194,7 @@ def task_check(
     def interval(values: Tensor) -> Interval:
         return bootstrap_interval(values, clusters=queries, level=EFFECT_LEVEL)
 
-    effects = {name: interval(values) for name, values in per_prompt.items()}
+    effects: dict[Behavior, Interval] = {name: interval(values) for name, values in per_prompt.items()}
     return TaskCheck(
         n_prompts=len(prompts),
         accuracy={name: bootstrap_interval(correct[name], clusters=queries, bounds=(0.0, 1.0)) for name in _ARRANGE},
@@ -210,12 +210,12 @@ def _lesser(
     per_prompt: dict[Behavior, Float[Tensor, " batch"]], interval: Callable[[Tensor], Interval]
 ) -> tuple[Behavior, ...]:
     """Return the behaviors whose effect is smaller than the largest; see `TaskCheck.lesser`."""
-    groups = [tuple(name for name in names if name in per_prompt) for names in _GROUPS]
-    totals = {group: torch.stack([per_prompt[name] for name in group]).sum(0) for group in groups if group}
+    groups: list[list[Behavior]] = [[name for name in names if name in per_prompt] for names in _GROUPS]
+    totals = [(group, torch.stack([per_prompt[name] for name in group]).sum(0)) for group in groups if group]
     if not totals:
         return ()
-    largest = max(totals.values(), key=lambda total: float(total.mean()))
-    return tuple(name for group, total in totals.items() if interval(largest - total).low > 0 for name in group)
+    largest = max((total for _, total in totals), key=lambda total: float(total.mean()))
+    return tuple(name for group, total in totals if interval(largest - total).low > 0 for name in group)
 
 
 def _listed(verbs: Sequence[str]) -> str:

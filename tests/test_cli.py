@@ -172,7 +172,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     assert code == 0, err
     batch = il.tokenize(icl_mini, prompts, template=template)
     assert batch.texts[0] in out
-    top = il.locate_heads(icl_mini, batch, k=20)
+    top = il.locate_heads(icl_mini, batch, k=20, against=batch.other_label_tokens)
     assert all(f"{name} " in out for name in map(str, top.heads))
     assert all(f"{value:.4f}" in out for value in top.value.tolist())
     code, out, err = run("compare", *options, *TEMPLATE)
@@ -244,13 +244,13 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     for seed in (0, 3):
         _, out, _ = run(*arguments, "--seed", seed)
         assert str(il.load_task("sentiment-number", n=4, seed=seed, layout="random")[0]) in out
-    code, out, _ = run(*arguments, "--layout", "order", "--by", "contrast", "--out", tmp_path / "run")
+    code, out, _ = run(*arguments, "--layout", "order", "--out", tmp_path / "run")
     assert code == 0
     assert "mean contrast (nats)" in out
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=4))
     top = il.locate_heads(icl_mini, batch, k=2, against=batch.other_label_tokens)
     assert all(f"{value:.4f}" in out for value in top.value.tolist())
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["by"] == "contrast"
-    code, _, err = run(*arguments, "--layout", "order", "--out", tmp_path / "run")
+    code, _, err = run(*arguments, "--layout", "order", "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
     assert "by='contrast'" in err

@@ -39,7 +39,19 @@ def inputs(tmp_path_factory):
     save("gpt2", folder / "tiny")
     (folder / "words.json").write_text(json.dumps({"categories": WORDS}))
     task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "-n", str(N)]
-    return [*task, "--model", str(folder / "tiny"), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
+    return [
+        *task,
+        "--model",
+        str(folder / "tiny"),
+        "--device",
+        "cpu",
+        "--top",
+        "3",
+        "--by",
+        "increase",
+        "--batch-size",
+        str(BATCH),
+    ]
 
 
 @pytest.fixture

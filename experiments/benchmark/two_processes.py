@@ -30,7 +30,20 @@ def two_processes(folder: Path, n: int) -> Iterator[Row]:
 
 
 def _located(launcher: tuple[str, ...], folder: Path, n: int, out: Path) -> tuple[float, pd.DataFrame]:
-    task = ("--task", "sentiment-number", "-n", str(n), "--top", "20", "--model", str(folder), "--out", str(out))
+    task = (
+        "--task",
+        "sentiment-number",
+        "-n",
+        str(n),
+        "--top",
+        "20",
+        "--by",
+        "increase",
+        "--model",
+        str(folder),
+        "--out",
+        str(out),
+    )
     start = time.perf_counter()
     subprocess.run(
         [sys.executable, *launcher, "-m", "icl_lens", "locate", *task],

@@ -64,7 +64,9 @@ def compare(
     answer: Annotated[str | None, typer.Option("--answer", "-a", help="Correct label of A.")] = None,
     answer_b: Annotated[str | None, typer.Option(help="Correct label of B.", show_default="model's prediction")] = None,
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Prompts of a task, for two models.")] = 1,
-    by: Annotated[By | None, typer.Option(help="Score that ranks the heads' changes.", show_default="increase")] = None,
+    by: Annotated[
+        By | None, typer.Option(help="Score that ranks the heads' changes.", show_default="increase; contrast with -n")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed for sampling a task's prompts.")] = 0,
 ) -> None:
     """Compare two prompts on one model, or two models on one prompt: answers and heads.
@@ -98,7 +100,7 @@ def compare(
     }
     console = PlainConsole()
     if n > 1:
-        settings["by"] = by or "increase"
+        settings["by"] = by or "contrast"
         for side, model in zip("AB", (first, second) if task.check else (), strict=False):
             console.print(f"{side}: ", end="")
             task.print_behavior(console, model, reading, seed=seed)

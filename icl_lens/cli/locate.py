@@ -63,9 +63,7 @@ class RankOptions:
         int | None,
         typer.Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer"),
     ] = None
-    by: Annotated[By, typer.Option(help="Rank by increase, contrast with other labels, or ablation effect.")] = (
-        "increase"
-    )
+    by: Annotated[By, typer.Option(help="Score that ranks heads; the paper's is increase.")] = "contrast"
     positions: Annotated[Positions, typer.Option(help="With --by effect: positions to zero; all is slower.")] = "last"
     method: Annotated[Method, typer.Option(help="With --by effect: exact, or a gradient estimate.")] = "exact"
     batch_size: Annotated[int | None, typer.Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = (
@@ -87,10 +85,10 @@ class RankOptions:
 def locate(
     task: LocateTask, output: LocateOutput, reading: ReadoutOptions, model: ModelOptions, rank: RankOptions
 ) -> None:
-    """Locate the heads with the largest mean log-probability increase over a task's prompts, exact and certified.
+    """Locate the heads with the largest mean contrast over a task's prompts, exact and certified.
 
-    With --by contrast, rank heads by their increase of log p(answer) − log Σ p(other labels). With --by effect, rank
-    all heads by how much log p(answer) drops when the head is zeroed.
+    A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase, rank heads by their
+    increase of log p(answer), as the paper does; with --by effect, by how much it drops when the head is zeroed.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
