@@ -136,8 +136,8 @@ def _removed(numbered: Numbered) -> list[str]:
     for cell, intact, lost in _together(real, ("intact", "contrast"), ("accuracy", "contrast")):
         before, after, random = (f"{100 * x:.1f}" for x in (intact.quantity, intact.control, lost.control))
         said[lost.outcome == "above"].append(
-            f"from {before} to {after} % on {cell.task} ({len(cell.located['contrast'])} heads; as many random "
-            f"heads cost {random} points)"
+            f"from {before} to {after} % on {cell.task} ({(k := len(cell.located['contrast']))} heads; {k} random "
+            f"heads of their layers cost {random} points)"
         )
     start = f"**Removing the located heads of {REAL}**"
     more = [f"{start} lowers [accuracy](ablation.md) {'; '.join(said[True])}."] * bool(said[True])
@@ -146,7 +146,7 @@ def _removed(numbered: Numbered) -> list[str]:
 
 
 def _known_words(numbered: Numbered) -> list[str]:
-    """Where the real model partly goes by what the label words mean: exchanged labels leave it below chance."""
+    """Where the real model uses what the label words mean: exchanged labels leave it below chance."""
     real = groups(_cells_of("behavior", numbered))[0]
     said = [
         f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f} % on {cell.task}"
@@ -154,8 +154,8 @@ def _known_words(numbered: Numbered) -> list[str]:
         if row.quantity < CHANCE
     ]
     return [
-        f"**{REAL} partly goes by what the label words mean** where [accuracy](behavior.md) falls below chance with "
-        f"the labels of all demonstrations exchanged: {'; '.join(said)}. Other tasks are learned from the "
+        f"**{REAL} uses what the label words mean** where its [accuracy](behavior.md) falls below chance with the "
+        f"labels of all demonstrations exchanged: {'; '.join(said)}. Other tasks are learned from the "
         "demonstrations."
     ] * bool(said)
 
@@ -231,7 +231,7 @@ def _fixes(numbered: Numbered) -> list[str]:
             found += [f"{_range(measure, small, 'quantity')} % on the small models"] * bool(small)
             (theirs,) = measure.paper.values()
             said.append(f"{theirs} % of the [{finding.short}]({finding.id}.md), here {', '.join(found)}")
-    return [f"its fixes remove {'; '.join(said)}"] * bool(said)
+    return [f"its corrections remove {'; '.join(said)}"] * bool(said)
 
 
 def _post_hoc(numbered: Numbered) -> list[str]:

@@ -1,0 +1,353 @@
+"""Compute the sections of an explanation: each function returns fields of `Findings` for one captured prompt."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations, capture, last_log_probs
+from icl_lens.activations.multi_token_labels import continuation_log_probs, tokenize_labels, whole_label_log_probs
+from icl_lens.attribution.attention import attention_to_labels
+from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query
+from icl_lens.attribution.increases import head_position_increases, layer_log_prob_increase
+from icl_lens.attribution.reasons import AttentionReasons, attention_reasons
+from icl_lens.attribution.search import top_subheads
+from icl_lens.attribution.similarity import similarity_in
+from icl_lens.errors import InputError
+from icl_lens.interventions.ablation import ablate_heads_per_row
+from icl_lens.models.attention_scores import RotaryAnglesUnavailable
+from icl_lens.models.head import Head
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.prompt import quoted_list
+from icl_lens.prompts.token_ids import name_tokens
+from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, SubheadReport
+
+# Tokens per ablation pass: many rows for short prompts, one row for long ones.
+PASS_TOKENS = 2048
+# For plain text: positions stored with every head's attention, and positions described for each located head.
+N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
+
+
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """The captured prompt, the scored tokens with their names, and which of them are the target and the others."""
+
+    model: Any
+    acts: Activations
+    options: ExplainOptions
+    tokens: Int[Tensor, " label"]
+    names: tuple[str, ...]
+    target: int
+    others: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: Any, acts: Activations, options: ExplainOptions) -> "ScoredPrompt":
+        """Check the options; score the labels of a prompt, or plain text's target and the tokens it is compared with.
+
+        Raise InputError for invalid options.
+        """
+        batch, device = acts.batch, acts.readout.W_U.device
+        most = len(acts.view.heads()) // 2
+        if options.k < 1:
+            raise InputError(f"k must be at least 1, got {options.k}")
+        if not 1 <= options.n_ablated <= most:
+            raise InputError(
+                f"n_ablated must be between 1 and {most}, half of all heads, got {options.n_ablated}; random sets need "
+                "the other half"
+            )
+        if batch.labels and batch.targets is None:
+            target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
+            if options.against is None:
+                others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
+            else:
+                others = [_label(batch, name, batch.labels[target]) for name in dict.fromkeys(options.against)]
+            return cls(model, acts, options, batch.label_tokens.to(device), batch.labels, target, tuple(others))
+        target_id = int(batch.answer_tokens[0])
+        if target_id < 0:
+            target_id = int(acts.readout.logits(acts.resid_final)[0].argmax())
+        others = [] if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
+        ids = list(dict.fromkeys([target_id, *others]))
+        names = tuple(name_tokens(model.tokenizer, [ids])[0])
+        if target_id in others:
+            raise InputError(
+                f"against must not contain the target {names[0]!r}, which is the model's most probable token; pass "
+                "answer="
+            )
+        return cls(model, acts, options, torch.tensor(ids, device=device), names, 0, tuple(range(1, len(ids))))
+
+    @property
+    def is_plain_text(self) -> bool:
+        return not self.acts.batch.labels or self.acts.batch.targets is not None
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.acts.batch.last[0]) + 1
+
+    @property
+    def targets(self) -> Int[Tensor, " 1"]:
+        return self.tokens[[self.target]]
+
+    @property
+    def against(self) -> Int[Tensor, "1 other"] | None:
+        return self.tokens[list(self.others)][None] if self.others else None
+
+    @property
+    def readout_options(self) -> dict[str, Any]:
+        return {"final_norm": self.options.final_norm, "bias": self.options.bias}
+
+
+def _label(batch: PromptBatch, name: str | int, target: str) -> int:
+    if name not in batch.labels:
+        raise InputError(f"against must be one of the labels {quoted_list(batch.labels)}, got {name!r}; pass a label")
+    if name == target:
+        raise InputError(f"against must differ from the explained label {name!r}; pass other labels, or omit it")
+    return batch.labels.index(name)
+
+
+def prompt_fields(scored: ScoredPrompt) -> dict[str, Any]:
+    """Return the fields for the model, the settings and the tokens."""
+    batch, view = scored.acts.batch, scored.acts.view
+    return {
+        "model": view.name,
+        "source": view.source,
+        "quantization": view.quantization,
+        "template": batch.template,
+        "settings": scored.options,
+        "tokens": tuple(batch.token_strings[0][: scored.n_tokens]),
+        "token_names": tuple(batch.token_names[0][: scored.n_tokens]),
+        "versions": tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
+    }
+
+
+def label_fields(scored: ScoredPrompt) -> dict[str, Any]:
+    """Return the fields that only prompts with demonstrations have."""
+    batch, model = scored.acts.batch, scored.model
+    spelled = tokenize_labels(model, batch)
+    whole: Sequence[float] = ()
+    if any(len(ids) > 1 for ids in spelled.labels):
+        whole = whole_label_log_probs(model, batch)[0].tolist()
+    predicted = () if batch.prediction_positions is None else tuple(batch.prediction_positions[0].tolist())
+    return {
+        "prompt": batch.prompts[0],
+        "text": batch.texts[0] if batch.texts else "",
+        "label_positions": tuple(batch.label_positions[0].tolist()),
+        "prediction_positions": predicted,
+        "demonstration_labels": tuple(batch.label_index[0].tolist()),
+        "label_attention": _nested(attention_to_labels(scored.acts)[0]),
+        "label_token_names": tuple(map(tuple, name_tokens(model.tokenizer, [list(ids) for ids in spelled.labels]))),
+        "n_shared_tokens": scored.n_tokens - len(spelled.prompt),
+        "whole_label_log_probs": tuple(whole),
+    }
+
+
+def plain_text_fields(scored: ScoredPrompt) -> dict[str, Any]:
+    """Return the fields that only plain text has."""
+    batch, tokenizer, n_tokens = scored.acts.batch, scored.model.tokenizer, scored.n_tokens
+    pattern = scored.acts.pattern[0, :, :, :n_tokens].float()
+    watched = pattern.amax((0, 1)).topk(min(N_ATTENDED_POSITIONS, n_tokens)).indices.sort().values
+    text = batch.texts[0] if batch.prompt_index is None and batch.texts else "".join(batch.token_strings[0][:n_tokens])
+    spelled = {token: [token] for token in scored.tokens.tolist()}
+    for given in (scored.options.target, *(scored.options.against or ())):
+        if isinstance(given, str):
+            before, after = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + given))
+            spelled[after[len(before)]] = after[len(before) :]
+    spellings = list(spelled.values())
+    whole: Sequence[float] = ()
+    if any(len(ids) > 1 for ids in spellings):
+        prompt = batch.tokens[0, :n_tokens].tolist()
+        whole = continuation_log_probs(scored.model, [(prompt, ids) for ids in spellings]).tolist()
+    return {
+        "prompt": None,
+        "text": text,
+        "label_positions": (),
+        "demonstration_labels": (),
+        "label_attention": (),
+        "attended_positions": tuple(watched.tolist()),
+        "attended_attention": _nested(pattern[:, :, watched]),
+        "label_token_names": tuple(map(tuple, name_tokens(tokenizer, spellings))),
+        "whole_label_log_probs": tuple(whole),
+    }
+
+
+def _nested(values: Float[Tensor, "i j k"]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(tuple(map(tuple, layer)) for layer in values.tolist())
+
+
+def score_fields(scored: ScoredPrompt) -> dict[str, Any]:
+    """Return the scored tokens' log-probabilities, and the five most probable tokens, with all biases."""
+    readout = scored.acts.readout
+    log_probs = readout.log_probs(scored.acts.resid_final)[0]
+    best = log_probs.exp().topk(5)
+    assert readout.decode is not None  # tokenizing required the tokenizer
+    names = name_tokens(scored.model.tokenizer, [best.indices.tolist()])[0]
+    return {
+        "labels": scored.names,
+        "label_log_probs": tuple(log_probs[scored.tokens].tolist()),
+        "target": scored.names[scored.target],
+        "target_token": readout.decode(int(scored.tokens[scored.target])),
+        "next_tokens": tuple(zip(names, best.values.tolist(), strict=True)),
+        "compared_with": tuple(scored.names[i] for i in scored.others),
+        "contrast_adds_up": len(scored.others) == 1 and readout.using(**scored.readout_options).is_affine,
+    }
+
+
+def layer_fields(scored: ScoredPrompt) -> dict[str, Any]:
+    """Return every layer's increases and contrasts."""
+    attn, ffn = layer_log_prob_increase(scored.acts, scored.targets, **scored.readout_options)
+    fields = {"layer_attn": tuple(attn[0].tolist()), "layer_ffn": tuple(ffn[0].tolist())}
+    if scored.others:
+        attn, ffn = layer_log_prob_increase(
+            scored.acts, scored.targets, against=scored.against, **scored.readout_options
+        )
+        fields |= {"layer_attn_contrast": tuple(attn[0].tolist()), "layer_ffn_contrast": tuple(ffn[0].tolist())}
+    return fields
+
+
+def position_fields(scored: ScoredPrompt) -> dict[str, Any]:
+    """Return the (head, position) parts with the largest increase, or contrast if heads are ranked by it."""
+    acts = scored.acts
+    k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
+    against, other = None, scored.against
+    if scored.options.by == "contrast":
+        against, other = other, against
+    parts = top_subheads(acts, scored.targets, k=k, against=against, **scored.readout_options)
+    heads = sorted({*map(Head, parts.layer[0].tolist(), parts.head[0].tolist())})
+    others = _by_position(scored, heads, other) if scored.others else None
+    reports = []
+    columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
+    for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
+        increase, contrast = value, None if others is None else float(others[Head(layer, head)][position])
+        if against is not None and contrast is not None:
+            increase, contrast = contrast, increase
+        token = acts.batch.token_names[0][position]
+        reports.append(SubheadReport(Head(layer, head), position, token, increase, contrast))
+    return {
+        "subheads": tuple(reports),
+        "n_parts": int(parts.n_parts[0]),
+        "n_exact": int(parts.n_exact[0]),
+        "certified": parts.certified,
+    }
+
+
+def _by_position(
+    scored: ScoredPrompt, heads: list[Head], against: Int[Tensor, "1 other"] | None = None
+) -> dict[Head, Float[Tensor, " pos"]]:
+    """Return the increases, or contrasts, of every position of these heads, nats."""
+    increases = head_position_increases(scored.acts, scored.targets, heads, against=against, **scored.readout_options)[
+        0
+    ]
+    return dict(zip(heads, increases[..., : scored.n_tokens], strict=True))
+
+
+def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
+    """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
+    model, batch, options = scored.model, scored.acts.batch, scored.options
+    removed = located[: options.n_ablated]
+    others = [head for head in scored.acts.view.heads() if head not in removed]
+    rng = random.Random(options.seed)
+    draws = [rng.sample(others, len(removed)) for _ in range(options.n_random)]
+    sets = [*[[head] for head in located], removed, *draws]
+    rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
+    label_log_probs = []
+    for sets_of_pass in (sets[start : start + rows] for start in range(0, len(sets), rows)):
+        with ablate_heads_per_row(model, sets_of_pass):
+            log_probs = last_log_probs(model, batch[[0] * len(sets_of_pass)])
+        label_log_probs.append(log_probs[:, scored.tokens.to(log_probs.device)])
+    single, joint, random_draws = torch.cat(label_log_probs).split([len(located), 1, len(draws)])
+    report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))
+    return single, report
+
+
+def head_reports(
+    scored: ScoredPrompt,
+    heads: list[Head],
+    increases: Float[Tensor, "layer head"],
+    contrasts: Float[Tensor, "layer head"] | None,
+    effects: Float[Tensor, "layer head"] | None,
+    ablated: Float[Tensor, "located label"],
+) -> Iterator[HeadReport]:
+    """Yield a report per located head; results shared by the heads of a layer are computed once."""
+    acts, n_tokens = scored.acts, scored.n_tokens
+    by_position = _by_position(scored, heads)
+    contrast_by_position = _by_position(scored, heads, scored.against) if scored.others else {}
+    similarities, reasons = _similarities(scored, heads), _reasons(scored, heads)
+    own_labels = acts.batch.label_tokens[acts.batch.label_index[0]].tolist() if acts.batch.labels else []
+    positions, groups, tokens = list[list[int]](), list[Tensor](), list[int]()
+    for head in heads:
+        if scored.is_plain_text:
+            attention = acts.pattern[0, head.layer, head.head, :n_tokens].float()
+            positions.append(attention.topk(min(N_DESCRIBED_POSITIONS, n_tokens)).indices.sort().values.tolist())
+            v = acts.values(head.layer)[0, positions[-1], acts.view.kv_head(head.head)].to(acts.readout.dtype)
+            values, keys = v @ acts.view.W_O(head.layer)[head.head].to(v.dtype), v.new_empty(0, acts.view.d_model)
+            own = acts.batch.tokens[0, positions[-1]].tolist()
+        else:
+            positions.append([])
+            values, keys, own = label_values(acts, head)[0], label_keys(acts, head)[0], own_labels
+        groups += [last_query(acts, head), values, keys]
+        tokens += [-1, *own, *[-1] * len(keys)]
+    words = acts.readout.describe(
+        torch.cat(groups), torch.tensor(tokens), k=scored.options.n_words, keep=is_content_word
+    )
+    rows = [slice(end - len(group), end) for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
+    names, standouts = [tuple(one) for one in words.tokens], words.standouts.tolist()
+    for i, head in enumerate(heads):
+        query, values, keys = rows[3 * i : 3 * i + 3]
+        yield HeadReport(
+            head=head,
+            increase=float(increases[head]),
+            attention=tuple(acts.pattern[0, head.layer, head.head, :n_tokens].tolist()),
+            position_increases=tuple(by_position[head].tolist()),
+            value_words=tuple(names[values]),
+            value_ranks=tuple(words.ranks[values].tolist()),
+            key_words=tuple(names[keys]),
+            query_words=names[query][0],
+            value_standouts=tuple(standouts[values]),
+            key_standouts=tuple(standouts[keys]),
+            query_standout=standouts[query][0],
+            ablated=tuple(ablated[i].tolist()),
+            contrast=None if contrasts is None else float(contrasts[head]),
+            position_contrasts=tuple(contrast_by_position[head].tolist()) if scored.others else (),
+            positions=tuple(positions[i]),
+            similarity=similarities[i],
+            effect=None if effects is None else float(effects[head]),
+            why=reasons[i],
+        )
+
+
+def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[float, ...], ...]]:
+    """Return each head's `label_similarity`.
+
+    Empty for plain text, without prediction positions, or if the rotary angles are unavailable.
+    """
+    if not scored.is_plain_text and scored.acts.batch.prediction_positions is not None:
+        with suppress(RotaryAnglesUnavailable):  # the other fields need no angles
+            return [tuple(map(tuple, rows)) for rows in similarity_in(scored.acts, heads)[0].tolist()]
+    return [()] * len(heads)
+
+
+def _reasons(scored: ScoredPrompt, heads: list[Head]) -> list[AttentionReasons | None]:
+    """Return why each head attends to the target's labels, or in plain text to its most attended token."""
+    batch, acts = scored.acts.batch, scored.acts
+    if scored.is_plain_text:
+        attended = [acts.pattern[0, head.layer, head.head, : scored.n_tokens].float() for head in heads]
+        groups = [[[place] for place in one.topk(min(2, scored.n_tokens)).indices.tolist()] for one in attended]
+        acts = capture(
+            scored.model, batch, writers=sorted({place for pair in groups for (place,) in pair}), check=False
+        )
+    else:
+        of_target = batch.label_index[0] == scored.target
+        groups = [[batch.label_positions[0, mask].tolist() for mask in (of_target, ~of_target)]] * len(heads)
+    found: list[AttentionReasons | None] = []
+    for head, group in zip(heads, groups, strict=True):
+        found.append(None)
+        with suppress(InputError):  # the other fields need no split of scores
+            if len(group) == 2 and all(group):
+                found[-1] = attention_reasons(acts, head, group[0], group[1], scored.targets, scored.against)
+    return found
