@@ -228,6 +228,38 @@ def test_all_classes(folder):
     assert named[0].labels == ("a", "b", "c")
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (("NUM", "abbr"), "binary"),  # both name classes
+        (("other", "num"), "binary"),
+        (("NUM", "one", "ABBR"), "all"),
+        (("DESC", "NUM", "ABBR"), "all"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["order", "random"])
+def test_labels_that_name_classes_belong_to_them(folder, labels, classes, layout):
+    """Every prompt shows them, and if labels are balanced, each is the answer equally often."""
+    prompts = load_task(TextTask("trec", folder, classes=classes), n=60, layout=layout, labels=labels)
+    kinds = {label: label.upper() for label in labels if label.upper() in {"NUM", "ABBR", "DESC"}}
+    for prompt in prompts:
+        assert prompt.labels == labels
+        assert {demo.label for demo in prompt.demonstrations} == {*labels}
+        for text, label in [(prompt.query, prompt.answer), *((d.text, d.label) for d in prompt.demonstrations)]:
+            assert kinds.get(label, kind_of(text)) == kind_of(text)
+        assert all(kind_of(text) not in kinds.values() for text in shown(prompt, "other"))
+        assert prompt.query not in {demo.text for demo in prompt.demonstrations}
+    if classes == "binary" and layout == "random":
+        assert Counter(prompt.answer for prompt in prompts) == dict.fromkeys(labels, 30)
+
+
+def test_labels_that_name_classes_without_queries_are_refused(folder, monkeypatch):
+    monkeypatch.setattr("icl_lens.prompts.tasks.MAX_SKIPPED", 100)
+    write(folder / "other.jsonl", [{"text": f"other DESC {i}", "label": "DESC"} for i in range(3)])
+    with pytest.raises(InputError, match="of the same prompt, got the names of 'ABBR', 'NUM'"):
+        load_task(TextTask("trec", folder, split="other"), n=4, labels=["NUM", "ABBR"])
+
+
 def test_one_file_is_cut_in_two(tmp_path):
     path = write(tmp_path / "rows.jsonl", rows_of("one", each=8))
     prompts = load_task("mine", path=path, n=200)

@@ -225,7 +225,7 @@ class TaskOptions:
     max_words: Annotated[int | None, typer.Option(min=1, help="Skip texts with more words.")] = None
     labels: Annotated[
         str | None,
-        typer.Option(help="Label words, true class first (all: alphabetical by class)."),
+        typer.Option(help="Label words; class names, or any words, true class first."),
     ] = None
     check: Annotated[bool, typer.Option("--check/--no-check", help="First say what the model does on the task.")] = True
 

@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from icl_lens.errors import InputError
@@ -24,6 +24,8 @@ class Draw:
     query: str
     false_query: str | None
     """An unused text of the first false class; None if all are used."""
+    task_classes: tuple[str, ...]
+    """The classes of the task; a prompt may show two of them."""
 
     @property
     def order_seed(self) -> str:
@@ -49,7 +51,7 @@ class Draw:
             raise InputError(
                 f"class {self.false[0][0]!r} has no unused text for the query; reduce demonstrations or add texts"
             )
-        return Draw([self.true], self.false[0], self.false_query, self.query)
+        return replace(self, false=[self.true], true=self.false[0], query=self.false_query, false_query=self.query)
 
 
 def unused_text(texts: list[str], shown: list[str], query: str) -> str | None:

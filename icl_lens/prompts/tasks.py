@@ -7,7 +7,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,6 +28,9 @@ QueryClass = Literal["true", "false", "both"]
 
 MAX_PROMPTS = 1_000_000
 """Maximum number of prompts per call, which limits memory."""
+
+# Draws in a row that show other classes than those that labels name.
+MAX_SKIPPED = 10_000
 
 _DEFAULT_TEMPLATE = Template()
 
@@ -71,13 +74,13 @@ def load_task(
 
     `layout="random"`, the default of the commands, shuffles the demonstrations, so that neither a constant answer
     nor the last label scores above chance: the queries of a word task alternate between both classes
-    (`query_class="both"`), and both labels are the answer equally often (`balanced`). Labels that are names of the
-    classes stay with their classes. `balanced` swaps the two labels in every second prompt or, with both query
-    classes, every second pair of prompts.
+    (`query_class="both"`), and both labels are the answer equally often (`balanced`). `balanced` swaps the two labels
+    in every second prompt or, with both query classes, every second pair of prompts.
     `query_class="false"` combines the same demonstrations with a query of the (first) false class and its answer.
 
-    With `TextTask(classes="all")`, `labels[i]` belongs to the i-th class in alphabetical order in every prompt, and the
-    false classes appear one after another in random order.
+    A label that names a class always belongs to that class, and every prompt shows this class; `balanced` then balances
+    the queries. With `TextTask(classes="all")`, the other labels belong to the other classes in alphabetical order in
+    every prompt, and the false classes appear one after another in random order.
 
     `same_length_for`, a model, keeps only texts of one token length: the length that leaves the most texts in the
     smallest class. All rows of `il.tokenize(model, prompts, template=template)` then have their labels and end at the
@@ -120,15 +123,18 @@ def load_task(
     draws = source.draws(demonstrations, random.Random(seed), None if same_length_for is None else keep)
     first = next(draws)
     choices = _checked_labels(labels, len(first.classes))
+    named = _named_classes(choices, first.task_classes)
     prompts = []
-    for number, draw in enumerate(islice(chain([first], draws), n)):
-        if all_classes:
-            label_of = dict(zip(draw.classes, choices, strict=True))
-        else:
-            swapped = balanced and (number // 2 if alternates else number) % 2
-            label_of = dict(zip([draw.true[0], draw.false[0][0]], choices[::-1] if swapped else choices, strict=True))
-            label_of = _named_classes(choices, label_of) or label_of
-        if alternates and number % 2:
+    for number, draw in enumerate(islice(_with_classes(chain([first], draws), {*named}), n)):
+        swapped = balanced and (number // 2 if alternates else number) % 2
+        classes = draw.classes if all_classes else [draw.true[0], draw.false[0][0]]
+        label_of = _labels_of_classes(classes, choices[::-1] if swapped else choices, named)
+        if alternates:
+            query_other_class = bool(number % 2)
+        else:  # labels that belong to classes are not swapped, so the queries are chosen by their labels
+            is_fixed = balanced and named and isinstance(source, TextTask)
+            query_other_class = bool(is_fixed) and label_of[draw.true[0]] != choices[number % 2]
+        if query_other_class:
             draw = draw.with_false_query()
         prompts.append(_build_prompt(draw, label_of, choices, layout, query_class))
     if same_length_for is not None:
@@ -211,11 +217,34 @@ def _build_prompt(
     return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
 
 
-def _named_classes(labels: Sequence[str], classes: Iterable[str]) -> dict[str, str] | None:
-    """Return the label of each class if labels are class names; None if labels are arbitrary."""
-    by_name = {label.casefold(): label for label in labels}
-    label_of = {class_name: by_name.get(class_name.casefold()) for class_name in classes}
-    return None if None in label_of.values() else {class_name: str(label) for class_name, label in label_of.items()}
+def _named_classes(labels: Sequence[str], classes: Sequence[str]) -> dict[str, str]:
+    """Return the label of each class that a label names, in any case."""
+    named: dict[str, str] = {}
+    for label in labels:
+        own = [name for name in classes if name.casefold() == label.casefold()]
+        if own:
+            named.setdefault(label if label in own else own[0], label)
+    return named
+
+
+def _with_classes(draws: Iterable[Draw], named: set[str]) -> Iterator[Draw]:
+    """Yield the draws that show all these classes; raise InputError if there is none among many."""
+    n_skipped = 0
+    for draw in draws:
+        if named.issubset(draw.classes):
+            n_skipped = 0
+            yield draw
+        elif (n_skipped := n_skipped + 1) > MAX_SKIPPED:
+            raise InputError(
+                f"labels must name classes of the same prompt, got the names of {quoted_list(sorted(named))}, of which "
+                "the split has no queries; use other labels or another split"
+            )
+
+
+def _labels_of_classes(classes: Sequence[str], labels: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the label of each class: its own if one is named after it, else the next of the others."""
+    others = iter([label for label in labels if label not in named.values()])
+    return {name: named[name] if name in named else next(others) for name in classes}
 
 
 def _checked_labels(labels: Sequence[str] | None, count: int) -> tuple[str, ...]:

@@ -79,10 +79,9 @@ class TextTask:
                 chosen = [rng.choice(others)] if self.classes == "binary" else rng.sample(others, len(others))
                 false = [(kind, rng.sample(pool[kind], demonstrations)) for kind in chosen]
                 kind, shown = false[0]
-                texts = texts_of.get(kind) or pool[kind]
-                yield Draw(
-                    false, (true, rng.sample(pool[true], demonstrations)), query, unused_text(texts, shown, query)
-                )
+                other = unused_text(texts_of.get(kind) or pool[kind], shown, query)
+                own = (true, rng.sample(pool[true], demonstrations))
+                yield Draw(false, own, query, other, tuple(sorted(pool)))
 
     @property
     def _split(self) -> str:

@@ -67,7 +67,8 @@ class WordTask:
             seen.add(drawn)
             if len(seen) == possible:
                 seen.clear()
-            yield Draw([(false, shown)], (true, own), query, unused_text(false_words, shown, query))
+            other = unused_text(false_words, shown, query)
+            yield Draw([(false, shown)], (true, own), query, other, (false, true))
 
     def _words(self) -> tuple[str, list[str], str, list[str]]:
         """Return the false category and its words, then the true category and its words."""
