@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import PROMPTS
 from family_tables import EXACT, SOFT_CAPPED
+from hf_scores import hf_score, hf_writers
 from tolerance import assert_close
 from transformers import AutoModelForCausalLM
 
@@ -72,7 +73,7 @@ def test_leaving_a_writer_out_is_a_hooked_pass(captured, name):
     for writer in ("embed", "L0H1", "F1"):
         number = parts.writers.index(writer)
         for side, position in (("query", batch.last), ("key", key)):
-            written = acts.writers.split(acts.writers.row[rows, position], LAYER, lambda u, rows: u)[:, number]
+            written = acts.writers.written(acts.writers.row[rows, position], LAYER, writer)
             with edited(model, f"blocks.{LAYER}.hook_resid_pre", position, written):
                 theirs = row_of(model, batch, head)
             ours = parts.pattern_without(side, norm="recomputed")[:, number]
@@ -110,67 +111,6 @@ def test_leaving_a_writer_out_with_frozen_norms_is_a_hook_on_q_or_k(captured, na
     assert max(moved) > 1e-4
 
 
-def hf_writers(hf, ids, position):
-    """Name -> vector of everything written at a position of a GPT-2 or Llama, from hooks on Hugging Face's modules."""
-    gpt2 = hf.config.model_type == "gpt2"
-    layers = hf.transformer.h if gpt2 else hf.model.layers
-    seen, found = {}, {}
-    handles = []
-    for number, block in enumerate(layers):
-        out = block.attn.c_proj if gpt2 else block.self_attn.o_proj
-        handles.append(out.register_forward_pre_hook(lambda m, a, n=number: seen.__setitem__(("z", n), a[0])))
-        handles.append(block.mlp.register_forward_hook(lambda m, a, o, n=number: seen.__setitem__(("mlp", n), o)))
-    with torch.no_grad():
-        states = hf(ids[None], output_hidden_states=True).hidden_states
-    for handle in handles:
-        handle.remove()
-    found["embed"] = states[0][0, position]
-    if gpt2:
-        found["pos_embed"] = hf.transformer.wpe.weight[position]
-        found["embed"] = found["embed"] - found["pos_embed"]
-    bias = torch.zeros_like(found["embed"])
-    for number, block in enumerate(layers[:LAYER]):
-        out = block.attn.c_proj if gpt2 else block.self_attn.o_proj
-        weight = (out.weight if gpt2 else out.weight.T).detach()
-        z = seen["z", number][0, position].unflatten(-1, (hf.config.num_attention_heads, -1))
-        for head, one in enumerate(z):
-            found[f"L{number}H{head}"] = one @ weight.unflatten(0, z.shape)[head]
-        found[f"F{number}"] = seen["mlp", number][0, position]
-        bias = bias if getattr(out, "bias", None) is None else bias + out.bias.detach()
-    return found | {"bias": bias}, states[LAYER][0]
-
-
-def hf_score(hf, head, x_query, x_key, i, j):
-    """A head's score before softmax as a function of two residual streams, with the scales of all norms detached."""
-
-    def norm(x, module, center, eps):
-        x = x - x.mean(-1, keepdim=True) if center else x
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps).detach() * module.weight
-
-    gpt2 = hf.config.model_type == "gpt2"
-    d_head = getattr(hf.config, "head_dim", None) or hf.config.hidden_size // hf.config.num_attention_heads
-    if gpt2:
-        block = hf.transformer.h[LAYER]
-        (q, _, _), (_, k, _) = (
-            block.attn.c_attn(norm(x, block.ln_1, True, block.ln_1.eps) + block.ln_1.bias).chunk(3, -1)
-            for x in (x_query, x_key)
-        )
-        return (q.unflatten(-1, (-1, d_head))[head] * k.unflatten(-1, (-1, d_head))[head]).sum() / d_head**0.5
-    block, group = hf.model.layers[LAYER], hf.config.num_attention_heads // hf.config.num_key_value_heads
-    eps = hf.config.rms_norm_eps
-    q = block.self_attn.q_proj(norm(x_query, block.input_layernorm, False, eps)).unflatten(-1, (-1, d_head))[head]
-    k = block.self_attn.k_proj(norm(x_key, block.input_layernorm, False, eps)).unflatten(-1, (-1, d_head))
-    k = k[head // group]
-    if hf.config.model_type == "qwen3":
-        q, k = norm(q, block.self_attn.q_norm, False, eps), norm(k, block.self_attn.k_norm, False, eps)
-    cos, sin = hf.model.rotary_emb(q, torch.tensor([[i, j]]))
-
-    def rotate(x, c, s):
-        return x * c + torch.cat([-x[d_head // 2 :], x[: d_head // 2]]) * s
-
-    return (rotate(q, cos[0, 0], sin[0, 0]) * rotate(k, cos[0, 1], sin[0, 1])).sum() / d_head**0.5
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "qwen3"])
 def test_pairs_are_second_derivatives_of_hugging_faces_score(captured, family_folder, name):
     """S_cd = x_cᵀ (∂²S / ∂x_query ∂x_key) x_d with norms detached, for every pair of writers, from autograd."""
@@ -179,17 +119,17 @@ def test_pairs_are_second_derivatives_of_hugging_faces_score(captured, family_fo
     head, row, key = 3, 0, 2
     parts = il.attention_score_parts(acts, il.Head(LAYER, head))
     i, j = int(batch.last[row]), int(batch.label_positions[row, key])
-    at_query, states = hf_writers(hf, batch.tokens[row, : i + 1], i)
-    at_key, _ = hf_writers(hf, batch.tokens[row, : i + 1], j)
+    at_query, states = hf_writers(hf, batch.tokens[row, : i + 1], i, LAYER)
+    at_key, _ = hf_writers(hf, batch.tokens[row, : i + 1], j, LAYER)
     x = states[i].detach(), states[j].detach()
-    hessian = torch.autograd.functional.hessian(lambda a, b: hf_score(hf, head, a, b, i, j), x)[0][1].detach()
+    hessian = torch.autograd.functional.hessian(lambda a, b: hf_score(hf, LAYER, head, a, b, i, j), x)[0][1].detach()
     pairs = torch.einsum("cd,kd->ck", parts.query_parts[row], parts.key_parts[row, key])
     names = [writer for writer in parts.writers if writer != "bias"]  # the bias also has what is constant in q and k
     for number, writer in enumerate(names):
         for other, source in enumerate(names):
             expected = at_query[writer] @ hessian @ at_key[source]
             assert_close(pairs[number, other], expected, scale=float(pairs.abs().max()), msg=f"{writer}, {source}")
-    assert_close(parts.scores[row, key], hf_score(hf, head, *x, i, j), scale=float(pairs.abs().max()))
+    assert_close(parts.scores[row, key], hf_score(hf, LAYER, head, *x, i, j), scale=float(pairs.abs().max()))
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -324,16 +264,37 @@ def test_words_of_parts(icl_mini):
     assert_close(total, il.label_values(acts, head), scale=float(total.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
-def test_vectors_computed_in_pieces_are_those_kept(captured, monkeypatch, name):
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", "qwen3", "olmo2"])
+def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, name):
     from icl_lens.activations import writers
 
-    _, _, acts = captured(name)
+    _, batch, acts = captured(name)
     kept = il.attention_score_parts(acts, "L2H1")
     assert "_vectors" in vars(acts.writers)
+    before = kept.pattern_without("key", norm="recomputed")
     monkeypatch.setattr(writers, "WRITER_BYTES", 1)
     fresh = acts.to("cpu")
-    pieces = il.attention_score_parts(fresh, "L2H1")
+    new = il.attention_score_parts(fresh, "L2H1")
+    assert_close(new.pattern_without("key", norm="recomputed"), before, scale=8.0)
+    scale = float(kept.query_parts.norm(dim=-1).amax() * kept.key_parts.norm(dim=-1).amax())
+    assert_close(new.key_side, kept.key_side, scale=scale)
+    assert_close(new.query_side, kept.query_side, scale=scale)
+    for writer in kept.writers:  # of one writer alone: the same
+        rows = acts.writers.rows_at(batch.last[:, None])[:, 0]
+        matrix = torch.eye(acts.view.d_model)
+        all_at_once = fresh.writers.split(rows, LAYER, matrix)[:, kept.writers.index(writer)]
+        assert_close(acts.writers.written(rows, LAYER, writer), all_at_once, scale=float(all_at_once.abs().max()))
     assert "_vectors" not in vars(fresh.writers)
-    assert_close(pieces.key_side, kept.key_side, scale=float(kept.key_side.abs().max()))
-    assert_close(pieces.query_side, kept.query_side, scale=float(kept.query_side.abs().max()))
+
+
+def test_long_prompts_keep_no_attention_of_every_label(icl_mini):
+    """What is kept grows with labels plus positions, not with their product."""
+
+    def bytes_per_token(n):
+        demonstrations = [il.Demonstration("love", ("foo", "bar")[i % 2]) for i in range(n)]
+        batch = il.tokenize(icl_mini, [il.Prompt(demonstrations, query="one", answer="foo")])
+        writers = il.capture(icl_mini, batch, writers=True).writers
+        tensors = [value for value in vars(writers).values() if isinstance(value, torch.Tensor)]
+        return sum(value.numel() * value.element_size() for value in tensors) / batch.tokens.shape[1]
+
+    assert bytes_per_token(40) < 1.1 * bytes_per_token(10)

@@ -25,8 +25,19 @@ from icl_lens.models.view import ModelView
 # Memory limit of the vectors [row, writer, d_model]; larger ones are computed in pieces of about this size.
 WRITER_BYTES = 128 * 2**20
 
-LinearMap = Callable[[Float[Tensor, "row n d_model"], Int[Tensor, " row"]], Float[Tensor, "row n d_out"]]
-"""A map of vectors in the residual stream at some rows of `Writers`; the rows select frozen norm scales."""
+RowMap = Callable[[Float[Tensor, "row n d_model"], Int[Tensor, " row"]], Float[Tensor, "row n d_out"]]
+"""A map of vectors in the residual stream at some rows of `Writers`."""
+
+
+def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
+    """Return the writers of a layer's input: "embed", "pos_embed", "L0H0", …, "F0", …, "bias"."""
+    first = ("embed", "pos_embed") if _has_pos_embed(view) else ("embed",)
+    blocks = [(*(str(Head(lower, head)) for head in range(view.n_heads)), f"F{lower}") for lower in range(layer)]
+    return (*first, *(name for block in blocks for name in block), "bias")
+
+
+def _has_pos_embed(view: ModelView) -> bool:
+    return attention_scores.attention_scoring(view, 0).position == "standard"
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,6 @@ class Writers:
     resid_pre: Float[Tensor, "row layer d_model"]
     z: Float[Tensor, "row layer head d_head"]
     mlp_out: Float[Tensor, "row layer d_model"]
-    pattern: Float[Tensor, "row layer head key"]
     pos_embed: Float[Tensor, "row d_model"] | None
     k: Float[Tensor, "pass layer key kv_head d_head"]
     """Keys before their norm and rotation, b_K included."""
@@ -62,10 +72,8 @@ class Writers:
         return replace(self, angles=angles, **tensors)
 
     def names(self, layer: int) -> tuple[str, ...]:
-        """Return the writers of a layer's input: "embed", "pos_embed", "L0H0", …, "F0", …, "bias"."""
-        first = ("embed",) if self.pos_embed is None else ("embed", "pos_embed")
-        blocks = [(*(str(Head(lower, h)) for h in range(self.view.n_heads)), f"F{lower}") for lower in range(layer)]
-        return (*first, *(name for block in blocks for name in block), "bias")
+        """Return the writers of a layer's input, see `writer_names`."""
+        return writer_names(self.view, layer)
 
     def rows_at(self, positions: Int[Tensor, "batch n"]) -> Int[Tensor, "batch n"]:
         """Return the rows of these positions, -1 where a position is -1; raise InputError if one was not kept."""
@@ -79,20 +87,61 @@ class Writers:
             )
         return rows.masked_fill(positions < 0, -1)
 
-    def split(self, rows: Int[Tensor, " row"], layer: int, linear: LinearMap) -> Float[Tensor, "row writer d_out"]:
-        """Apply `linear` to what each writer added to a layer's input, in the order of `names`.
+    def split(
+        self, rows: Int[Tensor, " row"], layer: int, matrix: Float[Tensor, "d_model d_out"]
+    ) -> Float[Tensor, "row writer d_out"]:
+        """Multiply what each writer added to a layer's input by a matrix; writers are in the order of `names`.
 
-        Vectors of all writers are kept for the next call if they fit in `WRITER_BYTES`; otherwise they are recomputed.
+        Vectors of all writers are kept for the next call if they fit in `WRITER_BYTES`. Otherwise W_O is multiplied by
+        the matrix first, so that no vector [row, writer, d_model] is needed.
         """
         n_writers = len(self.names(layer)) - 1
-        if len(self.z) * (self.n_writers + self.view.n_layers) <= self._max_rows * (self.view.n_heads + 1):
+        if self._fits:
             vectors, bias = self._vectors
-            return linear(torch.cat([vectors[rows, :n_writers], bias[rows, layer, None]], dim=1), rows)
+            return torch.cat([vectors[rows, :n_writers] @ matrix, bias[rows, layer, None] @ matrix], dim=1)
+        found = matrix.new_empty(len(rows), n_writers + 1, matrix.shape[1])
+        first, bias = self._embeddings(rows)
+        start = first.shape[1]
+        found[:, :start] = first @ matrix
+        for lower in range(layer):
+            z, scale = self.scaled_z(rows, lower)
+            heads = einsum(z, self.view.W_O(lower).to(z) @ matrix, "row head d, head d out -> row head out")
+            found[:, start : start + self.view.n_heads] = heads
+            start += self.view.n_heads + 1
+            found[:, start - 1] = self.mlp_out[rows, lower].to(matrix) @ matrix
+            bias = self._add_b_O(bias, lower, scale)
+        found[:, -1:] = bias @ matrix
+        return found
+
+    def split_any(self, rows: Int[Tensor, " row"], layer: int, function: RowMap) -> Float[Tensor, "row writer d_out"]:
+        """Like `split`, for any function of the vectors; larger ones are recomputed in pieces."""
+        n_writers = len(self.names(layer)) - 1
+        if self._fits:
+            vectors, bias = self._vectors
+            return function(torch.cat([vectors[rows, :n_writers], bias[rows, layer, None]], dim=1), rows)
         pieces = []
         for piece in rows.split(self._max_rows):
-            written = [(linear(u, piece), bias) for u, bias in self._vectors_by_layer(piece, layer)]
-            pieces.append(torch.cat([*(part for part, _ in written), linear(written[-1][1], piece)], dim=1))
+            written = [(function(u, piece), bias) for u, bias in self._vectors_by_layer(piece, layer)]
+            pieces.append(torch.cat([*(part for part, _ in written), function(written[-1][1], piece)], dim=1))
         return torch.cat(pieces)
+
+    def written(self, rows: Int[Tensor, " row"], layer: int, writer: str) -> Float[Tensor, "row d_model"]:
+        """Return what one writer, one of `names`, added to a layer's input."""
+        if writer in ("embed", "pos_embed", "bias"):
+            embeddings, bias = self._embeddings(rows)
+            for lower in range(layer if writer == "bias" else 0):
+                bias = self._add_b_O(bias, lower, self.scaled_z(rows, lower)[1])
+            return bias[:, 0] if writer == "bias" else embeddings[:, self.names(0).index(writer)]
+        if writer.startswith("F"):
+            return self.mlp_out[rows, int(writer[1:])].to(self.view.compute_dtype)
+        head = Head.parse(writer)
+        z, _ = self.scaled_z(rows, head.layer)
+        return z[:, head.head] @ self.view.W_O(head.layer)[head.head].to(z)
+
+    @property
+    def _fits(self) -> bool:
+        """Whether the vectors of all writers at all rows fit in `WRITER_BYTES`."""
+        return len(self.z) * (self.n_writers + self.view.n_layers) <= self._max_rows * (self.view.n_heads + 1)
 
     @property
     def n_writers(self) -> int:
@@ -114,42 +163,40 @@ class Writers:
         self, rows: Int[Tensor, " row"], layer: int
     ) -> Iterator[tuple[Float[Tensor, "row n d_model"], Float[Tensor, "row 1 d_model"]]]:
         """Yield the embeddings, then the heads and FFN of each layer before `layer`, with the sum of b_O so far."""
-        dtype = self.view.compute_dtype
-        first = self.resid_pre[rows, :1].to(dtype)
-        bias = torch.zeros_like(first)
-        if self.pos_embed is not None:
-            position = self.pos_embed[rows, None].to(dtype)
-            first = torch.cat([first - position, position], dim=1)
+        first, bias = self._embeddings(rows)
         yield first, bias
         for lower in range(layer):
-            heads, scale = self.head_outputs(rows, lower)
-            if (b_O := self.view.b_O(lower)) is not None:
-                bias = bias + b_O.to(dtype) * scale
-            yield torch.cat([heads, self.mlp_out[rows, lower, None].to(dtype)], dim=1), bias
+            z, scale = self.scaled_z(rows, lower)
+            bias = self._add_b_O(bias, lower, scale)
+            heads = head_outputs(z, self.view.W_O(lower))
+            yield torch.cat([heads, self.mlp_out[rows, lower, None].to(heads)], dim=1), bias
 
-    def head_outputs(
+    def _embeddings(
+        self, rows: Int[Tensor, " row"]
+    ) -> tuple[Float[Tensor, "row n d_model"], Float[Tensor, "row 1 d_model"]]:
+        """Return the embeddings of tokens and positions, and zeros to add biases to."""
+        first = self.resid_pre[rows, :1].to(self.view.compute_dtype)
+        bias = torch.zeros_like(first)
+        if self.pos_embed is not None:
+            position = self.pos_embed[rows, None].to(first)
+            first = torch.cat([first - position, position], dim=1)
+        return first, bias
+
+    def _add_b_O(self, bias: Tensor, layer: int, scale: Tensor) -> Float[Tensor, "row 1 d_model"]:
+        b_O = self.view.b_O(layer)
+        return bias if b_O is None else bias + b_O.to(bias) * scale
+
+    def scaled_z(
         self, rows: Int[Tensor, " row"], layer: int
-    ) -> tuple[Float[Tensor, "row head d_model"], Float[Tensor, "row 1 1"]]:
-        """Return what each head of a layer wrote, and the scale of the norm after attention (1 if there is none)."""
+    ) -> tuple[Float[Tensor, "row head d_head"], Float[Tensor, "row 1 1"]]:
+        """Return each head's z times the scale of the norm after attention, and that scale (1 if there is none)."""
         z, view = self.z[rows, layer].to(self.view.compute_dtype), self.view
         scale = z.new_ones(len(z), 1, 1)
         if (post := view.attn_post_norm(layer)) is not None:
             raw = einsum(z, view.raw_W_O(layer).to(z), "row head d, head d model -> row model")
             raw = raw if (b_O := view.raw_b_O(layer)) is None else raw + b_O
             scale = norm_scale(raw, eps=post.eps, center=post.center)[:, None, None]
-        return head_outputs(z * scale, view.W_O(layer)), scale
-
-    def split_by_position(
-        self, rows: Int[Tensor, " row"], writer: Head, values: Float[Tensor, "row key d_head"], linear: LinearMap
-    ) -> Float[Tensor, "row key d_out"]:
-        """Apply `linear` to what one head wrote at each row, split by the position it read.
-
-        `values` are that head's values at all positions of each row's pass; the sum over `key` is its entry of `split`.
-        """
-        layer, head = writer
-        _, scale = self.head_outputs(rows, layer)
-        pattern = self.pattern[rows, layer, head][..., None].to(values)
-        return linear(pattern * scale * values @ self.view.W_O(layer)[head].to(values), rows)
+        return z * scale, scale
 
 
 class WriterRecorder:
@@ -165,24 +212,23 @@ class WriterRecorder:
         for prompt, (index, row) in enumerate(zip(passes.tolist(), positions, strict=True)):
             for at in row:
                 self.row[prompt, at] = row_of[index, at]
-        self.store: dict[str, list[Tensor]] = {name: [] for name in ("resid_pre", "z", "mlp_out", "pattern", "k")}
+        self.store: dict[str, Tensor] = {}
         self.angles: dict[int, list[Tensor]] = {}
         self.pos_embed: Tensor | None = None
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
         """Return (hook name, callback) pairs, layer by layer."""
         view, hooks = self.view, []
-        if attention_scores.attention_scoring(view, 0).position == "standard":
+        if _has_pos_embed(view):
             hooks.append(("hook_pos_embed", self._record_pos_embed))
         for layer in range(view.n_layers):
             for name, hook in (
                 ("resid_pre", "hook_resid_pre"),
                 ("k", "attn.hook_k"),
-                ("pattern", "attn.hook_pattern"),
                 ("z", "attn.hook_z"),
                 ("mlp_out", "hook_mlp_out"),
             ):
-                hooks.append((view.hook(layer, hook), self._recording_hook(name)))
+                hooks.append((view.hook(layer, hook), self._recording_hook(name, layer)))
             hooks += [(hook, self._angle_hook(layer)) for hook in attention_scores.rotation_hooks(view, layer) or ()]
         return hooks
 
@@ -193,17 +239,17 @@ class WriterRecorder:
     def _record_pos_embed(self, value: Tensor, hook: Any = None) -> None:
         self.pos_embed = self._at_rows(value.detach())
 
-    def _recording_hook(self, name: str) -> Callable[..., None]:
+    def _recording_hook(self, name: str, layer: int) -> Callable[..., None]:
         def record(value: Tensor, hook: Any = None) -> None:
             value = value.detach()
             if name == "k":
                 groups = value.shape[2] // self.view.n_kv_heads  # may be repeated for grouped-query attention
                 value = value[:, : self.width, ::groups].to(self.device)
-            elif name == "pattern":
-                value = self._at_rows(value.transpose(1, 2))[..., : self.width]
             else:
                 value = self._at_rows(value)
-            self.store[name].append(value)
+            if name not in self.store:  # one tensor for all layers, which stacking would hold twice
+                self.store[name] = value.new_empty(len(value), self.view.n_layers, *value.shape[1:])
+            self.store[name][:, layer] = value
 
         return record
 
@@ -217,12 +263,11 @@ class WriterRecorder:
 
     def finish(self) -> Writers:
         """Return what was recorded."""
-        stacked = {name: torch.stack(layers, dim=1) for name, layers in self.store.items()}
         return Writers(
             view=self.view,
             row=self.row.to(self.device),
             passes=self.passes.to(self.device),
             pos_embed=self.pos_embed,
             angles={layer: (cos, sin) for layer, (cos, sin) in self.angles.items()},
-            **stacked,
+            **self.store,
         )

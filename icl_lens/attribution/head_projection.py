@@ -1,13 +1,18 @@
-"""The map from a layer's input to one head's query, key or value, split by what earlier components wrote."""
+"""The map from a layer's input to one head's query, key or value, split by what earlier components wrote.
 
+`AttentionRow` turns queries and keys into the head's attention.
+"""
+
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations
-from icl_lens.activations.writers import LinearMap, Writers
+from icl_lens.activations.activations import TOLERANCE, Activations
+from icl_lens.activations.writers import Writers
 from icl_lens.attribution.qk_metric import query_key_metric
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
@@ -15,6 +20,9 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions
+
+# Memory of vectors that are rotated at a time.
+ROTATED_BYTES = 8 * 2**20
 
 
 def require_writers(acts: Activations) -> Writers:
@@ -59,8 +67,13 @@ class HeadProjection:
             "v": lambda: (view.W_V(layer), view.b_V(layer), None),
         }[kind]()
         dtype = view.compute_dtype
-        self.weight = weight[self.index].to(dtype)
-        self.bias = torch.zeros_like(self.weight[0]) if bias is None else bias[self.index].to(dtype)
+        weight = weight[self.index].to(dtype)
+        matrix = self.norm.gain_as(dtype).to(weight.device)[..., None] * weight
+        self.matrix = matrix - matrix.mean(0, keepdim=True) if self.norm.center else matrix
+        """The linear part of the map without scales: centering, the norm's gain, W_Q, W_K or W_V."""
+        self.shift = torch.zeros_like(weight[0]) if bias is None else bias[self.index].to(dtype)
+        if self.norm.shift is not None:
+            self.shift = self.shift + self.norm.shift.to(weight) @ weight
         x = self.writers.resid_pre[:, layer].to(dtype)
         self.scale = x.new_ones(len(x))
         if self.norm.normalize:
@@ -75,7 +88,8 @@ class HeadProjection:
     def _without_norm(self, positions: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n head d_head"]:
         """Return the queries, keys or values of all heads before their norm."""
         if self.kind == "q":
-            return self.acts.q[:, None, self.head.layer].to(self.view.compute_dtype)
+            q = self.acts.q[:, None, self.head.layer].to(self.view.compute_dtype)
+            return q.expand(-1, positions.shape[1], -1, -1)
         keys = self.writers.k[self.writers.passes, self.head.layer]
         keys = (keys if self.kind == "k" else self.acts.values(self.head.layer)).to(self.view.compute_dtype)
         return keys[torch.arange(len(keys), device=keys.device)[:, None], positions.clamp(min=0)]
@@ -89,7 +103,7 @@ class HeadProjection:
         return self.own_norm(raw.flatten(-2)).unflatten(-1, raw.shape[-2:])[..., self.index, :]
 
     def rotate(
-        self, x: Float[Tensor, "batch n *m d_head"], positions: Int[Tensor, "batch n"]
+        self, x: Float[Tensor, "batch n *m d_head"], positions: Int[Tensor, "batch n"], *, back: bool = False
     ) -> Float[Tensor, "batch n *m d_head"]:
         """Rotate (parts of) queries or keys for their positions; values and non-rotary models' keys are unchanged."""
         if self.scoring.position != "rotary" or self.kind == "v":
@@ -99,39 +113,42 @@ class HeadProjection:
             cos, sin = (angle[at] for angle in self.writers.angles[self.head.layer])
         else:
             cos, sin = attention_scores.rotation_table(self.view, self.head.layer, at)
-        shape = x.shape
-        x = x.reshape(*shape[:2], -1, shape[-1])
-        return attention_scores.rotate(x, cos.to(x), sin.to(x), self.scoring.interleaved).reshape(shape)
+        cos, sin, flat = cos.to(x), (-sin if back else sin).to(x), x.reshape(*x.shape[:2], -1, x.shape[-1])
+        rotated = torch.empty_like(flat)
+        step = max(1, ROTATED_BYTES // max(1, 4 * flat[:, 0].numel()))  # rotations need several times their memory
+        for start in range(0, flat.shape[1], step):
+            some = slice(start, start + step)
+            rotated[:, some] = attention_scores.rotate(
+                flat[:, some], cos[:, some], sin[:, some], self.scoring.interleaved
+            )
+        return rotated.reshape(x.shape)
 
-    def linear(self, u: Float[Tensor, "row n d_model"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row n d_head"]:
-        """Apply the linear part of the map, with the norm scales of these rows."""
-        u = u - u.mean(-1, keepdim=True) if self.norm.center else u
-        u = u * self.scale[rows, None, None] * self.norm.gain_as(u.dtype).to(u.device)
-        return self._scaled(u @ self.weight, rows)
+    def parts(self, writer: str | None = None) -> Float[Tensor, "batch n writer d_head"]:
+        """Return each writer's part, or that of one, before rotation; that of "bias" holds all constants."""
+        rows, layer = self.rows.flatten(), self.head.layer
+        if writer is None:
+            parts = self.writers.split(rows, layer, self.matrix)
+        else:
+            parts = self.writers.written(rows, layer, writer)[:, None] @ self.matrix
+        parts *= self.scale[rows, None, None]
+        has_constants = writer in (None, "bias")
+        if has_constants:
+            parts[:, -1] += self.shift
+        if self.own_norm is not None:
+            parts = parts - parts.mean(-1, keepdim=True) if self.own_norm.center else parts
+            gain = head_slice(self.own_norm.gain_as(parts.dtype), self.index, self.view).to(parts)
+            parts = parts * self.own_scale[rows, None, None] * gain
+            if has_constants and self.own_norm.shift is not None:
+                parts[:, -1] += head_slice(self.own_norm.shift.to(parts), self.index, self.view)
+        return parts.unflatten(0, self.rows.shape)
 
-    def _scaled(self, y: Tensor, rows: Tensor) -> Tensor:
-        """Apply the linear part of the norm of queries or keys."""
-        if self.own_norm is None:
-            return y
-        y = y - y.mean(-1, keepdim=True) if self.own_norm.center else y
-        gain = head_slice(self.own_norm.gain_as(y.dtype), self.index, self.view).to(y)
-        return y * self.own_scale[rows, None, None] * gain
-
-    def split(self, linear: LinearMap) -> Float[Tensor, "batch n writer d_out"]:
-        """Apply a linear map to what each writer added at the positions."""
-        found = self.writers.split(self.rows.flatten(), self.head.layer, linear)
-        return found.unflatten(0, self.rows.shape)
-
-    def parts(self) -> Float[Tensor, "batch n writer d_head"]:
-        """Return each writer's part of the queries, keys or values, before rotation; "bias" holds all constants."""
-        parts = self.split(self.linear)
-        shift = self.bias if self.norm.shift is None else self.bias + self.norm.shift.to(self.weight) @ self.weight
-        constant = self._scaled(shift.expand(self.rows.numel(), 1, -1), self.rows.flatten())
-        constant = constant.reshape(*self.rows.shape, -1)
-        if self.own_norm is not None and self.own_norm.shift is not None:
-            constant = constant + head_slice(self.own_norm.shift.to(constant), self.index, self.view)
-        parts[:, :, -1] += constant
-        return parts
+    def pull_back(self, direction: Float[Tensor, "batch n d_head"]) -> Float[Tensor, "batch n d_model"]:
+        """Return g whose dot product with what was written is that of its part, before rotation, with `direction`."""
+        if self.own_norm is not None:
+            gain = head_slice(self.own_norm.gain_as(direction.dtype), self.index, self.view).to(direction)
+            direction = direction * gain * self.own_scale[self.rows][..., None]
+            direction = direction - direction.mean(-1, keepdim=True) if self.own_norm.center else direction
+        return direction @ self.matrix.T * self.scale[self.rows][..., None]
 
     def without_each(self) -> Float[Tensor, "batch n writer d_head"]:
         """Return the queries or keys without each writer, with all norms recomputed, rotated and scaled."""
@@ -140,13 +157,89 @@ class HeadProjection:
         def project_rest(u: Tensor, rows: Tensor) -> Tensor:
             return metric.project(side, self.writers.resid_pre[rows, self.head.layer, None].to(u) - u)
 
-        rotated = self.rotate(self.split(project_rest), self.positions)
-        return rotated * self.scoring.scale if self.kind == "q" else rotated
-
-    def by_position(self, writer: Head) -> Float[Tensor, "batch n pos d_head"]:
-        """Return what one head wrote, mapped and split by the position that it read, rotated and scaled."""
-        values = self.acts.values(writer.layer)[:, :, self.view.kv_head(writer.head)].to(self.view.compute_dtype)
-        values = values.repeat_interleave(self.rows.shape[1], dim=0)
-        found = self.writers.split_by_position(self.rows.flatten(), writer, values, self.linear)
+        found = self.writers.split_any(self.rows.flatten(), self.head.layer, project_rest)
         rotated = self.rotate(found.unflatten(0, self.rows.shape), self.positions)
         return rotated * self.scoring.scale if self.kind == "q" else rotated
+
+    def by_position(self, writer: Head, direction: Float[Tensor, "batch n d_head"]) -> Float[Tensor, "batch n pos"]:
+        """Return the dot product of one earlier head's part, rotated, with a direction, by the position that it read.
+
+        Raise InputError unless the writer is a head of an earlier layer.
+        """
+        writer = self.view.check_head(writer)
+        if writer.layer >= self.head.layer:
+            raise InputError(f"writer must be a head in a layer before {self.head}, got {writer}")
+        g = self.pull_back(self.rotate(direction, self.positions, back=True))
+        through_W_O = g @ self.view.W_O(writer.layer)[writer.head].to(g).T
+        values = self.acts.values(writer.layer)[:, :, self.view.kv_head(writer.head)].to(g)
+        _, scale = self.writers.scaled_z(self.rows.flatten(), writer.layer)
+        found = einsum(values, through_W_O, "batch pos d, batch n d -> batch n pos") * scale.reshape(
+            *self.rows.shape, 1
+        )
+        return found * attention_from(self.acts, writer, self.positions)
+
+
+@dataclass(frozen=True)
+class AttentionRow:
+    """One head's scores from some positions to all positions, and how the model turns them into attention."""
+
+    scores: Float[Tensor, "batch n pos"]
+    keys: Float[Tensor, "batch pos d_head"]
+    """Keys, rotated."""
+    bias: Float[Tensor, "batch n pos"]
+    """ALiBi's bias; -inf at masked positions."""
+    soft_cap: float | None
+
+    @classmethod
+    def from_queries(
+        cls,
+        acts: Activations,
+        head: Head,
+        queries: Float[Tensor, "batch n d_head"],
+        positions: Int[Tensor, "batch n"],
+    ) -> "AttentionRow":
+        """Return the scores of queries, rotated and scaled, at these positions."""
+        view, scoring = acts.view, attention_scores.attention_scoring(acts.view, head.layer)
+        every = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(len(positions), -1)
+        projection = HeadProjection(acts, head, "k", positions[:, :0])
+        keys = projection.rotate(projection.vectors_at(every), every)
+        bias = queries.new_zeros(*positions.shape, every.shape[1])
+        if scoring.position == "alibi":
+            last = acts.batch.last.to(positions)[:, None]
+            bias += attention_scores.alibi(view, head.layer, every <= last)[:, head.head, None].to(bias)
+        at, every = positions.clamp(min=0)[..., None], every[:, None]
+        masked = every > at if scoring.window is None else (every > at) | (every <= at - scoring.window)
+        scores = einsum(queries, keys, "batch n d, batch pos d -> batch n pos")
+        return cls(scores, keys, bias.masked_fill(masked, -torch.inf), scoring.soft_cap)
+
+    def pattern(self, change: Float[Tensor, "batch n pos"] | float = 0.0) -> Float[Tensor, "batch n pos"]:
+        """Return the attention to all positions when `change` is added to the scores."""
+        scores = self.scores + change
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        return torch.softmax(scores + self.bias, dim=-1)
+
+
+def attention_from(acts: Activations, head: Head, positions: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n pos"]:
+    """Recompute a head's attention from positions whose writers were kept.
+
+    Raise InputError if its attention from the last position differs from the model's.
+    """
+    writers, scoring = require_writers(acts), attention_scores.attention_scoring(acts.view, head.layer)
+    positions = torch.cat([positions, acts.batch.last.to(positions)[:, None]], dim=1)
+    x = writers.resid_pre[writers.rows_at(positions).clamp(min=0), head.layer]
+    queries = query_key_metric(acts.view, head).project("q", x) * scoring.scale
+    queries = HeadProjection(acts, head, "q", positions[:, -1:]).rotate(queries, positions)
+    found = AttentionRow.from_queries(acts, head, queries, positions).pattern()
+    check_parts(acts, head, "attention does not follow from the scores", found[:, -1] - acts.pattern[:, *head])
+    return found[:, :-1]
+
+
+def check_parts(acts: Activations, head: Head, what: str, error: Tensor) -> None:
+    """Raise InputError if an identity that parts rely on does not hold within the precision of the activations."""
+    worst, allowed = float(error.abs().max()), TOLERANCE.get(acts.z.dtype, 1e-3)
+    if not worst <= allowed:
+        raise InputError(
+            f"score parts do not support {acts.view.architecture}: in {head}, {what} (error {worst:.1e}, allowed "
+            f"{allowed:.0e})"
+        )

@@ -22,8 +22,15 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import TOLERANCE, Activations
-from icl_lens.attribution.head_projection import HeadProjection, head_slice, key_positions, require_writers
+from icl_lens.activations.activations import Activations
+from icl_lens.attribution.head_projection import (
+    AttentionRow,
+    HeadProjection,
+    check_parts,
+    head_slice,
+    key_positions,
+    require_writers,
+)
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -49,8 +56,14 @@ class ScoreContrast:
     value: Float[Tensor, " batch"]
     query_side: Float[Tensor, "batch writer"]
     key_side: Float[Tensor, "batch writer"]
-    pairs: Float[Tensor, "batch writer writer"]
-    """By query writer and key writer; the sum over key writers is `query_side`, over query writers `key_side`."""
+    query_parts: Float[Tensor, "batch writer d_head"]
+    key_parts: Float[Tensor, "batch writer d_head"]
+    """Each writer's part of the difference between the mean keys of the groups, rotated."""
+
+    @property
+    def pairs(self) -> Float[Tensor, "batch writer writer"]:
+        """By query writer and key writer; the sum over key writers is `query_side`, over query writers `key_side`."""
+        return einsum(self.query_parts, self.key_parts, "batch query d, batch key d -> batch query key")
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, writer, query_side and key_side, one row per prompt and writer."""
@@ -67,14 +80,15 @@ class ScoreContrast:
     def top_pairs(self, k: int = 10) -> pd.DataFrame:
         """Return each prompt's k largest pairs by magnitude: prompt, query_writer, key_writer and value."""
         n, count = self.query_side.shape
-        index = self.pairs.flatten(1).abs().topk(min(k, count**2), dim=-1).indices
+        pairs = self.pairs.flatten(1)
+        index = pairs.abs().topk(min(k, count**2), dim=-1).indices
         rows = torch.arange(n, device=index.device)[:, None].expand_as(index)
         return pd.DataFrame(
             {
                 "prompt": rows.flatten().cpu().numpy(),
                 "query_writer": [self.writers[i] for i in (index // count).flatten().tolist()],
                 "key_writer": [self.writers[i] for i in (index % count).flatten().tolist()],
-                "value": self.pairs.flatten(1).gather(1, index).flatten().cpu().numpy(),
+                "value": pairs.gather(1, index).flatten().cpu().numpy(),
             }
         )
 
@@ -105,8 +119,8 @@ class ScoreParts:
     """Each writer's part of the query, rotated, times the score scale."""
     key_parts: Float[Tensor, "batch key writer d_head"]
     """Each writer's part of each key, rotated."""
-    row: "ScoreRow"
-    """Scores and keys at all positions, from which `pattern` follows."""
+    row: AttentionRow
+    """Scores from the last position to all positions, from which `pattern` follows."""
 
     def __repr__(self) -> str:
         n, count = self.positions.shape
@@ -115,7 +129,11 @@ class ScoreParts:
     @property
     def query_side(self) -> Float[Tensor, "batch key writer"]:
         """What each writer at the last position adds to the scores; its sum over writers is `scores`."""
-        return einsum(self.query_parts, self.key_parts.sum(2), "batch writer d, batch key d -> batch key writer")
+        return einsum(self.query_parts, self._keys, "batch writer d, batch key d -> batch key writer")
+
+    @property
+    def _keys(self) -> Float[Tensor, "batch key d_head"]:
+        return self.key_parts.sum(2)
 
     @property
     def key_side(self) -> Float[Tensor, "batch key writer"]:
@@ -125,7 +143,7 @@ class ScoreParts:
     @property
     def pattern(self) -> Float[Tensor, "batch pos"]:
         """The head's attention from the last position to all positions."""
-        return self.row.pattern(torch.zeros_like(self.row.scores)[:, None])[:, 0]
+        return self.row.pattern()[:, 0]
 
     def of_label(self, label: Int[Tensor, " batch"]) -> Bool[Tensor, "batch key"]:
         """Return which keys are labels equal to `label` (an index into `batch.labels`, one per prompt).
@@ -156,7 +174,8 @@ class ScoreParts:
             value=(weight * self.scores).sum(1),
             query_side=einsum(self.query_parts, key.sum(1), "batch writer d, batch d -> batch writer"),
             key_side=einsum(self.query_parts.sum(1), key, "batch d, batch writer d -> batch writer"),
-            pairs=einsum(self.query_parts, key, "batch query d, batch key d -> batch query key"),
+            query_parts=self.query_parts,
+            key_parts=key,
         )
 
     def pattern_without(
@@ -176,7 +195,7 @@ class ScoreParts:
             return self.row.pattern(by_position)
         by_key = einsum(self.query_parts.sum(1), change, "batch d, batch key writer d -> batch writer key")
         by_key = by_key.masked_fill((self.positions < 0)[:, None], 0)
-        no_change = by_key.new_zeros(*by_key.shape[:2], self.row.scores.shape[1])
+        no_change = by_key.new_zeros(*by_key.shape[:2], self.row.scores.shape[2])
         index = self.positions.clamp(min=0)[:, None].expand_as(by_key)
         return self.row.pattern(no_change.scatter_add(2, index, by_key))
 
@@ -187,12 +206,13 @@ class ScoreParts:
         """
         check_choice("side", side, ("query", "key"))
         source = self.acts.view.check_head(writer)
-        if source.layer >= self.head.layer:
-            raise InputError(f"writer must be a head in a layer before {self.head}, got {source}")
-        parts = self._projection(side).by_position(source)
         if side == "query":
-            return einsum(parts[:, 0], self.key_parts.sum(2), "batch pos d, batch key d -> batch key pos")
-        found = einsum(self.query_parts.sum(1), parts, "batch d, batch key pos d -> batch key pos")
+            last = self.acts.batch.last.to(self.positions)[:, None].expand_as(self.positions)
+            scale = attention_scores.attention_scoring(self.acts.view, self.head.layer).scale
+            found = HeadProjection(self.acts, self.head, "q", last).by_position(source, self._keys * scale)
+        else:
+            query = self.query_parts.sum(1)[:, None].expand(-1, self.positions.shape[1], -1)
+            found = self._projection("key").by_position(source, query)
         return found.masked_fill((self.positions < 0)[..., None], 0)
 
     def vectors(self, writer: str, side: Side) -> Float[Tensor, "batch key d_model"]:
@@ -204,8 +224,9 @@ class ScoreParts:
         check_choice("writer", writer, self.writers)
         view, projection = self.acts.view, self._projection(side)
         if side == "key":
-            return projection.split(lambda u, rows: u)[:, :, self.writers.index(writer)]
-        part = projection.parts()[:, :, self.writers.index(writer)]
+            rows = projection.rows
+            return projection.writers.written(rows.flatten(), self.head.layer, writer).unflatten(0, rows.shape)
+        part = projection.parts(writer)[:, :, 0]
         kv, k_norm = view.kv_head(self.head.head), view.k_norm(self.head.layer)
         if k_norm is not None:
             part = part * head_slice(k_norm.gain_as(part.dtype), kv, view).to(part.device)
@@ -217,24 +238,6 @@ class ScoreParts:
         return HeadProjection(
             self.acts, self.head, "q" if side == "query" else "k", last if side == "query" else self.positions
         )
-
-
-@dataclass(frozen=True)
-class ScoreRow:
-    """One head's scores from the last position to all positions, and how the model turns them into attention."""
-
-    scores: Float[Tensor, "batch pos"]
-    keys: Float[Tensor, "batch pos d_head"]
-    bias: Float[Tensor, "batch pos"]
-    """ALiBi's bias; -inf at masked positions."""
-    soft_cap: float | None
-
-    def pattern(self, change: Float[Tensor, "batch n pos"]) -> Float[Tensor, "batch n pos"]:
-        """Return the attention to all positions when `change` is added to the scores."""
-        scores = self.scores[:, None] + change
-        if self.soft_cap is not None:
-            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
-        return torch.softmax(scores + self.bias[:, None], dim=-1)
 
 
 def attention_score_parts(
@@ -256,43 +259,21 @@ def attention_score_parts(
         (torch.Size([1, 4]), torch.Size([1, 4, 17]), 17)
     """
     acts.check_device()
-    writers, view, batch = require_writers(acts), acts.view, acts.batch
-    head = view.check_head(head)
+    writers, head = require_writers(acts), acts.view.check_head(head)
     positions = key_positions(acts, keys)
-    last = batch.last.to(positions)[:, None]
-    scoring = attention_scores.attention_scoring(view, head.layer)
+    last = acts.batch.last.to(positions)[:, None]
+    scoring = attention_scores.attention_scoring(acts.view, head.layer)
 
     query_projection = HeadProjection(acts, head, "q", last)
-    all_positions = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(len(batch), -1)
-    query = scoring.scale * query_projection.rotate(query_projection.vectors_at(last), last)[:, 0]
-    key_projection = HeadProjection(acts, head, "k", positions)
-    all_keys = key_projection.rotate(key_projection.vectors_at(all_positions), all_positions)
-    bias = torch.zeros(all_positions.shape, dtype=query.dtype, device=query.device)
-    if scoring.position == "alibi":
-        bias = attention_scores.alibi(view, head.layer, all_positions <= last)[:, head.head].to(bias)
-    masked = (
-        all_positions > last
-        if scoring.window is None
-        else (all_positions > last) | (all_positions <= last - scoring.window)
-    )
-    scores = einsum(query, all_keys, "batch d, batch pos d -> batch pos")
-    row = ScoreRow(scores, all_keys, bias.masked_fill(masked, -torch.inf), scoring.soft_cap)
-
+    query = scoring.scale * query_projection.rotate(query_projection.vectors_at(last), last)
+    row = AttentionRow.from_queries(acts, head, query, last)
     query_parts = scoring.scale * query_projection.rotate(query_projection.parts(), last)[:, 0]
-    key_parts = key_projection.rotate(key_projection.parts(), positions).masked_fill(
-        (positions < 0)[..., None, None], 0
-    )
-    at_keys = scores.gather(1, positions.clamp(min=0)).masked_fill(positions < 0, 0)
+    key_projection = HeadProjection(acts, head, "k", positions)
+    key_parts = key_projection.rotate(key_projection.parts(), positions)
+    key_parts.masked_fill_((positions < 0)[..., None, None], 0)
+    at_keys = row.scores[:, 0].gather(1, positions.clamp(min=0)).masked_fill(positions < 0, 0)
     parts = ScoreParts(acts, head, writers.names(head.layer), positions, at_keys, query_parts, key_parts, row)
-    size = query.norm(dim=-1, keepdim=True) * all_keys.norm(dim=-1).amax(-1, keepdim=True)
-    for what, error in (
-        ("query parts do not sum to the scores", (parts.query_side.sum(-1) - at_keys) / size),
-        ("attention does not follow from the scores", parts.pattern - acts.pattern[:, head.layer, head.head]),
-    ):
-        worst, allowed = float(error.abs().max()), TOLERANCE.get(acts.z.dtype, 1e-3)
-        if not worst <= allowed:
-            raise InputError(
-                f"score parts do not support {view.architecture}: in {head}, {what} (error {worst:.1e}, allowed "
-                f"{allowed:.0e})"
-            )
+    size = query.norm(dim=-1) * row.keys.norm(dim=-1).amax(-1, keepdim=True)
+    check_parts(acts, head, "query parts do not sum to the scores", (parts.query_side.sum(-1) - at_keys) / size)
+    check_parts(acts, head, "attention does not follow from the scores", parts.pattern - acts.pattern[:, *head])
     return parts

@@ -18,7 +18,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import HeadProjection, key_positions, require_writers
 from icl_lens.attribution.increases import check_scoring, linear_direction
 from icl_lens.attribution.search import layer_gradients
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 from icl_lens.prompts.token_ids import TokenPositions
 
@@ -75,15 +75,12 @@ class ValueParts:
         Raise InputError unless the writer is a head of an earlier layer.
         """
         source = self.acts.view.check_head(writer)
-        if source.layer >= self.head.layer:
-            raise InputError(f"writer must be a head in a layer before {self.head}, got {source}")
-        found = HeadProjection(self.acts, self.head, "v", self.positions).by_position(source)
-        return einsum(found, self.direction, "batch key pos d, batch key d -> batch key pos")
+        return HeadProjection(self.acts, self.head, "v", self.positions).by_position(source, self.direction)
 
     def vectors(self, writer: str) -> Float[Tensor, "batch key d_model"]:
         """Return a writer's part of each value times W_O, as in `label_values`, for `acts.readout.top_tokens`."""
         check_choice("writer", writer, self.writers)
-        parts = HeadProjection(self.acts, self.head, "v", self.positions).parts()[:, :, self.writers.index(writer)]
+        parts = HeadProjection(self.acts, self.head, "v", self.positions).parts(writer)[:, :, 0]
         return parts @ self.acts.view.W_O(self.head.layer)[self.head.head].to(parts)
 
 
