@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Callback with the name of a stage, the number of finished prompts, and the total."""
 
-NAMES = {"part": "locating heads", "refined": "second pass"}
+NAMES = {"part": "locating heads", "refined": "second pass", "pairs": "pairs of writers"}
 """Displayed names of stages."""
 
 

@@ -11,9 +11,9 @@ from tolerance import assert_close
 import icl_lens as il
 from experiments.findings import tower_inputs, value_inputs
 from experiments.framework.study import Study
-from experiments.framework.writer_groups import GROUPS, group_of, group_sums
 from experiments.ground_truth import WRITING, task_of
 from experiments.planted import Kind, build
+from icl_lens.attribution.writer_groups import GROUPS, group_of, group_sums
 
 
 def test_groups_by_kind_and_half_of_the_layers() -> None:

@@ -18,8 +18,8 @@ import icl_lens as il
 from experiments.framework.estimate import compare_same_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
 from experiments.framework.plotting import COLORS, panels
-from experiments.framework.study import Study, label_classes
-from experiments.framework.writer_groups import EARLY, GROUPS, group_sums
+from experiments.framework.study import Study
+from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
 
 SIDES = ("key", "query")
 HEADS = "located heads", "other heads of the layers"
@@ -74,8 +74,7 @@ def score_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "r
     found = []
     for head in heads:
         parts = il.attention_score_parts(acts, head)
-        same, other = (mask.to(parts.positions.device) for mask in label_classes(acts.batch))
-        why = parts.contrast(same, other)
+        why = parts.contrast(parts.of_label(acts.batch.answer))
         sides = [group_sums(side, acts.view, why.writers) for side in (why.key_side, why.query_side)]
         found.append(torch.stack(sides, dim=1))
     return torch.stack(found, dim=1)

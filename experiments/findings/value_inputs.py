@@ -17,7 +17,7 @@ from experiments.framework.estimate import compare_same_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
 from experiments.framework.plotting import COLORS, panels
 from experiments.framework.study import Study, compared_tokens
-from experiments.framework.writer_groups import EARLY, GROUPS, group_sums
+from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
 
 HEADS = "located heads", "other heads of the layers"
 UNIT = "the answer's log-odds, nats, added from labels"

@@ -85,6 +85,56 @@ def attention_reasons(
     )
 
 
+def attention_sentence(
+    head: str,
+    more: str,
+    less: str,
+    difference: float,
+    query: Sequence[Writer],
+    key: Sequence[Writer],
+    *,
+    interval: str = "",
+) -> str:
+    """Return, in words, by how much a head's scores of two groups of keys differ and which writers that comes from.
+
+    `query` and `key` are the strongest writers at the last token and at the keys, strongest first.
+
+    Example:
+        >>> from icl_lens.attribution.reasons import attention_sentence, writers_in_words
+        >>> attention_sentence("L9H1", "foo", "bar", 2.2, [("F7", 1.5)], [("embed", 0.5)])[:60]
+        'L9H1 scores foo above bar by 2.20: at the last token mainly b'
+        >>> writers_in_words([("L1H2", -0.4), ("F0", 0.5)], above=True)
+        'FFN 0 (+0.50), against L1H2 (-0.40)'
+    """
+    above = difference >= 0
+    query_words, key_words = (writers_in_words(side, above) for side in (query, key))
+    return (
+        f"{head} scores {more} {'above' if above else 'below'} {less} by {abs(difference):.2f}{interval}: at the last "
+        f"token mainly because of {query_words}, at the keys because of {key_words}."
+    )
+
+
+def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
+    """Name the two strongest writers with parts of one sign, and one with the other that has half their strength."""
+    pro = [(name, value) for name, value in writers if (value >= 0) == above]
+    against = [(name, value) for name, value in writers if (value >= 0) != above]
+    pro, against = (sorted(side, key=lambda one: -abs(one[1])) for side in (pro, against))
+    if not pro:
+        return "many small parts"
+    named = " and ".join(
+        f"{writer_in_words(name)} ({value:+.2f})" for name, value in pro[:2] if abs(value) > abs(pro[0][1]) / 4
+    )
+    for name, value in against[:1]:
+        named += f", against {writer_in_words(name)} ({value:+.2f})" if abs(value) > abs(pro[0][1]) / 2 else ""
+    return named
+
+
+def writer_in_words(name: str) -> str:
+    """Return "FFN 20" for "F20"; heads keep their names."""
+    words = {"embed": "the token's embedding", "pos_embed": "the position embedding", "bias": "biases"}
+    return words.get(name, f"FFN {name[1:]}" if name.startswith("F") else name)
+
+
 def _strongest(values: Float[Tensor, " writer"], writers: tuple[str, ...], n: int) -> tuple[Writer, ...]:
     order = values.abs().argsort(descending=True)[:n].tolist()
     return tuple((writers[i], float(values[i])) for i in order)

@@ -1,14 +1,28 @@
 """`icl-lens explain`: explain one prompt in the terminal, as JSON or as a page."""
 
+import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
-from icl_lens.cli.console import PlainConsole
-from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import PAPER_ANSWER, PAPER_PROMPT, By, ModelOptions, PageOptions, ReadoutOptions, TaskOptions
+from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.option_groups import grouped, reject_options
+from icl_lens.cli.options import (
+    PAPER_ANSWER,
+    PAPER_PROMPT,
+    By,
+    ModelOptions,
+    PageOptions,
+    ReadoutOptions,
+    RunOutput,
+    TaskOptions,
+    interruptible,
+    preview,
+    run_request,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +66,39 @@ class TextOptions:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WhyOptions(RunOutput):
+    """The heads whose attention to explain, for one prompt or on average over a task."""
+
+    panel: ClassVar[str] = "Why a head attends"
+
+    why: Annotated[
+        str | None, typer.Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head")
+    ] = None
+    n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="With --why: means over n prompts of the task.")] = (
+        None
+    )
+
+    def check(self, task: TaskOptions, **conflicting: Any) -> None:
+        """Raise InputError for options that conflict, are missing or have no effect."""
+        from icl_lens.errors import InputError
+
+        if self.n is None:
+            if self.out is not None:
+                raise InputError("--out requires -n, the number of the task's prompts to average over")
+            return
+        if task.name is None:
+            raise InputError("-n requires a task, e.g. --task sentiment-number")
+        if self.why is None:
+            raise InputError("-n requires --why, the heads to explain, e.g. --why L23H1,L23H0")
+        if given := [name for name, is_given in conflicting.items() if is_given]:
+            raise InputError(f"--{given[0]} has no effect with -n, which prints means over prompts; remove it")
+
+
 @grouped
 def explain(
     output: ExplainOutput,
+    over: WhyOptions,
     free: TextOptions,
     task: TaskOptions,
     reading: ReadoutOptions,
@@ -73,9 +117,6 @@ def explain(
         By | None,
         typer.Option(help="Score that ranks heads.", show_default="contrast with --against, else increase"),
     ] = None,
-    why: Annotated[
-        str | None, typer.Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head")
-    ] = None,
     k: Annotated[int, typer.Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
     n_ablated: Annotated[int, typer.Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed for the task's prompt and random heads.")] = 0,
@@ -84,12 +125,28 @@ def explain(
 
     Without arguments, explain the paper's example on the bundled model; with --text, any text without demonstrations;
     with --task or --path, the first prompt that `icl-lens locate` samples with the same options.
+
+    With --why and -n, explain on average over a task's prompts why heads attend to true labels rather than false ones,
+    and what their values carry, with intervals; with --out, an interrupted run resumes where it stopped.
     """
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.files import check_writable
     from icl_lens.report.terminal import render
 
     free.check(prompt, answer, reading)
+    over.check(
+        task,
+        html=output.html is not None or output.open_page,
+        by=by is not None,
+        top=k != 10,
+        ablate=n_ablated != 4,
+        against=free.against,
+    )
+    if over.n is not None:
+        reject_options(reading, "final_norm", "bias", reason="parts are those of the model's own scores")
+        task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
+        _explain_task(output, over, task, reading, model, n=over.n, seed=seed)
+        return
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
     check_writable(output.json_file, output.html)
     convention: dict[str, Any] = {
@@ -97,7 +154,7 @@ def explain(
         "final_norm": reading.final_norm,
         "bias": reading.bias,
         "by": by,
-        "why": why,
+        "why": over.why,
         "k": k,
         "n_ablated": n_ablated,
         "seed": seed,
@@ -127,3 +184,59 @@ def explain(
     if output.json_file is not None:
         console.print(f"JSON: {output.json_file}", soft_wrap=True)
     output.show(page, console)
+
+
+def _explain_task(
+    output: ExplainOutput,
+    over: WhyOptions,
+    task: TaskOptions,
+    reading: ReadoutOptions,
+    model: ModelOptions,
+    *,
+    n: int,
+    seed: int,
+) -> None:
+    """Print why heads attend to true labels on average over a task's prompts, and write the files."""
+    from icl_lens.files import check_writable, write_text
+    from icl_lens.locate.configuration import ScorePartsOptions, prepare_run_folder
+    from icl_lens.locate.mean_score_parts import mean_score_parts
+    from icl_lens.locate.run_folder import locked_folder
+    from icl_lens.locate.table import write_score_parts
+    from icl_lens.models.view import ModelView
+    from icl_lens.report.mean_score_parts import render
+
+    check_writable(output.json_file)
+    console, warnings = PlainConsole(), PlainConsole(stderr=True, soft_wrap=True, highlight=False)
+    out = over.out
+    with interruptible(out, warnings), nullcontext() if out is None else locked_folder(out):
+        prompts = task.prompts(n=n, seed=seed)
+        loaded = model.load()
+        view, batch = ModelView.of(loaded), reading.tokenize(loaded, prompts)
+        heads = [view.check_head(name) for name in (over.why or "").replace(",", " ").split()]
+        console.print(preview(batch))
+        folder = None
+        if out is not None:
+            options = ScorePartsOptions(heads=tuple(map(str, heads)))
+            request = run_request(task, model, reading, n=n, seed=seed, by="score parts")
+            folder = prepare_run_folder(out, loaded, batch, options, request)
+        task.print_behavior(console, loaded, reading, seed=seed)
+        with progress() as report:
+            found = mean_score_parts(
+                loaded,
+                batch,
+                heads,
+                folder=folder,
+                progress=report,
+                warn=lambda line: warnings.print(f"icl-lens: {line}"),
+            )
+        if folder is not None:
+            write_score_parts(folder, found)
+        if output.json_file is not None:
+            write_text(output.json_file, json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")
+        console.print(render(found))
+        if output.json_file is not None:
+            console.print(f"JSON: {output.json_file}", soft_wrap=True)
+        if folder is not None:
+            console.print(
+                f"Tables: {folder.path / 'writers.parquet'}, groups.parquet, also as CSV; per prompt: part-*.parquet"
+            )

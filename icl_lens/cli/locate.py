@@ -3,23 +3,29 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from icl_lens.cli.console import PlainConsole, new_table, progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, TaskOptions, preview, unescape
+from icl_lens.cli.options import (
+    By,
+    ModelOptions,
+    ReadoutOptions,
+    RunOutput,
+    TaskOptions,
+    interruptible,
+    preview,
+    run_request,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from icl_lens.locate.configuration import RunRequest
     from icl_lens.locate.distributed import Distributed
     from icl_lens.prompts.batch import PromptBatch
 
@@ -40,17 +46,6 @@ class LocateTask(TaskOptions):
 
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Number of prompts.")] = 1000
     seed: Annotated[int, typer.Option(help="Seed for sampling prompts.")] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocateOutput:
-    """The output folder of a run."""
-
-    panel: ClassVar[str] = "Output"
-
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +78,7 @@ class RankOptions:
 
 @grouped
 def locate(
-    task: LocateTask, output: LocateOutput, reading: ReadoutOptions, model: ModelOptions, rank: RankOptions
+    task: LocateTask, output: RunOutput, reading: ReadoutOptions, model: ModelOptions, rank: RankOptions
 ) -> None:
     """Locate the heads with the largest mean contrast over a task's prompts, exact and certified.
 
@@ -106,7 +101,7 @@ def locate(
     batches = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
     path = output.out if distributed.is_main else None
     with (
-        _interruptible(output.out, warnings),
+        interruptible(output.out, warnings),
         _report_once(distributed),
         nullcontext() if path is None else locked_folder(path),
     ):
@@ -121,7 +116,9 @@ def locate(
             options = LocateOptions(k=found, final_norm=reading.final_norm, bias=reading.bias, **batches)
         folder = None
         if path is not None:
-            folder = prepare_run_folder(path, loaded, batch, options, _request(task, model, reading, rank.by))
+            folder = prepare_run_folder(
+                path, loaded, batch, options, run_request(task, model, reading, n=task.n, seed=task.seed, by=rank.by)
+            )
         if distributed.is_main:
             task.print_behavior(console, loaded, reading, seed=task.seed)
         with progress(hidden=not distributed.is_main) as report:
@@ -139,35 +136,6 @@ def locate(
         console.print(sentence)
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
-
-
-def _request(task: LocateTask, model: ModelOptions, reading: ReadoutOptions, by: By) -> "RunRequest":
-    """Return the options that the run's manifest stores."""
-    from icl_lens.locate.configuration import RunRequest
-
-    written = {
-        "task": task.name or "",
-        "path": None if task.path is None else str(task.path),
-        "columns": task.columns.replace(" ", ""),
-        "template": reading.demonstration,
-        "separator": reading.separator_text,
-        "prefix": unescape(reading.prefix),
-        "prepend_bos": reading.bos,
-        "by": by,
-    }
-    given = vars(task) | vars(model) | vars(reading) | written
-    return RunRequest(**{field.name: given[field.name] for field in fields(RunRequest)})
-
-
-@contextmanager
-def _interruptible(out: Path | None, console: Console) -> Iterator[None]:
-    """On Ctrl-C, end the run with a line that explains how to resume it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        hint = "" if out is None else f"; rerun the same command to resume from {str(out)!r}"
-        console.print(f"icl-lens: interrupted{hint}")
-        raise SystemExit(130) from None
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 import re
 import tempfile
 import webbrowser
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ from icl_lens.cli.console import note, progress
 from icl_lens.cli.option_groups import reject_options
 
 if TYPE_CHECKING:
+    from icl_lens.locate.configuration import RunRequest
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt, Template
     from icl_lens.task_behavior import TaskCheck
@@ -311,3 +313,47 @@ class TaskOptions:
             path=None if isinstance(task, TextTask) else self.path,
             labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
         )
+
+
+def run_request(
+    task: TaskOptions, model: ModelOptions, reading: ReadoutOptions, *, n: int, seed: int, by: str
+) -> "RunRequest":
+    """Return the options that a resumable run's manifest stores."""
+    from icl_lens.locate.configuration import RunRequest
+
+    written = {
+        "n": n,
+        "seed": seed,
+        "task": task.name or "",
+        "path": None if task.path is None else str(task.path),
+        "columns": task.columns.replace(" ", ""),
+        "template": reading.demonstration,
+        "separator": reading.separator_text,
+        "prefix": unescape(reading.prefix),
+        "prepend_bos": reading.bos,
+        "by": by,
+    }
+    given = vars(task) | vars(model) | vars(reading) | written
+    return RunRequest(**{field.name: given[field.name] for field in fields(RunRequest)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutput:
+    """The output folder of a resumable run."""
+
+    panel: ClassVar[str] = "Output"
+
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")
+    ] = None
+
+
+@contextmanager
+def interruptible(out: Path | None, console: Console) -> Iterator[None]:
+    """On Ctrl-C, end the run with a line that explains how to resume it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = "" if out is None else f"; rerun the same command to resume from {str(out)!r}"
+        console.print(f"icl-lens: interrupted{hint}")
+        raise SystemExit(130) from None

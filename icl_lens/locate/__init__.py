@@ -3,7 +3,8 @@
 1. `locate`: each batch of prompts yields bounds for all heads and exact values for candidates; the mean of the bounds
    bounds the mean, so few heads need a second pass. The result is exact and certified.
 2. `mean_effects`: mean ablation effects of all heads, with intervals.
-3. `stream`: plan prompts into batches, and compute or read each batch's chunk.
-4. `run_folder`: store finished chunks as files, from which an interrupted run resumes.
-5. `distributed`: distribute batches over processes.
+3. `mean_score_parts`: why some heads attend to true labels, and what their values carry, with intervals.
+4. `stream`: plan prompts into batches, and compute or read each batch's chunk.
+5. `run_folder`: store finished chunks as files, from which an interrupted run resumes.
+6. `distributed`: distribute batches over processes.
 """

@@ -45,6 +45,14 @@ class EffectOptions(BatchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScorePartsOptions(BatchOptions):
+    """Arguments of `mean_score_parts` that determine its numbers."""
+
+    heads: tuple[str, ...]
+    n_strongest: int = 6
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """Model and prompt options of a run as given by the user, stored verbatim in the manifest."""
 

@@ -224,9 +224,10 @@ def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
     """Raise InputError if a folder could mix chunks of increases with chunks of contrasts or effects."""
     if folder is None:
         return
-    if folder.configuration.get("by") == "effect":
+    functions = {"effect": "locate_effects", "score parts": "mean_score_parts"}
+    if (by := folder.configuration.get("by")) in functions:
         raise InputError(
-            "folder must be of a run of increases, got a configuration with by='effect'; pass it to locate_effects"
+            f"folder must be of a run of increases, got a configuration with by={by!r}; pass it to {functions[by]}"
         )
     if (folder.configuration.get("against") is None) == (against is None):
         return

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from icl_lens.attribution.search import TopHeads
 from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.mean_effects import MeanEffects
+from icl_lens.locate.mean_score_parts import MeanScoreParts
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.metrics import bootstrap_interval
 
@@ -98,7 +99,18 @@ def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> Non
     _write(folder, table, found)
 
 
+def write_score_parts(folder: RunFolder, found: MeanScoreParts) -> None:
+    """Write writers.parquet, groups.parquet, both as CSV, and result.json. Raise InputError if it is not writable."""
+    _write_table(folder, "writers", found.to_frame())
+    _write_table(folder, "groups", found.to_frame("groups"))
+    folder.write_bytes("result.json", (json.dumps(found.to_dict(), indent=1) + "\n").encode())
+
+
 def _write(folder: RunFolder, table: "pd.DataFrame", found: dict[str, Any]) -> None:
-    folder.write("heads.parquet", pa.table({name: table[name].to_numpy() for name in table.columns}))
-    folder.write_bytes("heads.csv", table.to_csv(index=False, lineterminator="\n").encode())
+    _write_table(folder, "heads", table)
     folder.write_bytes("result.json", (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _write_table(folder: RunFolder, name: str, table: "pd.DataFrame") -> None:
+    folder.write(f"{name}.parquet", pa.table({column: table[column].to_numpy() for column in table.columns}))
+    folder.write_bytes(f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())

@@ -17,10 +17,10 @@ LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES}
 """Two processes on one machine, by each launcher, and on two "machines", both of them this one."""
 
 
-def forked(main, arguments, *, dies_after=None):
+def forked(main, arguments, *, dies_after=None, kind="part"):
     """`main` with these arguments in a child process of its own; its id.
 
-    With `dies_after`, the child dies of SIGKILL when it has written so many chunks and half of the next one.
+    With `dies_after`, the child dies of SIGKILL when it has written so many chunks of a kind and half of the next one.
     """
     pid = os.fork()
     if pid:
@@ -34,7 +34,7 @@ def forked(main, arguments, *, dies_after=None):
             write, chunks = Path.write_bytes, []
 
             def write_or_die(path, data):
-                if "part-" in path.name:
+                if f"{kind}-" in path.name:
                     if len(chunks) == dies_after:
                         write(path, data[: len(data) // 2])
                         os.kill(os.getpid(), signal.SIGKILL)

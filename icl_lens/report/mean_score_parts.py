@@ -1,0 +1,55 @@
+"""Render mean score parts for the terminal with rich."""
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from icl_lens.locate.mean_score_parts import SIDES, MeanScoreParts
+from icl_lens.models.head import Head
+
+N_SHOWN = 5
+TITLES = {
+    "query": "at the last token",
+    "key": "at the labels",
+    "pair": "pairs",
+    SIDES[2]: "values, true labels",
+    SIDES[3]: "values, false labels",
+}
+
+
+def render(found: MeanScoreParts) -> Group:
+    """Return what `icl-lens explain --why HEAD -n N` prints."""
+    note = (
+        f"Means over {found.n_prompts:,} prompts, 95 % intervals over {found.n_queries:,} distinct queries. True "
+        "labels are those equal to the answer. Over all writers, either side sums to the score difference, and value "
+        f"parts sum to what the head adds to the answer from these labels, nats{_first_order(found)}. F: FFNs; pairs: "
+        "query writer × key writer."
+    )
+    return Group(*(block for head in found.heads for block in _of_head(found, head)), Text(note, "dim"))
+
+
+def _of_head(found: MeanScoreParts, head: Head) -> Iterator[RenderableType]:
+    yield Text(found.sentence(head), "bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "writer", "mean", "95 % interval"):
+        table.add_column(name, justify="left" if name in ("", "writer") else "right")
+    for side, title in TITLES.items():
+        shown = found.strongest(head, side, 3 if side in ("pair", SIDES[3]) else N_SHOWN).to_dict("records")
+        if shown and side in SIDES[2:]:
+            table.add_row(title, "all", *_cells(*found.total(head, side)))
+            title = ""
+        for row in shown:
+            table.add_row(title, row["writer"], *_cells(row["value"], row["low"], row["high"]))
+            title = ""
+    yield table
+
+
+def _first_order(found: MeanScoreParts) -> str:
+    return "" if found.values_are_exact else " (first-order)"
+
+
+def _cells(value: float, low: float, high: float) -> tuple[str, str]:
+    return f"{value:+.3f}", "–" if low != low else f"{low:+.3f} … {high:+.3f}"

@@ -1,0 +1,276 @@
+"""Mean score parts: against autograd prompt by prompt, on planted models; killed and resumed, the same bytes."""
+
+import io
+import json
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from families import save
+from hf_scores import hf_score, hf_writers
+from launches import contents, ended, forked, stamps
+from tolerance import assert_close
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+from experiments.framework.study import Study
+from experiments.ground_truth import WRITING, task_of
+from experiments.planted import build
+from icl_lens.attribution.writer_groups import GROUPS, group_of
+from icl_lens.cli import main
+from icl_lens.locate.run_folder import RunFolder
+
+WORDS = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
+TASK = "sentiment-number"
+LAYER = 2
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    path.write_text(json.dumps({"categories": WORDS}))
+    return path
+
+
+def sample(model, words, n):
+    return il.tokenize(model, il.load_task(TASK, n=n, layout="random", path=words))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_means_and_intervals_against_autograd(load_tiny, family_folder, words, name):
+    """Sides are derivatives of Hugging Face's score, pairs second derivatives, a prompt and a label at a time."""
+    model = load_tiny(name)
+    many = sample(model, words, 14)
+    found = il.mean_score_parts(model, many, ["L2H3"], n_strongest=3, batch_size=5)
+    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
+    queries = [prompt.query for prompt in many.prompts]
+    assert (found.n_prompts, found.n_queries) == (14, len(set(queries)))
+    assert found.n_queries < 14
+    rows = {"query": [], "key": [], "pair": []}
+    for row, prompt in enumerate(many.prompts):
+        i = int(many.last[row])
+        ids, sums = many.tokens[row, : i + 1], {"query": {}, "key": {}, "pair": {}}
+        labels = [demonstration.label == prompt.answer for demonstration in prompt.demonstrations]
+        for j, is_true in zip(many.label_positions[row].tolist(), labels, strict=True):
+            weight = 1 / sum(labels) if is_true else -1 / (len(labels) - sum(labels))
+            at_query, states = hf_writers(hf, ids, i, LAYER)
+            at_key, _ = hf_writers(hf, ids, j, LAYER)
+            x = [states[place].detach() for place in (i, j)]
+            score = lambda a, b, i=i, j=j: hf_score(hf, LAYER, 3, a, b, i, j)  # noqa: E731
+            by_query, by_key = torch.autograd.functional.jacobian(score, tuple(x))
+            mixed = torch.autograd.functional.hessian(score, tuple(x))[0][1]
+            for side, written, slope in (("query", at_query, by_query), ("key", at_key, by_key)):
+                for writer, vector in written.items():
+                    sums[side][writer] = sums[side].get(writer, 0.0) + weight * float(vector.detach() @ slope)
+            for one, u in at_query.items():
+                for other, v in at_key.items():
+                    part = weight * float(u.detach() @ mixed @ v.detach())
+                    sums["pair"][f"{one} × {other}"] = sums["pair"].get(f"{one} × {other}", 0.0) + part
+        for side, of_side in sums.items():
+            rows[side].append(of_side)
+    table = found.to_frame()
+    for side, of_side in rows.items():
+        expected = pd.DataFrame(of_side)
+        shown = table[table["side"] == side].set_index("writer")
+        shown = shown[[not any(part == "bias" for part in str(writer).split(" × ")) for writer in shown.index]]
+        assert len(shown) >= (len(expected.columns) - 1 if side != "pair" else 4)  # the bias also has constants
+        scale = float(expected.abs().to_numpy().max()) * 4
+        for writer, line in shown.iterrows():
+            interval = il.metrics.bootstrap_interval(expected[writer].to_numpy(), clusters=queries)
+            assert_close(list(line[["value", "low", "high"]]), list(interval), scale=scale, msg=f"{side} {writer}")
+        assert shown["value"].abs().is_monotonic_decreasing
+
+
+def test_values_groups_and_totals(load_tiny, words):
+    """By role: sums over labels of one kind of `value_parts`, prompt by prompt; groups and totals sum writers."""
+    model = load_tiny("llama_gqa")
+    many = sample(model, words, 10)
+    heads = [il.Head(2, 0), il.Head(1, 3)]
+    found = il.mean_score_parts(model, many, heads, batch_size=3)
+    table, groups = found.to_frame(), found.to_frame("groups")
+    for head in heads:
+        values = {True: [], False: []}
+        for row, prompt in enumerate(many.prompts):
+            one = many[row]
+            acts = il.capture(model, one, writers=True)
+            parts = il.value_parts(acts, head, one.answer_tokens, against=one.other_label_tokens)
+            labels = np.array([demonstration.label == prompt.answer for demonstration in prompt.demonstrations])
+            for role in values:
+                values[role].append(parts.parts[0, labels == role].sum(0).numpy())
+        for role, name in ((True, "value of true labels"), (False, "value of false labels")):
+            mine = table[(table["name"] == str(head)) & (table["side"] == name)].set_index("writer")["value"]
+            means = np.mean(values[role], axis=0)
+            assert_close(mine[list(parts.writers)].to_numpy(), means)
+            assert_close(found.total(head, name)[0], means.sum())
+            by_group = groups[(groups["name"] == str(head)) & (groups["side"] == name)].set_index("writer")["value"]
+            for group in GROUPS:
+                expected = sum(
+                    value for writer, value in zip(parts.writers, means, strict=True) if group_of(writer, 3) == group
+                )
+                assert_close(by_group[group], expected)
+        for side in ("query", "key"):
+            of_side = table[(table["name"] == str(head)) & (table["side"] == side)]
+            assert_close(of_side["value"].sum(), found.total(head)[0], scale=float(of_side["value"].abs().max()) * 8)
+    assert found.values_are_exact
+    assert "L2H0" in repr(found)
+    assert found.to_dict()["sentences"].keys() == {"L2H0", "L1H3"}
+
+
+def test_models_with_a_soft_cap_have_scores_only(load_tiny, words):
+    model = load_tiny("gemma2")
+    found = il.mean_score_parts(model, sample(model, words, 4), ["L2H0"])
+    assert set(found.to_frame()["side"]) == {"total", "query", "key", "pair"}
+    assert not found.to_frame()["value"].isna().any()
+
+
+def test_batches_do_not_matter_and_one_query_has_no_interval(gpt2, words):
+    many = sample(gpt2, words, 9)
+    one, other = (il.mean_score_parts(gpt2, many, ["L2H1"], batch_size=size).to_frame() for size in (2, 9))
+    one, other = (frame.set_index(["side", "writer"])["value"] for frame in (one, other))
+    assert_close(one, other[one.index], scale=float(one.abs().max()) * 8)
+    assert il.mean_score_parts(gpt2, many[:1], ["L2H1"]).to_frame()["low"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "says"),
+    [
+        ([], {}, "at least one head"),
+        (["L9H0"], {}, "L9H0"),
+        (["L2H0"], {"n_strongest": 0}, "n_strongest must be at least 1, got 0"),
+        (["L2H0"], {"folder": RunFolder}, "by='score parts', got 'increase'"),
+    ],
+)
+def test_wrong_arguments_are_named(gpt2, words, tmp_path, heads, options, says):
+    options = {name: RunFolder(tmp_path, {}) if value is RunFolder else value for name, value in options.items()}
+    with pytest.raises(il.InputError, match=says):
+        il.mean_score_parts(gpt2, sample(gpt2, words, 2), heads, **options)
+    with pytest.raises(il.InputError, match="pass it to mean_score_parts"):
+        il.locate_heads(gpt2, sample(gpt2, words, 2), k=1, folder=RunFolder(tmp_path, {"by": "score parts"}))
+
+
+# Planted models
+
+
+def of_planted(kind, folder):
+    planted = build(kind, folder, seed=0)
+    n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4
+    study = Study(il.load_model(str(planted.folder), device="cpu"), task_of(planted), 40, n_heads=n_heads)
+    return study, il.mean_score_parts(study.model, study.held_out, study.located)
+
+
+def test_the_planted_writer_is_first_on_both_sides(tmp_path):
+    study, found = of_planted("two-tower", tmp_path)
+    for head in study.located:
+        low = found.total(head)[1]
+        assert low > 0
+        for side in ("query", "key"):
+            first, second = found.strongest(head, side, 2).to_dict("records")
+            assert first["writer"].startswith("L1H")  # the mover's layer
+            assert first["value"] > 10 * abs(second["value"])
+            assert first["low"] > 0
+        mover = found.strongest(head, "query", 1)["writer"].item()
+        assert found.strongest(head, "pair", 1)["writer"].item() == f"{mover} × {mover}"
+        assert f"scores true labels above false labels by {found.total(head)[0]:.2f}" in found.sentence(head)
+        assert mover in found.sentence(head)
+
+
+@pytest.mark.parametrize("kind", ["last-label", "untrained"])
+def test_models_that_compare_nothing_show_none(tmp_path, kind):
+    study, found = of_planted(kind, tmp_path)
+    alike = [head for head in study.located if "alike" in found.sentence(head)]
+    assert len(alike) >= len(study.located) - 1  # one 95 % interval in four may miss zero by chance
+    table = found.to_frame()
+    sides = table[table["side"].isin(["query", "key"])]
+    assert ((sides["low"] > 0.05) | (sides["high"] < -0.05)).mean() < 0.05
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def inputs(words, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save("gpt2", folder)
+    task = ["explain", "--task", TASK, "--path", words, "-n", 150, "--why", "L2H0,L1H1", "--no-check"]
+    return [*task, "--model", folder, "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("unbroken") / "out"
+    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
+    return contents(out)
+
+
+def run(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["icl-lens", *map(str, arguments)])
+    try:
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("kind", ["part", "pairs"])
+def test_a_killed_run_resumes_and_writes_the_same_bytes(inputs, unbroken, tmp_path, kind):
+    """SIGKILL in the middle of writing the second chunk of either pass; finished chunks are not written again."""
+    out = tmp_path / "out"
+    assert sum(name.startswith(f"{kind}-") for name in unbroken) == 3
+    killed = ended(forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1, kind=kind))
+    assert killed == -signal.SIGKILL
+    kept = stamps(out, "pa*-*")
+    assert len(kept) == {"part": 1, "pairs": 4}[kind]
+    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
+    assert contents(out) == unbroken
+    assert {name: stamp for name, stamp in stamps(out, "pa*-*").items() if name in kept} == kept
+
+
+def test_files_and_text(gpt2, inputs, unbroken, words, tmp_path, monkeypatch, capsys):
+    code, said, _ = run([*inputs, "--json", tmp_path / "why.json"], monkeypatch, capsys)
+    assert code == 0
+    found = il.mean_score_parts(gpt2, sample(gpt2, words, 150), ["L2H0", "L1H1"])
+    table = pd.read_parquet(io.BytesIO(unbroken["writers.parquet"]))
+    pd.testing.assert_frame_equal(table, pd.read_csv(io.BytesIO(unbroken["writers.csv"])))
+    ours = found.to_frame().set_index(["name", "side", "writer"])["value"]
+    theirs = table.set_index(["name", "side", "writer"])["value"]
+    assert_close(theirs, ours[theirs.index], scale=float(ours.abs().max()) * 8)
+    stored = json.loads((tmp_path / "why.json").read_text())
+    assert pd.DataFrame(stored["groups"])["writer"].tolist() == found.to_frame("groups")["writer"].tolist()
+    assert "Means over 150 prompts" in said
+    for head in ("L2H0", "L1H1"):
+        assert found.strongest(head, "key", 1)["writer"].item() in said
+        assert stored["sentences"][head].split(":")[0] in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--html", "page.html"], "--html has no effect with -n"),
+        (["--by", "contrast"], "--by has no effect with -n"),
+        (["--no-bias"], "--bias has no effect here"),
+        (["--why", "L9H9"], "L9H9"),
+        (["a : foo b :"], "have no effect with a task"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(inputs, given, says, monkeypatch, capsys):
+    code, _, said = run([*inputs, *given], monkeypatch, capsys)
+    assert (code, said.count("\n")) == (2, 1)
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["-n", 3], "-n requires a task"),
+        (["-n", 3, "-t", TASK], "-n requires --why"),
+        (["--out", "folder"], "--out requires -n"),
+    ],
+)
+def test_options_that_are_missing_are_named(given, says, monkeypatch, capsys):
+    code, _, said = run(["explain", *given], monkeypatch, capsys)
+    assert (code, said.count("\n")) == (2, 1)
+    assert says in said
