@@ -24,7 +24,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
-from icl_lens.display import format_signed, html_table, long_frame, plural_prompts, text_table
+from icl_lens.display import ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
@@ -40,7 +40,7 @@ CheckedAgainst = Int[Tensor, "batch kept"] | None
 
 
 @dataclass(frozen=True, repr=False)
-class LayerIncreases:
+class LayerIncreases(ShownAsTable):
     """Log-probability increase of each layer's attention and FFN, nats.
 
     Example:
@@ -65,13 +65,7 @@ class LayerIncreases:
             frames.append(frame)
         return pd.concat(frames, ignore_index=True).sort_values(["prompt", "layer", "component"], ignore_index=True)
 
-    def __repr__(self) -> str:
-        return text_table(*self._shown())
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._shown())
-
-    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         attn, ffn = self.attn.float().mean(0).tolist(), self.ffn.float().mean(0).tolist()
         columns = {
             "layer": list(range(len(attn))),
@@ -79,7 +73,7 @@ class LayerIncreases:
             "FFN": map(format_signed, ffn),
         }
         title = f"LayerIncreases, nats: {'mean over ' * (len(self.attn) > 1)}{plural_prompts(len(self.attn))}"
-        return title, {name: list(column) for name, column in columns.items()}
+        return title, {name: list(column) for name, column in columns.items()}, len(attn)
 
 
 def check_target_ids(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:

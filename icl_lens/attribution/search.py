@@ -37,7 +37,7 @@ from icl_lens.attribution.increases import (
     select_rows,
     subhead_log_prob_increase,
 )
-from icl_lens.display import SHOWN_ROWS, format_signed, head_name, html_table, plural_prompts, text_table
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, plural_prompts
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
@@ -46,8 +46,8 @@ from icl_lens.models.readout import FinalNorm, Readout
 SLACK = 1e-4
 
 
-@dataclass(frozen=True)
-class TopSubheads:
+@dataclass(frozen=True, repr=False)
+class TopSubheads(ShownAsTable):
     """The k largest (layer, head, position) increases of each prompt, largest first, in nats.
 
     `n_exact` of `n_parts` parts are evaluated exactly; every other part's bound is at most `unevaluated_bound`, which
@@ -93,15 +93,7 @@ class TopSubheads:
         frame["value"] = self.value.flatten().cpu().numpy()
         return frame
 
-    def __repr__(self) -> str:
-        title, columns = self._shown()
-        return text_table(title, columns, total=self.value.numel())
-
-    def _repr_html_(self) -> str:
-        title, columns = self._shown()
-        return html_table(title, columns, total=self.value.numel())
-
-    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         n = len(self.value)
         evaluated = f"{float(self.n_exact.float().mean()):.0f} of {float(self.n_parts.float().mean()):.0f}"
         frame = self.to_frame().head(SHOWN_ROWS)
@@ -110,11 +102,11 @@ class TopSubheads:
         columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
         columns["increase"] = [format_signed(value) for value in frame["value"]]
         how = f"{evaluated} parts evaluated{' per prompt' * (n > 1)}, {_certainty(self.certified)}"
-        return f"TopSubheads of {plural_prompts(n)}, nats: {how}", columns
+        return f"TopSubheads of {plural_prompts(n)}, nats: {how}", columns, self.value.numel()
 
 
-@dataclass(frozen=True)
-class TopHeads:
+@dataclass(frozen=True, repr=False)
+class TopHeads(ShownAsTable):
     """The k heads with the largest mean increase over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
@@ -159,20 +151,12 @@ class TopHeads:
             }
         )
 
-    def __repr__(self) -> str:
-        title, columns = self._shown()
-        return text_table(title, columns, total=len(self.value))
-
-    def _repr_html_(self) -> str:
-        title, columns = self._shown()
-        return html_table(title, columns, total=len(self.value))
-
-    def _shown(self) -> tuple[str, dict[str, list[Any]]]:
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns["mean increase"] = [format_signed(value) for value in frame["value"]]
         how = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
-        return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {how}", columns
+        return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {how}", columns, len(self.value)
 
 
 def _certainty(certified: bool) -> str:

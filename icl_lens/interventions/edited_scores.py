@@ -58,11 +58,6 @@ class AnswerScores:
         """Share of prompts whose correct label is the most probable of their labels, 0 to 1."""
         return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
 
-    @property
-    def accuracy_over_vocabulary(self) -> float:
-        """Share of prompts whose correct label's token is the most probable of all tokens, 0 to 1."""
-        return float(self.top1_correct.float().mean())
-
 
 def label_log_probs_ablated(
     model: Any,
