@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 import pandas as pd
@@ -134,8 +135,8 @@ def task_check(
     above zero.
     `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a progress bar.
 
-    Costs four forward passes per prompt. Raises InputError for fewer than 20 prompts, prompts without an answer, and
-    prompts whose demonstrations all have the same label.
+    Costs at most four forward passes per prompt. Raises InputError for fewer than 20 prompts, prompts without an
+    answer, and prompts whose demonstrations all have the same label.
 
     Example:
         >>> il.task_check(model, "animal-country", n=40).behaviors
@@ -151,27 +152,19 @@ def task_check(
     else:
         prompts = as_prompts(task)
     _check(prompts)
-    predicted: dict[Arrangement, Tensor] = {}
-    answers: dict[Arrangement, Tensor] = {}
-    labels: tuple[str, ...] = ()
-    last_shown = torch.empty(0)
+    arranged = {name: [arrange(prompt, seed) for prompt in prompts] for name, arrange in _ARRANGE.items()}
+    # Random order is the same as another arrangement for some prompts, which then run once.
+    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
+    batch = tokenize(model, [*place], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+    pieces: list[Tensor] = []
     with reported(progress) as report:
-        for name, arrange in _ARRANGE.items():
-            batch = tokenize(
-                model,
-                [arrange(prompt, seed) for prompt in prompts],
-                template=template,
-                prepend_bos=prepend_bos,
-                shared_prefix=shared_prefix,
-            )
-            pieces = []
-            for piece in batch.split(max(1, _PASS_TOKENS // batch.tokens.shape[1])):
-                pieces.append(_predict(model, piece))
-                done = len(predicted) * len(prompts) + sum(map(len, pieces))
-                report("checking the task", done, len(_ARRANGE) * len(prompts))
-            predicted[name], answers[name], labels = torch.cat(pieces), batch.answer.cpu(), batch.labels
-            if name == "random":
-                last_shown = recent_label(batch.label_index).cpu()
+        for piece in batch.split(max(1, _PASS_TOKENS // batch.tokens.shape[1])):
+            pieces.append(_predict(model, piece))
+            report("checking the task", sum(map(len, pieces)), len(place))
+    rows = {name: [place[prompt] for prompt in some] for name, some in arranged.items()}
+    predicted = {name: torch.cat(pieces)[some] for name, some in rows.items()}
+    answers = {name: batch.answer.cpu()[some] for name, some in rows.items()}
+    last_shown, labels = recent_label(batch.label_index).cpu()[rows["random"]], batch.labels
     correct = {name: (predicted[name] == answers[name]).double() for name in _ARRANGE}
     favorite = torch.cat([predicted["random"], predicted["exchanged"]]).mode().values
 

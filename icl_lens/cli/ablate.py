@@ -58,7 +58,7 @@ class HeadsOptions:
         By | None, typer.Option(help="Score that locates heads.", show_default="contrast; increase with one label")
     ] = None
     positions: Annotated[Literal["all", "last"], typer.Option(help="Positions to zero; last is faster.")] = "all"
-    random_sets: Annotated[int, typer.Option(min=1, max=1000, help="Random sets, of the same and of all layers.")] = 20
+    random_sets: Annotated[int, typer.Option(min=1, max=1000, help="Random sets, of the same and of all layers.")] = 10
 
     def choose(self, model: Any, prompts: "PromptBatch") -> "tuple[list[Head], str]":
         """Return the heads named by the options or located on the prompts, and how they were chosen."""

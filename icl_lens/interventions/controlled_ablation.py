@@ -180,7 +180,7 @@ def ablate_with_controls(
     batch: PromptBatch,
     heads: Sequence[Head | tuple[int, int] | str],
     *,
-    n_random_sets: int = 20,
+    n_random_sets: int = 10,
     positions: Positions = "all",
     seed: int = 0,
     progress: Progress | bool | None = None,
