@@ -22,26 +22,22 @@ from experiments.framework.study import Study
 from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
 
 SIDES = ("key", "query")
-HEADS = "located heads", "other heads of the layers"
-UNIT = "score of labels of the answer's class minus the others"
+OTHERS = "other heads of the layers"
+UNIT = "score, right minus wrong labels"
+WHERE = {"key": "at labels", "query": "at the last position"}
 
 
 def _measures() -> list[Measure]:
-    found = [
-        Measure("early_key", *HEADS, f"{UNIT}, from embeddings and early layers at labels"),
-        Measure("late_key", *HEADS, f"{UNIT}, from late layers at labels"),
-        Measure("early_query", *HEADS, f"{UNIT}, from embeddings and early layers at the last position"),
-        Measure("late_query", *HEADS, f"{UNIT}, from late layers at the last position"),
-        Measure("total", *HEADS, UNIT),
-        Measure("early_minus_late_key", "early layers", "late layers", f"{UNIT}, at labels, in located heads"),
-        Measure(
-            "early_minus_late_query", "early layers", "late layers", f"{UNIT}, at the last position, in located heads"
-        ),
-    ]
-    where = {"key": "at labels", "query": "at the last position"}
-    return found + [
-        Measure(f"{group}_{side}", *HEADS, f"{UNIT}, from {group} {where[side]}") for side in SIDES for group in GROUPS
-    ]
+    found = [Measure("total", "all writers, in located heads", OTHERS, UNIT)]
+    for side, where in WHERE.items():
+        early = f"early writers {where}, in located heads"
+        found += [
+            Measure(f"early_{side}", early, OTHERS, UNIT),
+            Measure(f"late_{side}", f"late writers {where}, in located heads", OTHERS, UNIT),
+            Measure(f"early_minus_late_{side}", early, "late writers", UNIT),
+            *(Measure(f"{group}_{side}", f"{group} {where}, in located heads", OTHERS, UNIT) for group in GROUPS),
+        ]
+    return sorted(found, key=lambda measure: measure.name != "early_key")  # the main measure comes first
 
 
 MEASURES = _measures()
@@ -101,7 +97,7 @@ def draw(details: pd.DataFrame) -> Figure:
         for color, (head, of_head) in zip(COLORS * 8, part.groupby("head", sort=False), strict=False):
             axes.plot(of_head["group"], of_head["value"], "o-", ms=3, lw=0.6, color=color, label=head)
         axes.tick_params(axis="x", rotation=60, labelsize=7)
-    figure.supylabel(UNIT, fontsize=8)
+    figure.supylabel(f"{UNIT} (a line per head)", fontsize=8)
     return figure
 
 
@@ -119,8 +115,9 @@ FINDING = Finding(
     measure=measure,
     look_for="Filled dots to the right of zero and of the hollow ones: early layers write what located heads compare.",
     method="Attention scores from the last position to labels, split exactly by what earlier components wrote, with "
-    "the scales of all norms frozen; each number is the mean over labels of the answer's class minus that over the "
-    "others, in balanced random order. Early layers are the first half of the model's.",
+    "the scales of all norms frozen; each number is the mean over labels of the answer's class (right) minus that over "
+    "the others (wrong), in balanced random order. Early writers are the embeddings, and heads and FFNs of the first "
+    "half of the layers.",
     caveats=(
         "The split is exact but not causal: a late head can hand on what an early one wrote, and then counts itself.",
         "With frozen norms, what a writer does to the length of the stream is not counted.",

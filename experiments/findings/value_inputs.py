@@ -19,14 +19,15 @@ from experiments.framework.plotting import COLORS, panels
 from experiments.framework.study import Study, compared_tokens
 from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
 
-HEADS = "located heads", "other heads of the layers"
-UNIT = "the answer's log-odds, nats, added from labels"
+OTHERS = "other heads of the layers"
+UNIT = "answer's log-odds added, nats"
+EARLY_WRITERS = "early writers at labels, in located heads"
 MEASURES = [
-    Measure("early", *HEADS, f"{UNIT}, from what embeddings and early layers wrote there", digits=3),
-    Measure("late", *HEADS, f"{UNIT}, from what late layers wrote there", digits=3),
-    Measure("early_minus_late", "early layers", "late layers", f"{UNIT}, in located heads", digits=3),
-    Measure("total", *HEADS, UNIT, digits=3),
-    *(Measure(group, *HEADS, f"{UNIT}, from {group}", digits=3) for group in GROUPS),
+    Measure("early", EARLY_WRITERS, OTHERS, UNIT, digits=3),
+    Measure("late", "late writers at labels, in located heads", OTHERS, UNIT, digits=3),
+    Measure("early_minus_late", EARLY_WRITERS, "late writers", UNIT, digits=3),
+    Measure("total", "all writers at labels, in located heads", OTHERS, UNIT, digits=3),
+    *(Measure(group, f"{group} at labels, in located heads", OTHERS, UNIT, digits=3) for group in GROUPS),
 ]
 
 
@@ -72,7 +73,7 @@ def draw(details: pd.DataFrame) -> Figure:
         for color, (head, of_head) in zip(COLORS * 8, part.groupby("head", sort=False), strict=False):
             axes.plot(of_head["group"], of_head["value"], "o-", ms=3, lw=0.6, color=color, label=head)
         axes.tick_params(axis="x", rotation=60, labelsize=7)
-    figure.supylabel("log-odds added, nats", fontsize=8)
+    figure.supylabel(f"{UNIT} (a line per head)", fontsize=8)
     return figure
 
 
@@ -90,7 +91,7 @@ FINDING = Finding(
     look_for="Filled dots to the right of the hollow ones: early layers write what located heads carry to the answer.",
     method="What a head adds to the answer's log-odds from labels, split exactly by what earlier components wrote at "
     "the label, with the scales of all norms and the attention frozen, summed over a prompt's labels in balanced "
-    "random order. Early layers are the first half of the model's.",
+    "random order. Early writers are the embeddings, and heads and FFNs of the first half of the layers.",
     caveats=(
         "The split is exact but not causal: a late head can hand on what an early one wrote, and then counts itself.",
         "Halves of the layers were chosen before these numbers were computed, but after one prompt had been looked at.",

@@ -1,6 +1,7 @@
 """Figures of findings: a forest plot of the main measure, curves, and bars."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def forest(table: pd.DataFrame, unit: str, paper: dict[str, float]) -> Figure:
         labels.append("paper: " + ", ".join(paper))
     axes.set_yticks(range(lines), labels)
     axes.set_ylim(lines - 0.5, -0.6)
-    axes.set_xlabel(unit)
+    axes.set_xlabel(fill(unit, 60))
     axes.grid(axis="x", color="#dddddd", lw=0.6)
     axes.set_axisbelow(True)
     handles = [
