@@ -54,7 +54,7 @@ def test_a_command_gets_its_groups():
 
 
 PANELS = {
-    "explain": ["Arguments", "Options", "Output", "Text", "Task", "Reading", "Model"],
+    "explain": ["Arguments", "Options", "Output", "Why a head attends", "Text", "Task", "Reading", "Model"],
     "ablate": ["Arguments", "Options", "Output", "Heads", "Task", "Reading", "Model"],
     "compare": ["Arguments", "Options", "Output", "Task", "Reading", "Model"],
     "locate": ["Options", "Task", "Output", "Reading", "Model"],
