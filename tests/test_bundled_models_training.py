@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 
 WORDS = load_words()
 SMALL = TrainConfig("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
-ARCHS = ("gpt2", "llama", "gptj")
 TOKENIZER = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
 
 
@@ -33,27 +32,6 @@ TOKENIZER = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
 def _one_tokenizer(monkeypatch):
     """Learning the pieces takes seconds, and they are the same ones every time."""
     monkeypatch.setattr(training, "make_tokenizer", lambda *args: TOKENIZER)
-
-
-def state(trainer):
-    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_resumed_run_is_the_unbroken_run(arch, tmp_path):
-    settings = replace(SMALL, arch=arch)
-    unbroken = Trainer(settings, WORDS)
-    losses = [unbroken.step() for _ in range(3)]
-    broken = Trainer(settings, WORDS)
-    first = broken.step()
-    broken.save(tmp_path)
-    resumed = Trainer(settings, WORDS)
-    resumed.resume(tmp_path)
-    assert resumed.progress.done == 1
-    assert [first, resumed.step(), resumed.step()] == losses
-    for name, parameter in state(unbroken).items():
-        assert torch.equal(parameter, state(resumed)[name]), name
-    assert list(tmp_path.iterdir()) == [tmp_path / CHECKPOINT]
 
 
 KILLED = """
@@ -69,19 +47,21 @@ def until_the_fourth(self):
     return step(self)
 Trainer.step = until_the_fourth
 folder = Path(sys.argv[1])
-settings = TrainConfig("gpt2", n_tokens=120, check_every=2, n_checked=4, steps=5)
+settings = TrainConfig(sys.argv[2], n_tokens=120, check_every=2, n_checked=4, steps=5)
 train(settings, folder / "model", folder / "kept", resume=True)
 """
 
 
-def test_a_killed_training_ends_with_the_same_weights(tmp_path):
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "gptj"])
+def test_a_killed_training_ends_with_the_same_weights_in_a_loadable_folder(arch, tmp_path):
+    settings, folder = replace(SMALL, arch=arch), tmp_path / "model"
     root = Path(training.__file__).parent.parent.parent
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, capture_output=True)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), arch], env=environment, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert not (tmp_path / "model").exists()
-    train(SMALL, tmp_path / "model", tmp_path / "kept", resume=True)
-    train(SMALL, tmp_path / "whole", tmp_path / "other", resume=True)
+    assert not folder.exists()
+    train(settings, folder, tmp_path / "kept", resume=True)
+    train(settings, tmp_path / "whole", tmp_path / "other", resume=True)
     weights, again = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "model"))
     assert weights.keys() == again.keys()
     assert all(torch.equal(weights[name], again[name]) for name in weights)
@@ -90,6 +70,22 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     assert [entry["step"] for entry in histories[0]] == [2, 4]
     kept = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("other", "kept")]
     assert kept[0] == kept[1] == [CHECKPOINT, "step-000002.safetensors", "step-000004.safetensors"]
+    assert not list(tmp_path.glob(".*"))
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in folder.iterdir())
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 6_000_000
+    record = json.loads((folder / "training.json").read_text())
+    assert (record["arch"], record["done"], record["finished"]) == (arch, 5, False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = "love : bar like : bar eight : foo two : foo one :"
+    tokens = torch.tensor([tokenizer(prompt).input_ids])
+    assert tokenizer.decode(tokens[0]) == prompt
+    trainer = Trainer(settings, WORDS)
+    trainer.resume(tmp_path / "kept")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert_close(model(input_ids=tokens).logits, trainer.model.eval()(input_ids=tokens).logits)
+    trainer.snapshot(tmp_path)
+    for name, tensor in load_file(tmp_path / "step-000005.safetensors").items():
+        assert torch.equal(tensor, trainer.model.get_parameter(name).half())
 
 
 def test_a_run_that_is_not_resumed_begins_anew(tmp_path):
@@ -169,27 +165,3 @@ def test_ten_snapshots_are_left_the_first_and_the_last_among_them(n, kept, tmp_p
         gaps = [b - a for a, b in itertools.pairwise(steps)]
         assert max(gaps) - min(gaps) <= 100
     assert (tmp_path / CHECKPOINT).exists()
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_run_writes_a_loadable_folder(arch, tmp_path):
-    settings = replace(SMALL, arch=arch, steps=2)
-    folder = tmp_path / "tiny"
-    train(settings, folder, tmp_path / "kept", resume=True)
-    assert not list(tmp_path.glob(".*"))
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in folder.iterdir())
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 6_000_000
-    record = json.loads((folder / "training.json").read_text())
-    assert (record["arch"], record["done"], record["finished"]) == (arch, 2, False)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompt = "love : bar like : bar eight : foo two : foo one :"
-    tokens = torch.tensor([tokenizer(prompt).input_ids])
-    assert tokenizer.unk_token_id not in tokens
-    assert tokenizer.decode(tokens[0]) == prompt
-    trainer = Trainer(settings, WORDS)
-    trainer.resume(tmp_path / "kept")
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert_close(model(input_ids=tokens).logits, trainer.model.eval()(input_ids=tokens).logits)
-    snapshot = load_file(tmp_path / "kept" / "step-000002.safetensors")
-    for name, parameter in trainer.model.named_parameters():
-        assert torch.equal(snapshot[name], parameter.half())

@@ -6,12 +6,42 @@ from collections import Counter
 
 from transformers import AutoTokenizer
 
-from experiments.bundled_models.episodes import BUNDLED, SPECIAL, load_words
+from experiments.bundled_models.episodes import ALWAYS_HELD_OUT, BUNDLED, SPECIAL, held_out_pairs, load_words
 from experiments.bundled_models.tokenizer import learn_merges, make_tokenizer
 
 WORDS = load_words()
 TOKENIZER = make_tokenizer(WORDS, 320)
 CONTENT = sorted(WORDS.owners)
+
+
+AMBIGUOUS = """
+axe bitter chest cricket file fly folder gold knife lavender lilac minute mouse nickel orange plane quarter
+rocket season second silver star tank teacher toast triangle violet whip
+"""
+
+
+def test_the_word_list_has_plain_words_in_one_role_each():
+    """But for the named ambiguous words, and proper names with capitals."""
+    groups, words = WORDS.categories, WORDS.vocabulary
+    assert len(groups) >= 40
+    assert min(map(len, groups.values())) >= 24
+    count = Counter(word for group in groups.values() for word in group)
+    assert {word for word, n in count.items() if n > 1} == set(AMBIGUOUS.split())
+    for first, second in ALWAYS_HELD_OUT:
+        assert len({*groups[first]} - {*groups[second]}) == len(groups[first]) >= 60
+    roles = [*count, *WORDS.labels, *WORDS.fillers]
+    assert len(roles) == len({*roles}) == len(words) - len(SPECIAL)
+    assert words[: len(SPECIAL)] == SPECIAL
+    assert all(word.isalpha() and word[1:] == word[1:].lower() for word in roles)
+    capitals = {name for name, group in groups.items() if any(word[0].isupper() for word in group)}
+    assert capitals == {"country", "city", "calendar", "space"}
+
+
+def test_held_out_pairs():
+    held_out, n = held_out_pairs(WORDS), len(WORDS.categories)
+    assert {frozenset(pair) for pair in ALWAYS_HELD_OUT} <= held_out
+    assert abs(len(held_out) - 0.1 * n * (n - 1) / 2) <= 3
+    assert held_out == held_out_pairs(WORDS) != held_out_pairs(WORDS, seed=1)
 
 
 def test_merges_by_hand():
@@ -21,9 +51,6 @@ def test_merges_by_hand():
     # Then a ##bab, c ##ab, a ##c.
     assert learn_merges(words, 3, never=frozenset()) == [("##a", "##b"), ("##b", "##ab"), ("a", "##bab")]
     assert learn_merges(words, 4, never=frozenset(words)) == [("##a", "##b"), ("##b", "##ab")]
-
-
-def test_merges_end_where_nothing_is_left_to_merge():
     assert learn_merges(["ab"], 5, never=frozenset()) == [("a", "##b")]
     assert learn_merges(["ab"], 5, never=frozenset({"ab"})) == []
 
