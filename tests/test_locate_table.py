@@ -62,10 +62,6 @@ def test_every_prompts_own_values(gpt2, batch, ran):
     assert_close(table["increase"], expected.mean(0))
     interval = bootstrap_interval(expected[:, 1].double().numpy())
     assert_close((table["low"][1], table["high"][1]), (interval.low, interval.high))
-
-
-def test_no_interval_without_values(ran):
-    top, folder = ran
     assert "low" not in heads_table(top)
     assert "low" not in heads_table(replace(top, n_prompts=1), folder)
 
@@ -156,10 +152,3 @@ def test_configuration(gpt2, batch):
         assert {name for name in found if found[name] != other[name]} == changed
     with pytest.raises(il.InputError, match="at least 1"):
         configuration(gpt2, batch, replace(OPTIONS, batch_size=0), ASKED)
-
-
-def test_another_configurations_folder_is_refused(gpt2, batch, tmp_path):
-    prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
-    prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
-    with pytest.raises(il.InputError, match="holds a run with seed=0"):
-        prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, replace(ASKED, seed=2))

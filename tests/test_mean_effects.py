@@ -3,7 +3,9 @@
 import hashlib
 import io
 import json
+from functools import partial
 
+import faults
 import numpy as np
 import pandas as pd
 import pytest
@@ -118,6 +120,12 @@ def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
 # The command
 
 
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `icl-lens` in this process; returns exit code, standard output, standard error."""
+    return partial(faults.call, monkeypatch, capsys)
+
+
 @pytest.fixture(scope="module")
 def inputs(words, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "tiny"
@@ -134,17 +142,7 @@ def unbroken(inputs, tmp_path_factory):
     return contents(out)
 
 
-def run(inputs, out, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["icl-lens", *map(str, inputs), "--out", str(out)])
-    try:
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code or 0
-    return code, *capsys.readouterr()
-
-
-def test_an_interrupted_run_ends_in_the_same_files(inputs, unbroken, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_ends_in_the_same_files(run, inputs, unbroken, tmp_path):
     """Some chunks are there, one of them damaged: that one and the missing ones are computed."""
     out = tmp_path / "out"
     out.mkdir()
@@ -152,15 +150,15 @@ def test_an_interrupted_run_ends_in_the_same_files(inputs, unbroken, tmp_path, m
         (out / name).write_bytes(unbroken[name])
     (out / "part-00003.parquet").write_bytes(unbroken["part-00003.parquet"][:-20])
     before = stamps(out, "part-*")
-    code, _, said = run(inputs, out, monkeypatch, capsys)
+    code, _, said = run(*inputs, "--out", out)
     assert (code, said.count("\n")) == (0, 1)
     assert "part-00003.parquet is corrupt" in said
     assert contents(out) == unbroken
     assert {name for name, stamp in before.items() if stamps(out, "part-*")[name] != stamp} == {"part-00003.parquet"}
 
 
-def test_files_and_table(gpt2, many, inputs, unbroken, tmp_path, monkeypatch, capsys):
-    code, said, _ = run(inputs, tmp_path / "out", monkeypatch, capsys)
+def test_files_and_table(run, gpt2, many, inputs, unbroken, tmp_path):
+    code, said, _ = run(*inputs, "--out", tmp_path / "out")
     assert code == 0
     assert contents(tmp_path / "out") == unbroken
     assert "Exact: every head zeroed at the last position of 30 prompts" in said
@@ -184,8 +182,8 @@ def test_files_and_table(gpt2, many, inputs, unbroken, tmp_path, monkeypatch, ca
         (["--by", "increase", "--method", "gradient"], "--method has no effect here: only --by effect"),
     ],
 )
-def test_options_that_do_nothing_are_refused(inputs, tmp_path, given, says, monkeypatch, capsys):
-    code, _, said = run([*inputs, *given], tmp_path / "out", monkeypatch, capsys)
+def test_options_that_do_nothing_are_refused(run, inputs, tmp_path, given, says):
+    code, _, said = run(*inputs, *given, "--out", tmp_path / "out")
     assert (code, said.count("\n")) == (2, 1)
     assert says in said
 
