@@ -1,14 +1,11 @@
 """Results show themselves: the right numbers in small tables, frames that hold everything, HTML without script."""
 
-import re
 from html.parser import HTMLParser
 
 import pytest
-import torch
 
 import icl_lens as il
-from icl_lens import display, metrics
-from icl_lens.interventions.debias import StrengthSearch
+from icl_lens import display
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +88,6 @@ def test_layers_and_effects(found):
     assert repr(effects).splitlines()[2].split() == expected
 
 
-def test_small_results_have_frames():
-    assert metrics.Interval(1.0, 0.5, 1.5).to_frame().to_dict("list") == {"value": [1.0], "low": [0.5], "high": [1.5]}
-    agreed = il.agreement(torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3), k=2)
-    assert agreed.to_frame()["overlap"].tolist() == [2]
-    strength = StrengthSearch("recency", 0.5, (0.0, 0.5), (0.2, 0.1), (0.9, 0.8), (0.0, 0.1))
-    assert strength.to_frame()["chosen"].tolist() == [False, True]
-
-
 def test_long_results_are_cut_and_say_so():
     columns = {"token": ["<b>", "␣&"], "value": ["+1.0", "–"]}
     assert display.text_table("T", columns, total=5).splitlines()[-1] == "… 3 more rows: to_frame() has all"
@@ -107,12 +96,3 @@ def test_long_results_are_cut_and_say_so():
     assert "&lt;b&gt;" in html
     assert "3 more rows" in html
     assert display.format_signed(float("nan")) == "–"
-
-
-def test_batches_and_captures_say_what_they_are_in_one_line(gpt2, gpt2_batch, gpt2_acts):
-    assert repr(gpt2_batch) == "PromptBatch(3 prompts × 10–14 tokens, 4 demonstrations, labels 'bar', 'foo')"
-    assert re.fullmatch(r"Activations\(\S+: 3 prompts × 10–14 tokens, 3 layers × 4 heads\)", repr(gpt2_acts))
-    assert repr(gpt2_batch[0]).startswith("PromptBatch(1 prompt × 14 tokens, all beginning with 'love', 4 ")
-    free = il.PromptBatch.from_tokens([[5, 6, 7], [8]], model=gpt2)
-    assert repr(free) == "PromptBatch(2 prompts × 1–3 tokens, no demonstrations)"
-    assert repr(free.at("all")) == "PromptBatch(2 prompts at 4 positions × 1–3 tokens, no demonstrations)"

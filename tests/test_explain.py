@@ -335,6 +335,7 @@ def test_saved_and_loaded(gpt2, explanation, tmp_path):
         ({"layer_ffn": []}, "is damaged .*layer_ffn must have .* got 0"),
         ({"layer_attn_contrast": []}, "is damaged .*layer_ffn_contrast must have"),
         ({"labels": []}, "is damaged .*label_log_probs must have"),
+        ({"heads": [plain["heads"][0] | {"similarity": [[1.0, 2.0]]}]}, "is damaged"),
     ]:
         path.write_text(json.dumps(plain | change))
         with pytest.raises(il.InputError, match=message):

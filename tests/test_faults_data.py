@@ -36,7 +36,6 @@ def labels_as_parquet(column):
 
 BAD_FILES = [
     (".jsonl", GOOD + "null\n", "line 17 is not a JSON object"),
-    (".jsonl", GOOD + "{\n", "line 17 is not valid JSON"),
     (".jsonl", DEEP, "as .jsonl"),
     (".jsonl", "\n\n", "got 0 queries"),
     (".jsonl", b'{"text": "\xff", "label": "a"}', "as .jsonl"),
@@ -44,31 +43,22 @@ BAD_FILES = [
     (".jsonl", GOOD + '{"text": ["x"], "label": "a"}\n', "row 17 has a list in column 'text'"),
     (".jsonl", GOOD + '{"text": "x", "label": {"a": 1}}\n', "row 17 has an object in column 'label'"),
     (".jsonl", GOOD + '{"text": NaN, "label": "a"}\n', "row 17 has nan in column 'text'"),
-    (".jsonl", GOOD + '{"text": "x", "label": -Infinity}\n', "row 17 has -inf"),
     (".jsonl", GOOD + '{"text": "x \\ud800", "label": "a"}\n', "row 17 has an unpaired surrogate '\\ud800'"),
     (".jsonl", lines(1, 2) + lines("1", text="other"), "is a number in some rows and the string '1' in others"),
     (".jsonl", lines("a"), "two classes with"),
-    (".jsonl", lines("", "a"), "two classes with"),
     (".csv", "", "as .csv"),
     (".csv", "text,text,label\nx,y,a\n", "different names"),
     (".csv", CSV + "x,y,z\n", "line 18 has 3 cells and the header 2"),
-    (".csv", CSV + "x\n", "line 18 has 1 cells"),
     (".csv", CSV + '"x,a\n', "as .csv"),
     (".csv", b"text,label\n\xff,a\n", "as .csv"),
-    (".csv", "text;label\nx;a\n", "no column 'text', 'label', only 'text;label'"),
     (".parquet", "PAR1", "as .parquet"),
     (".parquet", labels_as_parquet(pa.array([b"a", b"b"] * 8)), "has bytes in column 'label'"),
     (".parquet", labels_as_parquet(pa.array([float("nan"), 1.0] * 8)), "has nan in column 'label'"),
     (".parquet", labels_as_parquet(pa.array([None] * 16, pa.string())), "got 0 queries"),
     (".txt", "x", "of type '.jsonl'"),
-    (".json", "[]", "is not a word list"),
     (".json", DEEP, "is not a word list"),
-    (".json", b"\xff\xfe", "is not a word list"),
-    (".json", "{}", "is not a word list"),
     (".json", '{"categories": null}', "categories must be an object"),
     (".json", '{"categories": {"mine": "abc"}}', "'mine' must be a list"),
-    (".json", '{"categories": {"mine": [1, 2]}}', "must contain words, got 1"),
-    (".json", '{"categories": {"mine": [" "]}}', "must contain words, got ' '"),
     (".json", '{"categories": {"mine": ["a\\ud800"]}}', "must contain words"),
     (".json", '{"categories": {"mine": ["a", "b"], "yours": ["a", "b"]}}', "got 0;"),
 ]
@@ -124,14 +114,6 @@ def chunk(folder):
     run = RunFolder(folder, {"a": 1, "b": "x"})
     run.write("part-00000.parquet", pa.table({"prompt": [0, 0, 1, 1], "increase": [0.5, -1.0, 2.0, 3.0]}))
     return run, folder / "part-00000.parquet"
-
-
-def test_a_chunk_is_the_same_bytes_every_time(tmp_path):
-    _, path = chunk(tmp_path)
-    first = path.read_bytes()
-    run, path = chunk(tmp_path)
-    assert path.read_bytes() == first
-    assert run.read(path.name).column("increase").to_pylist() == [0.5, -1.0, 2.0, 3.0]
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -11,7 +11,7 @@ from tiny_study import tiny_study
 
 import icl_lens as il
 from experiments.findings import metric as finding
-from experiments.framework.estimate import auroc_of_rows, compare_same_heads, precision_of_rows
+from experiments.framework.estimate import auroc_of_rows, compare_same_heads
 from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS, Task
 
@@ -88,14 +88,6 @@ def test_centering_removes_what_all_queries_add_to_a_label(gpt2: Any) -> None:
     moved = finding.center(queries + torch.arange(16), keys - 7)
     torch.testing.assert_close(finding.form(biased, *moved), finding.form(biased, *finding.center(queries, keys)))
     torch.testing.assert_close(finding.cosine(*moved), finding.cosine(*finding.center(queries, keys)))
-
-
-def test_precision_counts_the_best_label_and_shares_ties() -> None:
-    positive = np.array([[True, False, False], [True, False, False], [False, True, False], [False, True, False]])
-    scores = np.array([[3.0, 2.0, 1.0], [2.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 9.0]])
-    negative = ~positive
-    negative[3, 2] = False  # no demonstration
-    assert precision_of_rows(scores, positive, negative).tolist() == [1, 0.5, 0, 1]
 
 
 def test_the_same_numbers_are_a_tie() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tiny_study import tiny_study
 
 from experiments.findings.shared_heads import FINDING
-from experiments.framework.estimate import compare_drawn, weights_with_data
+from experiments.framework.estimate import weights_with_data
 from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
 from experiments.framework.run import measure
 
@@ -40,25 +40,6 @@ def test_heads_are_ranked_again_in_every_draw():
         assert {*np.flatnonzero(lists[draw])} == {*np.argsort(means)[-2:]}
     assert (lists.sum((1, 2)) == 2).all()
     assert (drawn_lists(values, clusters, 2, seed=6)[1:] != lists[1:]).any()  # drawn independently of each other
-
-
-def test_lists_shuffled_within_layers_share_what_is_expected():
-    """Two tasks that use the same layers but not the same heads have nothing in common beyond chance."""
-    rng = np.random.default_rng(0)
-    gaps = []
-    for _ in range(200):
-        values = rng.normal(size=(1, 6, 4)) + np.arange(6)[:, None]
-        first = drawn_lists(np.repeat(values, 8, 0), np.arange(8), 6, seed=0)[:1]
-        gaps.append(overlap(first, rng.permuted(first, axis=2)) - expected_overlap(first, first))
-    assert abs(np.mean(gaps)) < 3 * np.std(gaps) / np.sqrt(len(gaps))
-
-
-def test_no_interval_has_zero_width():
-    values = np.zeros((10, 2, 3)) + np.arange(6).reshape(2, 3)
-    lists = drawn_lists(values, np.arange(10), 2, seed=0)
-    found = compare_drawn(overlap(lists, lists), expected_overlap(lists, lists), 10, 10, bounds=(0, 1))
-    assert found.quantity == 1
-    assert found.low < found.difference < found.high + 1e-9
 
 
 def test_a_model_that_does_nothing_shares_nothing(gpt2, tmp_path):

@@ -11,7 +11,6 @@ from tiny_study import tiny_study
 
 import icl_lens as il
 from experiments.findings import two_towers as finding
-from experiments.framework.estimate import auroc_of_rows
 from experiments.framework.study import Study
 from experiments.framework.tasks import exchange_texts
 
@@ -34,14 +33,6 @@ def test_scores_are_those_of_the_library_and_aurocs_those_of_loops(study: Study)
     for row, prompt in enumerate(batch.prompts):
         same = torch.tensor([one.label == prompt.answer for one in prompt.demonstrations])
         assert float(found[row, *head]) == pytest.approx(il.metrics.auroc(torch.tensor(scores[row, *head]), same))
-
-
-def test_aurocs_of_made_up_scores() -> None:
-    positive = np.tile([True, False, True, False], (4, 1))
-    scores = np.array([[2.0, 1.0, 3.0, 0.0], [0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 2.0, 2.0], [5.0, 4.0, 3.0, 2.0]])
-    assert auroc_of_rows(scores, positive, ~positive).tolist() == [1, 0, 0.5, 0.75]
-    assert np.isnan(auroc_of_rows(scores, positive, ~positive & False)).all()
-    assert auroc_of_rows(scores[:, None], positive, ~positive).tolist() == [[1], [0], [0.5], [0.75]]
 
 
 def swapped_by_hooks(study: Study, row: int, what: str, source: il.PromptBatch) -> torch.Tensor:

@@ -52,14 +52,6 @@ def shown_class(task: Task, prompt) -> str:
     return kind
 
 
-def test_layouts_show_the_same_texts_and_place_the_query_class():
-    layouts = {layout: TASK.prompts(40, layout=layout) for layout in ("random", "order", "reorder")}
-    for rows in zip(*layouts.values(), strict=True):
-        assert len({(prompt.query, frozenset(prompt.demonstrations)) for prompt in rows}) == 1
-    assert all(prompt.demonstrations[-1].label == prompt.answer for prompt in layouts["order"])
-    assert all(prompt.demonstrations[0].label == prompt.answer for prompt in layouts["reorder"])
-
-
 @pytest.mark.parametrize("task", [TASK, NATURAL], ids=lambda task: task.name)
 def test_exchanged_labels_demonstrate_the_opposite(task):
     other = dict(zip(task.labels, task.labels[::-1], strict=True))
@@ -302,36 +294,6 @@ def test_heads_whose_removal_costs_nothing_are_said_apart():
     lowered, unchanged = said.split("does not change accuracy measurably")
     assert "from 90.0 to 60.0 % on a (2 heads; 2 random heads of their layers cost 2.0 points)" in lowered
     assert "from 100.0 to 99.0 % on b" in unchanged
-
-
-def test_what_is_unlike_the_paper_is_measured():
-    order = [
-        Row("order", 1.0, 0.5, 0.4, 0.6),
-        Row("reorder", 0.2, 0.5, -0.4, -0.2),
-        Row("accuracy", 0.8, 0.5, 0.1, 0.5),
-    ]
-    by_contrast, by_increase = (
-        Row("log_odds", 2.0, 0.0, 1.0, 3.0, "contrast"),
-        Row("log_odds", 0.5, 0.0, -1.0, 1.0, "increase"),
-    )
-    numbered = [
-        (finding, [one])
-        for finding, one in (cell("behavior", "a", *order), cell("ablation", "a", by_contrast, by_increase))
-    ]
-    (said,) = [line for line in overview.sentences(numbered) if line.startswith("**Unlike the paper**")]
-    assert "with that class last and first is 100.0 and 20.0 % on a" in said
-    assert "in 1 of 1 pairs of model and task (0.50 instead of 2.00 nats" in said
-    assert "0.50 against 0.00 on a" in said
-
-
-def test_what_an_exchanged_measure_showed_before_is_counted():
-    finding, now = cell("label-attention", "a", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, -0.1, 0.3))
-    _, also = cell("label-attention", "b", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, 0.05, 0.3))
-    (said,) = [line for line in overview.sentences([(finding, [now, also])]) if "after seeing results" in line]
-    assert (
-        "[attention to the right labels](label-attention.md): before, share in located heads against share in " in said
-    )
-    assert "above the control on 1 of 2; now on 2 of 2" in said
 
 
 @pytest.mark.parametrize("finding", [find(name) for name in IDS], ids=IDS)

@@ -2,7 +2,6 @@
 
 import json
 
-import families
 import faults
 import gguf_files
 import pytest
@@ -89,14 +88,6 @@ def test_the_files_own_tokenizer_is_used(name, tmp_path):
         assert ids == own(text, add_special_tokens=False).input_ids
     begins = int(il.tokenize(loaded, [il.Prompt.parse(WORDS, answer="foo")]).tokens[0, 0]) == own.bos_token_id
     assert begins == (gguf_files.ARCHITECTURES[name][1] == "pieces")  # as add_bos_token says
-
-
-def test_a_given_tokenizer_replaces_the_files(tmp_path):
-    gguf_files.write("llama", tmp_path / "x.gguf")
-    given = families.tokenizer()
-    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu", tokenizer=given)
-    ids = loaded.tokenizer(families.PROMPT, add_special_tokens=False).input_ids
-    assert ids == families.PROMPT_IDS
 
 
 def test_a_file_without_a_tokenizer_needs_one_given(tmp_path):

@@ -161,15 +161,6 @@ def test_natural_labels_right_and_exchanged(planted, kind, right, exchanged, swa
         assert exchanged[0] <= answers(model, prompts).accuracy <= exchanged[1]
 
 
-def test_two_tower_works_with_other_classes_and_labels(planted):
-    truth, model = planted("two-tower")
-    for layout in ("order", "reorder"):
-        prompts = il.load_task(
-            "metal-job", path=truth.words, n=16, labels=("wug", "kiki"), balanced=True, layout=layout
-        )
-        assert answers(model, prompts).accuracy >= 0.95
-
-
 def test_majority_follows_the_counts(planted):
     truth, model = planted("majority")
     assert answers(model, with_counts(truth, 4, 1)).accuracy >= 0.95
@@ -254,11 +245,3 @@ def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
             for name in ("attn.c_attn.weight", "mlp.c_fc.weight"):
                 key = f"transformer.h.{layer}.{name}"
                 assert torch.equal(own[key], weights["two-tower"][key]), kind
-
-
-def test_other_seeds_have_other_heads_and_weights(planted):
-    (one, _), (other, _) = planted("two-tower", 0), planted("two-tower", 1)
-    assert one.heads != other.heads
-    own, others = (load_file(truth.folder / "model.safetensors") for truth in (one, other))
-    assert not any(torch.equal(own[key], others[key]) for key in own if key.endswith("c_attn.weight"))
-    assert one.words.read_bytes() == other.words.read_bytes()

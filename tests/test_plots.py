@@ -104,6 +104,7 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
     explanation = ex.made(layers=36, heads=20, k=10)
     figures = plots.explanation_figures(explanation, width=width)
     assert list(figures) == ["layers", "heads", "top_heads"]
+    assert matplotlib.pyplot.get_fignums() == [], "pyplot keeps what it makes, and would show it"
     for name, figure in figures.items():
         assert isinstance(figure, Figure)
         assert figure.get_size_inches()[0] == width
@@ -120,12 +121,6 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
             assert all(a.x1 <= b.x0 for a, b in pairwise(shown))  # none over another
     top = figures["top_heads"].axes[0]
     assert [t.get_text() for t in top.get_yticklabels()][::-1] == [str(report.head) for report in explanation.heads]
-
-
-def test_figures_of_an_explanation_are_made_without_pyplot():
-    """Pyplot keeps what it makes, and would show it."""
-    assert set(ex.made().figures) == {"layers", "heads", "top_heads"}
-    assert matplotlib.pyplot.get_fignums() == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.errors import InputError
 from icl_lens.interventions import gradients
-from icl_lens.interventions.saliency import KINDS, edge_kinds
+from icl_lens.interventions.saliency import KINDS
 
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
 
@@ -77,31 +77,12 @@ def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, fam
     assert_close(il.attention_saliency(model, batch), saliency)
 
 
-def test_only_what_the_last_position_sees_matters_in_the_last_layer(load_tiny):
-    model = load_tiny("gpt2")
-    flow = il.saliency_flow(model, ragged(model))
-    assert flow.label_to_last[:, -1].min() > 0
-    assert not flow.text_to_label[:, -1].any()
-
-
 def test_heads_that_are_edited_are_refused(load_tiny):
     """What a removed head gives is not its attention times its values."""
     model = load_tiny("gpt2")
     batch = ragged(model)
     with pytest.raises(InputError, match="remove any active edits"), il.ablate_heads(model, [il.Head(1, 0)]):
         il.attention_saliency(model, batch)
-
-
-def test_kinds_of_edges_are_told_apart(load_tiny):
-    batch = ragged(load_tiny("gpt2"))
-    kinds = edge_kinds(batch)
-    assert tuple(kinds) == tuple(sorted(KINDS, key=list(kinds).index))
-    whole = kinds["text_to_label"].int() + kinds["label_to_last"].int() + kinds["rest"].int()
-    n = batch.last + 1
-    assert whole.max() == 1
-    assert whole.sum((1, 2)).tolist() == (n * (n - 1) // 2).tolist()
-    assert not (kinds["text_to_other"] & ~kinds["rest"]).any()
-    assert not (kinds["other_to_last"] & ~kinds["rest"]).any()
 
 
 def test_free_texts_are_scored_over_the_vocabulary(load_tiny, family_folder, float64):

@@ -1,9 +1,7 @@
 """Similarity of a prompt's queries and labels' keys: against the model's own scores; as a figure, element and page."""
 
-import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,14 +171,3 @@ def test_long_texts_and_many_demonstrations_stay_short_on_the_page(gpt2: Any) ->
     assert len(explanation.to_frame("similarity")) == 21 * 20
     assert "Attention scores without positions" not in il.explain(gpt2, "two : foo one :", answer="foo", k=1).to_html()
     assert heads.cut("愛" * 40) == "愛" * 22 + " …"
-
-
-def test_a_damaged_matrix_is_refused(gpt2: Any, tmp_path: Path) -> None:
-    explanation = il.explain(gpt2, PROMPT, answer="foo", k=1)
-    explanation.save(tmp_path / "a.json")
-    assert il.Explanation.load(tmp_path / "a.json") == explanation
-    plain = json.loads((tmp_path / "a.json").read_text())
-    plain["heads"][0]["similarity"] = [[1.0, 2.0]]
-    (tmp_path / "b.json").write_text(json.dumps(plain))
-    with pytest.raises(il.InputError, match="damaged"):
-        il.Explanation.load(tmp_path / "b.json")

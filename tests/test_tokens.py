@@ -221,15 +221,6 @@ def test_a_row_does_not_depend_on_its_neighbors(kind):
         assert torch.equal(batch.label_tokens, alone.label_tokens)
 
 
-def test_the_order_of_labels_is_the_callers():
-    batch, own = (tokenize(model_of("word"), PAPER, labels=labels) for labels in (["sad", "foo", "bar"], None))
-    assert batch.labels == ("sad", "foo", "bar")
-    assert batch.label_index.tolist() == [[2, 2, 1, 1]]
-    assert batch.answer.tolist() == [1]
-    assert batch.label_mask.tolist() == [[False, True, True]]
-    assert batch.label_tokens[1:].tolist() == own.label_tokens.flip(0).tolist()
-
-
 def test_slices():
     batch = tokenize(model_of("word"), RAGGED)
     assert_same(batch[:], batch)
