@@ -7,7 +7,6 @@ import torch
 from tolerance import tolerance
 from typer.testing import CliRunner
 
-import icl_lens as il
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
@@ -49,19 +48,6 @@ def test_one_command_one_page(tmp_path):
         fixes = [row for row in rows if row[0] == name and row[2] == "8 bias fixes, side by side"]
         assert [float(re.search(r"at most (\S+) nats", row[-1])[1]) < tolerance(scale=10) for row in fixes] == [True]
     assert [row[1] for row in small if row[2].endswith("shared keys")] == ["1 × 14", "1 × 200", "1 × 1000"]
-
-
-def test_effects_alone(tmp_path):
-    """One command for the effects of all heads: three lengths, exact and estimated, and the bundled models."""
-    out = tmp_path / "effects.md"
-    result = run(*"--only effects --shape small --repeats 1 --n 4 --no-memory --out".split(), str(out))
-    assert result.exit_code == 0, result.output
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if "| " in line]
-    ways = [(row[0], row[1]) for row in rows if row[2].endswith("shared keys")]
-    assert ways[:3] == [("small", "1 × 14"), ("small", "1 × 200"), ("small", "1 × 1000")]
-    assert [name for name, _ in ways[3:]] == list(il.bundled_models())
-    assert sum(row[-1].startswith("Spearman") for row in rows) == 6
-    assert not any("certified" in row[2] for row in rows)
 
 
 def test_explaining_alone(tmp_path):

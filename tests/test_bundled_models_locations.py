@@ -168,9 +168,7 @@ def test_a_shipped_model_is_stored_in_half_precision_and_loaded_in_single(run, t
     model = load_model(str(bundled / "icl-mini"))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert {p.dtype for p in AutoModelForCausalLM.from_pretrained(bundled / "icl-mini").parameters()} == {torch.float32}
-    dtype, change, _ = found["icl-mini"]
-    assert dtype == torch.float16
-    assert 0 < change.nats <= ship.MOST_NATS
+    assert 0 < found["icl-mini"].nats <= ship.MOST_NATS
     card = (bundled / "icl-mini" / "README.md").read_text()
     assert "stored in float16, loaded in float32" in card
     assert 0 < card.index("icl-mini, seed 0") < card.index("icl-mini, seed 1")
@@ -183,7 +181,7 @@ def test_half_precision_that_moves_answers_is_refused_and_nothing_is_put_in_plac
     weights = load_file(source / "model.safetensors")
     weights["transformer.ln_f.weight"] *= 100  # logits so large that rounding them moves log-probabilities by nats
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"moves the answers .* \(float16 by .* bfloat16 by"):
+    with pytest.raises(InputError, match="moves the answers"):
         ship.ship({"gpt2": source}, bundled=bundled, **SMALL)
     assert list(bundled.iterdir()) == []
 

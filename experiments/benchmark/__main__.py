@@ -58,19 +58,16 @@ def batches(
         per_token = (rows[0].seconds or 0.0) / (tokens * batch)
 
 
-Only = Literal["everything", "effects", "explain"]
+Only = Literal["everything", "explain"]
 EXPLAINED = ("smollm2-135m", "gemma-3-270m")
 """Shapes of the models that one prompt is explained by, for the time."""
 
 
-def on_real_weights(n: int, device: str, *, repeats: int, only: Only = "everything") -> Iterator[Row]:
+def on_real_weights(n: int, device: str, *, repeats: int) -> Iterator[Row]:
     """The bundled models."""
     for name in il.bundled_models():
         model = il.load_model(name, device=device)
         batch = il.tokenize(model, load_task("sentiment-number", n=n))
-        if only == "effects":
-            yield from removing_at_last(model, name, batch[:100], repeats=repeats)
-            continue
         yield from batches(model, name, [(14, 16)], [(14, 16)], repeats=repeats)
         yield from locating(model, name, batch, repeats=repeats, check=True)
         yield from shares(model, name, batch)
@@ -80,12 +77,8 @@ def on_real_weights(n: int, device: str, *, repeats: int, only: Only = "everythi
         yield from mean_effects(model, name, batch, repeats=1)
 
 
-def memory(folder: Path, n: int, *, only: Only = "everything") -> Iterator[Peak]:
+def memory(folder: Path, n: int) -> Iterator[Peak]:
     """Peaks of everything that is promised to be small."""
-    if only == "effects":
-        for tokens in AT_LAST_TOKENS:
-            yield peak_of(folder, "removed", 1, tokens)
-        return
     for key in ("bare", "captured", "certified", "linear"):
         yield peak_of(folder, key, 16, 14)
     yield peak_of(folder, "explain", 1, 14)
@@ -111,12 +104,7 @@ def main(
     largest: Annotated[
         str, typer.Option(help="Shape of a model that one prompt is explained by, for its memory; empty: none.")
     ] = "llama-7b",
-    only: Annotated[
-        Only,
-        typer.Option(
-            help="Everything, all heads' effects at the last position (exact and estimated), or explaining a prompt."
-        ),
-    ] = "everything",
+    only: Annotated[Only, typer.Option(help="Everything, or explaining a prompt.")] = "everything",
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
     """Time and memory of location, relative to a forward pass: one table, one run."""
@@ -139,7 +127,7 @@ def main(
             write_text(out, document(rows, peaks))  # what is measured is not lost
 
     with tempfile.TemporaryDirectory() as temporary:
-        for name in () if only == "effects" else EXPLAINED:
+        for name in EXPLAINED:
             build(SHAPES[name], Path(temporary) / name)
             add(explaining(il.load_model(str(Path(temporary) / name), device=device), name, repeats=repeats))
         if only == "explain":
@@ -149,11 +137,6 @@ def main(
             folder = Path(temporary) / name
             build(SHAPES[name], folder)
             model = il.load_model(str(folder), device=device, dtype=SHAPES[name].dtype)
-            if only == "effects":
-                for tokens in AT_LAST_TOKENS:
-                    add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
-                del model
-                continue
             add(batches(model, name, wanted, slow_sizes, repeats=repeats))
             batch = il.tokenize(model, random_prompts(n, 14))
             add(locating(model, name, batch, repeats=1, check=False))
@@ -164,12 +147,11 @@ def main(
             for tokens in AT_LAST_TOKENS:
                 add(removing_at_last(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=repeats))
             del model
-        add(on_real_weights(n, device, repeats=repeats, only=only))
+        add(on_real_weights(n, device, repeats=repeats))
         if with_memory and device == "cpu":
-            measured = [memory(Path(temporary) / shape, n, only=only)]
-            if only == "everything":
-                add(two_processes(Path(temporary) / shape, n))
-                measured += [explained(largest, Path(temporary) / largest)] if largest else []
+            add(two_processes(Path(temporary) / shape, n))
+            measured = [memory(Path(temporary) / shape, n)]
+            measured += [explained(largest, Path(temporary) / largest)] if largest else []
             for peak in chain.from_iterable(measured):
                 peaks.append(peak)
                 say.print("  ".join(peak.cells()), markup=False, highlight=False)

@@ -1,7 +1,7 @@
 """What is timed over many prompts: locating heads by their mean, and removing every head."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,22 +16,32 @@ from icl_lens.locate.stream import plan_batches
 from icl_lens.models.view import ModelView
 
 
+def in_turns(repeats: int, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[float, float, Any, Any]:
+    """Return the median seconds of two ways, timed in turns, and what each returned last."""
+    turns = [(timed(first), timed(second)) for _ in range(repeats)]
+    one, other = (statistics.median(turn[i][0] for turn in turns) for i in (0, 1))
+    return one, other, turns[-1][0][1], turns[-1][1][1]
+
+
+def forward_over(model: Any, batch: il.PromptBatch) -> Callable[[], None]:
+    """Return what runs the model over the batches that location makes of a batch; they are run on one here."""
+    plan = plan_batches(ModelView.of(model), batch)
+    forward_only(model, batch[plan[0]])
+
+    def run() -> None:
+        for rows in plan:
+            forward_only(model, batch[rows])
+
+    return run
+
+
 def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, check: bool) -> Iterator[Row]:
     """Locating heads over many prompts, relative to forward passes over its batches; `check` against every mean."""
     view = ModelView.of(model)
     n_heads = view.n_layers * view.n_heads
     k = min(K, n_heads)
     prompts = f"{len(batch):,} prompts"
-    plan = plan_batches(view, batch)
-    forward_only(model, batch[plan[0]])
-    times: list[tuple[float, float]] = []
-    top = None
-    for _ in range(repeats):
-        forward = sum(timed(lambda rows=rows: forward_only(model, batch[rows]))[0] for rows in plan)
-        seconds, top = timed(lambda: il.locate_heads(model, batch, k=k))
-        times.append((forward, seconds))
-    assert top is not None
-    forward, seconds = (statistics.median(column) for column in zip(*times, strict=True))
+    forward, seconds, _, top = in_turns(repeats, forward_over(model, batch), lambda: il.locate_heads(model, batch, k=k))
     yield Row(name, prompts, "bare forward", forward, 1.0, repeats)
     exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share_evaluated:.1f} % of evaluations"
     note = f"largest bound left out {top.unevaluated_bound:.3f}, last head {float(top.value[-1]):.3f} nats"
@@ -50,16 +60,11 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
 
 def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Every head's mean effect at the last position, streamed, relative to the forward passes over the same batches."""
-    plan = plan_batches(ModelView.of(model), batch)
-    forward_only(model, batch[plan[0]])
-    times: list[tuple[float, float]] = []
-    for _ in range(repeats):
-        forward = sum(timed(lambda rows=rows: forward_only(model, batch[rows]))[0] for rows in plan)
-        times.append((forward, timed(lambda: il.locate_effects(model, batch, positions="last"))[0]))
-    seconds = statistics.median(seconds for _, seconds in times)
-    ratio = statistics.median(seconds / forward for forward, seconds in times)
+    forward, seconds, *_ = in_turns(
+        repeats, forward_over(model, batch), lambda: il.locate_effects(model, batch, positions="last")
+    )
     label = "every head's mean effect at the last position, with intervals"
-    yield Row(name, f"{len(batch):,} prompts", label, seconds, ratio, repeats)
+    yield Row(name, f"{len(batch):,} prompts", label, seconds, seconds / forward, repeats)
 
 
 def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
@@ -91,11 +96,12 @@ def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> I
     view = ModelView.of(model)
     rows = [row for row in range(len(batch)) for _ in range(view.n_heads)]
     pieces = list(batch[rows].split(max(1, PASS_TOKENS // batch.tokens.shape[1])))
-    times: list[tuple[float, float]] = []
-    for _ in range(repeats):
-        one_layer = sum(timed(lambda piece=piece: il.last_log_probs(model, piece))[0] for piece in pieces)
-        times.append((view.n_layers * one_layer, timed(lambda: il.head_effects(model, batch))[0]))
-    whole, restarted = (statistics.median(column) for column in zip(*times, strict=True))
+    one_layer, restarted, *_ = in_turns(
+        repeats,
+        lambda: [il.last_log_probs(model, piece) for piece in pieces],
+        lambda: il.head_effects(model, batch),
+    )
+    whole = view.n_layers * one_layer
     prompts = f"{len(batch):,} prompts"
     yield Row(name, prompts, "one forward a head", whole, 1.0, repeats, note="one layer's heads timed, times layers")
     note = "ratio to one forward a head"
@@ -118,14 +124,8 @@ def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Ite
                 found.append(il.label_log_probs(model, batch))
         return found
 
-    times: list[tuple[float, float]] = []
-    off = 0.0
-    for _ in range(repeats):
-        whole, each = timed(one_by_one)
-        shared, found = timed(lambda: il.label_log_probs_debiased(model, batch, fixes))
-        times.append((whole, shared))
-        off = max(off, float((torch.stack(each, dim=1) - found).abs().max()))
-    whole, shared = (statistics.median(column) for column in zip(*times, strict=True))
+    whole, shared, each, found = in_turns(repeats, one_by_one, lambda: il.label_log_probs_debiased(model, batch, fixes))
+    off = float((torch.stack(each, dim=1) - found).abs().max())
     prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
     yield Row(name, prompts, f"{len(fixes)} bias fixes, one by one", whole, 1.0, repeats)
     note = f"ratio to one by one; at most {off:.0e} nats apart"
@@ -142,17 +142,16 @@ AT_LAST = {
 
 def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Every head's effect at the last position, exact and estimated, alternating with the bare forward pass."""
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in AT_LAST}
+    times: dict[str, list[float]] = {}
     found: dict[str, il.HeadEffects] = {}
     forward_only(model, batch)
-    for _ in range(repeats):
-        for way in AT_LAST:
-            positions, method = "all" if way == "gradient all" else "last", "exact" if way == "exact" else "gradient"
-            forward = timed(lambda: forward_only(model, batch))[0]
-            seconds, found[way] = timed(
-                lambda p=positions, m=method: il.head_effects(model, batch, positions=p, method=m)
-            )
-            times[way].append((forward, seconds))
+    for way in AT_LAST:
+        positions, method = "all" if way == "gradient all" else "last", "exact" if way == "exact" else "gradient"
+        *times[way], _, found[way] = in_turns(
+            repeats,
+            lambda: forward_only(model, batch),
+            lambda p=positions, m=method: il.head_effects(model, batch, positions=p, method=m),
+        )
     exact, estimate = (found[way].log_prob.mean(0) for way in ("exact", "gradient"))
     agreed = il.agreement(exact, estimate, k=min(K, exact.numel()))
     prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
@@ -165,6 +164,6 @@ def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: i
             note = (
                 f"Spearman with the exact effects {agreed.spearman:.3f}; {agreed.overlap} of their {agreed.k} largest"
             )
-        seconds = statistics.median(seconds for _, seconds in times[way])
-        ratio = statistics.median(seconds / forward for forward, seconds in times[way])
-        yield Row(name, prompts, label, seconds, ratio, repeats, f"{n_heads} heads" if way == "exact" else "", note)
+        forward, seconds = times[way]
+        heads = f"{n_heads} heads" if way == "exact" else ""
+        yield Row(name, prompts, label, seconds, seconds / forward, repeats, heads, note)

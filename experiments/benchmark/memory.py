@@ -1,7 +1,6 @@
 """Peak memory, measured in child processes that do one thing each."""
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -37,12 +36,9 @@ def peak_of(folder: Path, what: str, n: int, n_tokens: int, *, dtype: torch.dtyp
 
 def _resident() -> float:
     """The process's largest resident set so far, GiB; pages of a mapped weight file count."""
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux: ru_maxrss would be at least that of the process this one was started from
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 2**20
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    # Not ru_maxrss, which is at least that of the process this one was started from.
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 2**20
 
 
 def _measure(folder: str, what: str, n: int, n_tokens: int, dtype: str) -> dict[str, float]:

@@ -1,8 +1,6 @@
 """`python -m experiments.bundled_models COMMAND`: the bundled models, trained, measured, put into the package."""
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -52,8 +50,6 @@ def card(
 def where(
     folders: FoldersArgument,
     n: PromptsOption = 320,
-    out: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="File for the tables as in a card.")] = None,
 ) -> None:
     """Show where it happens: layers of located heads, what they attend to, what zeroing them costs."""
     from experiments.bundled_models import head_locations as places
@@ -62,10 +58,6 @@ def where(
     _print("where the located heads are, and what they attend to", places.PLACES, places.place_rows(found))
     title = "points of accuracy lost without them: between the labels / over all words"
     _print(title, places.COSTS, places.cost_rows(found))
-    if out is not None:
-        write_text(out, json.dumps([asdict(where) for where in found], indent=2) + "\n")
-    if markdown is not None:
-        write_text(markdown, places.where_markdown(found) + "\n")
 
 
 def _print(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
@@ -121,9 +113,8 @@ def keep(folders: FoldersArgument) -> None:
     for folder in folders:
         run = training_record(folder)
         target = SEEDS / f"{NAMES[run['arch']]}-{run['seed']}"
-        dtype, change = store_half_precision(folder, target, load_words())
-        stored = str(dtype).removeprefix("torch.")
-        PlainConsole().print(f"{target.name}: {stored}, log-probabilities moved by {change.nats:.4f} nats at most")
+        change = store_half_precision(folder, target, load_words())
+        PlainConsole().print(f"{target.name}: float16, log-probabilities moved by {change.nats:.4f} nats at most")
 
 
 @app.command()
@@ -143,10 +134,10 @@ def ship(
                 f"{model!r} is no architecture and folder; give one of {', '.join(NAMES)}, such as gpt2=FOLDER"
             )
         asked[arch] = Path(folder)
-    for name, (dtype, change, _) in bundle(asked, [where_of(folder) for folder in seeds or ()]).items():
+    for name, change in bundle(asked, [where_of(folder) for folder in seeds or ()]).items():
         PlainConsole().print(
-            f"{name}: {str(dtype).removeprefix('torch.')} moves labels' log-probabilities by {change.nats:.4f} nats at"
-            f" most and accuracy by {change.points:.1f} points"
+            f"{name}: float16 moves labels' log-probabilities by {change.nats:.4f} nats at most and accuracy by"
+            f" {change.points:.1f} points"
         )
 
 

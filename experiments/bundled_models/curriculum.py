@@ -94,25 +94,21 @@ class Data:
         n_items = rng.randint(*how.demonstrations) + 1
         rows: list[tuple[list[int], list[float]]] = []
         while sum(len(ids) for ids, _ in rows) < self.n_tokens:
-            row = self._row(*self._sequence(rng, kind, how, n_items))
-            if len(row[0]) <= N_POSITIONS:
-                rows.append(row)
+            if kind == "list":
+                tokens, weights = list_sequence(rng, self.words, N_LISTED), [1.0] * N_LISTED
+            elif kind == "named":
+                tokens, weights = named_sequence(rng, self.words, N_NAMED, longest=how.longest)
+            else:
+                episode = draw_episode(rng, self.words, how, self.held_out, n_items)
+                tokens, weights = episode.tokens, episode.weights
+            # Each piece has its word's weight.
+            ids = [index for token in tokens for index in self.pieces[token]]
+            if len(ids) <= N_POSITIONS:
+                spread = [weight for token, weight in zip(tokens, weights, strict=True) for _ in self.pieces[token]]
+                rows.append((ids, spread))
         longest, pad = max(len(ids) for ids, _ in rows), self.pieces["<pad>"]
         return Batch(
             kind,
             torch.tensor([ids + pad * (longest - len(ids)) for ids, _ in rows]),
             torch.tensor([weights + [0.0] * (longest - len(weights)) for _, weights in rows]),
         )
-
-    def _sequence(self, rng: random.Random, kind: Kind, how: Difficulty, n_items: int) -> tuple[list[str], list[float]]:
-        if kind == "list":
-            return list_sequence(rng, self.words, N_LISTED), [1.0] * N_LISTED
-        if kind == "named":
-            return named_sequence(rng, self.words, N_NAMED, longest=how.longest)
-        episode = draw_episode(rng, self.words, how, self.held_out, n_items)
-        return list(episode.tokens), list(episode.weights)
-
-    def _row(self, tokens: list[str], weights: list[float]) -> tuple[list[int], list[float]]:
-        """Ids and weights of pieces; each piece has its word's weight."""
-        ids = [index for token in tokens for index in self.pieces[token]]
-        return ids, [weight for token, weight in zip(tokens, weights, strict=True) for _ in self.pieces[token]]

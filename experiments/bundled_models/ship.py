@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -33,7 +32,6 @@ MOST_NATS, MOST_POINTS = 0.05, 0.5
 N_COMPARED = 320
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "training.json")
-DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,6 @@ class PrecisionDrift:
     """Largest change of a label's log-probability."""
     points: float
     """Change of accuracy between the labels (per cent)."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether both are within the bounds."""
-        return self.nats <= MOST_NATS and self.points <= MOST_POINTS
 
 
 def check_run(arch: Arch, folder: Path, run: dict[str, Any]) -> None:
@@ -78,15 +71,15 @@ def check_tokenizer(tokenizer: Any, words: Vocabulary) -> None:
         )
 
 
-def store(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Copy a trained folder to `target`, its weights as `dtype`; config.json still says float32, to load them in."""
+def store(source: Path, target: Path) -> None:
+    """Copy a trained folder to `target`, its weights in float16; config.json still says float32, to load them in."""
     target.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, target / name)
     with safe_open(source / "model.safetensors", framework="pt") as file:
         metadata = file.metadata()
-    weights = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}
+    weights = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(weights, target / "model.safetensors", metadata=metadata)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     (target / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
@@ -107,24 +100,22 @@ def moved(before: Path, after: Path, words: Vocabulary, *, n: int = N_COMPARED) 
     return PrecisionDrift(float((one - other).abs().max()), abs(accuracies[0] - accuracies[1]))
 
 
-def store_half_precision(source: Path, target: Path, words: Vocabulary) -> tuple[torch.dtype, PrecisionDrift]:
-    """Store in float16, or in bfloat16 if that alone is close enough; raises InputError if neither is."""
-    tried = []
-    for dtype in DTYPES:
-        store(source, target, dtype)
-        change = moved(source, target, words)
-        if change.is_small:
-            return dtype, change
-        tried.append(f"{str(dtype).removeprefix('torch.')} by {change.nats:.3f} nats and {change.points:.1f} points")
-    raise InputError(
-        f"half precision moves the answers of {str(source)!r} too far ({', '.join(tried)}; at most {MOST_NATS} nats of"
-        f" a label's log-probability and {MOST_POINTS} points of accuracy): it cannot be shipped so"
-    )
+def store_half_precision(source: Path, target: Path, words: Vocabulary) -> PrecisionDrift:
+    """Store a folder in float16 and return what that changes; raise InputError if it is too much."""
+    store(source, target)
+    change = moved(source, target, words)
+    if change.nats > MOST_NATS or change.points > MOST_POINTS:
+        raise InputError(
+            f"half precision moves the answers of {str(source)!r} too far (by {change.nats:.3f} nats and"
+            f" {change.points:.1f} points; at most {MOST_NATS} nats of a label's log-probability and {MOST_POINTS}"
+            " points of accuracy): it cannot be shipped so"
+        )
+    return change
 
 
 def ship(
     models: dict[Arch, Path], other_seeds: Sequence[HeadLocations] = (), *, bundled: Path = BUNDLED, **sizes: int
-) -> dict[str, tuple[torch.dtype, PrecisionDrift, HeadLocations]]:
+) -> dict[str, PrecisionDrift]:
     """Check and measure each architecture's trained folder, then put all of them into `bundled` under their names.
 
     All or none: nothing is moved before every model has passed. `other_seeds` are their measurements, for the
@@ -139,12 +130,11 @@ def ship(
     with tempfile.TemporaryDirectory(dir=bundled, prefix=".") as staging:
         for arch, folder in models.items():
             staged = Path(staging) / NAMES[arch]
-            dtype, change = store_half_precision(folder, staged, words)
-            where = write_card(staged, name=NAMES[arch], other_seeds=other_seeds, **sizes)
+            stored[NAMES[arch]] = store_half_precision(folder, staged, words)
+            write_card(staged, name=NAMES[arch], other_seeds=other_seeds, **sizes)
             size = sum(path.stat().st_size for path in staged.iterdir())
             if size > LARGEST:
                 raise InputError(f"{str(folder)!r} would take {size:,} bytes; at most {LARGEST:,} may be bundled")
-            stored[NAMES[arch]] = dtype, change, where
         for name in stored:
             if (bundled / name).exists():
                 os.replace(bundled / name, Path(staging) / f"{name}.old")
