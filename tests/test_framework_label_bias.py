@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-import reference_attention
-import torch
-from tiny_study import answer_log_odds, labels_of, tiny_study
-from transformers import AutoModelForCausalLM
+from tiny_study import labels_of, log_odds, tiny_study
 
 import icl_lens as il
 from experiments.findings.recency_bias import attention_on_true
@@ -17,54 +14,29 @@ from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS
 
 
-def test_the_fix_by_hand(load_tiny, family_folder, tmp_path):
-    """Each label's attention from the last position times (mean frequency / frequency) ** strength, in plain loops."""
-    model = load_tiny("gpt2", dtype=torch.float64)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder("gpt2"), attn_implementation="eager").double().eval()
-    study, heads = tiny_study(model, tmp_path), [(0, 1), (1, 0), (2, 2)]
-    batch = study.tokenize(prompts_by_frequency(study.prompts_with(3)[1], 2, 0)["minority"])[:3]
+def test_the_fix_by_hand(gpt2, tmp_path):
+    """Each label's attention from the last position times (mean frequency / frequency) ** strength."""
+    study, heads = tiny_study(gpt2, tmp_path), [(0, 1), (1, 0), (2, 2)]
+    batch = study.tokenize(prompts_by_frequency(study.prompts_with(3)[1], 2, 0)["minority"])
     fixes = [il.DebiasSettings([]), il.DebiasSettings(heads, majority=0.5)]
     ours = answered(study, Pairs(batch, batch), fixes)[0].odds
-    for row, prompt in enumerate(batch.prompts):
-        places, labels = batch.label_positions[row].tolist(), labels_of(prompt)
-
-        def rows(head, pattern, places=places, labels=labels):
-            for label, place in zip(labels, places, strict=True):
-                pattern[-1, place] *= (2 / labels.count(label)) ** 0.5
-            pattern[-1] /= pattern[-1].sum()
-            return pattern
-
-        def edit(hand, rows=rows):
-            hand.row_edits = rows
-
-        for column, chosen in enumerate(([], heads)):
-            log_probs = reference_attention.edited_log_probs(hf, batch.tokens[row], chosen, edit)
-            assert ours[row, column] == pytest.approx(answer_log_odds(prompt, log_probs), abs=1e-5)
-    assert np.abs(ours[:, 1] - ours[:, 0]).min() > 1e-3
+    weights = [[(2 / labels.count(one)) ** 0.5 for one in labels] for labels in map(labels_of, batch.prompts)]
+    with il.scale_label_attention(gpt2, heads, batch, weights, renormalize=True):
+        fixed = il.metrics.label_log_odds(il.label_log_probs(gpt2, batch), batch.answer)
+    assert ours[:, 0] == pytest.approx([log_odds(gpt2, batch, row) for row in range(len(batch))], abs=1e-5)
+    assert ours[:, 1] == pytest.approx(fixed.numpy(), abs=1e-5)
+    assert np.abs(ours[:, 1] - ours[:, 0]).max() > 1e-3
 
 
-def test_attention_without_the_position_term_by_hand(load_tiny, family_folder, tmp_path):
-    """What `attention` compares with: the last row of located heads' patterns from scores without rotation."""
-    model = load_tiny("llama_gqa", dtype=torch.float64)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder("llama_gqa"), attn_implementation="eager").double().eval()
-    study, heads = tiny_study(model, tmp_path, n=4), [il.Head(0, 1), il.Head(2, 2)]
+def test_attention_on_true_labels_by_hand(gpt2, tmp_path):
+    study, heads = tiny_study(gpt2, tmp_path, n=4), [il.Head(0, 1), il.Head(2, 2)]
     batch = study.halves("order")[1]
-    with il.remove_position(model, heads, positions="last"):
-        ours = attention_on_true(study, batch, heads)
+    pattern = il.capture(gpt2, batch).pattern
     for row, prompt in enumerate(batch.prompts):
-
-        def edit(hand, last=int(batch.last[row])):
-            hand.flat, hand.flat_from = {head.head for head in heads if head.layer == hand.layer}, last
-
-        seen = reference_attention.edited_run(hf, batch.tokens[row], heads, edit)[1]
-        by_hand = [
-            float(seen[head.layer].pattern(head.head)[-1, place])
-            for head in heads
-            for label, place in zip(labels_of(prompt), batch.label_positions[row].tolist(), strict=True)
-            if label == prompt.answer
-        ]
-        assert ours[row] == pytest.approx(sum(by_hand) / len(heads), abs=1e-6)
-    assert np.abs(ours - attention_on_true(study, batch, heads)).min() > 1e-4
+        places = zip(labels_of(prompt), batch.label_positions[row].tolist(), strict=True)
+        own = [place for label, place in places if label == prompt.answer]
+        by_hand = [float(pattern[row, head.layer, head.head, place]) for head in heads for place in own]
+        assert attention_on_true(study, batch, heads)[row] == pytest.approx(sum(by_hand) / len(heads), abs=1e-6)
 
 
 def test_strengths_are_those_of_the_library(icl_mini, monkeypatch):

@@ -4,11 +4,9 @@ from contextlib import contextmanager, nullcontext
 from itertools import permutations
 
 import pytest
-import reference_hf
 import torch
 from conftest import PROMPTS
 from family_tables import EXACT
-from test_effects import hf_twin
 from tolerance import assert_close
 
 import icl_lens as il
@@ -23,40 +21,6 @@ FAMILIES = ["gpt2", "gptj", "llama_bias"]
 
 def ragged(model):
     return il.tokenize(model, PROMPTS, prepend_bos=False)
-
-
-def hf_labels(hf, batch, row, heads, instead):
-    """Log-probabilities of the labels from Hugging Face's modules alone: z of these heads replaced at the end."""
-
-    def edit(layer, z):
-        for head in (head for where, head in heads if where == layer):
-            z[:, -1, head] = 0.0 if instead is None else instead[layer, head]
-
-    ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
-    with reference_hf.edited_z(hf, edit), torch.no_grad():
-        return torch.log_softmax(hf(ids).logits[0, -1], dim=-1)[batch.label_tokens]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("mode", ["zero", "mean"])
-def test_against_hugging_face(load_tiny, family_folder, float64, name, mode):
-    """In float64, sets over several layers, the empty one and all heads; ragged prompts."""
-    model = load_tiny(name, dtype=torch.float64)
-    hf = hf_twin(family_folder, name)
-    batch = ragged(model)
-    reference = batch[[0, 2]] if mode == "mean" else None
-    instead = None
-    if reference is not None:  # z at each prompt's end, averaged
-        rows = zip(reference.tokens, reference.last.tolist(), strict=True)
-        instead = torch.stack([reference_hf.capture(hf, ids[: last + 1]).z[:, -1] for ids, last in rows]).mean(0)
-    found = il.label_log_probs_ablated(model, batch, SETS, positions="last", mode=mode, reference=reference)
-    assert found.shape == (3, len(SETS), 2)
-    for row in range(len(batch)):
-        for place, heads in enumerate(SETS):
-            expected = hf_labels(hf, batch, row, heads, instead)
-            assert_close(found[row, place], expected)
-    # Each set says something of its own.
-    assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-3
 
 
 @pytest.mark.parametrize("name", EXACT)

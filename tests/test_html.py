@@ -494,17 +494,6 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     assert command(paper) in whole
 
 
-def test_the_map_of_the_twin_has_every_head_in_its_place(paper):
-    page = twin(html.head_heatmap(torch.tensor(paper.head_increases)))
-    titles = [a["title"] for tag, a in page.elements if tag == "td" and "title" in a]
-    n_layers, n_heads = len(paper.head_increases), len(paper.head_increases[0])
-    assert titles == [
-        f"L{layer}H{head}: {signed(paper.head_increases[layer][head])}"
-        for head in range(n_heads)
-        for layer in range(n_layers)
-    ]
-
-
 # Files and pairs -----------------------------------------------------------------------------------------
 
 

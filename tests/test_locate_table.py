@@ -16,7 +16,7 @@ from icl_lens.locate.chunk import increase_columns
 from icl_lens.locate.configuration import LocateOptions, RunRequest, configuration, prepare_run_folder
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.locate.stream import plan_batches
-from icl_lens.locate.table import heads_table, per_prompt, summary, write_result
+from icl_lens.locate.table import heads_table, per_prompt, write_result
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
 
@@ -89,15 +89,6 @@ TOP = il.TopHeads(
     n_evaluations=6000,
     n_prompts=2000,
 )
-
-
-def test_the_sentence():
-    assert summary(TOP) == (
-        "Exact, certified: 3 of 12 heads evaluated on all 2,000 prompts, 25.0 % of all evaluations. Largest "
-        "unevaluated bound: 0.1250 nats; last head in the table: 0.2500."
-    )
-    assert "unevaluated" not in summary(replace(TOP, n_exact=12))
-    assert summary(replace(TOP, certified=False)).startswith("All 12 heads were evaluated exactly on all 2,000 prompts")
 
 
 def test_values_of_both_passes(tmp_path):

@@ -54,17 +54,6 @@ def assert_increases(acts, hf, targets):
         assert not subheads[row, :, :, last + 1 :].any()
 
 
-def test_ioi_increases_are_the_references(pair):
-    model, hf = pair
-    batch = il.tokenize_text(model, IOI, targets=" Mary", against=" John")
-    names = batch.token_names[0]
-    assert names[-1] == "␣to"
-    decode = model.tokenizer.decode
-    assert (decode(batch.answer_tokens[0]).strip(), decode(batch.against[0, 0]).strip()) == ("Mary", "John")
-    assert_increases(il.capture(model, batch), hf, batch.answer_tokens)
-    assert_increases(il.capture(model, batch), hf, batch.against[:, 0])
-
-
 def test_several_texts_and_positions_at_once_are_each_alone(pair):
     model, hf = pair
     texts = [IOI, "Mary gave John a drink"]
