@@ -114,7 +114,7 @@ def test_heads_named_twice_and_one_prompt_of_a_task(capsys):
     """One query has no interval."""
     ablate(**TASK | {"n": 1}, check=False, heads="L1H2,L1H2", positions="last")
     out = shown(capsys)
-    assert "1 heads zeroed" in out
+    assert ": L1H2, selected" in out
     assert "nan" not in out
     assert "The model" not in out
 
@@ -130,7 +130,7 @@ def test_your_own_sentences(tmp_path, capsys):
     with pytest.raises(il.InputError, match="with columns="):
         ablate(**options)
     ablate(**options, columns="note,kind")
-    assert "1 heads zeroed" in shown(capsys)
+    assert "1 head zeroed" in shown(capsys)
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,28 @@ def words(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("by", ["increase", "contrast", "effect"])
+def test_two_models_explain_the_same_answer(run, tiny, noised):
+    """A's prediction, also where B predicts another label, unless B has its own."""
+    models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
+    for query in ("love", "like", "hate", "eight", "two", "one"):
+        prompt = families.PROMPT.replace("one :", f"{query} :")
+        predicted = [il.explain(model, prompt, k=1).predicted for model in models]
+        if predicted[0] != predicted[1]:
+            break
+    else:
+        pytest.fail("the models predict the same labels")
+    models = ("-m", tiny, "--model-b", noised)
+    assert f"(A: {predicted[0]}, B: {predicted[0]})" in run("compare", prompt, *models)[1]
+    assert f"(A: {predicted[0]}, B: {predicted[1]})" in run("compare", prompt, *models, "--answer-b", predicted[1])[1]
+
+
+@pytest.mark.parametrize("by", [None, "increase", "effect"])
 def test_two_models_over_a_task(run, tiny, noised, words, tmp_path, by):
     """Means are those of the functions, intervals those of paired differences; page and figure show all heads."""
     page = tmp_path / "both.html"
-    code, out, err = run("compare", *TASK, "--path", words, "-m", tiny, "--model-b", noised, "--by", by, "--html", page)
+    ranked = () if by is None else ("--by", by)
+    code, out, err = run("compare", *TASK, "--path", words, "-m", tiny, "--model-b", noised, *ranked, "--html", page)
+    by = by or "contrast"
     assert code == 0, err
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
     prompts = il.load_task("feeling-count", path=words, demonstrations=1, n=6, layout="random")

@@ -3,14 +3,13 @@
 import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from icl_lens.cli.console import PlainConsole, new_table, progress
+from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import By, ModelOptions, PageOptions, TaskOptions, TokenOptions, preview
+from icl_lens.cli.options import By, ModelOptions, OutputOptions, SeedOption, TaskOptions, TokenOptions, preview
 
 if TYPE_CHECKING:
     from icl_lens.models.head import Head
@@ -80,18 +79,9 @@ class HeadsOptions:
             return top_heads_by(model, prompts, k, by=by, progress=report), f"located by {by}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AblateOutput(PageOptions):
-    """The page, and the JSON file."""
-
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers, also per prompt, as JSON.")] = (
-        None
-    )
-
-
 @grouped
 def ablate(
-    output: AblateOutput,
+    output: OutputOptions,
     heads: HeadsOptions,
     task: AblateTask,
     tokens: TokenOptions,
@@ -100,35 +90,25 @@ def ablate(
     answer: Annotated[
         str | None, typer.Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed for prompts and random heads.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Zero-ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
-    Both classes are queried and each label is the answer equally often, so a constant answer scores at chance (50 %
-    with two labels). Accuracy is reported between the labels and over the full vocabulary (top token), log-odds against
-    the other labels.
+    With two classes, both are queried and each label is the answer equally often, so a constant answer scores at
+    chance, 50 %. Accuracy is reported between the labels and over the full vocabulary (top token), log-odds against the
+    other labels.
     """
     import icl_lens as il
-    from icl_lens.files import check_writable, write_text
     from icl_lens.models.view import ModelView
-    from icl_lens.report.ablation import (
-        ablation_json,
-        comparison_rows,
-        condition_names,
-        condition_rows,
-        notes,
-        probability_rows,
-    )
+    from icl_lens.report.ablation import ablation_json, render
     from icl_lens.report.html import ablation_page
 
     _check(prompt, answer, task, heads)
-    check_writable(output.json_file, output.html)
+    output.check()
     loaded, console = model.load(), PlainConsole()
     if prompt is None:
-        locating, testing = task.split_prompts(seed)
-        batch = tokens.tokenize(loaded, testing)
+        reference, batch = (tokens.tokenize(loaded, some) for some in task.split_prompts(seed))
         console.print(preview(batch))
-        reference = tokens.tokenize(loaded, locating)
     else:
         batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=answer)])
         if answer is None:
@@ -139,58 +119,19 @@ def ablate(
     chosen, how = heads.choose(loaded, reference)
     if heads.heads is None and prompt is None:
         tested, located = ({one.query for one in prompts} for prompts in (batch.prompts, reference.prompts))
-        shared = (
-            f"{len(tested & located)} of their {len(located)} queries" if tested & located else "none of their queries"
-        )
-        how += f" on {len(reference)} other prompts ({shared} also occur here)"
+        shared = f"{len(tested & located)} of their {len(located)}" if tested & located else "none of their"
+        how += f" on {len(reference)} other prompts ({shared} queries also occur here)"
+    sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
     with progress() as report:
-        found = il.ablate_with_controls(
-            loaded,
-            batch,
-            chosen,
-            n_random_sets=heads.random_sets,
-            positions=heads.positions,
-            seed=seed,
-            progress=report,
-        )
-    name = ModelView.of(loaded).name
-    correct, text, command = str(batch.prompts[0].answer), batch.texts[0], shlex.join(["icl-lens", *sys.argv[1:]])
-    page = output.write(
-        lambda: ablation_page(
-            found,
-            model=name,
-            text=text,
-            answer=correct,
-            chosen=f"{how.capitalize()}.",
-            behavior="" if behavior is None else str(behavior),
-            command=command,
-        )
-    )
-    if output.json_file is not None:
-        prompts = [{"text": text, "answer": one.answer} for text, one in zip(batch.texts, batch.prompts, strict=True)]
-        check = None if behavior is None else behavior.to_frame()["value"].to_dict() | {"sentence": str(behavior)}
-        write_text(
-            output.json_file,
-            ablation_json(found, model=name, command=command, chosen=how, task_check=check, prompts=prompts),
-        )
-    console.print(f"{name}: {', '.join(map(str, found.heads))}, {how}")
-    if prompt is None:
-        columns = ("", "accuracy (95 %)", "log-odds, nats (95 %)", "top token")
-        tables = {
-            columns: condition_rows(found),
-            ("difference", "accuracy, points (95 %)", columns[2]): comparison_rows(found),
-        }
-    else:
-        tables = {("probability of", *condition_names(found).values()): probability_rows(found)}
-    for header, rows in tables.items():
-        table = new_table(*header)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for note in notes(found):
-        console.print(note, style="dim")
-    if output.json_file is not None:
-        console.print(f"JSON: {output.json_file}", soft_wrap=True)
+        found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)
+    about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
+    first = {"text": batch.texts[0], "answer": str(batch.prompts[0].answer), "behavior": str(behavior or "")}
+    page = output.write(lambda: ablation_page(found, chosen=f"{how.capitalize()}.", **first, **about))
+    check = None if behavior is None else behavior.to_frame()["value"].to_dict() | {"sentence": str(behavior)}
+    rows = [{"text": text, "answer": one.answer} for text, one in zip(batch.texts, batch.prompts, strict=True)]
+    output.write_json(lambda: ablation_json(found, **about, chosen=how, task_check=check, prompts=rows))
+    console.print(f"{about['model']}: {', '.join(map(str, found.heads))}, {how}")
+    console.print(render(found))
     output.show(page, console)
 
 

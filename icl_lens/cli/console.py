@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 
 if TYPE_CHECKING:
     from icl_lens.progress import Progress
@@ -39,14 +37,6 @@ class PlainConsole(Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
-
-
-def new_table(*columns: str, left: int = 0) -> Table:
-    """Return an empty table whose columns are right-aligned except that at index `left`."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == left else "right")
-    return table
 
 
 def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":

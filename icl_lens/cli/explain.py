@@ -1,9 +1,7 @@
 """`icl-lens explain`: explain one prompt in the terminal, as JSON or as a page."""
 
 import json
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -15,21 +13,13 @@ from icl_lens.cli.options import (
     PAPER_PROMPT,
     By,
     ModelOptions,
-    PageOptions,
+    OutputOptions,
     ReadoutOptions,
     RunOutput,
+    SeedOption,
     TaskOptions,
-    interruptible,
-    preview,
     run_request,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainOutput(PageOptions):
-    """The page, and the JSON file."""
-
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers as JSON.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +87,7 @@ class WhyOptions(RunOutput):
 
 @grouped
 def explain(
-    output: ExplainOutput,
+    output: OutputOptions,
     over: WhyOptions,
     free: TextOptions,
     task: TaskOptions,
@@ -119,7 +109,7 @@ def explain(
     ] = None,
     k: Annotated[int, typer.Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
     n_ablated: Annotated[int, typer.Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
-    seed: Annotated[int, typer.Option(help="Seed for the task's prompt and random heads.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Explain one prompt: layers, heads, positions, top words, and the effect of ablating the located heads.
 
@@ -130,7 +120,6 @@ def explain(
     and what their values carry, with intervals; with --out, an interrupted run resumes where it stopped.
     """
     from icl_lens.explanation import explain as explain_prompt
-    from icl_lens.files import check_writable
     from icl_lens.report.terminal import render
 
     free.check(prompt, answer, reading)
@@ -142,52 +131,32 @@ def explain(
         ablate=n_ablated != 4,
         against=free.against,
     )
+    sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
+    output.check()
     if over.n is not None:
-        reject_options(reading, "final_norm", "bias", reason="parts are those of the model's own scores")
-        task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
         _explain_task(output, over, task, reading, model, n=over.n, seed=seed)
         return
-    sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
-    check_writable(output.json_file, output.html)
-    convention: dict[str, Any] = {
-        "prepend_bos": reading.bos,
-        "final_norm": reading.final_norm,
-        "bias": reading.bias,
-        "by": by,
-        "why": over.why,
-        "k": k,
-        "n_ablated": n_ablated,
-        "seed": seed,
-    }
     loaded, console = model.load(), PlainConsole()
     task.print_behavior(console, loaded, reading, seed=seed)
+    settings: dict[str, Any] = {"by": by, "why": over.why, "k": k, "n_ablated": n_ablated, "seed": seed}
+    settings |= reading.convention() | {"against": free.against or None}
     if free.text is not None:
-        explanation = explain_prompt(
-            loaded, free.text, answer=free.target, against=free.against or None, plain_text=True, **convention
-        )
+        explanation = explain_prompt(loaded, free.text, answer=free.target, plain_text=True, **settings)
     else:
         if prompt is None and not sampled:
             prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
-        explanation = explain_prompt(
-            loaded,
-            sampled[0] if sampled else prompt or "",
-            answer=answer,
-            against=free.against or None,
-            **reading.template_kwargs(),
-            **convention,
-        )
+        shown = sampled[0] if sampled else prompt or ""
+        explanation = explain_prompt(loaded, shown, answer=answer, **reading.template_kwargs(), **settings)
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)
     page = output.write(explanation.to_html)
     console.print(render(explanation))
-    if output.json_file is not None:
-        console.print(f"JSON: {output.json_file}", soft_wrap=True)
     output.show(page, console)
 
 
 def _explain_task(
-    output: ExplainOutput,
+    output: OutputOptions,
     over: WhyOptions,
     task: TaskOptions,
     reading: ReadoutOptions,
@@ -197,45 +166,30 @@ def _explain_task(
     seed: int,
 ) -> None:
     """Print why heads attend to true labels on average over a task's prompts, and write the files."""
-    from icl_lens.files import check_writable, write_text
     from icl_lens.locate.configuration import ScorePartsOptions, prepare_run_folder
     from icl_lens.locate.mean_score_parts import mean_score_parts
-    from icl_lens.locate.run_folder import locked_folder
     from icl_lens.locate.table import write_score_parts
     from icl_lens.models.view import ModelView
     from icl_lens.report.mean_score_parts import render
 
-    check_writable(output.json_file)
-    console, warnings = PlainConsole(), PlainConsole(stderr=True, soft_wrap=True, highlight=False)
-    out = over.out
-    with interruptible(out, warnings), nullcontext() if out is None else locked_folder(out):
-        prompts = task.prompts(n=n, seed=seed)
-        loaded = model.load()
-        view, batch = ModelView.of(loaded), reading.tokenize(loaded, prompts)
+    reject_options(reading, "final_norm", "bias", reason="parts are those of the model's own scores")
+    console, folder = PlainConsole(), None
+    with over.running() as warn:
+        loaded, batch = task.start(console, model, reading, n=n, seed=seed)
+        view = ModelView.of(loaded)
         heads = [view.check_head(name) for name in (over.why or "").replace(",", " ").split()]
-        console.print(preview(batch))
-        folder = None
-        if out is not None:
+        if over.out is not None:
             options = ScorePartsOptions(heads=tuple(map(str, heads)))
             request = run_request(task, model, reading, n=n, seed=seed, by="score parts")
-            folder = prepare_run_folder(out, loaded, batch, options, request)
+            folder = prepare_run_folder(over.out, loaded, batch, options, request)
         task.print_behavior(console, loaded, reading, seed=seed)
         with progress() as report:
-            found = mean_score_parts(
-                loaded,
-                batch,
-                heads,
-                folder=folder,
-                progress=report,
-                warn=lambda line: warnings.print(f"icl-lens: {line}"),
-            )
+            found = mean_score_parts(loaded, batch, heads, folder=folder, progress=report, warn=warn)
         if folder is not None:
             write_score_parts(folder, found)
-        if output.json_file is not None:
-            write_text(output.json_file, json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")
+        output.write_json(lambda: json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")
         console.print(render(found))
-        if output.json_file is not None:
-            console.print(f"JSON: {output.json_file}", soft_wrap=True)
+        output.show(None, console)
         if folder is not None:
             console.print(
                 f"Tables: {folder.path / 'writers.parquet'}, groups.parquet, also as CSV; per prompt: part-*.parquet"

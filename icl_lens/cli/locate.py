@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -10,18 +10,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from icl_lens.cli.console import PlainConsole, new_table, progress
+from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import (
-    By,
-    ModelOptions,
-    ReadoutOptions,
-    RunOutput,
-    TaskOptions,
-    interruptible,
-    preview,
-    run_request,
-)
+from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, RunOutput, SeedOption, TaskOptions, run_request
+from icl_lens.report.rich_table import new_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +37,7 @@ class LocateTask(TaskOptions):
     """The task to locate heads on."""
 
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Number of prompts.")] = 1000
-    seed: Annotated[int, typer.Option(help="Seed for sampling prompts.")] = 0
+    seed: SeedOption = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,34 +83,22 @@ def locate(
     """
     from icl_lens.locate.configuration import EffectOptions, LocateOptions, prepare_run_folder
     from icl_lens.locate.distributed import Distributed
-    from icl_lens.locate.run_folder import locked_folder
     from icl_lens.models.view import ModelView
 
     rank.check(reading)
     distributed = Distributed.from_environment()
-    console = PlainConsole(quiet=not distributed.is_main)
-    warnings = PlainConsole(stderr=True, quiet=not distributed.is_main, soft_wrap=True, highlight=False)
+    console, folder = PlainConsole(quiet=not distributed.is_main), None
     batches = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
-    path = output.out if distributed.is_main else None
-    with (
-        interruptible(output.out, warnings),
-        _report_once(distributed),
-        nullcontext() if path is None else locked_folder(path),
-    ):
-        prompts = task.prompts(n=task.n, seed=task.seed)
-        loaded = model.load(default_device=None if distributed.device is None else str(distributed.device))
-        batch = reading.tokenize(loaded, prompts)
-        console.print(preview(batch))
-        found = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
+    with output.running(is_main=distributed.is_main) as warn, _report_once(distributed):
+        loaded, batch = task.start(console, model, reading, n=task.n, seed=task.seed, device=distributed.device)
+        k = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         if rank.by == "effect":
             options = EffectOptions(positions=rank.positions, method=rank.method, **batches)
         else:
-            options = LocateOptions(k=found, final_norm=reading.final_norm, bias=reading.bias, **batches)
-        folder = None
-        if path is not None:
-            folder = prepare_run_folder(
-                path, loaded, batch, options, run_request(task, model, reading, n=task.n, seed=task.seed, by=rank.by)
-            )
+            options = LocateOptions(k=k, final_norm=reading.final_norm, bias=reading.bias, **batches)
+        if distributed.is_main and output.out is not None:
+            request = run_request(task, model, reading, n=task.n, seed=task.seed, by=rank.by)
+            folder = prepare_run_folder(output.out, loaded, batch, options, request)
         if distributed.is_main:
             task.print_behavior(console, loaded, reading, seed=task.seed)
         with progress(hidden=not distributed.is_main) as report:
@@ -130,9 +110,9 @@ def locate(
                 folder=folder,
                 distributed=distributed,
                 progress=report,
-                warn=lambda line: warnings.print(f"icl-lens: {line}"),
+                warn=warn,
             )
-        console.print(_shown(table.head(found), rank.by))
+        console.print(_shown(table.head(k), rank.by))
         console.print(sentence)
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
@@ -178,7 +158,7 @@ def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataF
 def _shown(table: "pd.DataFrame", by: By) -> Table:
     value, last = ("effect", "log-odds drop") if by == "effect" else ("increase", "evaluated")
     intervals = ["95 % interval"] if "low" in table else []
-    shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, last, left=1)
+    shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, last, left=(1,))
     for row in table.to_dict("records"):
         interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
         more = f"{row['log_odds']:.4f}" if by == "effect" else f"{row['share_evaluated']:.0%}"

@@ -4,7 +4,7 @@ import re
 import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from icl_lens.cli.console import note, progress
+from icl_lens.cli.console import PlainConsole, note, progress
 from icl_lens.cli.option_groups import reject_options
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ By = Literal["increase", "contrast", "effect"]
 
 PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
 
+SeedOption = Annotated[int, typer.Option(help="Seed for prompts and random heads.")]
 DemonstrationsOption = Annotated[int, typer.Option(min=1, help="Demonstrations per class.")]
 PathOption = Annotated[
     Path | None, typer.Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")
@@ -170,6 +171,10 @@ class ReadoutOptions(TokenOptions):
     ] = "frozen"
     bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")] = True
 
+    def convention(self) -> dict[str, Any]:
+        """Return the arguments of `explain` that also apply to text without demonstrations."""
+        return {"prepend_bos": self.bos, "final_norm": self.final_norm, "bias": self.bias}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PageOptions:
@@ -179,6 +184,12 @@ class PageOptions:
 
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False
+
+    def check(self) -> None:
+        """Raise InputError if a file cannot be written."""
+        from icl_lens.files import check_writable
+
+        check_writable(*(path for name, path in vars(self).items() if name != "open_page"))
 
     def write(self, page: Callable[[], str]) -> Path | None:
         """Write the page to `--html` or, for `--open` alone, to a temporary file that is not deleted.
@@ -199,6 +210,26 @@ class PageOptions:
             console.print(f"Page: {path}", soft_wrap=True)
         if path is not None and self.open_page and not webbrowser.open(path.resolve().as_uri()):
             console.print("No browser could be started; open the page manually.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(PageOptions):
+    """The page, and the JSON file."""
+
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers as JSON.")] = None
+
+    def write_json(self, text: Callable[[], str]) -> None:
+        """Write the text to `--json`, if given."""
+        from icl_lens.files import write_text
+
+        if self.json_file is not None:
+            write_text(self.json_file, text())
+
+    def show(self, path: Path | None, console: Console) -> None:
+        """Also print the path of the JSON file."""
+        if self.json_file is not None:
+            console.print(f"JSON: {self.json_file}", soft_wrap=True)
+        super().show(path, console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +286,16 @@ class TaskOptions:
                 "a prompt, --answer, --text and --target have no effect with a task; remove them, or --task and --path"
             )
         return self.prompts(n=n, seed=seed)
+
+    def start(
+        self, console: Console, model: ModelOptions, tokens: TokenOptions, *, n: int, seed: int, device: Any = None
+    ) -> "tuple[Any, PromptBatch]":
+        """Return the model, on `device` unless the user selects one, and the task's prompts; print the first."""
+        prompts = self.prompts(n=n, seed=seed)
+        loaded = model.load(default_device=None if device is None else str(device))
+        batch = tokens.tokenize(loaded, prompts)
+        console.print(preview(batch))
+        return loaded, batch
 
     def print_behavior(self, console: Console, model: Any, tokens: TokenOptions, *, seed: int) -> "TaskCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
@@ -347,13 +388,19 @@ class RunOutput:
         Path | None, typer.Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")
     ] = None
 
+    @contextmanager
+    def running(self, *, is_main: bool = True) -> Iterator[Callable[[str], None]]:
+        """Lock the folder, in the main process, and return a function that prints warnings.
 
-@contextmanager
-def interruptible(out: Path | None, console: Console) -> Iterator[None]:
-    """On Ctrl-C, end the run with a line that explains how to resume it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        hint = "" if out is None else f"; rerun the same command to resume from {str(out)!r}"
-        console.print(f"icl-lens: interrupted{hint}")
-        raise SystemExit(130) from None
+        On Ctrl-C, end the run with a line that explains how to resume it.
+        """
+        from icl_lens.locate.run_folder import locked_folder
+
+        console = PlainConsole(stderr=True, quiet=not is_main, soft_wrap=True, highlight=False)
+        try:
+            with locked_folder(self.out) if self.out is not None and is_main else nullcontext():
+                yield lambda line: console.print(f"icl-lens: {line}")
+        except KeyboardInterrupt:
+            hint = "" if self.out is None else f"; rerun the same command to resume from {str(self.out)!r}"
+            console.print(f"icl-lens: interrupted{hint}")
+            raise SystemExit(130) from None

@@ -5,9 +5,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from rich.console import Group
+from rich.text import Text
+
 from icl_lens.interventions.controlled_ablation import Condition, ConditionName, ControlledAblation
 from icl_lens.metrics import Interval
 from icl_lens.report.number_format import percent, signed
+from icl_lens.report.rich_table import new_table
 
 
 def condition_names(found: ControlledAblation) -> dict[ConditionName, str]:
@@ -15,7 +19,7 @@ def condition_names(found: ControlledAblation) -> dict[ConditionName, str]:
     n = len(found.heads)
     names: dict[ConditionName, str] = {
         "no ablation": "no ablation",
-        "heads": f"{n} heads zeroed",
+        "heads": f"{n} head{'s' * (n > 1)} zeroed",
         "same layers": f"{n} random, same layers",
         "all layers": f"{n} random, all layers",
     }
@@ -59,6 +63,24 @@ def comparison_rows(found: ControlledAblation) -> list[list[str]]:
             points = _interval_text(accuracy, lambda value: signed(100 * value, 1))
             rows.append([f"minus random, {other}", points, _interval_text(odds, signed_short)])
     return rows
+
+
+def render(found: ControlledAblation) -> Group:
+    """Return the tables that `icl-lens ablate` prints."""
+    if len(found.queries) == 1:
+        tables = {("probability of", *condition_names(found).values()): probability_rows(found)}
+    else:
+        columns = ("accuracy (95 %)", "log-odds, nats (95 %)", "top token")
+        tables = {
+            ("", *columns): condition_rows(found),
+            ("difference", "accuracy, points (95 %)", columns[1]): comparison_rows(found),
+        }
+    shown = []
+    for header, rows in tables.items():
+        shown.append(new_table(*header))
+        for row in rows:
+            shown[-1].add_row(*map(Text, row))
+    return Group(*shown, *(Text(note, "dim") for note in notes(found)))
 
 
 def notes(found: ControlledAblation) -> list[str]:

@@ -1,18 +1,27 @@
 """Comparison of two explanations, as a table and a page."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
 import pandas as pd
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.report.findings import By, Findings
 from icl_lens.report.html.compare import compare_inline, compare_page, compared_scores
 from icl_lens.report.html.page import write_page
+from icl_lens.report.number_format import percent
+from icl_lens.report.rich_table import new_table
 
 SHOWN = 8
+"""Heads in the representation in Python."""
+SHOWN_IN_TERMINAL = 12
+RELATED = Text("Heads of two models correspond only if one model was trained from the other.", "dim")
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,6 +81,9 @@ class Comparison:
     def _repr_html_(self) -> str:
         return compare_inline(self.a, self.b)
 
+    def __rich__(self) -> Group:
+        return _render(self)
+
     def __repr__(self) -> str:
         title = f"Comparison: {self.a.headline} (A, {self.a.model}); {self.b.headline} (B, {self.b.model})"
         if not self.same_heads:
@@ -101,3 +113,44 @@ def compare(a: Findings, b: Findings) -> Comparison:
                 f"expected an explanation, got {one!r:.60}; pass the result of il.explain or il.Explanation.load"
             )
     return Comparison(a, b)
+
+
+def _render(both: Comparison) -> Group:
+    """Return the probability of each label, and the heads that changed most or the best heads of each."""
+    a, b = both.a, both.b
+    answers = new_table("label", "A", "B")
+    for label in dict.fromkeys([*a.labels, *b.labels]):
+        answers.add_row(Text(label), _probability(a, label), _probability(b, label))
+    targets = f"A: {a.target}, B: {b.target}"
+    heads = _changed_heads(both, targets) if both.same_heads else _best_heads(a, b, targets)
+    return Group(Text("Probability of each label", "bold"), answers, *heads)
+
+
+def _probability(side: Findings, label: str) -> str:
+    return percent(math.exp(side.label_log_probs[side.labels.index(label)])) if label in side.labels else "–"
+
+
+def _best_heads(a: Findings, b: Findings, targets: str) -> Iterator[RenderableType]:
+    table = new_table("A", a.settings.by, "B", b.settings.by)
+    for x, y in zip(a.heads, b.heads, strict=False):
+        scores = x.scores[a.settings.by], y.scores[b.settings.by]
+        table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
+    yield from (Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
+
+
+def _changed_heads(both: Comparison, targets: str) -> Iterator[RenderableType]:
+    first, *others = compared_scores(both.a, both.b)
+    table = new_table("head", *(column for by in (first, *others) for column in (f"{by} in A", "in B", "change")))
+    columns = [prefix + name for prefix in ("", *(f"{by}_" for by in others)) for name in ("a", "b", "change")]
+    for row in both.to_frame().head(SHOWN_IN_TERMINAL).to_dict("records"):
+        table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
+    yield from (Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table)
+    if both.a.model != both.b.model:
+        yield RELATED
+    target = both.a.target
+    if target != both.b.target and target in both.b.labels:
+        yield Text(
+            f"Changes compare what heads add to {target} in A with what they add to {both.b.target} in B; to explain "
+            f"{target} in both, pass --answer {target} --answer-b {target}.",
+            "dim",
+        )

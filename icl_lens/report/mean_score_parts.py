@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from icl_lens.locate.mean_score_parts import SIDES, MeanScoreParts
 from icl_lens.models.head import Head
+from icl_lens.report.rich_table import new_table
 
 N_SHOWN = 5
 TITLES = {
@@ -33,9 +32,7 @@ def render(found: MeanScoreParts) -> Group:
 
 def _of_head(found: MeanScoreParts, head: Head) -> Iterator[RenderableType]:
     yield Text(found.sentence(head), "bold")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "writer", "mean", "95 % interval"):
-        table.add_column(name, justify="left" if name in ("", "writer") else "right")
+    table = new_table("", "writer", "mean", "95 % interval", left=(0, 1))
     for side, title in TITLES.items():
         shown = found.strongest(head, side, 3 if side in ("pair", SIDES[3]) else N_SHOWN).to_dict("records")
         if shown and side in SIDES[2:]:

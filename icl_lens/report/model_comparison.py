@@ -1,6 +1,6 @@
 """Two models compared over many prompts, as tables, a figure and a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any, get_args, overload
 
 import numpy as np
 import pandas as pd
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.head import Head
+from icl_lens.report.comparison import RELATED
 from icl_lens.report.findings import By
 from icl_lens.report.html.page import write_page
 from icl_lens.report.html.parts import Bar, Cell, HeadMap, Scatter, Table, largest
 from icl_lens.report.html.templating import render_notebook, render_page
 from icl_lens.report.number_format import percent, signed
+from icl_lens.report.rich_table import new_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,6 +106,9 @@ class ModelComparison:
     def _repr_html_(self) -> str:
         return render_notebook(TEMPLATE, height=720, **self._content())
 
+    def __rich__(self) -> Group:
+        return _render(self)
+
     def __repr__(self) -> str:
         correct = [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)]
         title = (
@@ -176,3 +183,30 @@ def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
         for row in rows
     ]
     return Table(["head", "#A, nats", "#B, nats", "#change, nats", "#95 % interval"], cells)
+
+
+def _render(both: ModelComparison) -> Group:
+    """Return the means of the answers' scores and the heads that changed most, with intervals of the changes."""
+    answers = new_table("", "A", "B", "change", "95 % interval")
+    for row in both.summary().to_dict("records"):
+        number = percent if row["measure"] == "accuracy" else "{:+.3f}".format
+        answers.add_row(row["measure"], number(row["a"]), number(row["b"]), *_change_texts(row))
+    title = f"Answers to {both.n_prompts} prompts: {both.models[0]} (A) and {both.models[1]} (B)"
+    return Group(Text(title, "bold"), answers, *_mean_changes(both))
+
+
+def _mean_changes(both: ModelComparison) -> Iterator[RenderableType]:
+    if not both.same_heads:
+        yield Text("The models have different numbers of layers or heads, so their heads do not correspond.", "dim")
+        return
+    ranked: list[By] = [both.by, "increase", "contrast"]
+    for by in dict.fromkeys(ranked):
+        table = new_table("head", "A", "B", "change", "95 % interval")
+        for row in both.to_frame(by).head(SHOWN).to_dict("records"):
+            table.add_row(row["name"], f"{row['a']:+.3f}", f"{row['b']:+.3f}", *_change_texts(row))
+        yield from (Text(f"Heads whose mean {by} changed most, nats", "bold"), table)
+    yield RELATED
+
+
+def _change_texts(row: Mapping[Any, Any]) -> tuple[str, str]:
+    return f"{row['change']:+.3f}", f"{row['low']:+.3f} … {row['high']:+.3f}"

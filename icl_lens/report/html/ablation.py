@@ -82,6 +82,6 @@ def _prompt_table(found: ControlledAblation) -> Table:
 
 def _comparison_table(found: ControlledAblation) -> Table:
     return Table(
-        [f"{len(found.heads)} heads zeroed", "#accuracy, points (95 %)", "#log-odds, nats (95 %)"],
+        [condition_names(found)["heads"], "#accuracy, points (95 %)", "#log-odds, nats (95 %)"],
         comparison_rows(found),
     )
