@@ -1,4 +1,4 @@
-"""Capture: one pass, padding without effect, slices, caches that do not fit, half precision."""
+"""Capture: one pass as the model's own, padding without effect, slices, caches that do not fit, half precision."""
 
 from contextlib import contextmanager
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 from conftest import PROMPTS
 from tolerance import assert_close, tolerance
+from transformers.activations import NewGELUActivation
 
 import icl_lens as il
+from icl_lens.models.view import ModelView
 
 
 def same(first, second):
@@ -129,3 +131,50 @@ def test_a_cache_of_other_tokens_is_refused(load_tiny, name):
         _, cache = model.run_with_cache(tokens)
         with pytest.raises(il.InputError, match="must be of tokens of shape"):
             il.Activations.from_cache(model, cache, batch)
+
+
+@pytest.fixture
+def written_out(monkeypatch):
+    """Dtypes that the GELU which Hugging Face writes out was called with."""
+    called = []
+    own = NewGELUActivation.forward
+
+    def forward(self, x):
+        called.append(x.dtype)
+        return own(self, x)
+
+    monkeypatch.setattr(NewGELUActivation, "forward", forward)
+    return called
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_out, dtype):
+    """The same numbers as the model's own pass, within rounding; afterwards the model's own pass is as it was."""
+    model = load_tiny("gpt2", dtype=dtype)
+    layers = ModelView.of(model).n_layers
+    tokens, mask = gpt2_batch.tokens, gpt2_batch.attention_mask
+    plain = model(tokens, attention_mask=mask).detach()
+    assert written_out == [dtype] * layers
+    ours = il.last_log_probs(model, gpt2_batch)
+    assert len(written_out) == layers
+    rows = torch.arange(len(gpt2_batch))
+    theirs = plain[rows, gpt2_batch.last].log_softmax(-1)
+    assert_close(ours, theirs)
+    assert torch.equal(model(tokens, attention_mask=mask), plain)
+    assert len(written_out) == 2 * layers
+    assert not [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+def test_half_precision_is_rounded_as_the_model_rounds_it(load_tiny, gpt2_batch, written_out):
+    model = load_tiny("gpt2", dtype=torch.bfloat16)
+    il.last_log_probs(model, gpt2_batch)
+    assert written_out == [torch.bfloat16] * ModelView.of(model).n_layers
+
+
+def test_an_error_in_a_pass_leaves_the_models_own(load_tiny, gpt2_batch, written_out):
+    model = load_tiny("gpt2")
+    view = ModelView.of(model)
+    with pytest.raises(ZeroDivisionError), view.inference_pass():
+        raise ZeroDivisionError
+    model(gpt2_batch.tokens)
+    assert len(written_out) == view.n_layers

@@ -128,13 +128,9 @@ def test_small_pieces_change_nothing(gpt2_acts, gpt2_batch, monkeypatch, against
     ("against", "message"),
     [
         (torch.tensor([7, 8]), r"shape \(3,\)"),
-        (torch.tensor([[7, 8, 9]]), r"shape \(3,\)"),
         (torch.tensor([7.0, 8.0, 9.0]), "float32"),
         (torch.tensor([7, 97, 8]), "between 0 and 96"),
-        (torch.tensor([7, -2, 8]), "between 0 and 96"),
         (torch.tensor([7, -1, 8]), "got none for prompt 1"),
-        (torch.tensor([[7, 8], [9, 10], [-1, -1]]), "got none for prompt 2"),
-        (torch.zeros(3, 0, dtype=torch.long), "got none for prompt 0"),
         (torch.tensor([[7, 8], [9, families.WORDS.index("foo")], [9, -1]]), "token 3 for both in prompt 1"),
         (torch.tensor([[7, 8, 7], [9, -1, -1], [9, 10, -1]]), "duplicate in prompt 0"),
     ],

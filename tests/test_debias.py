@@ -100,20 +100,7 @@ FIXES = [
     il.DebiasSettings([(2, head) for head in range(4)], recency=1.0),
     il.DebiasSettings([(layer, head) for layer in range(3) for head in range(4)], recency=0.5),
 ]
-KINDS = [
-    "gpt2",
-    "gptj",
-    "neox",
-    "llama_gqa",
-    "llama_bias",
-    "gemma2",
-    "mistral",
-    "qwen3",
-    "bloom",
-    "falcon_alibi",
-    "opt",
-    "olmo2",
-]
+KINDS = "gpt2 gptj neox llama_gqa llama_bias gemma2 mistral qwen3 bloom falcon_alibi opt olmo2".split()
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+import families
+import families_table
 import pytest
 from torch import Tensor
 
@@ -154,3 +156,13 @@ def test_the_readmes_links_hold_on_a_package_index() -> None:
         assert text.count("https://arxiv.org") == readme.count("https://arxiv.org")
     assert "https://a.b/c/raw/main/docs/images/explain.png" in hatch_build.for_index(readme, "https://a.b/c")
     assert "explain.png" not in hatch_build.for_index(readme, None)
+
+
+def test_the_page_is_up_to_date():
+    text = families_table.PAGE.read_text()
+    assert families_table.page(text) == text, "run python docs/families_table.py"
+
+
+def test_every_family_has_a_row():
+    assert set(families_table.NAMES) == set(families.FAMILIES)
+    assert families_table.table().count("\n") == len(families.FAMILIES) + 1

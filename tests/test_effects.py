@@ -57,9 +57,6 @@ def remains(model):
     return hooks, handles, forwards, {name: p.requires_grad for name, p in model.named_parameters()}
 
 
-# Exact effects at the last position ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", EXACT)
 def test_shared_keys_are_whole_passes(load_tiny, name):
     """Every family: ragged prompts in one piece are as zeroing head after head in whole passes, and as each alone."""
@@ -135,9 +132,6 @@ def test_bad_arguments_are_one_sentence(load_tiny, no_type_checks):
         effects.top(1, by="logit_diff")
     with pytest.raises(il.InputError, match=r"by must be one of .*got 'size'"):
         effects.top(1, by="size")
-
-
-# The long way -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
@@ -318,9 +312,6 @@ def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
     assert prefix_cache.max_prompts(view, batch, pass_tokens=4096, **sizes) == 2
 
 
-# First-order estimates --------------------------------------------------------------------------------------------
-
-
 def hf_falls(hf, ids, target, *, last_only):
     """[layer head] z · ∂ log p/∂z from Hugging Face's modules and autograd alone."""
     hf = copy.deepcopy(hf)
@@ -381,9 +372,6 @@ def test_estimates_within_contexts_without_gradients(load_tiny):
         with context():
             assert_close(il.head_effects(model, batch, method="gradient").log_prob, expected)
     assert not expected.requires_grad
-
-
-# Rankings
 
 
 def test_agreement_by_hand():

@@ -5,10 +5,9 @@ from itertools import pairwise
 import families
 import numpy as np
 import pytest
-import reference_attention
 import torch
 from conftest import PROMPTS
-from tiny_study import answer_log_odds, tiny_study
+from tiny_study import tiny_study
 
 import icl_lens as il
 from experiments.findings.information_flow import FINDING, SALIENCY, _saliency_rows, halves_of, log_odds
@@ -50,27 +49,20 @@ def test_random_edges_are_as_many_others():
 
 @pytest.mark.parametrize("flow", ["text_to_label", "label_to_last"])
 @pytest.mark.parametrize("layers", [[0], [1, 2]])
-def test_losses_by_hand(load_tiny, family_run, tmp_path, flow, layers):
-    model, hf = load_tiny("gpt2", dtype=torch.float64), family_run("gpt2").hf
-    study = tiny_study(model, tmp_path, n=4)
-    heads = [(layer, head) for layer in layers for head in range(families.N_HEADS)]
-    batch = study.held_out
+def test_losses_are_those_of_blocked_edges(gpt2, tmp_path, flow, layers):
+    """Every demonstration is a word, a colon and a label."""
+    study = tiny_study(gpt2, tmp_path, n=4)
+    batch, heads = study.held_out, [(layer, head) for layer in layers for head in range(families.N_HEADS)]
+    edges = torch.zeros(len(batch), *[batch.tokens.shape[1]] * 2, dtype=torch.bool)
+    for label in range(2, batch.tokens.shape[1] - 2, 3):
+        if flow == "text_to_label":
+            edges[:, [label - 1, label], label - 2] = True
+        else:
+            edges[:, -1, label] = True
+    with il.block_attention(gpt2, heads, edges):
+        expected = il.metrics.label_log_odds(il.label_log_probs(gpt2, batch), batch.answer)
     ours = log_odds(study, batch, layers, flow)
-    for row, prompt in enumerate(batch.prompts):
-
-        def rows(head, pattern):  # every demonstration is a word, a colon and a label
-            for label in range(2, len(pattern) - 2, 3):
-                if flow == "text_to_label":
-                    pattern[label - 1, label - 2] = pattern[label, label - 2] = 0
-                else:
-                    pattern[-1, label] = 0
-            return pattern / pattern.sum(-1, keepdim=True)
-
-        def edit(hand):
-            hand.row_edits = rows
-
-        log_probs = reference_attention.edited_log_probs(hf, batch.tokens[row], heads, edit)
-        assert ours[row] == pytest.approx(answer_log_odds(prompt, log_probs), abs=1e-5)
+    assert ours == pytest.approx(expected.numpy(), abs=1e-5)
     assert np.abs(ours - log_odds(study, batch)).max() > 1e-3
 
 

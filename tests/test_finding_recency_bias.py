@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference_attention
 import torch
-from tiny_study import answer_log_odds, labels_of, tiny_study
+from tiny_study import labels_of, tiny_study
 
 import icl_lens as il
 from experiments.framework.arrangements import orders_by_label
@@ -72,26 +71,17 @@ def texts_of(prompt):
     return [*(one.text for one in prompt.demonstrations), prompt.query]
 
 
-def test_queries_by_hand(load_tiny, family_run, tmp_path):
+def test_queries_by_hand(load_tiny, tmp_path):
     """Heads get the last query of the other prompt; gains count where the exchanged text was of the other class."""
-    model, hf = load_tiny("llama_gqa", dtype=torch.float64), family_run("llama_gqa").hf
+    model = load_tiny("llama_gqa")
     study, heads = tiny_study(model, tmp_path, n=4), [il.Head(1, 0), il.Head(2, 2)]
     texts = exchange_texts(study.prompts_with(3)[1], 0)
-    ours = query_effects(study, texts, heads)
-    for row, prompt in enumerate(texts.intact):
-
-        def odds(other, prompt=prompt):
-            ids, source = (study.tokenize([one]).tokens[0] for one in (prompt, other))
-            seen = reference_attention.edited_run(hf, source, heads, lambda hand: None)[1]
-
-            def edit(hand):
-                for head in range(len(hand.q)):
-                    hand.q[head, -1] = seen[hand.layer].q[head, -1]
-
-            log_probs = reference_attention.edited_log_probs(hf, ids, heads, edit)
-            return answer_log_odds(prompt, log_probs)
-
-        for column, some in enumerate((texts.input, texts.last, texts.before_last)):
-            sign = 1 if column == 0 or labels_of(prompt)[-column] == prompt.answer else -1
-            assert ours[row, column] == pytest.approx(sign * (odds(prompt) - odds(some[row])), abs=1e-5)
+    ours, intact = query_effects(study, texts, heads), study.tokenize(texts.intact)
+    before = il.metrics.label_log_odds(il.label_log_probs(model, intact), intact.answer)
+    for column, some in enumerate((texts.input, texts.last, texts.before_last)):
+        with il.patch_heads(model, heads, study.tokenize(some), activation="q", positions="last"):
+            after = il.metrics.label_log_odds(il.label_log_probs(model, intact), intact.answer)
+        follows = [column == 0 or labels_of(prompt)[-column] == prompt.answer for prompt in texts.intact]
+        expected = (before - after) * (2 * torch.tensor(follows) - 1)
+        assert ours[:, column] == pytest.approx(expected.numpy(), abs=1e-5)
     assert np.abs(ours).max() > 1e-3

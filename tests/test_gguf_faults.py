@@ -59,12 +59,10 @@ def with_(**tensors):
 
 REFUSED = [
     ({"architecture": "wibble"}, "gemma2, gemma3, gpt2, llama", "got 'wibble'; pass the folder"),
-    ({"architecture": "mamba"}, "got 'mamba'"),
     # what transformers would leave out
     ({"settings": {"rope.scaling.type": "yarn"}}, "got 'yarn'"),
     ({"settings": {"rope.dimension_count": 8, "attention.key_length": 16}}, "all 16 dimensions of its heads, got 8"),
     ({"name": "gemma2", "settings": {"attention.key_length": 128}}, "with heads of width 256, got 128"),
-    ({"settings": {"split.count": 3}}, "got one of 3 parts"),
     (with_(blk__0__attn_q__bias=np.ones(64, np.float32)), "transformers reads completely"),  # of Llama's relatives
     (without("blk.1.ffn_down.weight"), "got none for model.layers.1.mlp.down_proj.weight"),
     (with_(output__weight=np.ones((9, 32), np.float32)), "lm_head.weight of shape"),

@@ -85,9 +85,6 @@ def paper_page(paper):
     return Page(html.explanation_page(paper))
 
 
-# Self-contained ------------------------------------------------------------------------------------------
-
-
 def test_nothing_on_a_page_points_outside(paper):
     other = ex.made(seed=1)
     for source in [html.explanation_page(paper), html.compare_page(paper, other), *map(str, every_element(paper))]:
@@ -154,9 +151,6 @@ def test_a_large_page_is_small_and_quick():
     assert time.process_time() - start < 3
     assert len(page.encode()) <= 3_000_000
     assert len(explanation._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
-
-
-# What users write ----------------------------------------------------------------------------------------
 
 
 def hostile_explanation(text):
@@ -241,9 +235,6 @@ def test_white_space_tokens_can_be_seen():
     assert "␣ 20.0%" in text
     assert "∅ 10.0%" in text
     assert visible("\t\r\ufeff") == "⇥␍⟨U+FEFF⟩"
-
-
-# Numbers -------------------------------------------------------------------------------------------------
 
 
 def test_numbers_have_one_form():
@@ -348,9 +339,6 @@ def test_more_labels_than_colors():
     assert all(text.count(f"label{i}") > 5 for i in range(9))
 
 
-# The command ---------------------------------------------------------------------------------------------
-
-
 def test_the_command_names_everything_and_the_command_line_knows_it(paper, paper_page):
     words = shlex.split(command(paper))
     assert words == shlex.split(
@@ -387,9 +375,6 @@ def test_what_the_command_line_cannot_say_is_python():
     assert seen["model"] == ("/my models/tiny", torch.float32)
     assert (seen["k"], seen["n_ablated"], seen["n_random"], seen["seed"]) == (5, 4, 20, 0)
     assert seen["labels"] == list(explanation.labels)
-
-
-# Elements ------------------------------------------------------------------------------------------------
 
 
 def test_a_frame_holds_the_whole_page(paper):
@@ -461,9 +446,6 @@ def test_wrong_sizes_and_heads_are_said(paper, gpt2_acts, call, message, no_type
         call(paper, gpt2_acts)
 
 
-# Without scripts ------------------------------------------------------------------------------------------
-
-
 def twin(shown):
     """What is left of a notebook's output where frames, scripts and styles are taken away."""
     without = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", shown._repr_html_(), flags=re.S)
@@ -492,9 +474,6 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
         assert number in whole
     assert [whole.count(f"{one.head} {signed(one.increase)} 0.") for one in paper.heads] == [1] * 5
     assert command(paper) in whole
-
-
-# Files and pairs -----------------------------------------------------------------------------------------
 
 
 def test_to_html_writes_and_replaces(paper, tmp_path):
@@ -536,9 +515,6 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     text = Page(html.compare_page(ex.free(), ex.free("John met Mary", target="␣him"))).text
     assert "Two prompts, tiny" in text
     assert "Attention to labels" not in text
-
-
-# Free prompts and contrasts ------------------------------------------------------------------------------
 
 
 def test_a_free_page_has_tokens_instead_of_labels():

@@ -185,22 +185,17 @@ REFUSED = {
     "expired token": ("gpt2", {"token": "hf_old"}, "use a valid token"),
     "no such revision": ("gpt2", {"revision": "v9"}, "at revision 'v9' does not exist"),
     "no name": ("a/b/c", {}, "got 'a/b/c'"),
-    "forbidden": ("gpt2", {"fault": (403, "")}, "403"),
     "too many requests": ("gpt2", {"fault": (429, "")}, "(429)"),
-    "out of order": ("gpt2", {"fault": (503, "")}, "503"),
     "not a Hub": ("gpt2", {"fault": (200, "")}, "login page"),
-    "not a Hub for files": ("gpt2", {"fault": (200, "resolve")}, "login page"),
     "hangs up": ("gpt2", {"fault": ("RemoteProtocolError", "")}, "interrupted"),
     "never answers": ("gpt2", {"fault": ("ReadTimeout", "")}, "HF_HUB_ETAG_TIMEOUT"),
     "cannot be reached": ("gpt2", {"fault": ("ConnectError", "")}, "cannot reach"),
     "no weights": ("some/no-weights", {}, "has no weights as safetensors or PyTorch files"),
-    "no tokenizer": ("some/no-tokenizer", {}, "tokenizer="),
     "nothing": ("some/empty", {}, "it has no config.json"),
     "an adapter": ("some/adapter", {}, "an adapter of another model"),
     "cut weights": ("some/short", {}, "retry to download it again"),
     "a GGUF repository": ("some/quantized", {}, "pass its GGUF file: 'some/quantized/more/y.gguf'"),
     "no such GGUF file": ("some/quantized/z.gguf", {}, "has no file 'z.gguf'; pass its GGUF file"),
-    "no such GGUF repository": ("some/nothing/x.gguf", {}, "'some/nothing'"),
 }
 
 

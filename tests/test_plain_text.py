@@ -100,14 +100,11 @@ def test_targets_in_their_place(pair):
         ([IOI, " "], {}, "must not be empty, got .* as text 1"),
         (IOI, {"targets": ""}, "must not be empty"),
         (IOI + " ", {"targets": "Mary"}, "not a separate token"),
-        (IOI, {"targets": -1}, "token id -1 is out of range"),
         (IOI, {"targets": 10_000}, "token id 10000 is out of range"),
         (IOI, {"targets": " Mary", "against": " Mary"}, "must differ"),
         ([IOI, IOI], {"targets": [" Mary"]}, "all 2 texts"),
         (IOI, {"targets": [" Mary", " John"]}, "got 2 for 1 positions"),
         (IOI, {"positions": 100}, "position 100 is out of range for prompt 0"),
-        (IOI, {"positions": "first"}, "must be 'last', 'all'"),
-        ([IOI, IOI], {"positions": [[1]]}, "all 2 prompts"),
         (" ".join(["Mary"] * 100), {}, "context length of 64"),
         ([il.Prompt.parse(families.PROMPT)], {}, r"use il\.tokenize"),
     ],
@@ -265,13 +262,10 @@ def test_tokens_without_a_model_are_their_own_names():
     [
         ([[]], {}, "at least one"),
         ([[1]], {"targets": [1, 2]}, "one per row"),
-        ([[1]], {"targets": -5}, "token id -5 is out of range"),
         ([[1]], {"targets": 1, "against": 1}, "must differ"),
-        ([[1, 97]], {"model": "gpt2"}, "outside the model's vocabulary of 97"),
         ([[1]], {"model": "gpt2", "targets": 97}, "token id 97 is out of range; valid ids are 0–96"),
         ([[4, 5, 6]], {"attention_mask": [[1, 1]]}, "the shape of tokens"),
         *[([[4, 5, 6]], {"attention_mask": [row]}, "in row 0") for row in ([1, 0, 1], [2, 1, 1])],
-        ([[4, 5, 6]], {"attention_mask": [[0, 0, 0]]}, "at least one token"),
     ],
 )
 def test_tokens_that_are_no_batch_are_refused(load_tiny, tokens, options, message):

@@ -269,7 +269,6 @@ def joined_without(word: str):
 REFUSED = [
     ("word", [], {}, "at least one prompt"),
     ("word", PAPER, {"labels": ["bar"]}, "add 'foo'"),
-    ("word", PAPER, {"labels": ["bar", "foo", "bar"]}, "duplicates"),
     ("word", prompt_of(("love", " foo"), ("two", "foo")), {}, "' foo' and 'foo' have the same tokens 'foo'"),
     ("byte", labeled(" foo", " bar"), {}, r"' foo' and ' bar' share their first token ' ' \(id"),
     (
@@ -278,7 +277,6 @@ REFUSED = [
         {},
         r"'food' and 'foot' share their first token ' foo' .*shared_prefix=\"append\"",
     ),
-    ("metaspace", labeled("é", "è"), {}, "'é' and 'è' share their first token"),
     # appending does not help, and is not offered
     ("byte", labeled("food", "foot", "bar"), {}, r"share their first token ' foo' \(id \d+\); choose [^,]*$"),
     ("byte", labeled("food", "foot", "bar"), {"shared_prefix": "append"}, "share their first token ' foo'.*not all of"),
@@ -291,7 +289,6 @@ REFUSED = [
     ("byte", labeled("fooda", "foodb", "foot"), {"shared_prefix": "append"}, "share their 2th token 'd'.*not all of"),
     # words that the tokenizer does not know
     ("word", prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar")), {}, "got 'zebra', 'yak';"),
-    ("word", prompt_of(("love", "foo"), labels=("foo", "quux")), {}, "got 'quux'"),
     ("word", prompt_of(*[(f"w{i}", "foo") for i in range(12)]), {}, "'w9' and 2 more"),
     ("byte", prompt_of(("zebra", "foo"), (f"a {END}", "bar")), {}, r"got '<\|endoftext\|>'"),
     # labels and texts without tokens of their own: "->" is one token
@@ -314,7 +311,6 @@ REFUSED = [
     ),
     # the model's side
     (model_of("word", n_ctx=13), [RAGGED[1], PAPER], {}, "prompt 1 has 14 tokens, .* context length of 13"),
-    (model_of("metaspace", n_ctx=14), PAPER, {}, "15 tokens"),  # the beginning-of-sequence token counts
     (model_of("metaspace", d_vocab=100), PAPER, {}, "outside the model's vocabulary of 100"),
     (model_of(SimpleNamespace(is_fast=False)), PAPER, {}, "must be a fast tokenizer"),
     (model_of(None), PAPER, {}, "must have a tokenizer"),

@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
 
@@ -34,12 +33,6 @@ def log_odds(model: Any, batch: il.PromptBatch, row: int, hooks: Any = (), answe
     answer = int(batch.answer[row]) if answer is None else answer
     own, other = (logits[batch.label_tokens[label]] for label in (answer, 1 - answer))
     return float(own - other)
-
-
-def answer_log_odds(prompt: il.Prompt, log_probs: Any) -> float:
-    """The answer's log-odds from the log-probabilities of a tiny model's whole vocabulary, nats."""
-    foo, bar = (float(log_probs[families.WORDS.index(label)]) for label in ("foo", "bar"))
-    return foo - bar if prompt.answer == "foo" else bar - foo
 
 
 def labels_of(prompt: il.Prompt) -> list[str]:
