@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
@@ -17,7 +17,7 @@ from icl_lens.activations.multi_token_labels import continuation_log_probs, toke
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query
 from icl_lens.attribution.increases import head_position_increases, layer_log_prob_increase
-from icl_lens.attribution.reasons import AttentionReasons, attention_reasons
+from icl_lens.attribution.reasons import SIDES, AttentionReasons, Side, attention_reasons
 from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import similarity_in
 from icl_lens.errors import InputError
@@ -290,15 +290,24 @@ def head_reports(
         else:
             positions.append([])
             values, keys, own = label_values(acts, head)[0], label_keys(acts, head)[0], own_labels
-        groups += [last_query(acts, head), values, keys]
-        tokens += [-1, *own, *[-1] * len(keys)]
+        _, written = reasons[len(positions) - 1]
+        of_writers = [written.get(side, keys[:0]) for side in SIDES]
+        groups += [last_query(acts, head), values, keys, *of_writers]
+        tokens += [-1, *own, *[-1] * (len(keys) + sum(map(len, of_writers)))]
     words = acts.readout.describe(
         torch.cat(groups), torch.tensor(tokens), k=scored.options.n_words, keep=is_content_word
     )
     rows = [slice(end - len(group), end) for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
     names, standouts = [tuple(one) for one in words.tokens], words.standouts.tolist()
     for i, head in enumerate(heads):
-        query, values, keys = rows[3 * i : 3 * i + 3]
+        query, values, keys, *of_writers = rows[6 * i : 6 * i + 6]
+        why, _ = reasons[i]
+        if why is not None:
+            in_words = {f"{side}_words": tuple(names[some]) for side, some in zip(SIDES, of_writers, strict=True)}
+            standing = {
+                f"{side}_standouts": tuple(standouts[some]) for side, some in zip(SIDES, of_writers, strict=True)
+            }
+            why = replace(why, **in_words, **standing)
         yield HeadReport(
             head=head,
             increase=float(increases[head]),
@@ -317,7 +326,7 @@ def head_reports(
             positions=tuple(positions[i]),
             similarity=similarities[i],
             effect=None if effects is None else float(effects[head]),
-            why=reasons[i],
+            why=why,
         )
 
 
@@ -332,8 +341,13 @@ def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[f
     return [()] * len(heads)
 
 
-def _reasons(scored: ScoredPrompt, heads: list[Head]) -> list[AttentionReasons | None]:
-    """Return why each head attends to the target's labels, or in plain text to its most attended token."""
+def _reasons(
+    scored: ScoredPrompt, heads: list[Head]
+) -> list[tuple[AttentionReasons | None, dict[Side, Float[Tensor, "n d_model"]]]]:
+    """Return why each head attends to the target's labels, or in plain text to its most attended token.
+
+    The vectors are those of its first writers, to decode in words.
+    """
     batch, acts = scored.acts.batch, scored.acts
     if scored.is_plain_text:
         attended = [acts.pattern[0, head.layer, head.head, : scored.n_tokens].float() for head in heads]
@@ -344,9 +358,9 @@ def _reasons(scored: ScoredPrompt, heads: list[Head]) -> list[AttentionReasons |
     else:
         of_target = batch.label_index[0] == scored.target
         groups = [[batch.label_positions[0, mask].tolist() for mask in (of_target, ~of_target)]] * len(heads)
-    found: list[AttentionReasons | None] = []
+    found: list[tuple[AttentionReasons | None, dict[Side, Tensor]]] = []
     for head, group in zip(heads, groups, strict=True):
-        found.append(None)
+        found.append((None, {}))
         with suppress(InputError):  # the other fields need no split of scores
             if len(group) == 2 and all(group):
                 found[-1] = attention_reasons(acts, head, group[0], group[1], scored.targets, scored.against)

@@ -1,5 +1,6 @@
 """The explanation's numbers are the functions' numbers, and its tables and JSON carry them."""
 
+import html
 import io
 import json
 import math
@@ -15,6 +16,7 @@ from test_plain_text import IOI, pair  # noqa: F401
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.attribution.reasons import writer_in_words, writers_in_words
 from icl_lens.report.terminal import render
 
 
@@ -133,7 +135,7 @@ def test_words_of_noise_are_gray(acts, explanation):
             tuple(map(tuple, found.tokens[:4])),
             tuple(found.tokens[-1]),
         )
-    report = explanation.heads[0]
+    report = replace(explanation.heads[0], why=None)
     shown = replace(
         explanation,
         heads=(replace(report, value_standouts=(1.9, 2.1, 9.0, -3.0), key_standouts=(5.0,) * 4, query_standout=1.0),),
@@ -388,6 +390,67 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
         assert why.value_is_exact
     assert {"query", "key", "value", "pair"} == set(explanation.to_frame("why")["side"])
     assert 'class="why"' in explanation.to_html()
+
+
+def test_reasons_in_words(icl_mini):
+    """The first writers of each side are decoded: what they add to the query, write at the keys, add to values."""
+    explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=2, by="contrast")
+    batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
+    acts = il.capture(icl_mini, batch, writers=True)
+    same = batch.label_index[0] == batch.answer[0]
+    grays = set()
+    for report in explanation.heads:
+        scores = il.attention_score_parts(acts, report.head)
+        values = il.value_parts(acts, report.head, batch.answer_tokens, against=batch.other_label_tokens)
+        for side in ("query", "key", "value"):
+            found = report.why.words(side)
+            assert list(found) == [name for name, _ in report.why.side(side)[:3]]
+            for writer, (words, standout) in found.items():
+                if side == "query":
+                    vector = scores.vectors(writer, "query")[0, 0]
+                elif side == "key":
+                    written = scores.vectors(writer, "key")[0]
+                    vector = written[same].mean(0) - written[~same].mean(0)
+                else:
+                    vector = values.vectors(writer)[0, same].mean(0)
+                own = acts.readout.describe(vector[None], torch.tensor([-1]), k=10, keep=il.is_content_word)
+                if standout > -2:  # a vector of rounding errors has no words of its own
+                    assert list(words) == own.tokens[0]
+                    assert standout == pytest.approx(float(own.standouts[0]), abs=0.02)
+                grays.add(standout < 2)
+                why = explanation.to_frame("why")
+                row = why[(why["name"] == str(report.head)) & (why["side"] == side) & (why["writer"] == writer)]
+                assert row["words"].item() == " ".join(words)
+    assert grays == {True, False}
+    page = explanation.to_html()
+    assert "Contributions of these writers, in words" in page
+    assert 'class="noise"' in page.partition("Contributions of these writers, in words")[2]
+
+
+def test_the_sentence_says_why(icl_mini):
+    """Attention, score difference and the strongest writers, in the page, its static version and the terminal."""
+    explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=2, by="contrast")
+    report = explanation.heads[0]
+    sentence = explanation.why_sentence(report)
+    attention = sum(report.attention[position] for position in report.why.more)
+    assert f"{attention:.2f} of its attention" in sentence
+    assert f"{abs(report.why.score_difference):.2f}" in sentence
+    strongest = max(report.why.query, key=lambda one: one[1] * report.why.score_difference)
+    assert f"{writer_in_words(strongest[0])} ({strongest[1]:+.2f})" in sentence
+    console = Console(record=True, width=4000, file=io.StringIO())
+    console.print(render(explanation))
+    assert sentence in console.export_text()
+    shown = html.unescape(sentence.replace("(-", "(−"))
+    assert shown in html.unescape(explanation.to_html())
+    static = explanation._repr_html_().partition("icl-lens-twin")[2]
+    assert shown in html.unescape(static)
+
+
+def test_writers_in_words():
+    parts = [("F3", 1.0), ("L2H1", 0.6), ("embed", 0.2), ("bias", -0.7), ("pos_embed", -0.1)]
+    assert writers_in_words(parts, above=True) == "FFN 3 (+1.00) and L2H1 (+0.60), against biases (-0.70)"
+    assert writers_in_words(parts, above=False) == "biases (-0.70), against FFN 3 (+1.00)"
+    assert writers_in_words([("F3", 1.0)], above=False) == "many small writers"
 
 
 def test_reasons_of_plain_text_compare_the_two_most_attended_tokens(icl_mini):

@@ -192,25 +192,20 @@ class AttentionRow:
 
     @classmethod
     def from_queries(
-        cls,
-        acts: Activations,
-        head: Head,
-        queries: Float[Tensor, "batch n d_head"],
-        positions: Int[Tensor, "batch n"],
+        cls, keys: HeadProjection, queries: Float[Tensor, "batch n d_head"], positions: Int[Tensor, "batch n"]
     ) -> "AttentionRow":
-        """Return the scores of queries, rotated and scaled, at these positions."""
-        view, scoring = acts.view, attention_scores.attention_scoring(acts.view, head.layer)
+        """Return the scores of queries, rotated and scaled, at these positions; `keys` is the projection to keys."""
+        acts, view, scoring = keys.acts, keys.view, keys.scoring
         every = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(len(positions), -1)
-        projection = HeadProjection(acts, head, "k", positions[:, :0])
-        keys = projection.rotate(projection.vectors_at(every), every)
+        rotated = keys.rotate(keys.vectors_at(every), every)
         bias = queries.new_zeros(*positions.shape, every.shape[1])
         if scoring.position == "alibi":
             last = acts.batch.last.to(positions)[:, None]
-            bias += attention_scores.alibi(view, head.layer, every <= last)[:, head.head, None].to(bias)
+            bias += attention_scores.alibi(view, keys.head.layer, every <= last)[:, keys.head.head, None].to(bias)
         at, every = positions.clamp(min=0)[..., None], every[:, None]
         masked = every > at if scoring.window is None else (every > at) | (every <= at - scoring.window)
-        scores = einsum(queries, keys, "batch n d, batch pos d -> batch n pos")
-        return cls(scores, keys, bias.masked_fill(masked, -torch.inf), scoring.soft_cap)
+        scores = einsum(queries, rotated, "batch n d, batch pos d -> batch n pos")
+        return cls(scores, rotated, bias.masked_fill(masked, -torch.inf), scoring.soft_cap)
 
     def pattern(self, change: Float[Tensor, "batch n pos"] | float = 0.0) -> Float[Tensor, "batch n pos"]:
         """Return the attention to all positions when `change` is added to the scores."""
@@ -229,8 +224,8 @@ def attention_from(acts: Activations, head: Head, positions: Int[Tensor, "batch 
     positions = torch.cat([positions, acts.batch.last.to(positions)[:, None]], dim=1)
     x = writers.resid_pre[writers.rows_at(positions).clamp(min=0), head.layer]
     queries = query_key_metric(acts.view, head).project("q", x) * scoring.scale
-    queries = HeadProjection(acts, head, "q", positions[:, -1:]).rotate(queries, positions)
-    found = AttentionRow.from_queries(acts, head, queries, positions).pattern()
+    keys = HeadProjection(acts, head, "k", positions[:, :0])  # keys and queries are rotated alike
+    found = AttentionRow.from_queries(keys, keys.rotate(queries, positions), positions).pattern()
     check_parts(acts, head, "attention does not follow from the scores", found[:, -1] - acts.pattern[:, *head])
     return found[:, :-1]
 

@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
-from icl_lens.attribution.score_parts import attention_score_parts
-from icl_lens.attribution.value_parts import value_parts
+from icl_lens.attribution.score_parts import ScoreParts, attention_score_parts
+from icl_lens.attribution.value_parts import ValueParts, value_parts
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 
 Writer = tuple[str, float]
+Side = Literal["query", "key", "value"]
+SIDES: tuple[Side, ...] = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,30 @@ class AttentionReasons:
     value_total: float = 0.0
     value_is_exact: bool = True
     """Whether value parts are exact (one token to compare with) or first-order."""
+    query_words: tuple[tuple[str, ...], ...] = ()
+    """Top words of what the first writers of `query` add to the query; of `key`: wrote at `more` minus at `less`, on
+    average; of `value`: add to the values at `more`, on average."""
+    key_words: tuple[tuple[str, ...], ...] = ()
+    value_words: tuple[tuple[str, ...], ...] = ()
+    query_standouts: tuple[float, ...] = ()
+    """How far each of these stands out from random directions (`Readout.describe`), in standard deviations."""
+    key_standouts: tuple[float, ...] = ()
+    value_standouts: tuple[float, ...] = ()
+
+    def side(self, side: Side) -> tuple[Writer, ...]:
+        """Return the strongest writers of a side."""
+        return {"query": self.query, "key": self.key, "value": self.value}[side]
+
+    def words(self, side: Side) -> dict[str, tuple[tuple[str, ...], float]]:
+        """Return the top words and the standout of the first writers of a side."""
+        names = [name for name, _ in self.side(side)]
+        found = zip(getattr(self, f"{side}_words"), getattr(self, f"{side}_standouts"), strict=True)
+        return dict(zip(names, found, strict=False))
+
+    @property
+    def because(self) -> str:
+        """The strongest writers behind the score difference, in words."""
+        return because(self.query, self.key, above=self.score_difference >= 0)
 
 
 def attention_reasons(
@@ -49,8 +76,13 @@ def attention_reasons(
     *,
     n_writers: int = 6,
     n_pairs: int = 8,
-) -> AttentionReasons:
+    n_decoded: int = 3,
+) -> tuple[AttentionReasons, dict[Side, Float[Tensor, "n d_model"]]]:
     """Return the writers that contribute most to one head's attention; the activations must be those of one prompt.
+
+    The vectors are what the first `n_decoded` writers of each side contribute, to decode in words: for the query, its
+    part mapped to the space of the keys' inputs, as in `last_query`; for keys, the mean of what was written at `more`
+    minus that at `less`; for values, the mean part of the values at `more`, through W_O.
 
     Raise InputError if the activations hold no writers at these positions, and for an unsupported family.
     """
@@ -58,13 +90,15 @@ def attention_reasons(
     is_more = torch.arange(len(more) + len(less), device=parts.positions.device)[None] < len(more)
     contrast, writers = parts.contrast(is_more), parts.writers
     query, key = (_strongest(side[0], writers, n_writers) for side in (contrast.query_side, contrast.key_side))
+    of_pairs = contrast.pairs[0]
     pairs = [
-        (of_query, of_key, float(contrast.pairs[0, writers.index(of_query), writers.index(of_key)]))
+        (of_query, of_key, float(of_pairs[writers.index(of_query), writers.index(of_key)]))
         for of_query, _ in query
         for of_key, _ in key
     ]
     pairs.sort(key=lambda pair: -abs(pair[2]))
     from_values: dict[str, object] = {}
+    values = None
     with suppress(InputError):  # raised for models with a logit soft-cap
         values = value_parts(acts, head, targets, against=against, keys=list(more))
         total = values.parts[0].sum(0)
@@ -73,7 +107,7 @@ def attention_reasons(
             "value_total": float(total.sum()),
             "value_is_exact": values.is_exact,
         }
-    return AttentionReasons(
+    why = AttentionReasons(
         more=tuple(more),
         less=tuple(less),
         score_difference=float(contrast.value),
@@ -83,50 +117,48 @@ def attention_reasons(
         n_writers=len(writers),
         **from_values,  # pyright: ignore[reportArgumentType]
     )
+    return why, _vectors(parts, why, values, n_decoded)
 
 
-def attention_sentence(
-    head: str,
-    more: str,
-    less: str,
-    difference: float,
-    query: Sequence[Writer],
-    key: Sequence[Writer],
-    *,
-    interval: str = "",
-) -> str:
-    """Return, in words, by how much a head's scores of two groups of keys differ and which writers that comes from.
+def _vectors(
+    parts: ScoreParts, why: AttentionReasons, values: ValueParts | None, n: int
+) -> dict[Side, Float[Tensor, "n d_model"]]:
+    """Return what the first `n` writers of each side contribute; see `AttentionReasons.query_words`."""
+    nothing = parts.acts.resid_pre.new_empty(0, parts.acts.view.d_model)
+    query = [parts.vectors(name, "query")[0, 0] for name, _ in why.query[:n]]
+    keys = [parts.vectors(name, "key")[0].split([len(why.more), len(why.less)]) for name, _ in why.key[:n]]
+    carried = [] if values is None else [values.vectors(name)[0].mean(0) for name, _ in why.value[:n]]
+    written: dict[Side, list[Tensor]] = {
+        "query": query,
+        "key": [more.mean(0) - less.mean(0) for more, less in keys],
+        "value": carried,
+    }
+    return {side: torch.stack(vectors) if vectors else nothing for side, vectors in written.items()}
 
-    `query` and `key` are the strongest writers at the last token and at the keys, strongest first.
+
+def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> str:
+    """Name the strongest writers at the last token and at the keys behind a positive or negative score difference.
 
     Example:
-        >>> from icl_lens.attribution.reasons import attention_sentence, writers_in_words
-        >>> attention_sentence("L9H1", "foo", "bar", 2.2, [("F7", 1.5)], [("embed", 0.5)])[:60]
-        'L9H1 scores foo above bar by 2.20: at the last token mainly b'
-        >>> writers_in_words([("L1H2", -0.4), ("F0", 0.5)], above=True)
-        'FFN 0 (+0.50), against L1H2 (-0.40)'
+        >>> from icl_lens.attribution.reasons import because
+        >>> because([("F7", 1.5), ("L1H0", 0.1)], [("F0", 0.5), ("L1H2", -0.2)], above=True)
+        'mainly from what FFN 7 (+1.50) wrote at the last token (query), and FFN 0 (+0.50) at the keys'
     """
-    above = difference >= 0
     query_words, key_words = (writers_in_words(side, above) for side in (query, key))
-    return (
-        f"{head} scores {more} {'above' if above else 'below'} {less} by {abs(difference):.2f}{interval}: at the last "
-        f"token mainly because of {query_words}, at the keys because of {key_words}."
-    )
+    return f"mainly from what {query_words} wrote at the last token (query), and {key_words} at the keys"
 
 
 def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
     """Name the two strongest writers with parts of one sign, and one with the other that has half their strength."""
-    pro = [(name, value) for name, value in writers if (value >= 0) == above]
-    against = [(name, value) for name, value in writers if (value >= 0) != above]
-    pro, against = (sorted(side, key=lambda one: -abs(one[1])) for side in (pro, against))
+    pro = sorted((one for one in writers if (one[1] >= 0) == above), key=lambda one: -abs(one[1]))
+    against = sorted((one for one in writers if (one[1] >= 0) != above), key=lambda one: -abs(one[1]))
     if not pro:
-        return "many small parts"
-    named = " and ".join(
-        f"{writer_in_words(name)} ({value:+.2f})" for name, value in pro[:2] if abs(value) > abs(pro[0][1]) / 4
-    )
-    for name, value in against[:1]:
-        named += f", against {writer_in_words(name)} ({value:+.2f})" if abs(value) > abs(pro[0][1]) / 2 else ""
-    return named
+        return "many small writers"
+    named = [f"{writer_in_words(name)} ({value:+.2f})" for name, value in pro[:2] if abs(value) > abs(pro[0][1]) / 4]
+    text = " and ".join(named)
+    if against and abs(against[0][1]) > abs(pro[0][1]) / 2:
+        text += f", against {writer_in_words(against[0][0])} ({against[0][1]:+.2f})"
+    return text
 
 
 def writer_in_words(name: str) -> str:

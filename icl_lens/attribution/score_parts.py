@@ -13,7 +13,7 @@ Scores are before a soft-cap and without ALiBi's bias, which depends on no write
 Source: docs/howto/numbers.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pandas as pd
@@ -121,6 +121,9 @@ class ScoreParts:
     """Each writer's part of each key, rotated."""
     row: AttentionRow
     """Scores from the last position to all positions, from which `pattern` follows."""
+    query_projection: HeadProjection = field(repr=False)
+    key_projection: HeadProjection = field(repr=False)
+    """The maps from the layer's input to the query and the keys."""
 
     def __repr__(self) -> str:
         n, count = self.positions.shape
@@ -187,7 +190,7 @@ class ScoreParts:
         """
         check_choice("side", side, ("query", "key"))
         check_choice("norm", norm, ("frozen", "recomputed"))
-        projection = self._projection(side)
+        projection = self.query_projection if side == "query" else self.key_projection
         parts = self.query_parts[:, None] if side == "query" else self.key_parts
         change = -parts if norm == "frozen" else projection.without_each() - parts.sum(2, keepdim=True)
         if side == "query":
@@ -212,7 +215,7 @@ class ScoreParts:
             found = HeadProjection(self.acts, self.head, "q", last).by_position(source, self._keys * scale)
         else:
             query = self.query_parts.sum(1)[:, None].expand(-1, self.positions.shape[1], -1)
-            found = self._projection("key").by_position(source, query)
+            found = self.key_projection.by_position(source, query)
         return found.masked_fill((self.positions < 0)[..., None], 0)
 
     def vectors(self, writer: str, side: Side) -> Float[Tensor, "batch key d_model"]:
@@ -222,22 +225,16 @@ class ScoreParts:
         space of the keys' inputs without rotation, as in `last_query`; the key axis then has one entry.
         """
         check_choice("writer", writer, self.writers)
-        view, projection = self.acts.view, self._projection(side)
+        view = self.acts.view
         if side == "key":
-            rows = projection.rows
-            return projection.writers.written(rows.flatten(), self.head.layer, writer).unflatten(0, rows.shape)
-        part = projection.parts(writer)[:, :, 0]
+            rows = self.key_projection.rows
+            return self.key_projection.writers.written(rows.flatten(), self.head.layer, writer).unflatten(0, rows.shape)
+        part = self.query_projection.parts(writer)[:, :, 0]
         kv, k_norm = view.kv_head(self.head.head), view.k_norm(self.head.layer)
         if k_norm is not None:
             part = part * head_slice(k_norm.gain_as(part.dtype), kv, view).to(part.device)
             part = part - part.mean(-1, keepdim=True) if k_norm.center else part
         return part @ view.W_K(self.head.layer)[kv].to(part).T
-
-    def _projection(self, side: Side) -> HeadProjection:
-        last = self.acts.batch.last.to(self.positions)[:, None]
-        return HeadProjection(
-            self.acts, self.head, "q" if side == "query" else "k", last if side == "query" else self.positions
-        )
 
 
 def attention_score_parts(
@@ -266,13 +263,16 @@ def attention_score_parts(
 
     query_projection = HeadProjection(acts, head, "q", last)
     query = scoring.scale * query_projection.rotate(query_projection.vectors_at(last), last)
-    row = AttentionRow.from_queries(acts, head, query, last)
     query_parts = scoring.scale * query_projection.rotate(query_projection.parts(), last)[:, 0]
     key_projection = HeadProjection(acts, head, "k", positions)
+    row = AttentionRow.from_queries(key_projection, query, last)
     key_parts = key_projection.rotate(key_projection.parts(), positions)
     key_parts.masked_fill_((positions < 0)[..., None, None], 0)
     at_keys = row.scores[:, 0].gather(1, positions.clamp(min=0)).masked_fill(positions < 0, 0)
-    parts = ScoreParts(acts, head, writers.names(head.layer), positions, at_keys, query_parts, key_parts, row)
+    projections = query_projection, key_projection
+    parts = ScoreParts(
+        acts, head, writers.names(head.layer), positions, at_keys, query_parts, key_parts, row, *projections
+    )
     size = query.norm(dim=-1) * row.keys.norm(dim=-1).amax(-1, keepdim=True)
     check_parts(acts, head, "query parts do not sum to the scores", (parts.query_side.sum(-1) - at_keys) / size)
     check_parts(acts, head, "attention does not follow from the scores", parts.pattern - acts.pattern[:, *head])

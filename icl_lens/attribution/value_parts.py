@@ -7,7 +7,7 @@ difference, and C is exact; otherwise g is the gradient of log p(target), or of 
 C is the first-order part of the increase. Source: docs/howto/numbers.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 from einops import einsum
@@ -45,6 +45,8 @@ class ValueParts:
     """Whether parts are exact (one other token, frozen norm, no soft-cap) or only first-order."""
     direction: Float[Tensor, "batch key d_head"]
     """Attention times W_O g: the dot product with a value is its contribution, nats."""
+    projection: HeadProjection = field(repr=False)
+    """The map from the layer's input to the values."""
 
     def __repr__(self) -> str:
         n, count, n_writers = self.parts.shape
@@ -75,12 +77,12 @@ class ValueParts:
         Raise InputError unless the writer is a head of an earlier layer.
         """
         source = self.acts.view.check_head(writer)
-        return HeadProjection(self.acts, self.head, "v", self.positions).by_position(source, self.direction)
+        return self.projection.by_position(source, self.direction)
 
     def vectors(self, writer: str) -> Float[Tensor, "batch key d_model"]:
         """Return a writer's part of each value times W_O, as in `label_values`, for `acts.readout.top_tokens`."""
         check_choice("writer", writer, self.writers)
-        parts = HeadProjection(self.acts, self.head, "v", self.positions).parts(writer)[:, :, 0]
+        parts = self.projection.parts(writer)[:, :, 0]
         return parts @ self.acts.view.W_O(self.head.layer)[self.head.head].to(parts)
 
 
@@ -120,4 +122,4 @@ def value_parts(
     attention = acts.head_pattern(head.layer)[:, head.head].gather(1, positions.clamp(min=0))
     direction = attention.masked_fill(positions < 0, 0)[..., None] * through_W_O[:, None]
     parts = einsum(projection.parts(), direction, "batch key writer d, batch key d -> batch key writer")
-    return ValueParts(acts, head, writers.names(head.layer), positions, parts, is_exact, direction)
+    return ValueParts(acts, head, writers.names(head.layer), positions, parts, is_exact, direction, projection)

@@ -24,7 +24,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.increases import check_target_ids
-from icl_lens.attribution.reasons import attention_sentence
+from icl_lens.attribution.reasons import because
 from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
@@ -98,14 +98,16 @@ class MeanScoreParts(ShownAsTable):
         return pd.DataFrame(rows[["writer", "value", "low", "high"]].head(n))
 
     def sentence(self, head: Head | str) -> str:
-        """Return, in one sentence, why a head attends to true labels rather than false ones, or that it does not."""
+        """Return, in words, why a head attends to true labels rather than false ones, or that it does not."""
         value, low, high = self.total(head)
         interval = "" if low != low else f" (95 % interval {low:+.2f} … {high:+.2f})"
         if low <= 0 <= high:
             return f"{head} scores true and false labels alike: difference {value:+.2f}{interval}."
         strongest = (self.strongest(head, side) for side in ("query", "key"))
         sides = [list(zip(rows["writer"], rows["value"], strict=True)) for rows in strongest]
-        return attention_sentence(str(head), "true labels", "false labels", value, *sides, interval=interval)
+        above = "above" if value > 0 else "below"
+        scored = f"{head} scores true labels {above} false labels by {abs(value):.2f}{interval}"
+        return f"{scored}. This comes {because(*sides, above=value > 0)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, each head's sentence and both tables as numbers and strings for JSON."""

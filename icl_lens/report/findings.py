@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import pandas as pd
 
-from icl_lens.attribution.reasons import AttentionReasons
+from icl_lens.attribution.reasons import SIDES, AttentionReasons, writers_in_words
 from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
@@ -307,7 +307,7 @@ class Findings:
         """Return one of the explanation's tables in tidy form.
 
         "heads" (all heads), "layers", "subheads", "labels", "words", "similarity" (queries by label keys) or "why"
-        (largest parts by writer: of attention scores and, in nats, of what values add).
+        (largest parts by writer: of attention scores and, in nats, of what values add; the first in words).
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
@@ -361,15 +361,45 @@ class Findings:
         name = self.labels[labels[position]] if position in labels else self.shown_tokens[position].strip()
         return f"{name}@{position}"
 
+    def keys_name(self, positions: Sequence[int]) -> str:
+        """Return the names of a few keys, or the number of labels they are: "foo@8, foo@11", "12 foo labels"."""
+        if len(positions) < 4:
+            return ", ".join(map(self.key_name, positions))
+        labels = dict(zip(self.label_positions, self.demonstration_labels, strict=True))
+        named = {self.labels[labels[position]] for position in positions}
+        return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
+
+    def why_sentence(self, report: HeadReport) -> str:
+        """Return, in two or three sentences, why a head attends where it does; empty if its scores were not split."""
+        why = report.why
+        if why is None:
+            return ""
+        more, less = self.keys_name(why.more), self.keys_name(why.less)
+        attention = [math.fsum(report.label_attention(positions)) for positions in (why.more, why.less)]
+        mean = "mean " if len(why.more) + len(why.less) > 2 else ""
+        than = f"{abs(why.score_difference):.2f} {'higher' if why.score_difference >= 0 else 'lower'}"
+        text = (
+            f"{report.head} gives {more} {attention[0]:.2f} of its attention and {less} {attention[1]:.2f}: its {mean}"
+            f"score there is {than}. This comes {why.because}."
+        )
+        if why.value:
+            what = f"the log-odds of {self.target}" if why.value_is_exact else f"log p({self.target}), to first order"
+            writers = writers_in_words(why.value, why.value_total >= 0)
+            text += f" From {more} it adds {why.value_total:+.2f} nats to {what}, mainly what {writers} wrote there."
+        return text
+
     def _why_rows(self) -> Iterator[dict[str, Any]]:
         for report in self.heads:
             if report.why is None:
                 continue
             names = {"more": report.why.more, "less": report.why.less}
             keys = {name: " ".join(map(self.key_name, positions)) for name, positions in names.items()}
-            for side in ("query", "key", "value"):
+            for side in SIDES:
+                in_words = report.why.words(side)
                 for writer, value in getattr(report.why, side):
-                    yield {"name": str(report.head), **keys, "side": side, "writer": writer, "value": value}
+                    words, standout = in_words.get(writer, ((), float("nan")))
+                    row = {"name": str(report.head), **keys, "side": side, "writer": writer, "value": value}
+                    yield row | {"words": " ".join(words), "standout": standout}
             for query_writer, key_writer, value in report.why.pairs:
                 pair = f"{query_writer} × {key_writer}"
                 yield {"name": str(report.head), **keys, "side": "pair", "writer": pair, "value": value}

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from icl_lens.attribution.reasons import Side
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.number_format import percent
@@ -20,6 +21,7 @@ BAR_WIDTH = 22
 ATTENTION_WIDTH = 44
 LABEL_STYLES = tuple(f"bold {color}" for color in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
 GAIN, LOSS, QUIET = SKY, AMBER, "dim"
+WRITTEN: dict[Side, str] = {"query": "at the last token", "key": "at the keys", "value": "in the values"}
 
 
 def render(explanation: Findings) -> Group:
@@ -204,24 +206,30 @@ def _why(explanation: Findings) -> list[RenderableType]:
     why = chosen[0].why
     if why is None:
         return []
-    more, less = (", ".join(map(explanation.key_name, positions)) for positions in (why.more, why.less))
+    report = chosen[0]
+    more, less = explanation.keys_name(why.more), explanation.keys_name(why.less)
     # Keys and values can be those of the answer's label although the head attends to the others.
     verb = "attends to" if why.score_difference >= 0 else "does not attend to"
-    title = f"Why {chosen[0].head} {verb} {more} rather than {less}: score difference {why.score_difference:+.2f}"
     columns = ["at the last token", "score", "at the keys", "score", *(["value", "nats"] if why.value else [])]
-    table = _table(title, *columns)
+    table = _table(f"Why {report.head} {verb} {more} rather than {less}", *columns)
     for row in zip_longest(why.query, why.key, why.value, fillvalue=None):
         cells = [cell for one in row[: len(columns) // 2] for cell in (("", "") if one is None else _writer(one))]
         table.add_row(*cells)
     pairs = ", ".join(f"{one} × {other} {value:+.2f}" for one, other, value in why.pairs[:3])
     note = (
-        f"Each score column sums to the difference over all {why.n_writers} writers (heads; F: FFNs). Largest pairs of "
-        f"query and key writers shown: {pairs}."
+        f"Each score column sums to the difference {why.score_difference:+.2f} over all {why.n_writers} writers (L: "
+        f"heads, F: FFNs). Largest pairs of query and key writers shown: {pairs}."
     )
     if why.value:
-        kind = "exact" if why.value_is_exact else "first-order"
-        note += f" Value: parts of {why.value_total:+.3f} nats from {more}, {kind}."
-    return [Group(table, Text(note, QUIET))]
+        note += f" Values: {'exact' if why.value_is_exact else 'first-order'} parts."
+    words = _table("Contributions of these writers, in words", "", "writer", "standout", "top words")
+    for side, name in WRITTEN.items():
+        for writer, (found, standout) in why.words(side).items():
+            listed = Text(", ".join(word.strip() for word in found[:6]), QUIET if is_noise(standout) else "")
+            words.add_row(name, writer, f"{standout:.1f}", listed)
+            name = ""
+    in_words = [words] if words.row_count else []
+    return [Group(table, Text(explanation.why_sentence(report)), Text(note, QUIET), *in_words)]
 
 
 def _writer(one: tuple[str, float]) -> tuple[str, str]:
@@ -272,6 +280,7 @@ def _table(title: str, *columns: str | Text) -> Table:
         "labels attended to most",
         "at the keys",
         "value",
+        "writer",
         "",
     )
     for i, column in enumerate(columns):

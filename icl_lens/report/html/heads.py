@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
+from icl_lens.attribution.reasons import AttentionReasons, Side
 from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
 from icl_lens.report.html.sections import contrast_name, separated, unit_name
@@ -12,6 +14,8 @@ from icl_lens.report.number_format import percent, signed
 
 # Rows of words shown without a scrollbar.
 LONG = 12
+# Where writers write, by side of an attention score or of the values.
+WRITTEN: dict[Side, str] = {"query": "at the last token", "key": "at the keys", "value": "in the values"}
 # Maximum number of demonstrations in the similarity panel.
 MOST_COMPARED = 16
 
@@ -34,7 +38,13 @@ def explorer(e: Findings) -> dict[str, Any]:
     }
     located = {report.head for report in e.heads}
     panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
-    return {"map": HeadMap(e.head_scores, located, f"{e.settings.by}, nats"), "panels": panels, "data": data}
+    why = _why(e, e.heads[0])
+    return {
+        "why": why,
+        "map": HeadMap(e.head_scores, located, f"{e.settings.by}, nats"),
+        "panels": panels,
+        "data": data,
+    }
 
 
 def located_table(e: Findings) -> Table:
@@ -135,6 +145,8 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     labels = dict(zip(e.label_positions, e.demonstration_labels, strict=True))
     chips = [
         [Chip(e.key_name(position), labels.get(position)) for position in positions]
+        if len(positions) < 4
+        else [Chip(e.keys_name(positions), labels[positions[0]])]
         for positions in (why.more, why.less)
     ]
     strongest = largest([value for _, _, value in why.pairs])
@@ -145,6 +157,11 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     ]
     reach = {side: largest([value for _, value in getattr(why, side)]) for side in ("query", "key", "value")}
     values: list[list[Cell]] = [[name, Bar.signed(value, reach["value"])] for name, value in why.value]
+    written: list[list[Cell]] = [
+        [where if i == 0 else "", writer, Words(words[:6], is_noise(standout))]
+        for side, where in WRITTEN.items()
+        for i, (writer, (words, standout)) in enumerate(why.words(side).items())
+    ]
     pairs: list[list[Cell]] = [[one, other, signed(value)] for one, other, value in why.pairs]
     return {
         "more": separated(chips[0]),
@@ -152,9 +169,29 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
         "why": why,
         "lines": lines,
         "n_rows": max(len(why.query), len(why.key)),
+        "sentence": e.why_sentence(report).replace("(-", "(\u2212"),
+        "titles": {
+            side: {
+                writer: ("(no more than random directions) " if is_noise(standout) else "") + ", ".join(words[:6])
+                for writer, (words, standout) in why.words(side).items()
+            }
+            for side in WRITTEN
+        },
+        "words": Table(["where", "writer", "top words"], written) if written else None,
         "pairs": Table(["query writer", "key writer", "#score"], pairs),
+        "writers": _writers_table(why),
         "values": Table(["writer", "#nats"], values) if values else None,
     }
+
+
+def _writers_table(why: AttentionReasons) -> Table:
+    """Return the strongest writers of all sides in one table, for viewers without graphics."""
+    sides: list[Side] = [side for side in WRITTEN if why.side(side)]
+    columns: list[Cell] = [cell for side in sides for cell in (WRITTEN[side], "#nats" if side == "value" else "#score")]
+    rows: list[list[Cell]] = []
+    for row in zip_longest(*map(why.side, sides)):
+        rows.append([cell for one in row for cell in (("", "") if one is None else (one[0], signed(one[1])))])
+    return Table(columns, rows)
 
 
 def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
