@@ -5,11 +5,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import typer
+from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import By, ModelOptions, OutputOptions, SeedOption, TaskOptions, TokenOptions, preview
+from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
     from icl_lens.models.head import Head
@@ -25,7 +26,7 @@ MIN_QUERIES = 16
 class AblateTask(TaskOptions):
     """A task to evaluate instead of a single prompt."""
 
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Number of prompts; heads are located on n others.")] = 200
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts; heads are located on n others.")] = 200
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Return prompts to locate heads on and `n` to ablate them on, with other queries if there are enough."""
@@ -47,21 +48,16 @@ class HeadsOptions:
 
     panel: ClassVar[str] = "Heads"
 
-    heads: Annotated[
-        str | None, typer.Option(help="Heads to ablate, e.g. L1H2,L3H0.", show_default="located heads")
-    ] = None
-    k: Annotated[
-        int | None, typer.Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")
-    ] = None
+    heads: Annotated[str | None, Option(help="Heads to ablate, e.g. L1H2,L3H0.", show_default="located heads")] = None
+    k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")] = None
     by: Annotated[
-        By | None, typer.Option(help="Score that locates heads.", show_default="contrast; increase with one label")
+        By | None, Option(help="Score that locates heads.", show_default="contrast; increase with one label")
     ] = None
-    positions: Annotated[Literal["all", "last"], typer.Option(help="Positions to zero; last is faster.")] = "all"
-    random_sets: Annotated[int, typer.Option(min=1, max=1000, help="Random sets, of the same and of all layers.")] = 10
+    positions: Annotated[Literal["all", "last"], Option(help="Positions to zero; last is faster.")] = "all"
+    random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets, of the same and of all layers.")] = 10
 
     def choose(self, model: Any, prompts: "PromptBatch") -> "tuple[list[Head], str]":
         """Return the heads named by the options or located on the prompts, and how they were chosen."""
-        from icl_lens.errors import InputError
         from icl_lens.locate.locate import top_heads_by
         from icl_lens.models.view import ModelView
 
@@ -86,9 +82,9 @@ def ablate(
     task: AblateTask,
     tokens: TokenOptions,
     model: ModelOptions,
-    prompt: Annotated[str | None, typer.Argument(help='Prompt, e.g. "happy : bar three : foo nine :".')] = None,
+    prompt: Annotated[str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".')] = None,
     answer: Annotated[
-        str | None, typer.Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
+        str | None, Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -137,8 +133,6 @@ def ablate(
 
 def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: HeadsOptions) -> None:
     """Raise InputError for options that conflict or have no effect."""
-    from icl_lens.errors import InputError
-
     if (prompt is None) == (task.name is None):
         raise InputError("pass either a prompt or --task, e.g. --task sentiment-number")
     if task.name is not None and answer is not None:

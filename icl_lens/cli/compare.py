@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped
@@ -17,16 +17,15 @@ from icl_lens.cli.options import (
     SeedOption,
     TaskOptions,
 )
+from icl_lens.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoModels(ModelOptions):
     """The models of A and B, and their device and precision."""
 
-    model_b: Annotated[str | None, typer.Option(help="Model of B.", show_default="same as A")] = None
-    revision_b: Annotated[str | None, typer.Option(help="Hub revision of B's model.", show_default="main branch")] = (
-        None
-    )
+    model_b: Annotated[str | None, Option(help="Model of B.", show_default="same as A")] = None
+    revision_b: Annotated[str | None, Option(help="Hub revision of B's model.", show_default="main branch")] = None
 
     @property
     def one(self) -> bool:
@@ -48,17 +47,15 @@ def compare(
     task: TaskOptions,
     reading: ReadoutOptions,
     models: TwoModels,
-    a: Annotated[
-        str | None, typer.Argument(help="First prompt.", show_default=f"{PAPER_PROMPT}, with --model-b")
-    ] = None,
-    b: Annotated[str | None, typer.Argument(help="Second prompt.", show_default="the first")] = None,
-    answer: Annotated[str | None, typer.Option("--answer", "-a", help="Correct label of A.")] = None,
+    a: Annotated[str | None, Argument(help="First prompt.", show_default=f"{PAPER_PROMPT}, with --model-b")] = None,
+    b: Annotated[str | None, Argument(help="Second prompt.", show_default="the first")] = None,
+    answer: Annotated[str | None, Option("--answer", "-a", help="Correct label of A.")] = None,
     answer_b: Annotated[
-        str | None, typer.Option(help="Correct label of B.", show_default="A's for one prompt, else B's prediction")
+        str | None, Option(help="Correct label of B.", show_default="A's for one prompt, else B's prediction")
     ] = None,
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Prompts of a task, for two models.")] = 1,
+    n: Annotated[int, Option("--n", "-n", min=1, help="Prompts of a task, for two models.")] = 1,
     by: Annotated[
-        By | None, typer.Option(help="Score that ranks the heads' changes.", show_default="increase; contrast with -n")
+        By | None, Option(help="Score that ranks the heads' changes.", show_default="increase; contrast with -n")
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -68,7 +65,7 @@ def compare(
     over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or shows
     all heads of both models.
     """
-    from icl_lens import InputError, compare_models, explain
+    from icl_lens import compare_models, explain
     from icl_lens.report.comparison import compare as compared
 
     if n > 1 and (models.one or task.name is None):
@@ -81,7 +78,7 @@ def compare(
     output.check()
     first, second = models.both()
     console = PlainConsole()
-    settings = reading.convention() | reading.template_kwargs()
+    settings = reading.convention() | reading.readout()
     if n > 1:
         for side, model in zip("AB", (first, second) if task.check else (), strict=False):
             console.print(f"{side}: ", end="")

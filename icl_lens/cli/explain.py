@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped, reject_options
@@ -20,6 +20,7 @@ from icl_lens.cli.options import (
     TaskOptions,
     run_request,
 )
+from icl_lens.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +29,16 @@ class TextOptions:
 
     panel: ClassVar[str] = "Text"
 
-    text: Annotated[str | None, typer.Option(help="Text to explain instead of an in-context prompt.")] = None
+    text: Annotated[str | None, Option(help="Text to explain instead of an in-context prompt.")] = None
     target: Annotated[
-        str | None,
-        typer.Option(help='With --text: token to explain, e.g. " Mary".', show_default="most probable token"),
+        str | None, Option(help='With --text: token to explain, e.g. " Mary".', show_default="most probable token")
     ] = None
     against: Annotated[
-        list[str] | None,
-        typer.Option(help="Label or token to compare with; repeatable.", show_default="all other labels"),
+        list[str] | None, Option(help="Label or token to compare with; repeatable.", show_default="all other labels")
     ] = None
 
     def check(self, prompt: str | None, answer: str | None, reading: ReadoutOptions) -> None:
         """Raise InputError for options that conflict or have no effect."""
-        from icl_lens.errors import InputError
-
         if self.text is None:
             if self.target is not None:
                 raise InputError("--target requires --text; use --answer for a prompt with demonstrations")
@@ -63,16 +60,12 @@ class WhyOptions(RunOutput):
     panel: ClassVar[str] = "Why a head attends"
 
     why: Annotated[
-        str | None, typer.Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head")
+        str | None, Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head")
     ] = None
-    n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="With --why: means over n prompts of the task.")] = (
-        None
-    )
+    n: Annotated[int | None, Option("--n", "-n", min=1, help="With --why: means over n prompts of the task.")] = None
 
     def check(self, task: TaskOptions, **conflicting: Any) -> None:
         """Raise InputError for options that conflict, are missing or have no effect."""
-        from icl_lens.errors import InputError
-
         if self.n is None:
             if self.out is not None:
                 raise InputError("--out requires -n, the number of the task's prompts to average over")
@@ -94,21 +87,17 @@ def explain(
     reading: ReadoutOptions,
     model: ModelOptions,
     prompt: Annotated[
-        str | None,
-        typer.Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
+        str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT)
     ] = None,
     answer: Annotated[
         str | None,
-        typer.Option(
-            "--answer", "-a", help="Correct label.", show_default="model's prediction; foo for the default prompt"
-        ),
+        Option("--answer", "-a", help="Correct label.", show_default="model's prediction; foo for the default prompt"),
     ] = None,
     by: Annotated[
-        By | None,
-        typer.Option(help="Score that ranks heads.", show_default="contrast with --against, else increase"),
+        By | None, Option(help="Score that ranks heads.", show_default="contrast with --against, else increase")
     ] = None,
-    k: Annotated[int, typer.Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
-    n_ablated: Annotated[int, typer.Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
+    k: Annotated[int, Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
+    n_ablated: Annotated[int, Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
     seed: SeedOption = 0,
 ) -> None:
     """Explain one prompt: layers, heads, positions, top words, and the effect of ablating the located heads.
@@ -139,14 +128,16 @@ def explain(
     loaded, console = model.load(), PlainConsole()
     task.print_behavior(console, loaded, reading, seed=seed)
     settings: dict[str, Any] = {"by": by, "why": over.why, "k": k, "n_ablated": n_ablated, "seed": seed}
-    settings |= reading.convention() | {"against": free.against or None}
+    settings |= reading.readout() | {"against": free.against or None}
     if free.text is not None:
-        explanation = explain_prompt(loaded, free.text, answer=free.target, plain_text=True, **settings)
+        explanation = explain_prompt(
+            loaded, free.text, answer=free.target, plain_text=True, prepend_bos=reading.bos, **settings
+        )
     else:
         if prompt is None and not sampled:
             prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
         shown = sampled[0] if sampled else prompt or ""
-        explanation = explain_prompt(loaded, shown, answer=answer, **reading.template_kwargs(), **settings)
+        explanation = explain_prompt(loaded, shown, answer=answer, **reading.convention(), **settings)
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)

@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, RunOutput, SeedOption, TaskOptions, run_request
+from icl_lens.errors import InputError
 from icl_lens.report.rich_table import new_table
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ Method = Literal["exact", "gradient"]
 class LocateTask(TaskOptions):
     """The task to locate heads on."""
 
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Number of prompts.")] = 1000
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 1000
     seed: SeedOption = 0
 
 
@@ -47,16 +48,13 @@ class RankOptions:
     panel: ClassVar[str] = "Options"
 
     k: Annotated[
-        int | None,
-        typer.Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer"),
+        int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer")
     ] = None
-    by: Annotated[By, typer.Option(help="Score that ranks heads; the paper's is increase.")] = "contrast"
-    positions: Annotated[Positions, typer.Option(help="With --by effect: positions to zero; all is slower.")] = "last"
-    method: Annotated[Method, typer.Option(help="With --by effect: exact, or a gradient estimate.")] = "exact"
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = (
-        None
-    )
-    budget: Annotated[int, typer.Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
+    by: Annotated[By, Option(help="Score that ranks heads; the paper's is increase.")] = "contrast"
+    positions: Annotated[Positions, Option(help="With --by effect: positions to zero; all is slower.")] = "last"
+    method: Annotated[Method, Option(help="With --by effect: exact, or a gradient estimate.")] = "exact"
+    batch_size: Annotated[int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = None
+    budget: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
 
     def check(self, reading: ReadoutOptions) -> None:
         """Raise InputError for options that have no effect."""
@@ -121,8 +119,6 @@ def locate(
 @contextmanager
 def _report_once(distributed: "Distributed") -> Iterator[None]:
     """Report an error once: from the main process, or from the only process in which it occurs."""
-    from icl_lens.errors import InputError
-
     try:
         yield
     except InputError as error:

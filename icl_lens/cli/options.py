@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Option
 
 from icl_lens.cli.console import PlainConsole, note, progress
 from icl_lens.cli.option_groups import reject_options
+from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
     from icl_lens.locate.configuration import RunRequest
@@ -32,11 +33,9 @@ By = Literal["increase", "contrast", "effect"]
 
 PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
 
-SeedOption = Annotated[int, typer.Option(help="Seed for prompts and random heads.")]
-DemonstrationsOption = Annotated[int, typer.Option(min=1, help="Demonstrations per class.")]
-PathOption = Annotated[
-    Path | None, typer.Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")
-]
+SeedOption = Annotated[int, Option(help="Seed for prompts and random heads.")]
+DemonstrationsOption = Annotated[int, Option(min=1, help="Demonstrations per class.")]
+PathOption = Annotated[Path | None, Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +44,12 @@ class ModelOptions:
 
     panel: ClassVar[str] = "Model"
 
-    model: Annotated[str, typer.Option("--model", "-m", help="Bundled model, local folder or Hub name.")] = "icl-mini"
-    device: Annotated[
-        str | None, typer.Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")
-    ] = None
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; the readout uses at least float32.")] = (
-        "float32"
+    model: Annotated[str, Option("--model", "-m", help="Bundled model, local folder or Hub name.")] = "icl-mini"
+    device: Annotated[str | None, Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")] = (
+        None
     )
-    revision: Annotated[str | None, typer.Option(help="Hub revision: branch, tag or commit.")] = None
+    dtype: Annotated[Dtype, Option(help="Precision of the weights; the readout uses at least float32.")] = "float32"
+    revision: Annotated[str | None, Option(help="Hub revision: branch, tag or commit.")] = None
 
     def load(self, *, default_device: str | None = None) -> Any:
         """Load the model, on `default_device` unless the user selects a device."""
@@ -80,23 +77,14 @@ class TokenOptions:
 
     panel: ClassVar[str] = "Reading"
 
-    template: Annotated[str, typer.Option(help="Format of a demonstration; \\n and \\t are escapes.")] = (
-        DEFAULT_TEMPLATE
-    )
-    separator: Annotated[str | None, typer.Option(help="Separator between demonstrations.", show_default="space")] = (
-        None
-    )
-    prefix: Annotated[str, typer.Option(help="Text before the first demonstration.")] = ""
-    shared_prefix: Annotated[
-        SharedPrefix,
-        typer.Option(help="If labels share a prefix: fail, or append it."),
-    ] = "error"
+    template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = DEFAULT_TEMPLATE
+    separator: Annotated[str | None, Option(help="Separator between demonstrations.", show_default="space")] = None
+    prefix: Annotated[str, Option(help="Text before the first demonstration.")] = ""
+    shared_prefix: Annotated[SharedPrefix, Option(help="If labels share a prefix: fail, or append it.")] = "error"
     bos: Annotated[
         bool | None,
-        typer.Option(
-            "--bos/--no-bos",
-            help="Force or forbid a beginning-of-sequence token.",
-            show_default="tokenizer's default",
+        Option(
+            "--bos/--no-bos", help="Force or forbid a beginning-of-sequence token.", show_default="tokenizer's default"
         ),
     ] = None
 
@@ -120,7 +108,6 @@ class TokenOptions:
         Raises InputError for an invalid template, or one that ends in white space to which the default separator would
         be added.
         """
-        from icl_lens.errors import InputError
         from icl_lens.prompts.prompt import Template
 
         demonstration = self.demonstration
@@ -134,21 +121,15 @@ class TokenOptions:
         query = demonstration.partition("{label}")[0].rstrip(" ")
         return Template(demonstration, query, self.separator_text, unescape(self.prefix))
 
-    def template_kwargs(self) -> dict[str, Any]:
-        """Return the template arguments of `explain`; empty for the defaults."""
-        return {} if self.is_default else {"template": self.written(), "shared_prefix": self.shared_prefix}
+    def convention(self) -> dict[str, Any]:
+        """Return the arguments of `tokenize`."""
+        return {"template": self.written(), "prepend_bos": self.bos, "shared_prefix": self.shared_prefix}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
         """Format and tokenize prompts."""
         from icl_lens.prompts.tokenize import tokenize
 
-        return tokenize(
-            model,
-            prompts,
-            template=self.written(),
-            prepend_bos=self.bos,
-            shared_prefix=self.shared_prefix,
-        )
+        return tokenize(model, prompts, **self.convention())
 
 
 def _shell(text: str) -> str:
@@ -167,13 +148,13 @@ class ReadoutOptions(TokenOptions):
     """Conventions of the readout, and how prompts are tokenized."""
 
     final_norm: Annotated[
-        FinalNorm, typer.Option(help="Final norm's scale: frozen at the final residual, or recomputed.")
+        FinalNorm, Option(help="Final norm's scale: frozen at the final residual, or recomputed.")
     ] = "frozen"
-    bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")] = True
+    bias: Annotated[bool, Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")] = True
 
-    def convention(self) -> dict[str, Any]:
-        """Return the arguments of `explain` that also apply to text without demonstrations."""
-        return {"prepend_bos": self.bos, "final_norm": self.final_norm, "bias": self.bias}
+    def readout(self) -> dict[str, Any]:
+        """Return the arguments that define a readout."""
+        return {"final_norm": self.final_norm, "bias": self.bias}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +163,8 @@ class PageOptions:
 
     panel: ClassVar[str] = "Output"
 
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False
+    html: Annotated[Path | None, Option(help="Write a self-contained page.")] = None
+    open_page: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False
 
     def check(self) -> None:
         """Raise InputError if a file cannot be written."""
@@ -216,7 +197,7 @@ class PageOptions:
 class OutputOptions(PageOptions):
     """The page, and the JSON file."""
 
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers as JSON.")] = None
+    json_file: Annotated[Path | None, Option("--json", help="Write all numbers as JSON.")] = None
 
     def write_json(self, text: Callable[[], str]) -> None:
         """Write the text to `--json`, if given."""
@@ -240,27 +221,22 @@ class TaskOptions:
 
     task: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--task",
             "-t",
             help="Word task (FALSE-TRUE categories) or sentence dataset.",
             show_default="file name of --path",
         ),
     ] = None
-    classes: Annotated[Classes, typer.Option(help="Two classes per prompt, or all of a dataset.")] = "binary"
-    layout: Annotated[Layout, typer.Option(help="Order of demonstrations: random and balanced, or the paper's.")] = (
-        "random"
-    )
+    classes: Annotated[Classes, Option(help="Two classes per prompt, or all of a dataset.")] = "binary"
+    layout: Annotated[Layout, Option(help="Order of demonstrations: random and balanced, or the paper's.")] = "random"
     demonstrations: DemonstrationsOption = 2
     path: PathOption = None
-    columns: Annotated[str, typer.Option(help="Text and label columns of your sentences.")] = "text,label"
-    split: Annotated[str, typer.Option(help="Split to draw queries from.")] = "test"
-    max_words: Annotated[int | None, typer.Option(min=1, help="Skip texts with more words.")] = None
-    labels: Annotated[
-        str | None,
-        typer.Option(help="Label words; class names, or any words, true class first."),
-    ] = None
-    check: Annotated[bool, typer.Option("--check/--no-check", help="First say what the model does on the task.")] = True
+    columns: Annotated[str, Option(help="Text and label columns of your sentences.")] = "text,label"
+    split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
+    max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
+    labels: Annotated[str | None, Option(help="Label words; class names, or any words, true class first.")] = None
+    check: Annotated[bool, Option("--check/--no-check", help="First say what the model does on the task.")] = True
 
     @property
     def name(self) -> str | None:
@@ -276,8 +252,6 @@ class TaskOptions:
 
         Raises InputError if a prompt or an answer (`conflicting`) is also given, or for task options without a task.
         """
-        from icl_lens.errors import InputError
-
         if self.name is None:
             self.check_no_task()
             return []
@@ -308,9 +282,8 @@ class TaskOptions:
         if self.name is None or not self.check:
             return None
         prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
-        convention: dict[str, Any] = {"prepend_bos": tokens.bos, "shared_prefix": tokens.shared_prefix}
         with progress() as report:
-            found = task_check(model, prompts, template=tokens.written(), seed=seed, progress=report, **convention)
+            found = task_check(model, prompts, seed=seed, progress=report, **tokens.convention())
         console.print(f"{found}\n")
         return found
 
@@ -319,7 +292,6 @@ class TaskOptions:
 
         Raises InputError like `load_task`, without a task, and for options that have no effect.
         """
-        from icl_lens.errors import InputError
         from icl_lens.prompts.tasks import load_task, named_task
         from icl_lens.prompts.text_task import TextTask
 
@@ -384,9 +356,7 @@ class RunOutput:
 
     panel: ClassVar[str] = "Output"
 
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")
-    ] = None
+    out: Annotated[Path | None, Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")] = None
 
     @contextmanager
     def running(self, *, is_main: bool = True) -> Iterator[Callable[[str], None]]:
