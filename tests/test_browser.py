@@ -211,17 +211,6 @@ def test_any_token_is_shown_in_its_place_and_never_run(show, text):
     assert page.locator("img, iframe, .panel svg[onload], b:has-text('/b')").count() == 0
 
 
-def test_a_comparison_is_drawn(show, paper):
-    other = ex.made(ex.PAPER.replace("one", "hate"), answer="bar", seed=5)
-    for width in (1280, 400):
-        page = show(html.compare_page(paper, other), width=width)
-        assert page.locator("figure.bars").count() == 2
-        assert page.locator(".cells button").count() == 24
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.locator(".cells button").first.hover()
-        assert page.locator(".readout").inner_text().startswith("L0H0")
-
-
 NOTEBOOK = """
 import sys
 sys.path.insert(0, {tests!r})

@@ -16,22 +16,13 @@ class Thing:
     """A thing.
 
     Example:
-        >>> print("a", size)
-        a 3
         >>> for i in range(2):
         ...     print(i + size)
         3
         4
-        >>> "still"
-        'still'
-    """
-
-    def method(self):
-        """Has one too.
-
         >>> size, size > 2
         (3, True)
-        """
+    """
 '''
 
 
@@ -39,9 +30,11 @@ def test_outputs_are_written_in_place():
     assert examples.refreshed(SOURCE, {"size": 3}) == (SOURCE, [])
     text, faults = examples.refreshed(SOURCE, {"size": 5})
     assert faults == []
-    assert text == SOURCE.replace("\n3\n", "\n5\n").replace("a 3", "a 5").replace(
-        "        3\n        4\n", "        5\n        6\n"
-    ).replace("(3, True)", "(5, True)")
+    lines = ("\n3\n", "\n5\n"), ("        3\n        4\n", "        5\n        6\n"), ("(3, True)", "(5, True)")
+    expected = SOURCE
+    for old, new in lines:
+        expected = expected.replace(old, new)
+    assert text == expected
     assert examples.refreshed(text, {"size": 5}) == (text, [])
 
 
@@ -52,41 +45,7 @@ def test_what_denies_itself_or_raises_is_told_and_left():
     text, faults = examples.refreshed(SOURCE, {})
     assert text == SOURCE
     assert all("raises name 'size' is not defined" in fault for fault in faults)
-    assert len(faults) == 4
-
-
-EXPLAINED = """Answer
- head    increase   contrast   → foo@11
- ─────────────────────────────────────
- L5H3     +0.9       +0.8         0.50   
- L4H2     +0.7       +0.6         0.51
- L0H0     +0.1       +0.0         0.00
-
- label   no ablation   located heads zeroed
- ──────────────────────────────────────────
- bar           11.5%                   2.8%
- foo           52.4%                  32.1%
-"""
-LOCATED = """ rank   head   mean contrast (nats)
- ──────────────────────────────────
-    1   L5H3                 0.9000
-    2   L4H2                 0.7000
-    3   L0H0                 0.1000
-"""
-WORDS = """ head   part    position   token   top words
- ───────────────────────────────────────────
- L5H3   value          3   bar     bar, baz"""
-
-
-def test_the_readmes_tables_and_what_names_their_heads():
-    text = examples.readme_with(examples.README.read_text(encoding="utf-8"), EXPLAINED, LOCATED, WORDS)
-    assert "L5H3` is head 3 of layer 5" in text
-    assert "four heads such as L5H3\n" in text
-    assert " L5H3     +0.9       +0.8         0.50\n L4H2" in text
-    assert "0.7000\n```" in text
-    assert "32.1%\n```" in text
-    assert "bar, baz\n```" in text
-    assert examples.readme_with(text, EXPLAINED, LOCATED, WORDS) == text
+    assert len(faults) == 3
 
 
 def test_the_readme_quotes_the_table_of_tasks():

@@ -161,11 +161,6 @@ def test_models_of_the_hub(hub, monkeypatch, name, options, revision):
     assert load(name, **options) == revision
 
 
-def test_pickled_weights_are_loaded_with_a_note(hub, caplog):
-    load("some/bin")
-    assert "pytorch_model.bin" in caplog.text
-
-
 def test_a_model_is_fetched_once_at_one_commit(hub, cache):
     assert load("gpt2") == "main"
     assert kept(cache) == GPT2_FILES

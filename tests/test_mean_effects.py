@@ -174,20 +174,6 @@ def test_files_and_table(run, gpt2, many, inputs, unbroken, tmp_path):
     assert_close(chunks["log_odds"], every)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["--no-bias"], "--bias has no effect here"),
-        (["--final-norm", "own"], "--final-norm has no effect here"),
-        (["--by", "increase", "--method", "gradient"], "--method has no effect here: only --by effect"),
-    ],
-)
-def test_options_that_do_nothing_are_refused(run, inputs, tmp_path, given, says):
-    code, _, said = run(*inputs, *given, "--out", tmp_path / "out")
-    assert (code, said.count("\n")) == (2, 1)
-    assert says in said
-
-
 @pytest.mark.slow
 def test_two_processes(inputs, unbroken, tmp_path):
     """Two processes compute different batches, half of them each, and together what one computes."""

@@ -109,16 +109,6 @@ def test_shape_of_the_metric_agrees_with_the_dense_matrix(family, load_tiny):
         metric.directions(99)
 
 
-def test_symmetric_metrics_have_a_symmetric_share_of_one(load_tiny):
-    metric = il.query_key_metric(load_tiny("gpt2"), (0, 1))
-    side = metric.query_side
-    same = type(metric)(metric.view, metric.head, None, side, side, None)
-    assert_close(same.symmetric_share, 1.0)
-    half = side.shape[1] // 2
-    anti = type(metric)(metric.view, metric.head, None, side, torch.cat([side[:, half:], -side[:, :half]], 1), None)
-    assert_close(anti.symmetric_share, 0.0)
-
-
 def test_the_untrained_metric_keeps_lengths_and_loses_the_rest(load_tiny):
     metric = il.query_key_metric(load_tiny("gpt2"), (1, 0))
     x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
