@@ -1,9 +1,7 @@
 """Planted models do what their kind says, and their planted heads are the cause."""
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from safetensors.torch import load_file
 import icl_lens as il
 from experiments.framework.tasks import with_labels
 from experiments.planted import Kind, Planted, build
-from icl_lens.metrics import is_correct
+from icl_lens.metrics import accuracy, label_log_odds
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 COPYING = ("two-tower", "compare-copy")
@@ -42,32 +40,21 @@ def task(truth: Planted, *, swapped: bool = False, n: int = 12, **options: Any) 
     return il.load_task(name, path=truth.words, n=n, **options)
 
 
-def balanced(truth: Planted, *, demonstrations: int = 2, n: int = 8) -> list[il.Prompt]:
-    """Prompts in random order, each beside its mirror image; queries of both classes, both labels as the answer."""
-    prompts = []
-    for swapped in (False, True):
-        for prompt in task(truth, swapped=swapped, n=n, balanced=True, demonstrations=demonstrations):
-            groups = [
-                [d for d in prompt.demonstrations if (d.label == prompt.answer) is same] for same in (True, False)
-            ]
-            order = random.Random(str(prompt)).sample([0, 1] * demonstrations, 2 * demonstrations)
-            for first in (0, 1):
-                left = [iter(group) for group in groups]
-                shown = [next(left[which ^ first]) for which in order]
-                prompts.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
-    return prompts
+def balanced(truth: Planted, *, demonstrations: int = 2, n: int = 16) -> list[il.Prompt]:
+    """Prompts in random order: queries of both classes, both labels as the answer."""
+    options: dict[str, Any] = {"balanced": True, "layout": "random", "demonstrations": demonstrations, "n": n}
+    return [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, **options)]
 
 
 def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
     """Prompts in random order with unequal numbers of demonstrations of the query's class and of the other."""
     prompts = []
     for prompt in balanced(truth, demonstrations=4):
-        left = {True: true, False: false}
-        shown = []
-        for one in prompt.demonstrations:
-            if left[one.label == prompt.answer]:
-                left[one.label == prompt.answer] -= 1
-                shown.append(one)
+        left = [true if one.label == prompt.answer else false for one in prompt.demonstrations]
+        own = [
+            sum(d.label == one.label for d in prompt.demonstrations[:i]) for i, one in enumerate(prompt.demonstrations)
+        ]
+        shown = [one for one, most, before in zip(prompt.demonstrations, left, own, strict=True) if before < most]
         prompts.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
     return prompts
 
@@ -80,20 +67,17 @@ def tokenized(model: Any, prompts: list[il.Prompt]) -> il.PromptBatch:
     return BATCHES[key]
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """What a model says to prompts of two labels each: means over the prompts."""
 
     accuracy: float
     log_odds: float
-    """log p(answer) − log p(other label), nats."""
 
 
 def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
     batch = tokenized(model, prompts)
     values = il.label_log_probs(model, batch)
-    odds = 2 * values.gather(1, batch.answer[:, None])[:, 0] - values.sum(1)
-    return Answers(is_correct(values, batch.answer).float().mean().item(), odds.mean().item())
+    return Answers(accuracy(values, batch.answer), float(label_log_odds(values, batch.answer).mean()))
 
 
 def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
