@@ -32,6 +32,10 @@ def spoilt(value):
     return scores
 
 
+def labels(batch):
+    return {"align": "labels", "batch": batch}
+
+
 SHOWN = [il.Demonstration("a", "b")]
 
 MISUSE = {
@@ -87,7 +91,27 @@ MISUSE = {
     lambda m, b, o: il.locate_heads(m, b, k=3, byte_budget=0): "at least 1",
     lambda m, b, o: il.locate_heads(m, b, k=0): "between 1 and 12",
     lambda m, b, o: il.compare(il.explain(m, "love : foo one : bar two :"), 3): "expected an explanation, got 3",
+    lambda m, b, o: il.label_similarity(m, b, []): "heads must name at least one",
+    lambda m, b, o: il.label_similarity(m, il.tokenize_text(m, ["love like"]), ["L0H0"]): "label position",
+    lambda m, b, o: il.head_copying(m, (0, 0), [3, 3]): "at least two different ids",
+    lambda m, b, o: il.head_copying(m, (0, 0), [3, 10**6]): "is out of range",
+    lambda m, b, o: il.head_copying(m, (0, 0), [3, 4], inputs=torch.zeros(3, 32)): "one residual stream per token",
+    lambda m, b, o: il.induction_scores(m, n=0): "at least 1",
+    lambda m, b, o: il.induction_scores(m, n_tokens=10**6): "got 1000000",
     # edits
+    lambda m, b, o: enter(il.add_vector(m, torch.zeros(33), 0, b)): "vector must have shape",
+    lambda m, b, o: enter(il.add_vector(m, torch.zeros(32), 3, b)): "got 3",
+    lambda m, b, o: enter(il.add_vector(m, torch.full((32,), NAN), 0, b)): "must be finite",
+    lambda m, b, o: il.function_vector(m, HEADS, []): "reference must contain at least one",
+    lambda m, b, o: il.head_effects(m, b, positions="first"): "positions must be one of",
+    lambda m, b, o: il.head_effects(m, b, against=b.answer_tokens): "must differ from the target",
+    lambda m, b, o: il.head_effects(m, b, against=b.answer_tokens[:2]): "shape (3,),",
+    lambda m, b, o: il.head_effects(m, b, pass_tokens=0): "pass_tokens must be at least 1",
+    lambda m, b, o: il.head_effects(m, b, mode="median"): "mode must be one of",
+    lambda m, b, o: il.head_effects(m, b, mode="mean"): "reference must be given for mode='mean'",
+    lambda m, b, o: il.head_effects(m, b, reference=b): "reference must be omitted for mode='zero'",
+    lambda m, b, o: il.head_effects(m, b, mode="mean", reference=b): "got 'mean' with positions='all'",
+    lambda m, b, o: il.head_effects(m, b, positions="last").top(1, by="logit_diff"): "requires against=",
     lambda m, b, o: il.head_effects(o, b): "another",
     lambda m, b, o: random_head_sets(ModelView.of(m), ModelView.of(m).heads(), draws=1, seed=0): "at most half",
     lambda m, b, o: enter(il.ablate_heads(m, [il.Head(99, 0)])): "L99H0",
@@ -103,6 +127,10 @@ MISUSE = {
     lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, -torch.ones(3, 4), renormalize=True)): "got -1",
     lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="z")): "source was",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")): "positions must be 'all'",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="v", align="labels")): "batch must be the batch",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="v", batch=b)): "batch must be None",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b[[0, 2, 1]], activation="v", **labels(b))): "got 2 and 3 in row 1",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b[:2], activation="v", **labels(b))): "the 3 of batch, got 2",
     lambda m, b, o: enter(il.remove_position(m, HEADS, strength=2)): "between 0",
     lambda m, b, o: enter(il.remove_position(m, HEADS, positions="x")): "positions must be one of",
     lambda m, b, o: enter(il.debias(m, b, HEADS, recency=NAN)): "between 0",

@@ -5,8 +5,8 @@ from itertools import permutations
 
 import pytest
 import torch
-from conftest import PROMPTS
 from family_tables import EXACT
+from test_effects import ragged
 from tolerance import assert_close
 
 import icl_lens as il
@@ -17,10 +17,6 @@ from icl_lens.models.view import ModelView
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
 SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
-
-
-def ragged(model):
-    return il.tokenize(model, PROMPTS, prepend_bos=False)
 
 
 @pytest.mark.parametrize("name", EXACT)

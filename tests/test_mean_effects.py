@@ -12,6 +12,7 @@ import pytest
 import torch
 from families import save
 from launches import LAUNCHES, contents, ended, forked, launched, stamps
+from test_effects import one_by_one
 from tolerance import assert_close, tolerance
 
 import icl_lens as il
@@ -37,27 +38,10 @@ def many(gpt2, words):
     return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
 
 
-def one_by_one(model, batch):
-    """Falls of log p(answer) and of its log-odds [prompt layer head], a head and a whole pass at a time."""
-
-    def scores():
-        log_probs = il.last_log_probs(model, batch).double()
-        rows = torch.arange(len(batch))
-        own = log_probs[rows, batch.answer_tokens]
-        return torch.stack([own, own - log_probs[rows, batch.other_label_tokens[:, 0]]])
-
-    clean, found = scores(), torch.empty(2, len(batch), 3, 4, dtype=torch.float64)
-    for layer in range(3):
-        for head in range(4):
-            with il.ablate_heads(model, [(layer, head)], positions="last"):
-                found[:, :, layer, head] = clean - scores()
-    return found
-
-
 def test_means_and_intervals(gpt2, many):
     """Means of effects one by one; intervals from prompts written out as often as each draw has their query."""
     found = il.locate_effects(gpt2, many, batch_size=7, positions="last", against=many.other_label_tokens)
-    expected = one_by_one(gpt2, many)
+    expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
     assert found.n_queries < N
@@ -164,7 +148,7 @@ def test_files_and_table(run, gpt2, many, inputs, unbroken, tmp_path):
     assert "Exact: every head zeroed at the last position of 30 prompts" in said
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert len(table) == 12
-    expected = one_by_one(gpt2, many)
+    expected = torch.stack(one_by_one(gpt2, many)).double()
     assert_close(table["effect"], expected[0].mean(0)[table["layer"], table["head"]])
     parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
     chunks = pd.concat(parts)

@@ -226,20 +226,6 @@ def test_copying_agrees_with_hugging_face(family, load_tiny, family_folder):
     assert_close(found.logits, expected)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "options", "message"),
-    [
-        ([3], {}, "at least two different ids"),
-        ([3, 3], {}, "at least two different ids"),
-        ([3, 10**6], {}, "is out of range"),
-        ([3, 4], {"inputs": torch.zeros(3, 32)}, "one residual stream per token"),
-    ],
-)
-def test_what_cannot_be_copied_is_refused(tokens, options, message, load_tiny):
-    with pytest.raises(il.InputError, match=message):
-        il.head_copying(load_tiny("gpt2"), (0, 0), tokens, **options)
-
-
 # The yardsticks.
 
 

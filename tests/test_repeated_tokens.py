@@ -48,9 +48,3 @@ def test_sequences_begin_as_the_models_prompts_do(icl_mini):
     assert prompt.tokens[0, : len(front)].tolist() == front
     special = icl_mini.tokenizer.all_special_ids
     assert not {token for row in random_tokens(icl_mini, 5, 20, 0) for token in row} & {*special}
-
-
-@pytest.mark.parametrize("wrong", [{"n": 0}, {"n_tokens": 1}, {"n_tokens": 10**6}], ids=str)
-def test_refused(gpt2, wrong):
-    with pytest.raises(il.InputError):
-        il.induction_scores(gpt2, **wrong)

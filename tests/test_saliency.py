@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import PROMPTS
-from test_effects import hf_twin, remains
+from test_effects import hf_twin, ragged, remains
 from tolerance import assert_close
 
 import icl_lens as il
@@ -15,10 +14,6 @@ from icl_lens.interventions import gradients
 from icl_lens.interventions.saliency import KINDS
 
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
-
-
-def ragged(model):
-    return il.tokenize(model, PROMPTS, prepend_bos=False)
 
 
 def hf_saliency(hf, ids, label_ids, target):

@@ -81,16 +81,6 @@ def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any
             assert_close(found[row, i], wanted, msg=f"{family}, row {row}, {head}")
 
 
-def test_what_cannot_be_compared_is_refused(gpt2: Any) -> None:
-    batch = il.tokenize(gpt2, PROMPTS)
-    with pytest.raises(il.InputError, match="heads must name at least one"):
-        il.label_similarity(gpt2, batch, [])
-    with pytest.raises(il.InputError, match="L9H0"):
-        il.label_similarity(gpt2, batch, ["L9H0"])
-    with pytest.raises(il.InputError, match="label position"):
-        il.label_similarity(gpt2, il.tokenize_text(gpt2, ["love like"]), ["L0H0"])
-
-
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
 
