@@ -1,15 +1,16 @@
 """Split a head's attention scores by what earlier components wrote, to explain where it attends.
 
-1. The input x of the head's layer is the sum of what writers c added: embedding, heads, FFNs, biases.
+1. The input x of the head's layer is a sum over *writers* c: embeddings, earlier heads and FFNs, and biases.
 2. With the scale of each norm frozen at the model's own value, queries and keys are linear in x, so they split exactly:
    q = Σ_c q_c at the last position and k = Σ_d k_d at each key.
 3. The score is bilinear, scale · (R q) · (R k) with rotations R, so it splits into pairs:
    S_cd = scale · (R q_c) · (R k_d). The query side of c is Σ_d S_cd, the key side of d is Σ_c S_cd; each side sums to
    the score.
-4. Softmax ignores what all keys have in common, so read contrasts between groups of keys, not single scores.
-5. `pattern_without` removes a writer's part from the scores, with norms frozen or recomputed; the pattern is exact.
+4. Softmax ignores what all keys have in common, so interpret contrasts between groups of keys, not single scores.
+5. `pattern_without` removes a writer's part from the scores, with norms frozen or recomputed, and returns the exact
+   pattern that results.
 
-Scores are before a soft-cap and without ALiBi's bias, which depends on no writer; patterns include both.
+Scores do not include a soft-cap or ALiBi's bias, which depends on no writer; patterns include both.
 Source: docs/howto/numbers.md.
 """
 
@@ -57,12 +58,16 @@ class ScoreContrast:
     query_side: Float[Tensor, "batch writer"]
     key_side: Float[Tensor, "batch writer"]
     query_parts: Float[Tensor, "batch writer d_head"]
+    """Each writer's part of the query, rotated, times the score scale."""
     key_parts: Float[Tensor, "batch writer d_head"]
-    """Each writer's part of the difference between the mean keys of the groups, rotated."""
+    """Each writer's part of the difference between the mean keys of the two groups, rotated."""
 
     @property
     def pairs(self) -> Float[Tensor, "batch writer writer"]:
-        """By query writer and key writer; the sum over key writers is `query_side`, over query writers `key_side`."""
+        """`value` by query writer and key writer.
+
+        Summed over key writers, it is `query_side`; summed over query writers, `key_side`.
+        """
         return einsum(self.query_parts, self.key_parts, "batch query d, batch key d -> batch query key")
 
     def to_frame(self) -> pd.DataFrame:
@@ -95,9 +100,10 @@ class ScoreContrast:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """One head's attention scores from the last position to chosen keys, split by writer; see `attention_score_parts`.
+    """One head's attention scores from the last position to some keys, split by writer; see `attention_score_parts`.
 
-    Scores are before soft-cap, ALiBi and softmax. Where `positions` is -1 (a prompt with fewer keys), they are zero.
+    Scores are those before soft-cap, ALiBi and softmax. Prompts with fewer keys have position -1 and score 0 for the
+    missing ones.
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)
@@ -120,10 +126,11 @@ class ScoreParts:
     key_parts: Float[Tensor, "batch key writer d_head"]
     """Each writer's part of each key, rotated."""
     row: AttentionRow
-    """Scores from the last position to all positions, from which `pattern` follows."""
+    """Scores from the last position to all positions, from which `pattern` is computed."""
     query_projection: HeadProjection = field(repr=False)
+    """The map from the layer's input to the query."""
     key_projection: HeadProjection = field(repr=False)
-    """The maps from the layer's input to the query and the keys."""
+    """The map from the layer's input to the keys."""
 
     def __repr__(self) -> str:
         n, count = self.positions.shape
@@ -184,9 +191,10 @@ class ScoreParts:
     def pattern_without(
         self, side: Side, *, norm: Literal["frozen", "recomputed"] = "frozen"
     ) -> Float[Tensor, "batch writer pos"]:
-        """Return the exact attention to all positions without each writer's part of the query, or of the chosen keys.
+        """For each writer, return the exact attention to all positions without its part of the query or keys.
 
-        `norm="recomputed"` also recomputes the norms' scales without the writer; "bias" is then only b_O.
+        `side="key"` removes it only from the keys at `positions`. `norm="recomputed"` also recomputes the norms' scales
+        without the writer; the writer "bias" is then only b_O.
         """
         check_choice("side", side, ("query", "key"))
         check_choice("norm", norm, ("frozen", "recomputed"))
@@ -203,7 +211,7 @@ class ScoreParts:
         return self.row.pattern(no_change.scatter_add(2, index, by_key))
 
     def by_position(self, writer: Head | tuple[int, int] | str, side: Side) -> Float[Tensor, "batch key pos"]:
-        """Split an earlier head's entry of `query_side` or `key_side` by the positions that it read.
+        """Split an earlier head's entry in `query_side` or `key_side` by the positions that it read.
 
         Raise InputError unless the writer is a head of an earlier layer.
         """
@@ -219,10 +227,10 @@ class ScoreParts:
         return found.masked_fill((self.positions < 0)[..., None], 0)
 
     def vectors(self, writer: str, side: Side) -> Float[Tensor, "batch key d_model"]:
-        """Return a writer's part as vectors that `acts.readout.top_tokens` decodes.
+        """Return a writer's part as vectors that `acts.readout.top_tokens` decodes into words.
 
-        For keys, they are what the writer wrote at each, as in `label_keys`. For the query, its part is mapped to the
-        space of the keys' inputs without rotation, as in `last_query`; the key axis then has one entry.
+        `side="key"`: what the writer wrote at each key, as in `label_keys`. `side="query"`: the writer's part of the
+        query, mapped back through the key matrix without rotation, as in `last_query`; the key axis has one entry.
         """
         check_choice("writer", writer, self.writers)
         view = self.acts.view
@@ -242,12 +250,12 @@ def attention_score_parts(
 ) -> ScoreParts:
     """Split one head's attention scores from the last position by what earlier components wrote.
 
-    `keys` are positions; the default is the labels (all positions of prompts without demonstrations). The activations
-    must hold the writers at these positions: `il.capture(model, batch, writers=True)`.
+    `keys` are positions; the default is the labels, or all positions if prompts have no demonstrations. The activations
+    must include the writers at these positions: `il.capture(model, batch, writers=True)`.
 
-    The scales of all norms are frozen. Query sides and key sides then each sum to the model's scores, up to rounding.
-    Raise InputError for an unknown head, positions without writers, or a model family whose parts do not sum to its
-    scores or whose scores do not give its attention pattern.
+    The scales of all norms are frozen, so that the query side and the key side each sum to the model's scores, up to
+    rounding. Raise InputError for an unknown head, for positions without writers, and for a model family whose scores
+    cannot be reproduced from the parts or whose attention pattern cannot be reproduced from the scores.
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)

@@ -1,17 +1,19 @@
 """Find the largest log-probability increases exactly, without computing all of them.
 
-A part `u` is what one head (at one position) adds to the layer input `x`; `I(u | x)` is the increase of log p(w), `w`
-the target token, `e_w` its one-hot vector, `N` the frozen final norm.
+A part `u` is what one head, or one head at one position, adds to the layer input `x`. `I(u | x)` is the increase in
+log p(w), where `w` is the target token. `e_w` is the one-hot vector of `w`, and `N` is the frozen final norm.
 
-With a frozen norm scale, logits are affine in `u`, and Jensen's inequality gives
-`I(u | x) ≤ u · g`, where `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector per prompt and layer.
-One dot product therefore bounds each (layer, head, position). Evaluating parts exactly in the order of their bounds
-until the k-th exact value reaches the next bound gives the exact top k, with a certificate.
+1. With a frozen norm scale, logits are affine in `u`, and Jensen's inequality gives `I(u | x) ≤ u · g`, where
+   `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector per prompt and layer.
+2. One dot product therefore bounds each (layer, head, position).
+3. Parts are evaluated exactly, largest bound first, until the k-th largest exact value is at least the next bound. The
+   top k are then exact, and that bound certifies them.
 
-The contrast `C(u | x)` of log p(w) − log Σ p(w'_i) has the same bound with the tokens w'_i instead of the vocabulary:
-`C(u | x) = b_w(u) − log Σ q_i exp b_i(u) ≤ b_w(u) − Σ q_i b_i(u) = u · g`, where q is the softmax over the w'_i at x,
-so `g` needs only the columns of W_U for w and the w'_i. With one w' this is an equality: the dot products are the
-values, and no search is needed.
+The contrast `C(u | x)` is the increase in log p(w) − log Σ p(w'_i). It has the same bound, with the tokens w'_i
+instead of the vocabulary: `C(u | x) = b_w(u) − log Σ q_i exp b_i(u) ≤ b_w(u) − Σ q_i b_i(u) = u · g`. Here, b_w(u) and
+b_i(u) are what `u` adds to the logits of w and w'_i, and q is the softmax over the w'_i at x, so `g` needs only the
+columns of W_U for w and the w'_i. With one w', this is an equality: the dot products are the exact values, and no
+search is needed.
 Source: docs/howto/numbers.md.
 """
 
@@ -42,7 +44,7 @@ from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 
-# How far below the exact value, in nats, rounding can push a float32 bound; tested against float64.
+# Float32 rounding can push a bound at most this far below the exact value, in nats; tested against float64.
 SLACK = 1e-4
 
 
@@ -51,8 +53,8 @@ class TopSubheads(ShownAsTable):
     """The k largest (layer, head, position) increases of each prompt, largest first, in nats.
 
     `n_exact` of `n_parts` parts are evaluated exactly; every other part's bound is at most `unevaluated_bound`, which
-    does not exceed the k-th value. `certified` is False where no bound exists (own norm, logit soft-cap) and the
-    search is exhaustive; the result is exact either way. For a linear contrast (one token in `against`) the bounds are
+    does not exceed the k-th value. If no bound exists (own norm, logit soft-cap), the search is exhaustive and
+    `certified` is False; the result is exact either way. For a linear contrast (one token in `against`), the bounds are
     the exact values, so all parts count as evaluated, at the cost of one dot product each.
 
     Example:
@@ -110,9 +112,10 @@ class TopHeads(ShownAsTable):
     """The k heads with the largest mean increase over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
-    `unevaluated_bound`. `certified` is False where the search is exhaustive (own norm, logit soft-cap). `n_evaluations`
-    counts exact evaluations of a head on a prompt, including heads evaluated only on some prompts. For a linear
-    contrast (one token in `against`) the bounds are the exact values, so all heads count as evaluated and certified.
+    `unevaluated_bound`. `certified` is False if the search is exhaustive (own norm, logit soft-cap). `n_evaluations`
+    counts exact evaluations of a head on a prompt, including those of heads evaluated on only some prompts. For a
+    linear contrast (one token in `against`), the bounds are the exact values, so all heads count as evaluated and
+    certified.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -174,9 +177,9 @@ class LayerGradients:
 def layer_gradients(
     acts: Activations, targets: Int[Tensor, " batch"], readout: Readout, *, against: CheckedAgainst = None
 ) -> LayerGradients:
-    """Return the base values and bound directions of all layers, computed in pieces.
+    """Return the base values and bound directions of all layers, computed in memory-sized pieces.
 
-    With `against`, return those of the contrast, which needs only the columns of W_U for the target and `against`.
+    With `against`, return those of the contrast, which need only the columns of W_U for the target and `against`.
     Raise InputError if the readout is not affine.
     """
     x = acts.resid_pre.to(readout.dtype)
@@ -201,12 +204,12 @@ def layer_gradients(
 
 
 def head_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head"]:
-    """Return an upper bound of every head's increase, nats."""
+    """Return an upper bound on every head's increase, nats."""
     return project_heads(acts.view, acts.head_inputs, gradients.g)
 
 
 def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head pos"]:
-    """Return an upper bound of every (layer, head, position)'s increase, nats; -inf at padding."""
+    """Return an upper bound on the increase of every (layer, head, position), nats; -inf at padding."""
     columns = [project_subheads(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
     return _without_padding(acts, torch.stack(columns, dim=1))
 
@@ -229,13 +232,13 @@ def top_subheads(
     bias: bool = True,
     slack: float = SLACK,
 ) -> TopSubheads:
-    """Return the k largest (layer, head, position) log-probability increases of each prompt: exact and certified.
+    """Return the k largest (layer, head, position) log-probability increases of each prompt, exact and certified.
 
-    `slack` (nats) is added to every bound to allow for float32 rounding. With `final_norm="own"` or a logit soft-cap
+    `slack` (nats) is added to every bound to allow for float32 rounding. With `final_norm="own"` or a logit soft-cap,
     there is no bound, so the search is exhaustive and `certified` is False. With `against`, return the k largest
-    contributions to log p(target) − log Σ p(against): with one other token all values are exact without a search, with
-    several the search is the same.
-    Raise InputError for invalid targets or against, or if k exceeds the number of parts.
+    contributions to log p(target) − log Σ p(against). With one token in `against`, all values are computed exactly and
+    no search is needed; with several, the search is the same. Raise InputError for invalid `targets` or `against`, or
+    if `k` exceeds the number of parts.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
@@ -263,15 +266,15 @@ def top_subheads(
     unevaluated_bound = bounds.new_full((batch,), -torch.inf)
     done = 0
     while True:
-        # Take one more than we evaluate: its bound is the largest of those left.
+        # Take one more part than is evaluated: its bound is the largest of the remaining ones.
         order = bounds.topk(min(m + 1, n_all), dim=-1)
         index = order.indices[active, done:m]
         rows = torch.nonzero(active)[:, :1].expand_as(index)
-        fresh = torch.isfinite(bounds[rows, index])
+        is_token = torch.isfinite(bounds[rows, index])
         exact = torch.full_like(index, -torch.inf, dtype=value.dtype)
-        exact[fresh] = _exact_subheads(acts, targets, others, readout, gradients, rows[fresh], index[fresh])
+        exact[is_token] = _exact_subheads(acts, targets, others, readout, gradients, rows[is_token], index[is_token])
         value[active, done:m] = exact
-        n_exact[active] += fresh.sum(-1)
+        n_exact[active] += is_token.sum(-1)
         next_bound = order.values[:, m] if m < n_all else value.new_full((batch,), -torch.inf)
         unevaluated_bound = torch.where(active, next_bound, unevaluated_bound)
         kth = value.topk(k, dim=-1).values[:, -1]
@@ -298,23 +301,22 @@ def _exact_subheads(
     rows: Int[Tensor, " n"],
     index: Int[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """Return the exact increases of chosen parts, in one product with W_U (or its columns for `against`)."""
+    """Return the exact increases of the chosen parts, with one product with W_U (or its columns for `against`)."""
     layer, head, key = _unravel(index, acts.view.n_heads, acts.pattern.shape[-1])
     y = acts.resid_pre[rows, layer].to(readout.dtype)
     for number in layer.unique().tolist():
-        here = layer == number
-        y[here] += selected_subhead_values(
+        in_layer = layer == number
+        y[in_layer] += selected_subhead_values(
             acts.head_pattern(number),
             acts.head_values(number),
             acts.view.W_O(number),
-            rows[here],
-            head[here],
-            key[here],
+            rows[in_layer],
+            head[in_layer],
+            key[in_layer],
         )
-    after = readout.select_prompts(rows).token_log_probs(y[:, None], targets[rows], against=select_rows(against, rows))[
-        :, 0
-    ]
-    return after - gradients.base[rows, layer]
+    readout, against = readout.select_prompts(rows), select_rows(against, rows)
+    with_part = readout.token_log_probs(y[:, None], targets[rows], against=against)[:, 0]
+    return with_part - gradients.base[rows, layer]
 
 
 def _largest_subheads(
@@ -325,7 +327,7 @@ def _largest_subheads(
     *,
     certified: bool,
 ) -> TopSubheads:
-    """Return the largest of the exact values of all parts; -inf at padding."""
+    """Return the k largest of all parts' exact values, which are -inf at padding."""
     best = values.flatten(1).topk(k, dim=-1)
     layer, head, position = _unravel(best.indices, *values.shape[2:])
     no_bound = best.values.new_full((len(values),), -torch.inf)
@@ -343,12 +345,12 @@ def top_heads(
     bias: bool = True,
     slack: float = SLACK,
 ) -> TopHeads:
-    """Return the k heads with the largest mean log-probability increase over the prompts: exact and certified.
+    """Return the k heads with the largest mean log-probability increase over the prompts, exact and certified.
 
-    The average of a head's bounds is an upper bound on its mean increase, so only a few heads are evaluated. With
-    `final_norm="own"` or a logit soft-cap the search is exhaustive and `certified` is False. With `against`, return the
-    heads that contribute most to log p(target) − log Σ p(against); see `top_subheads`. Raise InputError for invalid
-    targets, against or k.
+    The mean of a head's bounds is an upper bound on its mean increase, so only a few heads are evaluated exactly. With
+    `final_norm="own"` or a logit soft-cap, the search is exhaustive and `certified` is False. With `against`, return
+    the heads that contribute most to log p(target) − log Σ p(against); see `top_subheads`. Raise InputError for
+    invalid `targets`, `against` or `k`.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -378,7 +380,7 @@ def top_heads(
 
 
 class HeadMeans:
-    """Mean bounds and increases of heads, summed over batches in order in float64, with constant memory per head.
+    """Running means of the bounds and increases of heads, in float64 and in batch order, in constant memory per head.
 
     Heads are indexed as `layer · n_heads + head`.
     """
@@ -396,7 +398,7 @@ class HeadMeans:
         heads: Int[np.ndarray, " head"],
         increase: Float[np.ndarray, "batch head"],
     ) -> None:
-        """Add a batch: bounds of all heads (None if there are none), and the increases of some."""
+        """Add a batch: bounds of all heads (None if no bound exists), and exact increases of some heads."""
         self.n += len(increase)
         if bound is None:
             self.bounded = False
@@ -407,19 +409,19 @@ class HeadMeans:
         self.add_exact(heads, increase)
 
     def add_exact(self, heads: Int[np.ndarray, " head"], increase: Float[np.ndarray, "batch head"]) -> None:
-        """Add a batch's increases of heads for which `add` received only bounds."""
+        """Add a batch's exact increases of heads for which `add` received only bounds."""
         self.exact[heads] += increase.astype(np.float64).sum(0)
         self.n_exact[heads] += len(increase)
 
     def open_heads(self, k: int, slack: float) -> Int[np.ndarray, " head"]:
-        """Return the heads without an exact mean yet that may still be in the top k, sorted by bound, largest first."""
+        """Return the heads that lack an exact mean and may still be in the top k, largest bound first."""
         complete = self.n_exact == self.n
         kth = np.sort(self.exact[complete] / self.n)[-k] if complete.sum() >= k else -np.inf
         order = np.argsort(-self.upper, kind="stable")
         return order[(~complete & ~(self.upper / self.n + slack <= kth))[order]]
 
     def top(self, k: int, n_heads: int) -> TopHeads:
-        """Return the k largest means. Raise InputError if one is NaN or infinite."""
+        """Return the heads with the k largest exact means. Raise InputError if a mean is NaN or infinite."""
         complete = np.flatnonzero(self.n_exact == self.n)
         mean = self.exact[complete] / self.n
         if not np.isfinite(mean).all():
@@ -452,9 +454,10 @@ def exact_head_increases(
     *,
     against: CheckedAgainst = None,
 ) -> Float[np.ndarray, "batch n"]:
-    """Return the exact increases of chosen heads (`layer · n_heads + head`), nats, in one product with W_U.
+    """Return the exact increases of the chosen heads (`layer · n_heads + head`), nats, with one product with W_U.
 
-    `base` is the target's log-probability, or contrast, at each layer's input (`LayerGradients.base`), if it is known.
+    `base` is the target's log-probability (or contrast) at each layer's input, `LayerGradients.base`; it is computed if
+    None.
     """
     index = torch.as_tensor(heads, device=readout.W_U.device)
     layer, head = index // acts.view.n_heads, index % acts.view.n_heads
@@ -464,11 +467,11 @@ def exact_head_increases(
         base[:, layers] = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets, against=against)
     y = acts.resid_pre[:, layer].to(readout.dtype)
     for number in layers.tolist():
-        here = layer == number
-        z = acts.z[:, number, head[here]].to(readout.dtype)
+        in_layer = layer == number
+        z = acts.z[:, number, head[in_layer]].to(readout.dtype)
         if acts.attn_scale is not None:
             z = z * acts.attn_scale[:, number, None, None]
-        y[:, here] += head_outputs(z, acts.view.W_O(number)[head[here]])
+        y[:, in_layer] += head_outputs(z, acts.view.W_O(number)[head[in_layer]])
     return (readout.token_log_probs(y, targets, against=against) - base[:, layer]).cpu().numpy()
 
 

@@ -1,10 +1,13 @@
-"""Split a head's contribution to the answer from each key by what earlier components wrote at the key.
+"""Split what a head adds to the answer from each key by the components that wrote at that key.
 
-From key j, a head adds a_j v_j W_O to the residual stream at the last position, where a_j is its attention. With the
-norm n_j before attention at the model's own scale, v_j is linear in the layer's input, the sum of what writers c added
-at j: C_jc = a_j · n_j(x_c) W_V W_O · g. With one other token and a frozen final norm, g is the direction of the logit
-difference, and C is exact; otherwise g is the gradient of log p(target), or of the contrast, at the layer's input, and
-C is the first-order part of the increase. Source: docs/howto/numbers.md.
+1. From key j, a head adds a_j v_j W_O to the residual stream at the last position, where a_j is its attention to j.
+2. With the scale of the norm n_j before attention frozen at the model's own value, v_j is linear in the layer's input,
+   which is a sum over *writers* c. Writer c's part is C_jc = a_j · n_j(x_c) W_V W_O · g.
+3. With one token in `against` and a frozen final norm, g is the direction of the logit difference, and C is exact.
+   Otherwise, g is the gradient of log p(target), or of the contrast, at the layer's input, and C is the first-order
+   estimate of the increase.
+
+Source: docs/howto/numbers.md.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +28,7 @@ from icl_lens.prompts.token_ids import TokenPositions
 
 @dataclass(frozen=True)
 class ValueParts:
-    """One head's contribution to the answer from each key, split by writer, nats; made by `value_parts`.
+    """What one head adds to the answer from each key, split by writer, nats; made by `value_parts`.
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)
@@ -40,11 +43,11 @@ class ValueParts:
     """Names: "embed", "pos_embed", "L0H0", …, "F0", …, "bias" (b_O, b_V and the shift of the norm before attention)."""
     positions: Int[Tensor, "batch key"]
     parts: Float[Tensor, "batch key writer"]
-    """The sum over writers is `value`; zero where `positions` is -1."""
+    """Each writer's part; the sum over writers is `value`. Zero where `positions` is -1."""
     is_exact: bool
-    """Whether parts are exact (one other token, frozen norm, no soft-cap) or only first-order."""
+    """Whether parts are exact (one token in `against`, frozen norm, no soft-cap) or only first-order."""
     direction: Float[Tensor, "batch key d_head"]
-    """Attention times W_O g: the dot product with a value is its contribution, nats."""
+    """Attention times W_O g: a value's dot product with it is what that value adds to the answer, nats."""
     projection: HeadProjection = field(repr=False)
     """The map from the layer's input to the values."""
 
@@ -72,7 +75,7 @@ class ValueParts:
         )
 
     def by_position(self, writer: Head | tuple[int, int] | str) -> Float[Tensor, "batch key pos"]:
-        """Split an earlier head's entry of `parts` by the positions that it read (text → label → last position).
+        """Split an earlier head's entry in `parts` by the positions that it read (text → label → last position).
 
         Raise InputError unless the writer is a head of an earlier layer.
         """
@@ -80,7 +83,7 @@ class ValueParts:
         return self.projection.by_position(source, self.direction)
 
     def vectors(self, writer: str) -> Float[Tensor, "batch key d_model"]:
-        """Return a writer's part of each value times W_O, as in `label_values`, for `acts.readout.top_tokens`."""
+        """Return a writer's part of each value times W_O (see `label_values`), for `acts.readout.top_tokens`."""
         check_choice("writer", writer, self.writers)
         parts = self.projection.parts(writer)[:, :, 0]
         return parts @ self.acts.view.W_O(self.head.layer)[self.head.head].to(parts)
@@ -94,15 +97,15 @@ def value_parts(
     against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
     keys: TokenPositions | None = None,
 ) -> ValueParts:
-    """Split what one head adds to log p(target), or to the contrast, from each label by what was written at it, nats.
+    """Split what one head adds to the answer from each label by the components that wrote at that label, nats.
 
-    `keys` are positions; the default is the labels (all positions of prompts without demonstrations). The activations
-    must hold the writers at these positions: `il.capture(model, batch, writers=True)`.
+    "The answer" is log p(target), or the contrast log p(target) − log Σ p(against). `keys` are positions; the default
+    is the labels, or all positions if prompts have no demonstrations. The activations must include the writers at these
+    positions: `il.capture(model, batch, writers=True)`.
 
-    With one other token in `against`, parts are exact and sum to `subhead_log_prob_increase` at these positions;
-    otherwise they are the first-order part of the increase (`is_exact` is False). The final norm is frozen. Raise
-    InputError for invalid token ids, an unknown head, activations without writers, or a model with a logit
-    soft-cap, whose readout is not affine.
+    The final norm is frozen. With one token in `against`, parts are exact and sum to `subhead_log_prob_increase` at
+    these positions; otherwise, they are first-order estimates (`is_exact` is False). Raise InputError for invalid token
+    ids, an unknown head, activations without writers, or a model with a logit soft-cap, whose readout is not affine.
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)

@@ -2,9 +2,9 @@
 
 1. Edits at the last position: the prompt's keys and values are computed once, and each edit re-runs only the last token
    (`prefix_cache`).
-2. Edits at all positions, or where the prefix cache is not supported: each head set re-runs the prompt from the set's
-   first layer (`partial_forward`); other edits need a full pass.
-3. Only `score_rows` decides when last-position edits fall back to 2.
+2. Edits at all positions, and models that the prefix cache does not support: each head set re-runs the prompt from the
+   set's first layer (`partial_forward`); other edits need a full forward pass.
+3. Only `score_rows` decides whether edits at the last position fall back from 1 to 2.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,10 +35,10 @@ NO_LABELS = "use head_effects, which scores any target"
 
 # Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
 PASS_TOKENS = 4096
-# Tolerance between a row without edits and the model's own log-probability, nats. Some families compute norms and
-# softmax in float32 even in float64 models.
+# Largest allowed difference between an unedited row and the model's own log-probability, nats. Some families compute
+# norms and softmax in float32 even in float64 models.
 CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
-# Log-probabilities of rows are computed and reduced in pieces of about this size.
+# Log-probabilities of rows are computed and reduced in pieces of about this size, in bytes.
 LOG_PROB_BYTES = 16 * 2**20
 
 
@@ -70,13 +70,15 @@ def label_log_probs_ablated(
 ) -> Float[Tensor, "batch set label"]:
     """Return the log-probability of each label after each prompt when the heads of each set are ablated jointly, nats.
 
-    At all positions, or at the last one, z is set to zero or, with `mode="mean"`, to its mean over the same positions
-    of the `reference` prompts. Equals `label_log_probs` within `ablate_heads(model, heads, positions=positions)` for
-    each set, up to rounding; an empty set is the unedited model. To keep only some heads, ablate all others.
+    A head's z is set to zero or, with `mode="mean"`, to its mean over the same positions of the `reference` prompts.
+    `positions` selects whether this is done at all positions or only at the last. For each set, the result equals that
+    of `label_log_probs` within `ablate_heads(model, heads, positions=positions)`, up to rounding. An empty set means
+    the unedited model. To keep only some heads, ablate all others.
 
-    At all positions, each set re-runs every prompt from the set's first layer on. At the last position, the prompts run
-    once, and each set then re-runs one token per prompt, if the prefix cache is supported (see `head_effects`). Raise
-    InputError for empty `head_sets`, unknown heads, prompts without labels, and a mean without reference.
+    At all positions, each set re-runs every prompt from the set's first layer on. At the last position, every prompt
+    runs once, and each set then re-runs one token per prompt, if the prefix cache is supported (see `head_effects`).
+    Raise InputError for empty `head_sets`, unknown heads, prompts without labels, and `mode="mean"` without
+    `reference`.
 
     Example:
         >>> curve = il.label_log_probs_ablated(model, batch, [[], [(5, 0)], [(5, 0), (4, 1)]])
@@ -97,7 +99,7 @@ def score_ablated_sets(
     mode: Mode = "zero",
     reference: Reference = None,
 ) -> list[AnswerScores]:
-    """Return the answer scores under ablation of each set of heads, on the CPU; see `label_log_probs_ablated`."""
+    """Return each prompt's answer scores for each ablated set of heads, on the CPU; see `label_log_probs_ablated`."""
     view = ModelView.of(model)
     batch.require_labels("label to score", NO_LABELS)
     labels = read_labels(batch)
@@ -108,8 +110,8 @@ def score_ablated_sets(
 
     scores = score_sets(view, batch, sets, labels_and_top1, positions, mode, reference)[0].cpu()
     return [
-        AnswerScores(of_set[:, :-1].float(), of_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
-        for of_set in scores.unbind(1)
+        AnswerScores(one_set[:, :-1].float(), one_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
+        for one_set in scores.unbind(1)
     ]
 
 
@@ -124,27 +126,28 @@ def score_sets(
     *,
     pass_tokens: int = PASS_TOKENS,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Apply `reduce_log_probs` to the log-probabilities after each prompt under ablation of each set of heads.
+    """Return `reduce_log_probs` of the log-probabilities after each prompt when each set of heads is ablated.
 
-    Also return why the prefix cache was not used for the last position ("" if it was).
+    The second value is the reason why the prefix cache was not used for the last position, "" if it was used or if all
+    positions were ablated.
     """
     check_ablation(positions, mode, reference)
     if not len(sets):
         raise InputError("head_sets must contain at least one set, got none; a set may be empty")
     ablated = head_mask(view, sets)
-    if positions == "all":  # as in `ablate_heads`; at the last position sets may contain every head
+    if positions == "all":  # as in `ablate_heads`; at the last position, a set may contain every head
         checked_heads(view, map(tuple, ablated.any(0).nonzero().tolist()))
     all_heads = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
     means = None if reference is None else mean_z(view, all_heads, reference, positions)
 
-    def in_partial_passes() -> Tensor:
+    def run_partial_passes() -> Tensor:
         return run_sets(view, batch, ablated, reduce_log_probs, means, positions=positions, pass_tokens=pass_tokens)
 
     if positions == "all":
-        return in_partial_passes(), ""
+        return run_partial_passes(), ""
     edits = RowEdits.ablating(ablated, means)
     return score_rows(
-        view, batch, lambda _: edits, reduce_log_probs, in_partial_passes, n_sets=len(sets), pass_tokens=pass_tokens
+        view, batch, lambda _: edits, reduce_log_probs, run_partial_passes, n_sets=len(sets), pass_tokens=pass_tokens
     )
 
 
@@ -159,11 +162,11 @@ def score_rows(
     pass_tokens: int = PASS_TOKENS,
     attention: bool = False,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Apply `reduce_log_probs` to the log-probabilities under each of several edits at the last position.
+    """Return `reduce_log_probs` of the log-probabilities under each of several edits at the last position.
 
-    `edits_of(prompt_indices)` returns the edits for those prompts; `attention` is True if they edit attention before z
-    (queries, keys, values, scores or patterns). Also return why the prefix cache was not used ("" if it was); if it
-    was not, the scores are those of `fallback()`.
+    `edits_of(prompt_indices)` returns the edits for those prompts. `attention` is True if they edit attention before z
+    (queries, keys, values, scores or patterns). If the prefix cache cannot be used, return the scores of `fallback()`.
+    The second value is the reason for this fallback, "" if there was none.
     """
     size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=n_sets, attention=attention)
     # Prompts of similar length share a pass, to minimize padding.
@@ -197,7 +200,7 @@ def score_rows(
 def score_passes(
     view: ModelView, batch: PromptBatch, contexts: Iterable[AbstractContextManager[None]], reduce_log_probs: Read
 ) -> Float[Tensor, "batch set n"]:
-    """Apply `reduce_log_probs` to the log-probabilities of one full forward pass within each context manager."""
+    """Return `reduce_log_probs` of the log-probabilities of one full forward pass within each context manager."""
     scores = []
     for context in contexts:
         with context:
@@ -206,14 +209,14 @@ def score_passes(
 
 
 def read_labels(batch: PromptBatch) -> Read:
-    """Return a function that selects the log-probabilities of the labels."""
+    """Return a function that selects the labels' log-probabilities from those of the vocabulary."""
     return lambda log_probs, prompts: log_probs[:, batch.label_tokens.to(log_probs.device)]
 
 
 def _reduce_rows(
     logits: Float[Tensor, "batch row d_vocab"], prompts: Sequence[int], reduce_log_probs: Read
 ) -> Float[Tensor, "batch row n"]:
-    """Apply `reduce_log_probs` to the log-probabilities of several rows per prompt, in pieces."""
+    """Return `reduce_log_probs` of the log-probabilities of several rows per prompt, computed in pieces."""
     flat, dtype = logits.flatten(0, 1), torch.promote_types(logits.dtype, torch.float32)
     step = max(1, LOG_PROB_BYTES // (4 * flat.shape[1]))
     prompt_of_row = torch.tensor(prompts).repeat_interleave(logits.shape[1])
@@ -223,9 +226,9 @@ def _reduce_rows(
 
 
 def _check_clean(view: ModelView, logits: Tensor, log_probs: Float[Tensor, "batch d_vocab"]) -> None:
-    """Raise PrefixCacheUnsupported unless unedited rows give the model's own log-probability of its top token."""
+    """Raise PrefixCacheUnsupported unless unedited rows reproduce the model's log-probability of its top token."""
     top = log_probs.argmax(-1, keepdim=True)
-    of_rows = torch.log_softmax(logits.to(log_probs), dim=-1)
-    deviation = float((of_rows - log_probs).gather(1, top).abs().max())
+    row_log_probs = torch.log_softmax(logits.to(log_probs), dim=-1)
+    deviation = float((row_log_probs - log_probs).gather(1, top).abs().max())
     if not deviation <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
         raise PrefixCacheUnsupported(f"unedited rows of {view.architecture} deviate by {deviation:.1e} nats")

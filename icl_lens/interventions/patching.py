@@ -1,4 +1,4 @@
-"""Patch queries, keys, values, patterns or z of chosen heads with those from another prompt (activation patching)."""
+"""Replace queries, keys, values, patterns or z of some heads by those on other prompts (activation patching)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,26 +44,28 @@ def patch_heads(
     batch: PromptBatch | None = None,
     query_positions: Positions = "all",
 ) -> Iterator[None]:
-    """Patch chosen heads with their activations on other prompts, position by position or label by label.
+    """Patch the given heads with their activations on other prompts, position by position or label by label.
 
-    `"q"`, `"k"`: queries or keys, after their norm where a family has one, before rotation; `"v"`: values; the pattern
-    is recomputed from patched queries and keys. `"pattern"`: attention probabilities. `"z"`: weighted sum of values.
-    With grouped-query attention, only the chosen heads use the patched keys or values. Row i of a pass is patched from
-    row i of `source`; a single source prompt is used for all rows. `source` is run once, on entry, without other edits.
+    `activation` selects what is patched. `"q"` and `"k"` are queries and keys before rotation (after their norm, in
+    families that have one), from which the pattern is recomputed. `"v"` is values, `"pattern"` attention probabilities,
+    and `"z"` the weighted sum of values. With grouped-query attention, only the given heads use the patched keys or
+    values. Row i of a pass is patched from row i of `source`; a single source prompt is used for all rows. `source` is
+    run once, on entry, without other edits.
 
-    `align="positions"`: source and prompt must have the same number of tokens. `align="labels"`: only label positions
-    and the last position are patched, the i-th label from the i-th label, in prompts of any length with the same number
-    of demonstrations; `batch` is the batch that is run in the block. Of a pattern, the attention to labels and to the
-    last position is patched, and the remaining attention is distributed over the other positions in proportion. With
-    learned positions, patched queries and keys include their position's share. `positions="last"` patches only the last
-    position (queries, pattern rows, z); queries and z may then come from prompts of another length.
+    With `align="positions"`, source and prompt must have the same number of tokens. With `align="labels"`, the i-th
+    label is patched from the i-th label and the last position from the last position; prompts may differ in length but
+    not in their number of demonstrations. `batch` must then be the batch that is run in the block. In a pattern, the
+    attention to labels and to the last position is patched, and the other positions share the remaining attention in
+    proportion to their own. In models with learned positions, patched queries and keys include the contribution of the
+    source's position embeddings.
 
-    `query_positions="last"`, for keys and values aligned by labels: only the last query uses the patched ones, and the
-    heads keep their unpatched z (from a pass over `batch` without other blocks) at all other positions. This isolates
-    the direct label → last-position path.
+    `positions="last"` patches only the last position (queries, pattern rows or z); queries and z may then come from
+    prompts of another length. With `query_positions="last"`, for keys and values aligned by labels, only the last query
+    uses the patched keys or values; at all other positions, the heads keep their unpatched z, from a pass over `batch`
+    without other edits. This isolates the direct label → last-position path.
 
-    Warn once if a head does not reach the logits. Raise InputError for an unknown head, prompts that do not match
-    (naming the first row that differs), and families whose attention cannot be recomputed.
+    Warn once if a head does not reach the logits. Raise InputError for an unknown head, for prompts that do not match
+    (naming the first row that differs), and for families whose attention cannot be recomputed.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -94,11 +96,11 @@ def label_log_probs_patched(
 ) -> Float[Tensor, "batch set label"]:
     """Return the log-probability of each label after each prompt when the heads of each set are patched, nats.
 
-    Equals `label_log_probs` within `patch_heads(model, heads, source, …)` for each set, up to rounding, but `source` is
-    run only once. If only the last position is edited (its queries or z, or keys and values of labels with
-    `query_positions="last"`), the batch is run once as well, and each set is a single-token row. Otherwise, and where
-    the prefix cache is not supported (see `head_effects`), each set takes one pass. Raise InputError like
-    `patch_heads`, and for empty `head_sets`.
+    For each set, the result equals that of `label_log_probs` within `patch_heads(model, heads, source, …)`, up to
+    rounding, but `source` is run only once. If only the last position is edited (its queries or z, or keys and values
+    of labels with `query_positions="last"`), the batch is run once as well, and each set re-runs one token per prompt.
+    Otherwise, or if the prefix cache is not supported (see `head_effects`), each set takes one full forward pass. Raise
+    InputError in the same cases as `patch_heads`, and for empty `head_sets`.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -110,30 +112,38 @@ def label_log_probs_patched(
     if not len(head_sets):
         raise InputError("head_sets must contain at least one set, got none")
     sets = [list(heads) for heads in head_sets]
-    each = [group_by_layer(view, heads) for heads in sets]
-    into = batch if align == "labels" else None
-    _check(activation, positions, align, into, query_positions)
+    sets_by_layer = [group_by_layer(view, heads) for heads in sets]
+    patched = batch if align == "labels" else None
+    _check(activation, positions, align, patched, query_positions)
     batch.require_labels("label to score", NO_LABELS_HINT)
-    every = [head for heads in sets for head in heads]
-    patch = _Patch.record(view, every, source, activation, positions, into, query_positions)
+    all_heads = [head for heads in sets for head in heads]
+    patch = _Patch.record(view, all_heads, source, activation, positions, patched, query_positions)
     read = read_labels(batch)
 
-    def in_full_passes() -> Tensor:
+    def run_full_passes() -> Tensor:
         full_patch = patch.with_clean_z(view) if query_positions == "last" else patch
-        return score_passes(view, batch, (editing(view, *full_patch.edits(by_layer)) for by_layer in each), read)
+        return score_passes(
+            view, batch, (editing(view, *full_patch.edits(by_layer)) for by_layer in sets_by_layer), read
+        )
 
     def edits_of(prompts: list[int]) -> RowEdits:
-        row = patch.for_rows(prompts)
-        return RowEdits.applying(view, [row.edits(by_layer) for by_layer in each])
+        row_patch = patch.for_rows(prompts)
+        return RowEdits.applying(view, [row_patch.edits(by_layer) for by_layer in sets_by_layer])
 
     only_last = query_positions == "last" or (activation in ("q", "z") and positions == "last" and align == "positions")
     if not only_last or len(source) not in (1, len(batch)):
-        return in_full_passes()
-    return score_rows(view, batch, edits_of, read, in_full_passes, n_sets=len(each), attention=activation != "z")[0]
+        return run_full_passes()
+    return score_rows(
+        view, batch, edits_of, read, run_full_passes, n_sets=len(sets_by_layer), attention=activation != "z"
+    )[0]
 
 
 def _check(
-    activation: HeadActivation, positions: Positions, align: Align, into: PromptBatch | None, query_positions: Positions
+    activation: HeadActivation,
+    positions: Positions,
+    align: Align,
+    patched: PromptBatch | None,
+    query_positions: Positions,
 ) -> None:
     """Raise InputError for an unsupported combination of options."""
     check_choice("activation", activation, ("q", "k", "v", "pattern", "z"))
@@ -141,23 +151,23 @@ def _check(
     if positions == "last" and activation in ("k", "v"):
         raise InputError(f"positions must be 'all' for activation={activation!r}, got 'last'")
     check_choice("align", align, ("positions", "labels"))
-    if (align == "labels") != (into is not None):
+    if (align == "labels") != (patched is not None):
         raise InputError(
-            f"batch must be {'the batch run in the block' if into is None else 'None'} for align={align!r}, got "
-            f"{'None' if into is None else type(into).__name__}"
+            f"batch must be {'the batch run in the block' if patched is None else 'None'} for align={align!r}, got "
+            f"{'None' if patched is None else type(patched).__name__}"
         )
     check_choice("query_positions", query_positions, ("all", "last"))
-    if query_positions == "last" and (into is None or activation not in ("k", "v")):
+    if query_positions == "last" and (patched is None or activation not in ("k", "v")):
         raise InputError(
             f"query_positions must be 'all' unless activation is 'k' or 'v' and align='labels', got 'last' with "
             f"activation={activation!r} and align={align!r}"
         )
 
 
-Kept = dict[int, dict[str, Tensor]]
-"""Layer -> activations of its chosen heads in one pass, by name."""
-Places = tuple[Int[Tensor, " place"], Int[Tensor, " place"], Int[Tensor, " place"]]
-"""Row, position in the row, and position in its source, of every patched position."""
+HeadActivations = dict[int, dict[str, Tensor]]
+"""Layer -> activations of some of its heads in one pass, by name."""
+AlignedPositions = tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]
+"""For every patched position: its row, its position in the row, and the position in the source it is patched from."""
 
 
 @dataclass(frozen=True)
@@ -167,14 +177,14 @@ class _Patch:
     source: PromptBatch
     activation: HeadActivation
     positions: Positions
-    into: PromptBatch | None
-    """Prompts that passes must be over, for `align="labels"`."""
+    patched: PromptBatch | None
+    """The batch that passes must run, for `align="labels"`."""
     heads: dict[int, list[int]]
-    recorded: Kept
-    aligned: Places | None
+    recorded: HeadActivations
+    aligned: AlignedPositions | None
     """Aligned labels, and the last position if it is patched; None for `align="positions"`."""
-    clean_z: Kept = field(default_factory=dict)
-    """The heads' unpatched z, if only the last query uses the source."""
+    clean_z: HeadActivations = field(default_factory=dict)
+    """The heads' z without the patch, if only the last query uses the source."""
 
     @classmethod
     def record(
@@ -184,43 +194,42 @@ class _Patch:
         source: PromptBatch,
         activation: HeadActivation,
         positions: Positions,
-        into: PromptBatch | None,
+        patched: PromptBatch | None,
         query_positions: Positions,
     ) -> "_Patch":
-        """Run the source prompts."""
+        """Run the source prompts and record the heads' activations."""
         by_layer = checked_heads(view, heads, attention=activation != "z")
-        aligned = None if into is None else _aligned(source, into, ends=query_positions == "all")
+        aligned = None if patched is None else _align_labels(source, patched, include_last=query_positions == "all")
         recorded = _record(view, by_layer, source, activation)
-        return cls(source, activation, positions, into, by_layer, recorded, aligned)
+        return cls(source, activation, positions, patched, by_layer, recorded, aligned)
 
     def with_clean_z(self, view: ModelView) -> "_Patch":
-        """Run the prompts that are patched, to keep the heads' z at all positions except the last."""
-        assert self.into is not None
-        return replace(self, clean_z=_record(view, self.heads, self.into, "z"))
+        """Also record the heads' z on the patched prompts, which they keep at all positions except the last."""
+        assert self.patched is not None
+        return replace(self, clean_z=_record(view, self.heads, self.patched, "z"))
 
     def for_rows(self, prompts: list[int]) -> "_Patch":
-        """Return the patch of some prompts' last positions, for single-token rows."""
+        """Return the patch for some prompts, for rows that re-run only the last token."""
         source, recorded = self.source, self.recorded
         if len(source) > 1:
             source = source[prompts]
             recorded = {layer: {name: x[prompts] for name, x in kept.items()} for layer, kept in recorded.items()}
-        aligned = None if self.into is None else _aligned(source, self.into[prompts], ends=False)
-        return replace(self, source=source, into=None, recorded=recorded, aligned=aligned)
+        aligned = None if self.patched is None else _align_labels(source, self.patched[prompts], include_last=False)
+        return replace(self, source=source, patched=None, recorded=recorded, aligned=aligned)
 
     def edits(self, by_layer: dict[int, list[int]]) -> list[Edit]:
-        """Return the edits that patch some of the recorded heads."""
+        """Return the edits that patch the given heads, which must be among the recorded ones."""
         stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
-        edits = [
-            Edit(stage, by_layer, self.in_z if self.activation == "z" else self.in_attention, required_batch=self.into)
-        ]
-        return [*edits, Edit(Stage.z, by_layer, self.restore, required_batch=self.into)] if self.clean_z else edits
+        change = self.patch_z if self.activation == "z" else self.patch_attention
+        edits = [Edit(stage, by_layer, change, required_batch=self.patched)]
+        return [*edits, Edit(Stage.z, by_layer, self.restore_z, required_batch=self.patched)] if self.clean_z else edits
 
-    def _of_heads(self, kept: Kept, layer: int, indices: list[int]) -> dict[str, Tensor]:
-        """Return a layer's recorded activations of some heads."""
+    def _of_heads(self, kept: HeadActivations, layer: int, indices: list[int]) -> dict[str, Tensor]:
+        """Return the recorded activations of some of a layer's heads."""
         places = [self.heads[layer].index(head) for head in indices]
         return {name: x[:, places] if name == "pattern" else x[:, :, places] for name, x in kept[layer].items()}
 
-    def in_attention(self, work: AttentionState, indices: list[int], layer: int) -> None:
+    def patch_attention(self, work: AttentionState, indices: list[int], layer: int) -> None:
         """Patch queries, keys, values or the pattern of a layer's heads."""
         heads, recorded = work.indices_of(indices), self._of_heads(self.recorded, layer, indices)
         if self.activation == "v":
@@ -238,12 +247,12 @@ class _Patch:
                     self._write(new, recorded[name], heads, work.last)
                     setattr(work.inputs, name, new)
 
-    def in_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+    def patch_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         """Patch z of a layer's heads."""
         self._write(z, self._of_heads(self.recorded, layer, indices)["z"], indices, last)
 
-    def restore(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
-        """Restore the unpatched z [batch pos head d_head] at all positions except each row's last."""
+    def restore_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+        """Restore the unpatched z [batch pos head d_head] at all positions except the last of each row."""
         self._check_rows(len(z), last)
         earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
         clean = self._of_heads(self.clean_z, layer, indices)["z"].to(z)
@@ -258,44 +267,47 @@ class _Patch:
         elif self.aligned is not None:
             places = self.aligned
         else:
-            row, ours = (torch.arange(target.shape[1], device=device) <= last[:, None]).nonzero(as_tuple=True)
-            places = row, ours, ours
-        row, ours, theirs = (place.to(device)[:, None] for place in places)
+            row, to_positions = (torch.arange(target.shape[1], device=device) <= last[:, None]).nonzero(as_tuple=True)
+            places = row, to_positions, to_positions
+        row, to_positions, from_positions = (place.to(device)[:, None] for place in places)
         source_row = row if len(self.source) > 1 else torch.zeros_like(row)
-        value = value.to(target)[source_row, theirs, torch.arange(len(heads), device=device)]
-        target[row, ours, torch.tensor(heads, device=device)] = value
+        value = value.to(target)[source_row, from_positions, torch.arange(len(heads), device=device)]
+        target[row, to_positions, torch.tensor(heads, device=device)] = value
 
     def _write_pattern(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
-        """Write value [source chosen query key] into target [batch head query key], at aligned positions if given."""
+        """Write value [source chosen query key] into target [batch head query key], at aligned positions if any."""
         if self.aligned is None:
-            value = torch.nn.functional.pad(value, (0, target.shape[-1] - value.shape[-1]))  # or crop: padding is 0
+            # A negative width crops padding, which is 0.
+            value = torch.nn.functional.pad(value, (0, target.shape[-1] - value.shape[-1]))
             self._write(target.transpose(1, 2), value.transpose(1, 2), heads, last)
             return
         self._check_rows(len(target), last)
         queries = slice(-1, None) if self.positions == "last" else slice(None)
         for row in range(len(target)):
-            ours, theirs = (place[self.aligned[0] == row].to(target.device) for place in self.aligned[1:])
-            new = value[row if len(self.source) > 1 else 0][:, theirs[queries]][:, :, theirs].to(target)
-            old = target[row, heads][:, ours[queries]]
-            old[:, :, ours] = 0
-            left = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
-            old = old / old.sum(-1, keepdim=True).clamp(min=torch.finfo(old.dtype).tiny) * left
-            old[:, :, ours] = new
-            target[row, torch.tensor(heads, device=target.device)[:, None], ours[queries]] = old
+            to_positions, from_positions = (
+                place[self.aligned[0] == row].to(target.device) for place in self.aligned[1:]
+            )
+            new = value[row if len(self.source) > 1 else 0][:, from_positions[queries]][:, :, from_positions].to(target)
+            old = target[row, heads][:, to_positions[queries]]
+            old[:, :, to_positions] = 0
+            remaining = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
+            old = old / old.sum(-1, keepdim=True).clamp(min=torch.finfo(old.dtype).tiny) * remaining
+            old[:, :, to_positions] = new
+            target[row, torch.tensor(heads, device=target.device)[:, None], to_positions[queries]] = old
 
     @property
     def _any_length(self) -> bool:
         return self.aligned is not None or (self.positions == "last" and self.activation in ("q", "z"))
 
     def _check_rows(self, rows: int, last: Tensor) -> None:
-        """Raise InputError unless source and pass have matching rows and, for `align="positions"`, equal lengths."""
-        source, into = self.source, self.into
+        """Raise InputError unless source and pass match in rows and, for `align="positions"`, in length."""
+        source, patched = self.source, self.patched
         if len(source) not in (1, rows):
             raise InputError(f"source must have one prompt or one per row of the pass, {rows}, got {len(source)}")
-        if into is not None and not (len(into) == rows and torch.equal(into.last.to(last.device), last)):
+        if patched is not None and not (len(patched) == rows and torch.equal(patched.last.to(last.device), last)):
             raise InputError(f"the forward pass must be over batch, got {rows} other rows; run the same batch")
         end = source.last.to(last.device).expand(rows)
-        # Positions matched one to one may belong to prompts of other lengths.
+        # Aligned positions may come from prompts of different lengths.
         if self._any_length or torch.equal(end, last):
             return
         row = int((end != last).nonzero()[0])
@@ -306,32 +318,34 @@ class _Patch:
         )
 
 
-def _aligned(source: PromptBatch, into: PromptBatch, *, ends: bool) -> Places:
-    """Return the places of every label and, with `ends`, then of the last position.
+def _align_labels(source: PromptBatch, patched: PromptBatch, *, include_last: bool) -> AlignedPositions:
+    """Align every label of a row with its source's and, with `include_last`, also the last positions.
 
     Raise InputError if a row and its source have different numbers of demonstrations.
     """
-    if len(source) not in (1, len(into)):
-        raise InputError(f"source must have one prompt, or the {len(into)} of batch, got {len(source)}")
-    into.require_labels("label to align", "use positions='last' or prompts of the same length")
+    if len(source) not in (1, len(patched)):
+        raise InputError(f"source must have one prompt, or the {len(patched)} of batch, got {len(source)}")
+    patched.require_labels("label to align", "use positions='last' or prompts of the same length")
     found = []
-    for row in range(len(into)):
-        of = row if len(source) > 1 else 0
-        both = into.label_positions[row].tolist(), source.label_positions[of].tolist()
-        ours, theirs = ([at for at in one if at >= 0] for one in both)
-        if len(ours) != len(theirs):
+    for row in range(len(patched)):
+        source_row = row if len(source) > 1 else 0
+        both = patched.label_positions[row].tolist(), source.label_positions[source_row].tolist()
+        to_positions, from_positions = ([position for position in positions if position >= 0] for positions in both)
+        if len(to_positions) != len(from_positions):
             raise InputError(
-                f"source and prompt must have the same number of demonstrations, got {len(theirs)} and {len(ours)} in "
-                f"row {row}"
+                f"source and prompt must have the same number of demonstrations, got {len(from_positions)} and "
+                f"{len(to_positions)} in row {row}"
             )
-        last = [(int(into.last[row]), int(source.last[of]))] if ends else []
-        found += [(row, *pair) for pair in [*zip(ours, theirs, strict=True), *last]]
-    rows, ours, theirs = torch.tensor(found).unbind(-1)
-    return rows, ours, theirs
+        last = [(int(patched.last[row]), int(source.last[source_row]))] if include_last else []
+        found += [(row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]]
+    rows, to_positions, from_positions = torch.tensor(found).unbind(-1)
+    return rows, to_positions, from_positions
 
 
-def _record(view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation) -> Kept:
-    """Return layer -> activations of its chosen heads on the source prompts, by name."""
+def _record(
+    view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation
+) -> HeadActivations:
+    """Run the source prompts and return layer -> activations of its given heads, by name."""
     check_vocabulary(view.model, source, "source")
     values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
     hooks = []
@@ -342,7 +356,7 @@ def _record(view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch
             hooks += recording_hooks(seen)
     with torch.no_grad(), view.exclusive_pass(), edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
         view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
-    found: Kept = {}
+    found: HeadActivations = {}
     for layer, chosen in by_layer.items():
         if activation == "z":
             found[layer] = {"z": values[layer].seen["z"][:, :, chosen]}

@@ -1,12 +1,13 @@
-"""Locate heads over many prompts: batches are streamed, and the top k of the mean is exact and certified.
+"""Locate the heads with the largest mean increase over many prompts, streamed, exact and certified.
 
-Each batch yields a bound of every head's increase and exact increases of a generous candidate set: the top heads of a
-pilot batch that covers all prompt lengths, and the top heads of the batch itself. A head's mean is bounded by the mean
-of exact values where available and bounds elsewhere. Heads whose bound could still reach the top k are evaluated in a
-second pass over the batches that lack them.
+1. A pilot batch, which covers all prompt lengths, selects candidates: its top heads.
+2. Every batch yields a bound on every head's increase, and the exact increases of the candidates and of the batch's own
+   top heads.
+3. A head's mean is bounded by the mean of its exact increases, with bounds for the batches that lack them.
+4. Heads whose mean could still reach the top k are evaluated in a second pass over those batches.
 
-Batches and candidates depend only on the prompts, and sums are in float64 in batch order: a resumed run gives the same
-numbers, and a run on several processes the same within rounding.
+Batches and candidates depend only on the prompts, and sums are taken in float64 in batch order. A resumed run therefore
+gives the same numbers, and a run on several processes gives the same numbers within rounding.
 Source: docs/howto/numbers.md.
 """
 
@@ -53,7 +54,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
-# Candidates beyond k: more cost a little on every batch; fewer may cost a second pass.
+# Number of candidates beyond k. More cost a little time on every batch; fewer may cause a second pass.
 MARGIN = 20
 
 RankBy = Literal["increase", "contrast", "effect"]
@@ -78,18 +79,20 @@ def locate_heads(
 ) -> TopHeads:
     """Locate the k heads with the largest mean log-probability increase over any number of prompts, certified exact.
 
-    `targets` defaults to the answers. Memory grows with the number of prompts only by their tokens. `slack` (nats)
-    allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap, no bound exists, so every
-    head is evaluated on every prompt and the result is not `certified`. With a `folder`, chunks are stored there and
-    existing chunks are reused; a corrupt chunk is reported through `warn` and recomputed. With `distributed`, each
-    process computes a share of the batches, and all return the same result. `progress=True` shows a progress bar.
+    `targets` defaults to the answers. Activations are kept for one batch at a time, so memory hardly grows with the
+    number of prompts. `slack` (nats) allows for float32 rounding of the bounds. With `final_norm="own"` or a logit
+    soft-cap, no bound exists, so every head is evaluated on every prompt and the result is not `certified`.
 
-    With `against`, locate the heads that contribute most to log p(target) − log Σ p(against), for instance
-    `against=batch.other_label_tokens` for heads that distinguish the answer from the other labels. With one other token
-    per prompt, a single pass gives exact values of every head. A `folder`'s configuration must then have an entry
-    "against", so that chunks of different runs are not mixed.
+    With `against`, locate the heads that contribute most to log p(target) − log Σ p(against). For instance,
+    `against=batch.other_label_tokens` locates heads that distinguish the answer from the other labels. With one token
+    in `against` per prompt, a single pass gives exact values for all heads.
 
-    Raises InputError for invalid targets, against, k or batch sizes, and if the folder is not writable.
+    With a `folder`, chunks are stored there and existing chunks are reused; a corrupt chunk is reported through `warn`
+    and recomputed. If `against` is given, the folder's configuration must have an entry "against", so that chunks of
+    different runs are not mixed. With `distributed`, each process computes a share of the batches, and all processes
+    return the same result. `progress=True` shows a progress bar.
+
+    Raise InputError for invalid `targets`, `against`, `k` or `batch_size`, and for a folder that is not writable.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -99,7 +102,7 @@ def locate_heads(
         >>> il.locate_heads(model, many, k=4, against=many.other_label_tokens).certified
         True
     """
-    search = _Search.of(model, prompts, targets, against, final_norm, bias)
+    search = _Search.from_inputs(model, prompts, targets, against, final_norm, bias)
     view, n_heads = search.view, search.view.n_layers * search.view.n_heads
     check_k(k, n_heads, "heads")
     _check_folder(folder, search.against)
@@ -108,7 +111,7 @@ def locate_heads(
     means, evaluated = HeadMeans(n_heads), list[np.ndarray]()
     with reported(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
-        # The first batch selects the candidates, so all processes need it.
+        # The pilot batch selects the candidates, so all processes need it.
         pilot = stream.first(lambda number: search.first_pass(plan[number], k + MARGIN))
         candidates = read_increases(pilot, view.n_heads)[1]
         rest = stream.chunks(
@@ -150,11 +153,10 @@ def mean_head_increases(
 ) -> Float[Tensor, "layer head"]:
     """Return every head's exact mean log-probability increase over any number of prompts, nats, in float64.
 
-    The computation is exhaustive. From `attribution.min_prompts_to_fold` prompts (68 for GPT-2 large), prompts are
-    grouped so that z is projected through W_O·W_U, folded once per group; smaller datasets, own norms and soft-caps use
-    the slower unfolded path. With `against`, returns mean contributions to log p(target) − log Σ p(against), which need
-    no projection onto the vocabulary. `progress=True` shows a progress bar. Raises InputError for invalid targets,
-    against or batch sizes.
+    All heads are evaluated on all prompts. With enough prompts (68 for GPT-2 large), W_O · W_U is multiplied out once
+    per group of prompts, which is faster; fewer prompts, `final_norm="own"` and soft-caps take the slower path. With
+    `against`, return mean contributions to log p(target) − log Σ p(against), which need no projection onto the
+    vocabulary. `progress=True` shows a progress bar. Raise InputError for invalid `targets`, `against` or `batch_size`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -163,28 +165,28 @@ def mean_head_increases(
         >>> il.mean_head_increases(model, many, against=many.other_label_tokens).shape
         torch.Size([8, 6])
     """
-    search = _Search.of(model, prompts, targets, against, final_norm, bias)
+    search = _Search.from_inputs(model, prompts, targets, against, final_norm, bias)
     view = search.view
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
-    logits = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
-    group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), logits)
+    n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
+    group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), n_logit_rows)
     total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
     group: list[int] = []
-    held: list[tuple[Readout, Tensor, Tensor]] = []
+    captured: list[tuple[Readout, Tensor, Tensor]] = []
     done = 0
     with reported(progress) as report:
         for rows in plan:
             acts, readout = search.capture(rows)
-            held.append((readout, acts.resid_pre, acts.head_inputs))
+            captured.append((readout, acts.resid_pre, acts.head_inputs))
             del acts
             group += rows
             done += len(rows)
             if len(group) >= group_size or done == len(search.batch):
-                readouts, x, z = zip(*held, strict=True)
+                readouts, x, z = zip(*captured, strict=True)
                 readout = replace(readout, scale=torch.cat([one.scale for one in readouts]))
                 every = every_head_increase(view, readout, torch.cat(x), torch.cat(z), *search.tokens(group))
                 total += every.double().sum(0).cpu()
-                group, held = [], []
+                group, captured = [], []
             report("heads", done, len(search.batch))
     return total / len(search.batch)
 
@@ -201,9 +203,9 @@ def top_heads_by(
 ) -> list[Head]:
     """Return the k heads with the largest mean increase, contrast or ablation effect, largest first.
 
-    For the answer of each prompt, or the model's most probable label where a prompt has none: "increase" is that of
-    log p(answer); "contrast" that of log p(answer) − log Σ p(other labels); "effect" is the drop of log p(answer) when
-    the head is zeroed at the last position. Raise InputError if k exceeds the number of heads.
+    "increase" is what a head adds to log p(answer), "contrast" what it adds to log p(answer) − log Σ p(other labels),
+    and "effect" the drop in log p(answer) when the head is zeroed at the last position. For prompts without an answer,
+    the model's most probable label is used. Raise InputError if `k` exceeds the number of heads.
     """
     check_choice("by", by, get_args(RankBy))
     view = ModelView.of(model)
@@ -227,7 +229,7 @@ def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
     functions = {"effect": "locate_effects", "score parts": "mean_score_parts"}
     if (by := folder.configuration.get("by")) in functions:
         raise InputError(
-            f"folder must be of a run of increases, got a configuration with by={by!r}; pass it to {functions[by]}"
+            f"folder must be configured for increases or contrasts, got by={by!r}; pass it to {functions[by]}"
         )
     if (folder.configuration.get("against") is None) == (against is None):
         return
@@ -251,7 +253,7 @@ class _Search:
     bias: bool
 
     @classmethod
-    def of(
+    def from_inputs(
         cls,
         model: Any,
         prompts: PromptBatch | Sequence[Prompt],
@@ -270,15 +272,15 @@ class _Search:
         return acts, acts.readout.using(final_norm=self.final_norm, bias=self.bias)
 
     def tokens(self, rows: list[int]) -> tuple[Int[Tensor, " row"], CheckedAgainst]:
-        """Return the targets of some prompts, and the tokens they are compared with."""
+        """Return the targets of some prompts, and their tokens in `against`."""
         return self.targets[rows], select_rows(self.against, rows)
 
     def first_pass(
         self, rows: list[int], n_leading: int, candidates: Sequence[int] | np.ndarray = ()
     ) -> dict[str, Any]:
-        """Return bounds of all heads, and exact increases of the candidates and of the batch's `n_leading` top heads.
+        """Return bounds for all heads, and exact increases of the candidates and of the batch's `n_leading` top heads.
 
-        All heads are evaluated exactly if bounds are exact (a linear contrast) or do not exist.
+        If bounds are exact (a linear contrast) or do not exist, all heads are evaluated exactly.
         """
         acts, readout = self.capture(rows)
         targets, against = self.tokens(rows)

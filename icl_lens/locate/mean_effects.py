@@ -1,9 +1,9 @@
-"""Mean ablation effects of each head over any number of prompts, with intervals: streamed, in chunks, resumable.
+"""Compute each head's mean ablation effect over any number of prompts, with intervals, in resumable chunks.
 
-Chunks hold every prompt's effects. Means and intervals are accumulated in float64 in batch order, so memory does not
+Chunks contain every prompt's effects. Means and intervals are accumulated in float64 in batch order, so memory does not
 grow with the number of prompts, and a resumed run writes the same bytes. Prompts with the same query are not
-independent, so the bootstrap resamples queries, each with all its prompts, using Poisson(1) weights, the streaming form
-of the ordinary bootstrap (Chamandy, Muralidharan, Najmi & Naidu 2012).
+independent, so the bootstrap resamples queries, each with all its prompts. It draws Poisson(1) weights, the streaming
+form of the ordinary bootstrap (Chamandy, Muralidharan, Najmi & Naidu 2012).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,24 +40,24 @@ SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
 
 
 def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
-    """Return prompt, layer, head, scores (nats), algorithm and fallback_reason: a chunk's columns, see `chunk`."""
+    """Return a chunk's columns: prompt, layer, head, scores (nats), algorithm and fallback_reason."""
     found = {name: getattr(effects, name) for name in SCORES}
     scores = {name: values.flatten().cpu().numpy() for name, values in found.items() if values is not None}
     n_layers, n_heads = effects.log_prob.shape[1:]
-    same = pa.array(np.zeros(len(rows) * n_layers * n_heads, np.int8))
+    indices = pa.array(np.zeros(len(rows) * n_layers * n_heads, np.int8))
     return {
         **index_columns(np.array(rows), np.arange(n_layers * n_heads), n_heads),
         **scores,
-        "algorithm": pa.DictionaryArray.from_arrays(same, [effects.algorithm]),
-        "fallback_reason": pa.DictionaryArray.from_arrays(same, [effects.fallback_reason]),
+        "algorithm": pa.DictionaryArray.from_arrays(indices, [effects.algorithm]),
+        "fallback_reason": pa.DictionaryArray.from_arrays(indices, [effects.fallback_reason]),
     }
 
 
 @dataclass(frozen=True)
 class MeanScore:
-    """Every head's mean effect in one score, nats, and its 95 % bootstrap interval over queries.
+    """Every head's mean effect on one score, nats, and its 95 % bootstrap interval over queries.
 
-    The interval is NaN for a single query; all values are NaN if no prompt has the score.
+    The interval is NaN if there is only one query; all values are NaN if no prompt has the score.
     """
 
     mean: Float[Tensor, "layer head"]
@@ -67,9 +67,9 @@ class MeanScore:
 
 @dataclass(frozen=True, repr=False)
 class MeanEffects(ShownAsTable):
-    """Mean drop of the answer's score when each head is zero-ablated, nats; positive if the head helps.
+    """Mean drop in the answer's score when each head is zero-ablated, nats; positive if the head helps the answer.
 
-    Scores are as in `HeadEffects`.
+    The scores are those of `HeadEffects`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -83,9 +83,9 @@ class MeanEffects(ShownAsTable):
     logit_diff: MeanScore | None
     positions: Positions
     algorithms: Mapping[Algorithm, int]
-    """Number of prompts that each algorithm computed."""
+    """How many prompts each algorithm was used for."""
     fallback_reason: str
-    """Why the prefix cache was not used for all effects at the last position; empty if it was."""
+    """Why the prefix cache was not used for all effects at the last position; empty if it was used for all."""
     n_prompts: int
     n_queries: int
     """Number of distinct queries, which the intervals resample."""
@@ -96,7 +96,7 @@ class MeanEffects(ShownAsTable):
         return "gradient" not in self.algorithms
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """Return the k heads with the largest mean effect. Raise InputError for a missing score."""
+        """Return the k heads with the largest mean effect on a score. Raise InputError if the score is missing."""
         check_choice("by", by, SCORES)
         score: MeanScore | None = getattr(self, by)
         if score is None or bool(score.mean.isnan().all()):
@@ -107,7 +107,11 @@ class MeanEffects(ShownAsTable):
         return [Head.from_index(index, score.mean.shape[1]) for index in order.tolist()]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return all heads, best first: rank, layer, head, name, effect, low, high; also log_odds and logit_diff."""
+        """Return one row per head, largest effect first, with columns for log p, log-odds and logit difference.
+
+        The columns are rank, layer, head and name; effect, low and high (of log p); log_odds, log_odds_low and
+        log_odds_high; and, with `against`, logit_diff, logit_diff_low and logit_diff_high.
+        """
         heads = self.top(self.log_prob.mean.numel())
         index = tuple(np.array(heads).T)
         columns: dict[str, Any] = {
@@ -125,7 +129,7 @@ class MeanEffects(ShownAsTable):
         return pd.DataFrame(columns)
 
     def summary(self) -> str:
-        """Return a sentence on the method, the number of prompts, and the intervals."""
+        """Return one or two sentences on the method, the number of prompts, and the intervals."""
         where = "at the last position" if self.positions == "last" else "at every position"
         method = "Exact: every head zeroed" if self.exact else "First-order estimates"
         n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
@@ -165,19 +169,19 @@ def locate_effects(
     progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> MeanEffects:
-    """Return every head's mean effect of zero ablation over any number of prompts, with intervals.
+    """Return the mean effect of zeroing each head over any number of prompts, with intervals.
 
-    See `head_effects` for the effects and for `targets`, `against`, `positions` and `method`; on large datasets,
-    `positions="last"` is much faster than all positions. Memory grows with the
-    number of prompts only by their tokens. With a `folder`, every prompt's effects are stored there in chunks and
-    existing chunks are reused; a corrupt chunk is reported through `warn` and recomputed. With `distributed`, each
-    process computes a share of the batches, and all return the same result. Batches are planned as in `locate_heads`.
-    `progress=True` shows a progress bar.
+    See `head_effects` for the effects and for `targets`, `against`, `positions` and `method`. `positions="last"` is
+    much faster than all positions. Intervals are 95 % bootstrap intervals over queries, because prompts with the same
+    query are not independent.
 
-    Intervals are 95 % bootstrap intervals over queries, because prompts with the same query are not independent.
+    Prompts run in batches, as in `locate_heads`, so memory hardly grows with their number. With a `folder`, every
+    prompt's effects are stored there in chunks and existing chunks are reused; a corrupt chunk is reported through
+    `warn` and recomputed. With `distributed`, each process computes a share of the batches, and all processes return
+    the same result. `progress=True` shows a progress bar.
 
-    Raises InputError for invalid targets, against, options or batch sizes, for non-finite effects, and for a `folder`
-    that is not writable or whose configuration does not have `by="effect"`.
+    Raise InputError for invalid `targets`, `against`, options or `batch_size`, for non-finite effects, and for a
+    `folder` that is not writable or whose configuration does not have `by="effect"`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -201,8 +205,10 @@ def locate_effects(
 
     def compute(number: int) -> dict[str, Any]:
         rows = plan[number]
-        some = select_rows(others, rows)
-        found = head_effects(model, batch[rows], targets[rows], positions=positions, against=some, method=method)
+        against_rows = select_rows(others, rows)
+        found = head_effects(
+            model, batch[rows], targets[rows], positions=positions, against=against_rows, method=method
+        )
         return effect_columns(rows, found)
 
     sums: dict[str, _Sums] = {}
@@ -218,34 +224,34 @@ def locate_effects(
             present = [name for name in SCORES if name in chunk.column_names]
             scores = {name: chunk.column(name).to_numpy().reshape(len(rows), -1) for name in present}
             for i, row in enumerate(rows.tolist()):
-                # For a prompt without demonstrations, its text is used as the query.
+                # The query of a prompt without demonstrations is its text.
                 query = (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
                 weights = poisson_weights(query)
                 for name, values in scores.items():
                     sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
 
-    def collected() -> MeanEffects:
+    def mean_effects() -> MeanEffects:
         means = {name: one.mean(name, view) for name, one in sums.items()}
         n_queries = len(sums["log_prob"].queries)
         scores = means["log_prob"], means["log_odds"], means.get("logit_diff")
         return MeanEffects(*scores, positions, algorithms, fallback_reason, len(batch), n_queries)
 
-    return distributed.run_on_main(collected)
+    return distributed.run_on_main(mean_effects)
 
 
 def poisson_weights(query: str) -> Int[np.ndarray, " draw"]:
-    """Return a query's weight in each bootstrap resample, independent of the process and of prompt order."""
+    """Return a query's weight in each bootstrap resample, which depends on neither process nor prompt order."""
     seed = int.from_bytes(sha256(query.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).poisson(1.0, DRAWS)
 
 
 class _Sums:
-    """Weighted sums of one score over prompts, for the mean and for every bootstrap resample."""
+    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap resample."""
 
     def __init__(self, n_heads: int):
         self.n = 0
         self.total = np.zeros(n_heads)
-        self.drawn = np.zeros((DRAWS, n_heads))
+        self.resampled = np.zeros((DRAWS, n_heads))
         self.weight = np.zeros(DRAWS)
         self.queries: set[bytes] = set()
 
@@ -258,25 +264,25 @@ class _Sums:
         self.total += values
         # Elementwise, because the rounding of a matrix product depends on memory alignment.
         with np.errstate(invalid="ignore"):  # 0 · infinity; `mean` reports infinite effects
-            self.drawn += weights[:, None] * values
+            self.resampled += weights[:, None] * values
         self.weight += weights
         self.queries.add(sha256(query.encode()).digest()[:16])
 
     def mean(self, name: str, view: ModelView) -> MeanScore:
         shape = (view.n_layers, view.n_heads)
-        nothing = torch.full(shape, torch.nan, dtype=torch.float64)
+        missing = torch.full(shape, torch.nan, dtype=torch.float64)
         if not self.n:
-            return MeanScore(nothing, nothing, nothing)
+            return MeanScore(missing, missing, missing)
         mean = self.total / self.n
         if not np.isfinite(mean).all():
-            some = int(np.flatnonzero(~np.isfinite(mean))[0])
+            index = int(np.flatnonzero(~np.isfinite(mean))[0])
             raise InputError(
-                f"the mean effect of {Head.from_index(some, view.n_heads)} ({name}) is NaN or infinite; load the model "
-                "in bfloat16 or float32, or remove edits"
+                f"the mean effect of {Head.from_index(index, view.n_heads)} ({name}) is NaN or infinite; load the "
+                "model in bfloat16 or float32, or remove edits"
             )
-        low = high = nothing
+        low = high = missing
         if len(self.queries) > 1:
-            drawn = self.drawn[self.weight > 0] / self.weight[self.weight > 0, None]
-            ends = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+            resampled = self.resampled[self.weight > 0] / self.weight[self.weight > 0, None]
+            ends = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
             low, high = (torch.from_numpy(end).reshape(shape) for end in ends)
         return MeanScore(torch.from_numpy(mean).reshape(shape), low, high)

@@ -1,7 +1,7 @@
 """A uniform view of model classes, families and TransformerLens versions.
 
-Only `ModelView` knows where weights are and what blocks do to a head's output; all other modules read weights through
-it. Weights are views of the model's own parameters and are not cached.
+Only `ModelView` knows where a model's weights are and what its blocks do to a head's output; all other modules read
+weights through it. Weights are views of the model's own parameters and are not cached.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class ModelView:
 
     @classmethod
     def of(cls, model: Any) -> "ModelView":
-        """Return the view of a model; raise InputError unless it is a decoder of attention + FFN blocks."""
+        """Return the view of a model. Raise InputError unless it is a decoder of attention + FFN blocks."""
         cfg = getattr(model, "cfg", None)
         if cfg is None or not hasattr(model, "blocks") or not hasattr(model, "hook_dict"):
             raise InputError(
@@ -76,7 +76,7 @@ class ModelView:
 
     @property
     def name(self) -> str:
-        """The display name, with the quantization of the weights, if any, and the training of installed models."""
+        """The display name, with how the weights are quantized, if they are, and how an installed model was trained."""
         name = str(self.cfg.model_name)
         name = Path(name).name if os.path.exists(name) else name
         about = [INSTALLED_MODELS[name].training] if name in INSTALLED_MODELS else []
@@ -92,7 +92,7 @@ class ModelView:
     @property
     def quantization(self) -> str:
         """The quantization of the weights, such as "Q4_1"; empty if there is none."""
-        stored = self.hf_config_value(ORIGIN, None)  # of a GGUF file, whose weights are dequantized before use
+        stored = self.hf_config_value(ORIGIN, None)  # set for GGUF files, whose weights are dequantized on loading
         if stored is not None:
             return str(stored["quantization"]) if stored["quantization"] not in UNQUANTIZED else ""
         method = getattr(self.hf_config_value("quantization_config", None), "quant_method", "")
@@ -139,13 +139,13 @@ class ModelView:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether hooks are active on the model, from interventions or the user, which may edit it."""
+        """Whether any forward hooks, which may edit activations, are active on the model."""
         return any(point.fwd_hooks for point in self.model.hook_dict.values())
 
     def fingerprint(self) -> str:
         """Return a digest of evenly spaced entries of the embedding, unembedding and all attention matrices.
 
-        It depends on weights, dtype and weight processing, but not on the device or the TransformerLens version.
+        The digest depends on weights, dtype and weight processing, but not on device or TransformerLens version.
         """
         digest = hashlib.sha256()
         for matrix in self._matrices():
@@ -170,7 +170,7 @@ class ModelView:
         return self.model.blocks[layer].attn
 
     def kv_head(self, head: int) -> int:
-        """Return the key-value head that a query head reads."""
+        """Return the index of the key-value head that a query head uses."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def heads(self) -> list[Head]:
@@ -178,7 +178,7 @@ class ModelView:
         return [Head.from_index(index, self.n_heads) for index in range(self.n_layers * self.n_heads)]
 
     def check_head(self, head: Head | tuple[int, int] | str) -> Head:
-        """Return the head as a `Head`, also from its name; raise InputError if the model has no such head."""
+        """Return a head, given as a `Head`, pair or name, as a `Head`. Raise InputError if the model lacks it."""
         if isinstance(head, str):
             head = Head.parse(head)
         try:
@@ -194,8 +194,8 @@ class ModelView:
 
     # Weights ---------------------------------------------------------------------------------------------
     #
-    # Output matrices include everything up to the residual stream: the gain of a norm after the sublayer (its
-    # data-dependent scale is `Activations.attn_scale`) and Granite's residual multiplier.
+    # Output matrices include everything up to the residual stream: Granite's residual multiplier, and the gain of a
+    # norm after the sublayer. That norm's data-dependent scale is `Activations.attn_scale`.
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """Return the map from a head's z to the residual stream."""
@@ -220,21 +220,22 @@ class ModelView:
 
     @property
     def residual_multiplier(self) -> float:
-        """The factor of every sublayer's output in Granite; 1 in other families."""
+        """The factor by which Granite multiplies every sublayer's output; 1 in other families."""
         return float(self.hf_config_value("residual_multiplier", 1.0))
 
     @property
     def logit_scale(self) -> float:
-        """The factor of the logits (Cohere multiplies, Granite divides); 1 in other families.
+        """The factor by which logits are multiplied (Cohere; in Granite, one over its divisor); 1 in other families.
 
-        Weight processing folds Cohere's factor into W_U, which changes the model's attribute but not its configuration.
+        When weight processing folds Cohere's factor into W_U, it updates the model's attribute but not its
+        configuration, so the attribute is read first.
         """
         own = _optional(getattr(self.model, "original_model", None), "logit_scale")
         scale = own if isinstance(own, (int, float)) else self.hf_config_value("logit_scale", 1.0)
         return float(scale) / float(self.hf_config_value("logits_scaling", 1.0))
 
     def hf_config_value(self, name: str, default: Any) -> Any:
-        """Return a value of the Hugging Face configuration that only some families have."""
+        """Return a value of the Hugging Face configuration, or `default` for families that do not have it."""
         config = getattr(getattr(self.model, "original_model", None), "config", None)
         return getattr(config, name, default)
 
@@ -248,7 +249,7 @@ class ModelView:
         return self._weight(self.attn(layer), "W_Q")
 
     def _weight(self, owner: Any, name: str, *, offloaded_in: Any = None) -> Any:
-        """Return a weight on `unembed_device`, loading it if it is offloaded; None if the model has none."""
+        """Return a weight on `unembed_device`, loading it if it is offloaded; None if the model lacks it."""
         with weights_loaded_if_offloaded(self.model, owner if offloaded_in is None else offloaded_in):
             weight = _optional(owner, name)
             return None if weight is None else weight.detach().to(self.unembed_device)
@@ -269,11 +270,11 @@ class ModelView:
         return None if b_V is None else self._grouped(b_V.reshape(-1, self.d_head))
 
     def _grouped(self, weight: Tensor) -> Tensor:
-        """Return one matrix per key-value head, also if TransformerLens repeats it for every query head."""
+        """Return one matrix per key-value head, even if TransformerLens repeats it for every query head."""
         return weight if weight.shape[0] == self.n_kv_heads else weight[:: self.n_heads // self.n_kv_heads]
 
     def W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        """Return the map from FFN coefficients to the residual stream; raise InputError for a mixture of experts."""
+        """Return the map from neuron activations to the residual stream. Raise InputError for a mixture of experts."""
         return self.to_residual(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
@@ -334,9 +335,10 @@ class ModelView:
     def query_in_key_space(
         self, layer: int, q: Float[Tensor, "batch head d_head"]
     ) -> Float[Tensor, "batch head d_head"]:
-        """Return queries in the space of the key projections: after their norm, times the gain of the keys' norm.
+        """Return queries that can be multiplied with keys as they are before the keys' norm.
 
-        Only each key's own scale is missing. Without norms, queries are unchanged.
+        These are the queries after their own norm, times the gain of the keys' norm. Their products with such keys are
+        scores except for the division by each key's scale. In families without these norms, queries are unchanged.
         """
         q_norm, k_norm = self.q_norm(layer), self.k_norm(layer)
         if q_norm is not None:
@@ -351,7 +353,7 @@ class ModelView:
         return q - q.mean(-1, keepdim=True) if k_norm.center else q
 
     def attn_input_norm(self, layer: int) -> NormView:
-        """Return the norm before queries and keys; the identity if they read the residual stream directly."""
+        """Return the norm before attention; the identity if attention reads the residual stream directly."""
         if self.architecture.startswith("Olmo2"):
             return NormView(None, None, self._eps, False, False, self.d_model)
         return infer_norm(self.model.blocks[layer].ln1, self.d_model, self.unembed_device, default_eps=self._eps)
@@ -365,7 +367,7 @@ class ModelView:
         return torch.float64 if self.model.W_U.dtype == torch.float64 else torch.float32
 
     def readout(self, final_resid: Float[Tensor, "batch d_model"]) -> Readout:
-        """Return the readout with the scale frozen at each prompt's final residual."""
+        """Return the readout with the final norm's scale frozen at that of each prompt's final residual."""
         dtype = self.compute_dtype
         norm = infer_norm(self.model.ln_final, self.d_model, self.unembed_device, default_eps=self._eps)
         final = final_resid.to(self.unembed_device, dtype)
@@ -391,18 +393,18 @@ class ModelView:
 
     @contextmanager
     def inference_pass(self) -> Iterator[dict[str, Any]]:
-        """Yield arguments for forward passes in the block that keep only what hooks record.
+        """Yield arguments with which forward passes in the block keep in memory only what hooks record.
 
-        Otherwise Hugging Face models collect every layer's attention weights and a KV cache, and bridges keep the
-        attention weights: heads · pos² values per layer. In float32 and float64, an expanded tanh GELU is replaced by
-        one kernel, which gives the same result within rounding.
+        Without them, Hugging Face models collect a KV cache and every layer's attention weights (heads · pos² values),
+        and bridges keep the latter. In float32 and float64, a tanh GELU written as several operations is replaced by a
+        single kernel, which gives the same result within rounding.
         """
         with self.exclusive_pass(), inference_kwargs(self.model) as arguments:
             yield arguments
 
     @contextmanager
     def exclusive_pass(self) -> Iterator[None]:
-        """Lock the model for this thread and disable dropout; restore modules in training mode afterwards."""
+        """Lock the model for this thread and put it in evaluation mode; restore training mode afterwards."""
         with model_lock(self.model):
             # A bridge does not register all modules of the model that it wraps.
             roots = {id(root): root for root in (self.model, getattr(self.model, "original_model", self.model))}
@@ -423,7 +425,7 @@ class ModelView:
         return frozenset(self.model.hook_dict)
 
     def hook(self, layer: int, *names: str) -> str:
-        """Return the first of a layer's hooks, by TransformerLens name, that the model has."""
+        """Return the full name of the first of these hooks that a layer has; `names` are TransformerLens names."""
         for name in names:
             full = f"blocks.{layer}.{name}"
             if full in self.hook_names:
@@ -434,7 +436,7 @@ class ModelView:
 
     @property
     def last_logits_hook(self) -> str:
-        """The hook at which to select the rows whose logits are needed, so that no others are computed."""
+        """The hook at which to select positions, so that logits are computed only for these."""
         return "unembed.hook_in" if "unembed.hook_in" in self.hook_names else "ln_final.hook_normalized"
 
 
@@ -443,7 +445,7 @@ SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _check_weights(model: Any, name: str) -> None:
-    """Raise InputError for unreadable weights: quantized, or not in memory."""
+    """Raise InputError for weights that cannot be read because they are quantized or not loaded."""
     quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
     away = False
     dtypes: set[torch.dtype] = set()
@@ -465,7 +467,7 @@ def _check_weights(model: Any, name: str) -> None:
 
 
 def _optional(owner: Any, name: str) -> Any:
-    """Return an attribute, or None if the family lacks it (TransformerBridge raises AttributeError for biases)."""
+    """Return an attribute, or None if the model lacks it (a TransformerBridge raises for missing biases)."""
     try:
         return getattr(owner, name)
     except AttributeError:

@@ -36,11 +36,11 @@ class PromptBatch:
 
     Positions count tokens from the start of the row, including a beginning-of-sequence token. -1 marks a missing
     demonstration or answer. All tensors are on one device. `batch[2:5]` and `batch[[0, 3]]` are smaller batches with
-    the same labels, without padding that none of their rows needs.
+    the same labels, cropped to their longest row.
 
-    Created by `tokenize`, or without demonstrations by `tokenize_text` and `from_tokens`; then there are no labels,
-    `prompts` is empty, and `targets` holds the token each row is scored by. `at` returns rows that end at other
-    positions of the same prompts. Source: docs/howto/own_dataset.md.
+    `tokenize` creates batches of in-context prompts. `tokenize_text` and `from_tokens` create batches without
+    demonstrations: these have no labels, `prompts` is empty, and `targets` contains the token that each row is scored
+    by. `at` returns rows that end at other positions of the same prompts. Source: docs/howto/own_dataset.md.
 
     Example:
         >>> [batch.token_strings[0][position] for position in batch.label_positions[0]]
@@ -60,9 +60,9 @@ class PromptBatch:
     label_index: Int[Tensor, "batch demo"]
     """Each demonstration's label, as an index into `labels`."""
     label_mask: Bool[Tensor, "batch label"]
-    """Labels that are choices in each row: those of its prompt."""
+    """Which labels each row's prompt offers as choices."""
     label_tokens: Int[Tensor, " label"]
-    """The token each label is scored by: its first token after the query or the appended shared prefix."""
+    """The token each label is scored by: its first token after the query, or after an appended shared prefix."""
     answer: Int[Tensor, " batch"]
     """The correct label, as an index into `labels`."""
     text_ranges: Int[Tensor, "batch demo 2"]
@@ -70,26 +70,26 @@ class PromptBatch:
     query_range: Int[Tensor, "batch 2"]
     """The token range of the query's text: start and end, end exclusive."""
     labels: tuple[str, ...]
-    """The labels of all prompts."""
+    """The labels of all prompts, without duplicates."""
     prompts: tuple[Prompt, ...]
     """One per row; empty for texts without demonstrations."""
     template: Template
     token_strings: list[list[str]]
-    """Each row's tokens without padding, decoded one by one: for display only, since joining them loses white space."""
+    """Each row's tokens without padding, decoded one by one; for display only, since joining them loses white space."""
     token_names: list[list[str]] = field(default_factory=list)
     """`token_strings` with visible white space: "␣to", line breaks as "⏎"."""
     texts: tuple[str, ...] = ()
     """The full text of each row."""
     targets: Int[Tensor, " batch"] | None = None
-    """The token each row is scored by if it is not the answer's label token; -1 for none."""
+    """The token each row is scored by, if it is not the answer's label token; -1 for none."""
     against: Int[Tensor, "batch other"] | None = None
     """Tokens to compare each row's target with, padded with -1; None for no comparison."""
     prompt_index: Int[Tensor, " batch"] | None = None
-    """The prompt of each row, if rows are positions of prompts. Rows of one prompt begin with the same tokens."""
+    """The index of each row's prompt, if several rows are prefixes of one prompt (see `at`)."""
     prediction_positions: Int[Tensor, "batch demo"] | None = None
-    """Where each demonstration's label is predicted: the position before the token it is scored by."""
+    """Where each demonstration's label is predicted: the position just before the token it is scored by."""
     vocabulary: str = ""
-    """A digest of the tokenizer's vocabulary, used to reject other models; empty if unknown."""
+    """A digest of the tokenizer's vocabulary, to reject models with another one; empty if unknown."""
 
     def __post_init__(self) -> None:
         if not self.token_names:
@@ -106,14 +106,14 @@ class PromptBatch:
     def other_label_tokens(self) -> Int[Tensor, "batch other"]:
         """The tokens of each prompt's labels except its answer, padded with -1; all -1 without an answer.
 
-        Pass it as `against` to find the parts that favor the answer over the other labels.
+        Pass them as `against` to find the components that favor the answer over the other labels.
         """
         return self.label_tokens_except(self.answer)
 
     def label_tokens_except(self, label: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"]:
-        """Return the tokens of each prompt's labels except `label`, an index into `labels` (-1 selects no tokens).
+        """Return the tokens of each prompt's labels except `label`, an index into `labels`; none if `label` is -1.
 
-        Rows are padded with -1 on the right. The last axis has at least one entry, even if no prompt has another label.
+        Rows are padded with -1 on the right. The last axis has at least one entry, even if all are padding.
         """
         label = label.to(self.label_mask.device)
         wanted = self.label_mask & (label >= 0)[:, None]
@@ -122,9 +122,9 @@ class PromptBatch:
         return torch.where(wanted.gather(1, order), self.label_tokens[order], -1)
 
     def require_labels(self, what: str, alternative: str) -> None:
-        """Raise InputError if the batch has no labels, so that `what` is undefined; `alternative` is the fix."""
+        """Raise InputError if the batch has no labels, without which `what` is undefined; `alternative` is the fix."""
         if not self.labels:
-            raise InputError(f"these prompts have no demonstrations, so there is no {what}; {alternative}")
+            raise InputError(f"the prompts have no demonstrations, so there is no {what}; {alternative}")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -157,18 +157,19 @@ class PromptBatch:
         against: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None,
         positions: TokenPositions | None = None,
     ) -> "PromptBatch":
-        """Create a batch without demonstrations from token ids [batch pos] or rows of different lengths.
+        """Create a batch without demonstrations from token ids [batch pos] or from rows of different lengths.
 
-        `attention_mask` [batch pos], 1 on tokens and 0 on padding, removes the padding, whichever side it is on: pass
-        both as a tokenizer returns them. No beginning-of-sequence token is added. With `model`, ids are checked against
-        its vocabulary and context length, tokens have names, and the batch is on its device. `targets` is one id or one
-        per row; by default each position is scored by the next token, and the last one has no target. `against` has the
-        ids to compare the targets with: one for all rows, one per row, or a list per row. `positions` selects positions
-        other than the last, see `at`.
+        `attention_mask` [batch pos] is 1 on tokens and 0 on padding, which is removed on either side: pass ids and mask
+        as your tokenizer returns them. No beginning-of-sequence token is added. With `model`, ids are checked against
+        its vocabulary and context length, tokens get names, and the batch is on the model's device.
 
-        Raises InputError for empty rows, ids outside the model's vocabulary, rows longer than its context, targets,
-        positions or a mask that do not match, and with `model` for rows that begin or end with its padding token if no
-        mask is given.
+        `targets` is one id for all rows or one per row; by default, each position is scored by the next token, and the
+        last one has no target. `against` contains the ids to compare the targets with: one for all rows, one per row,
+        or a list per row. `positions` selects positions other than the last; see `at`.
+
+        Raise InputError for empty rows, ids outside the model's vocabulary, rows longer than its context, and targets,
+        positions or a mask that do not match the rows. With `model` but no mask, also raise it for rows that begin or
+        end with the model's padding token.
 
         Example:
             >>> random = il.PromptBatch.from_tokens([[5, 8, 13, 5, 8, 13]], model=model, positions="all")
@@ -192,25 +193,27 @@ class PromptBatch:
             device = getattr(model.cfg, "device", None)
         batch = text_batch(getattr(model, "tokenizer", None), rows, texts=None)
         batch = batch if device is None else batch.to(device)
-        scored = ids_per_row(targets, len(rows), "targets")
-        others = ids_per_row(against, len(rows), "against", lists=True)
-        check_ids(model, [id for row in (scored or []) + (others or []) for id in row])
-        picked = batch.at("last" if positions is None else positions)
-        assert picked.prompt_index is not None
-        if scored is not None:
-            picked = replace(picked, targets=torch.tensor(scored, device=device)[picked.prompt_index, 0])
-        if others is not None:
-            picked = replace(picked, against=padded_ids(others).to(picked.tokens.device)[picked.prompt_index])
-        check_against_differs(picked)
-        return picked if positions is not None else replace(picked, prompt_index=None)
+        target_ids = ids_per_row(targets, len(rows), "targets")
+        against_ids = ids_per_row(against, len(rows), "against", lists=True)
+        check_ids(model, [id for row in (target_ids or []) + (against_ids or []) for id in row])
+        selected = batch.at("last" if positions is None else positions)
+        assert selected.prompt_index is not None
+        if target_ids is not None:
+            selected = replace(selected, targets=torch.tensor(target_ids, device=device)[selected.prompt_index, 0])
+        if against_ids is not None:
+            selected = replace(
+                selected, against=padded_ids(against_ids).to(selected.tokens.device)[selected.prompt_index]
+            )
+        check_against_differs(selected)
+        return selected if positions is not None else replace(selected, prompt_index=None)
 
     def at(self, positions: TokenPositions) -> "PromptBatch":
         """Return one row per prompt and position, ending at that position.
 
         `positions` is one position for all rows, several for all rows, a list per row, or "all"; negative positions
-        count from the end of the row. A row that ends before its prompt is scored by the next token (`answer_tokens`)
-        and has no answer and no labels after its end. `prompt_index` holds the prompt of each row; `capture` runs the
-        rows of a prompt in one pass. Raises InputError for a position outside a row.
+        count from the end of the row. A row that ends before its prompt does is scored by the next token
+        (`answer_tokens`) and has no answer; labels after its end are dropped. `prompt_index` contains the index of each
+        row's prompt; `capture` runs all rows of a prompt in one pass. Raise InputError for a position outside a row.
 
         Example:
             >>> first = int(batch.label_positions[0, 0])
@@ -251,7 +254,7 @@ class PromptBatch:
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "PromptBatch":
         """Return the selected rows as a batch; an integer selects a batch of one row.
 
-        Raises IndexError for a row out of range and InputError if no row is selected.
+        Raise IndexError for a row out of range, and InputError if no row is selected.
         """
         places: Any = index
         if not isinstance(index, int | slice):
@@ -272,13 +275,13 @@ class PromptBatch:
         )
 
     def split(self, size: int) -> Iterator["PromptBatch"]:
-        """Split the batch into pieces of `size` rows; the last may be smaller. Raises InputError if `size` < 1."""
+        """Split the batch into pieces of `size` rows; the last may be smaller. Raise InputError if `size` < 1."""
         if size < 1:
             raise InputError(f"size must be at least 1, got {size}")
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the batch as tensors and JSON-serializable data; `from_state` restores it."""
+        """Return the batch as tensors and JSON-serializable values, from which `from_state` restores it."""
         prompts = [
             [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
             for prompt in self.prompts
@@ -320,12 +323,12 @@ def prompts_digest(batch: PromptBatch) -> str:
 
 
 def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
-    """Raise InputError if a batch was tokenized with another vocabulary than the model's."""
+    """Raise InputError if a batch was tokenized with a vocabulary other than the model's."""
     size = getattr(model.cfg, "d_vocab", None)
     largest = int(batch.tokens.max())
     if size is not None and largest >= size:
         raise InputError(
-            f"{what} was tokenized for another model: it contains token id {largest}, and the model's vocabulary size "
+            f"{what} was tokenized for another model: it contains token id {largest}, but the model's vocabulary size "
             f"is {size}; re-tokenize the prompts for this model"
         )
     tokenizer = getattr(model, "tokenizer", None)
@@ -344,7 +347,7 @@ def check_against_differs(batch: PromptBatch) -> None:
 
 
 def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
-    """Return rows of ids as a batch without labels; without a tokenizer, tokens are named by their ids."""
+    """Return rows of token ids as a batch without labels; without a tokenizer, tokens are named by their ids."""
     n = len(rows)
     if texts is None and tokenizer is not None:
         texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
@@ -367,7 +370,7 @@ def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | Non
 
 
 def row_fields(tokenizer: Any, rows: list[list[int]]) -> dict[str, Any]:
-    """Return the fields of a `PromptBatch` that follow from its token ids, padded on the right."""
+    """Return the fields of a `PromptBatch` that depend only on its token ids, padded on the right."""
     longest = max(map(len, rows))
     strings = names = [[str(token) for token in row] for row in rows]
     if tokenizer is not None:
