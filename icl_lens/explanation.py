@@ -56,7 +56,7 @@ class Explanation(Findings):
 
     @cached_property
     def figures(self) -> "dict[str, Figure]":
-        """Matplotlib figures by name: "layers", "heads", "top_heads"."""
+        """Matplotlib figures by name: "layers", "heads", "top_heads" and "why"."""
         from icl_lens.report import plots  # import matplotlib only if figures are requested
 
         return plots.explanation_figures(self)

@@ -389,6 +389,7 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
         assert_close(why.value_total, float(values.value[0][parts.of_label(batch.answer)[0]].sum()))
         assert why.value_is_exact
     assert {"query", "key", "value", "pair"} == set(explanation.to_frame("why")["side"])
+    assert "L2H1" in explanation.figures["why"].get_supxlabel()
     assert 'class="why"' in explanation.to_html()
 
 

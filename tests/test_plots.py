@@ -123,10 +123,43 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
     assert [t.get_text() for t in top.get_yticklabels()][::-1] == [str(report.head) for report in explanation.heads]
 
 
+def writer_rows(intervals):
+    rows = [("L4H0", "query", "F0", 2.0), ("L4H0", "query", "L1H0", -0.5), ("L4H0", "value", "F9", 9.0)]
+    rows += [("L4H0", "key", "F1", 0.75), ("L4H0", "key", "embed", 1.5), ("L4H0", "key", "bias", 0.1)]
+    rows += [
+        ("L4H0", "pair", "F0 × embed", 1.2),
+        ("L4H0", "pair", "L1H0 × F1", -0.3),
+        ("L4H0", "pair", "F0 × bias", 0.1),
+    ]
+    frame = pd.DataFrame([*rows, ("L5H1", "query", "F3", 7.0)], columns=["name", "side", "writer", "value"])
+    return frame.assign(low=frame["value"] - 0.25, high=frame["value"] + 0.25) if intervals else frame
+
+
+@pytest.mark.parametrize("intervals", [True, False])
+def test_writers_stand_left_and_right_with_their_strongest_pairs_between(intervals, tmp_path):
+    figure = plots.writer_pairs(writer_rows(intervals), name="L4H0", n=2)
+    left, middle, right = figure.axes
+    for ax, names, values in ((left, ["F0", "L1H0"], [2.0, -0.5]), (right, ["embed", "F1"], [1.5, 0.75])):
+        assert [label.get_text() for label in ax.get_yticklabels()] == names
+        assert [bar.get_width() for bar in ax.patches] == values
+        assert bool(ax.collections) == intervals  # error bars
+    assert left.get_xlim() == right.get_xlim()[::-1]  # one scale, mirrored
+    assert colors(left) == [plots.BLUE, plots.ORANGE]
+    lines = {tuple(line.get_ydata()): (line.get_color(), line.get_linewidth()) for line in middle.lines}
+    assert lines.keys() == {(0, 0), (1, 1)}  # no line to a writer that is not shown
+    assert lines[0, 0][0] == plots.BLUE
+    assert lines[1, 1][0] == plots.ORANGE
+    assert lines[0, 0][1] > 2 * lines[1, 1][1]
+    assert "L4H0" in figure.get_supxlabel()
+    figure.savefig(tmp_path / "why.pdf")
+    assert (tmp_path / "why.pdf").read_bytes().startswith(b"%PDF")
+
+
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
         (lambda: plots.layer_bars(pd.DataFrame({"layer": [0]})), "columns 'component', 'increase', got"),
+        (lambda: plots.writer_pairs(writer_rows(False), name="L5H1"), "query and key parts of 'L5H1'"),
         (lambda: plots.top_head_bars(pd.DataFrame({"name": [], "increase": []})), "at least one row"),
         (lambda: plots.head_heatmap(np.ones(3)), r"\[layer head\], got \[3\]"),
         (lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"), "'x', got"),

@@ -142,10 +142,10 @@ def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> s
     Example:
         >>> from icl_lens.attribution.reasons import because
         >>> because([("F7", 1.5), ("L1H0", 0.1)], [("F0", 0.5), ("L1H2", -0.2)], above=True)
-        'mainly from what FFN 7 (+1.50) wrote at the last token (query), and FFN 0 (+0.50) at the keys'
+        'FFN 7 (+1.50) at the last token (query); FFN 0 (+0.50) at the keys'
     """
     query_words, key_words = (writers_in_words(side, above) for side in (query, key))
-    return f"mainly from what {query_words} wrote at the last token (query), and {key_words} at the keys"
+    return f"{query_words} at the last token (query); {key_words} at the keys"
 
 
 def writers_in_words(writers: Sequence[Writer], above: bool) -> str:

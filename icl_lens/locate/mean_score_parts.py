@@ -107,7 +107,7 @@ class MeanScoreParts(ShownAsTable):
         sides = [list(zip(rows["writer"], rows["value"], strict=True)) for rows in strongest]
         above = "above" if value > 0 else "below"
         scored = f"{head} scores true labels {above} false labels by {abs(value):.2f}{interval}"
-        return f"{scored}. This comes {because(*sides, above=value > 0)}."
+        return f"{scored}. Largest parts: {because(*sides, above=value > 0)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, each head's sentence and both tables as numbers and strings for JSON."""

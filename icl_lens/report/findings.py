@@ -380,12 +380,12 @@ class Findings:
         than = f"{abs(why.score_difference):.2f} {'higher' if why.score_difference >= 0 else 'lower'}"
         text = (
             f"{report.head} gives {more} {attention[0]:.2f} of its attention and {less} {attention[1]:.2f}: its {mean}"
-            f"score there is {than}. This comes {why.because}."
+            f"score there is {than}. Largest parts: {why.because}."
         )
         if why.value:
             what = f"the log-odds of {self.target}" if why.value_is_exact else f"log p({self.target}), to first order"
             writers = writers_in_words(why.value, why.value_total >= 0)
-            text += f" From {more} it adds {why.value_total:+.2f} nats to {what}, mainly what {writers} wrote there."
+            text += f" From {more} it adds {why.value_total:+.2f} nats to {what}; largest parts: {writers}."
         return text
 
     def _why_rows(self) -> Iterator[dict[str, Any]]:

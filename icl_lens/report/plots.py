@@ -228,13 +228,77 @@ def head_scatter(
     return figure
 
 
+def writer_pairs(
+    parts: pd.DataFrame, *, name: str | None = None, n: int = 6, n_pairs: int = 8, width: float = COLUMN
+) -> Figure:
+    """Plot why a head attends: its strongest query writers left, key writers right, and their strongest pairs between.
+
+    `parts` is `MeanScoreParts.to_frame()` or `explanation.to_frame("why")`: columns name, side ("query", "key" or
+    "pair"), writer and value, optionally low and high (interval). `name` selects a head, by default the first; `n`
+    writers of each side and `n_pairs` pairs among them are shown. Blue parts raise the score difference, orange ones
+    lower it; the width of a line is the size of a pair. Raises InputError for missing columns, or a head without query and key parts.
+    """
+    _require(parts, "name", "side", "writer", "value")
+    name = parts["name"].iloc[0] if name is None else name
+    of_head: Any = parts[parts["name"] == name]
+    sides = [
+        of_head[of_head["side"] == side].sort_values("value", key=abs, ascending=False)[:n] for side in ("query", "key")
+    ]
+    if any(side.empty for side in sides):
+        raise InputError(f"table must have query and key parts of {name!r}; pass a head that it has")
+    rows = max(map(len, sides))
+    figure = _figure(width, 0.6 + 0.17 * rows)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 0.7, 1))
+    ends = np.concatenate(
+        [side[["value", *({"low", "high"} & set(parts))]].to_numpy(dtype=float).ravel() for side in sides]
+    )
+    low, high = min(0.0, 1.05 * float(np.nanmin(ends))), max(0.0, 1.05 * float(np.nanmax(ends)))
+    for ax, side, title in ((left, sides[0], "at the last token"), (right, sides[1], "at the keys")):
+        values = side["value"].to_numpy(dtype=float)
+        ax.barh(range(len(side)), values, height=0.65, color=_by_sign(values), xerr=_spread(side, values), **_CAPS)
+        ax.set_yticks(range(len(side)), side["writer"])
+        ax.axvline(0, color=GRAY, linewidth=0.6)
+        ax.set_title(title, fontsize=8)
+        ax.set_xlim(*((high, low) if ax is left else (low, high)))  # bars begin next to the names
+        ax.set_ylim(rows - 0.5, -0.5)
+        _tidy(ax)
+        ax.spines["left"].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+    left.yaxis.tick_right()
+    left.tick_params(axis="y", length=0)
+    middle.set_axis_off()
+    middle.set_xlim(0, 1)
+    middle.set_ylim(rows - 0.5, -0.5)
+    place = [{writer: row for row, writer in enumerate(side["writer"])} for side in sides]
+    pairs = []
+    for writer, value in of_head[of_head["side"] == "pair"][["writer", "value"]].to_numpy():
+        one, other = writer.split(" × ")
+        if one in place[0] and other in place[1]:
+            pairs.append((place[0][one], place[1][other], float(value)))
+    pairs.sort(key=lambda pair: -abs(pair[2]))
+    for one, other, value in reversed(pairs[:n_pairs]):
+        thickness = 0.4 + 2.6 * abs(value) / abs(pairs[0][2])
+        middle.plot(
+            (0, 1), (one, other), color=_by_sign(np.array([value]))[0], lw=thickness, alpha=0.8, solid_capstyle="butt"
+        )
+    figure.supxlabel(f"{name}: part of the score difference", fontsize=8)
+    return figure
+
+
 def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
-    """Return an explanation's figures: "layers", "heads" (heatmap) and "top_heads" (located heads)."""
-    return {
+    """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and "why".
+
+    "why" shows the writers behind the attention of the head named with `why`, or of the first; it is omitted if scores
+    could not be split.
+    """
+    found = {
         "layers": layer_bars(explanation.to_frame("layers"), width=width),
         "heads": head_heatmap(explanation.to_frame("heads"), width=width),
         "top_heads": top_head_bars(explanation.to_frame("heads"), k=len(explanation.heads), width=width),
     }
+    if any(report.why for report in explanation.heads):
+        found["why"] = writer_pairs(explanation.to_frame("why"), name=explanation.settings.why, width=width)
+    return found
 
 
 _CAPS: dict[str, Any] = {"error_kw": {"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK}}
