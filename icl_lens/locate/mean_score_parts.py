@@ -95,7 +95,7 @@ class MeanScoreParts(ShownAsTable):
         """Return a head's n strongest writers or pairs of a side: writer, value, low, high."""
         name = str(head if isinstance(head, str) else Head(*head))
         rows = pd.DataFrame(self.writers[(self.writers["name"] == name) & (self.writers["side"] == side)])
-        return pd.DataFrame(rows[["writer", "value", "low", "high"]].head(n))
+        return pd.DataFrame(rows[["writer", "value", "low", "high"]].head(n).reset_index(drop=True))
 
     def sentence(self, head: Head | str) -> str:
         """Return, in words, why a head attends to true labels rather than false ones, or that it does not."""

@@ -236,7 +236,8 @@ def writer_pairs(
     `parts` is `MeanScoreParts.to_frame()` or `explanation.to_frame("why")`: columns name, side ("query", "key" or
     "pair"), writer and value, optionally low and high (interval). `name` selects a head, by default the first; `n`
     writers of each side and `n_pairs` pairs among them are shown. Blue parts raise the score difference, orange ones
-    lower it; the width of a line is the size of a pair. Raises InputError for missing columns, or a head without query and key parts.
+    lower it; the width of a line is the size of a pair. Raises InputError for missing columns, or a head without query
+    and key parts.
     """
     _require(parts, "name", "side", "writer", "value")
     name = parts["name"].iloc[0] if name is None else name
