@@ -165,7 +165,7 @@ def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):
     torch.testing.assert_close(parts.value[:, :1], ((above - below) / (2 * step)).float(), atol=2e-3, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma3", "bloom"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", "bloom", "qwen3"])
 def test_a_writing_head_splits_by_the_positions_it_read(captured, name):
     _, batch, acts = captured(name)
     parts = il.attention_score_parts(acts, "L2H0")
