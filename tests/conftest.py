@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         values = getattr(item, "callspec", None)
         if values is None or item.path.stem in ON_ALL_FAMILIES:
             continue
-        used = {value for value in values.params.values() if isinstance(value, str)} & families.FAMILIES.keys()
+        used = {value for value in values.params.values() if isinstance(value, str)} & families.CONFIGS.keys()
         if used and not used & QUICK_FAMILIES:
             item.add_marker(pytest.mark.slow)
 

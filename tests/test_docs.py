@@ -164,5 +164,5 @@ def test_the_page_is_up_to_date():
 
 
 def test_every_family_has_a_row():
-    assert set(families_table.NAMES) == set(families.FAMILIES)
-    assert families_table.table().count("\n") == len(families.FAMILIES) + 1
+    assert set(families_table.NAMES) == set(families.CONFIGS)
+    assert families_table.table().count("\n") == len(families.CONFIGS) + 1

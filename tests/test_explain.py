@@ -211,28 +211,6 @@ def test_a_free_prompt_is_the_references(pair):  # noqa: F811
     assert_close(explanation.attended_attention, theirs.attention[..., list(explanation.attended_positions)])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
-        (families.PROMPT, {"k": 0}, "k must be at least 1, got 0"),
-        (families.PROMPT, {"n_ablated": 7}, "n_ablated must be between 1 and 6.* got 7"),
-        (families.PROMPT, {"against": "baz"}, "against must be one of the labels .*got 'baz'"),
-        (families.PROMPT, {"answer": "foo", "against": "foo"}, "differ from the explained label"),
-        (families.PROMPT, {"against": []}, "against must not be empty"),
-        ("love like", {}, "no ' : ' separator"),
-        ("love like", {"answer": " foo", "by": "contrast"}, "without tokens to compare with, got 'contrast'"),
-        (il.Prompt.parse("love : bar one :"), {"plain_text": True}, "must be a string"),
-        ([families.PROMPT] * 2, {}, "one row, got 2 rows"),
-        ([families.PROMPT], {"answer": "bar"}, "answer must be None for a tokenized prompt"),
-        ([families.PROMPT], {"plain_text": True}, "plain_text must be None for a tokenized prompt"),
-    ],
-)
-def test_what_cannot_be_explained_is_refused(gpt2, prompt, options, message):
-    """A list stands for prompts that are tokenized already."""
-    with pytest.raises(il.InputError, match=message):
-        il.explain(gpt2, il.tokenize(gpt2, prompt) if isinstance(prompt, list) else prompt, **options)
-
-
 def test_what_is_free_and_what_is_not(gpt2):
     """A colon standing alone makes demonstrations; without one, answer or against make a free prompt."""
     free = il.explain(gpt2, "love like", against=" foo", k=2)

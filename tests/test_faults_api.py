@@ -15,6 +15,7 @@ from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Template
 
+PROMPT = "love : bar like : bar eight : foo two : foo one :"
 HEADS = [il.Head(0, 1), il.Head(1, 2)]
 NAN, INF = float("nan"), float("inf")
 SCORES = torch.tensor([[-1.0, -2.0], [-2.0, -1.0]])
@@ -35,8 +36,6 @@ def spoilt(value):
 def labels(batch):
     return {"align": "labels", "batch": batch}
 
-
-SHOWN = [il.Demonstration("a", "b")]
 
 MISUSE = {
     # prompts, tasks, models, metrics
@@ -90,6 +89,20 @@ MISUSE = {
     lambda m, b, o: il.locate_heads(m, b, k=3, batch_size=0): "at least 1",
     lambda m, b, o: il.locate_heads(m, b, k=3, byte_budget=0): "at least 1",
     lambda m, b, o: il.locate_heads(m, b, k=0): "between 1 and 12",
+    lambda m, b, o: il.explain(m, PROMPT, k=0): "k must be at least 1, got 0",
+    lambda m, b, o: il.explain(m, PROMPT, n_ablated=7): "n_ablated must be between 1 and 6",
+    lambda m, b, o: il.explain(m, PROMPT, answer="baz"): "is not one of the labels",
+    lambda m, b, o: il.explain(m, PROMPT, answer=3): "got the token id 3",
+    lambda m, b, o: il.explain(m, PROMPT, against="baz"): "against must be one of the labels",
+    lambda m, b, o: il.explain(m, PROMPT, answer="foo", against="foo"): "differ from the explained label",
+    lambda m, b, o: il.explain(m, PROMPT, against=[]): "against must not be empty",
+    lambda m, b, o: il.explain(m, "love like"): "no ' : ' separator",
+    lambda m, b, o: il.explain(m, "love like", answer=" foo", by="contrast"): "without tokens to compare with",
+    lambda m, b, o: il.explain(m, "love like", answer=" foo", labels=["foo"]): "do not apply to plain text",
+    lambda m, b, o: il.explain(m, il.Prompt.parse("love : bar one :"), plain_text=True): "must be a string",
+    lambda m, b, o: il.explain(m, b): "one row, got 3 rows",
+    lambda m, b, o: il.explain(m, b[0], answer="bar"): "answer must be None for a tokenized prompt",
+    lambda m, b, o: il.explain(m, b[0], plain_text=True): "plain_text must be None for a tokenized prompt",
     lambda m, b, o: il.compare(il.explain(m, "love : foo one : bar two :"), 3): "expected an explanation, got 3",
     lambda m, b, o: il.label_similarity(m, b, []): "heads must name at least one",
     lambda m, b, o: il.label_similarity(m, il.tokenize_text(m, ["love like"]), ["L0H0"]): "label position",

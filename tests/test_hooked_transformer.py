@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
     def get(name, mode):
         if (name, mode) not in done:
-            folder = root / str(sorted(families.FAMILIES).index(name))  # no official name in the path
+            folder = root / str(sorted(families.CONFIGS).index(name))  # no official name in the path
             hf = families.save(name, folder)
             model = hooked(hf, folder, families.tokenizer(), processed=mode == "processed")
             batch = il.tokenize(model, PROMPTS, prepend_bos=False)

@@ -37,20 +37,8 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     save("gpt2", folder / "tiny")
     (folder / "words.json").write_text(json.dumps({"categories": WORDS}))
-    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "-n", str(N)]
-    return [
-        *task,
-        "--model",
-        str(folder / "tiny"),
-        "--device",
-        "cpu",
-        "--top",
-        "3",
-        "--by",
-        "increase",
-        "--batch-size",
-        str(BATCH),
-    ]
+    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "-n", str(N), "--by", "increase"]
+    return [*task, "--model", str(folder / "tiny"), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
 
 
 @pytest.fixture

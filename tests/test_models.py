@@ -29,7 +29,7 @@ def test_loaded_models_are_raw_and_quiet(gpt2, family_folder):
     assert ModelView.of(gpt2).name == "gpt2"
 
 
-@pytest.mark.parametrize("name", sorted(set(families.FAMILIES) - {"opt_post_norm", "falcon_new"}))
+@pytest.mark.parametrize("name", sorted(set(families.CONFIGS) - {"opt_post_norm", "falcon_new"}))
 def test_probed_norms_are_the_norms(load_tiny, name):
     """The final norm as probed (gain, shift, eps, centring) gives what the module gives, on fresh vectors."""
     model = load_tiny(name)

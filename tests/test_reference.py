@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 TOKENS = torch.tensor(families.PROMPT_IDS)
 TARGET = families.WORDS.index("foo")
-EXACT = sorted(set(families.FAMILIES) - {"opt_post_norm"})
+EXACT = sorted(set(families.CONFIGS) - {"opt_post_norm"})
 
 
 def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
@@ -113,10 +113,10 @@ def test_post_norm_opt_is_refused():
         reference_hf.Reference(families.build("opt_post_norm"), TOKENS)
 
 
-@pytest.mark.parametrize("name", sorted(families.FAMILIES))
+@pytest.mark.parametrize("name", sorted(families.CONFIGS))
 def test_tiny_models_hide_nothing(name):
     """Biases are not zero, gains not one, attention and predictions neither uniform nor saturated."""
-    model = families.FAMILIES[name]()
+    model = families.build(name)
     for path, parameter in model.named_parameters():
         if path.endswith("bias"):
             assert 0.1 < parameter.std() < 0.4, path

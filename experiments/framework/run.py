@@ -73,7 +73,6 @@ def run(
     *,
     load: Callable[[str], Any] = il.load_model,
     report: Callable[[str], None] = print,
-    device: str | None = None,
 ) -> int:
     """Compute the cells that are missing in `folder`, in order; return how many were computed.
 

@@ -8,8 +8,6 @@ Imports torch, transformers and tokenizers only, so that the references built on
 """
 
 import zlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,10 +210,6 @@ def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     return (model if dtype is None else model.to(dtype)).eval()
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {name: partial(build, name) for name in CONFIGS}
-"""Name -> a function that builds the family's tiny model in float32."""
-
-
 def tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer over `WORDS` and fillers that splits on blanks and adds no special token."""
     words = WORDS + [f"w{i}" for i in range(len(WORDS), VOCAB_SIZE)]
@@ -224,17 +218,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", pad_token="<pad>")
 
 
-def save(name: str, folder: str | Path, tokenizer: bool = True) -> PreTrainedModel:
-    """Write family `name` to `folder` as `save_pretrained` does, with `tokenizer()` unless told not to.
+def save(name: str, folder: str | Path) -> PreTrainedModel:
+    """Write family `name` to `folder` as `save_pretrained` does, with `tokenizer()`.
 
     Returns the float32 model that was written. Load "qwen2" with `tokenizer()` given explicitly: AutoTokenizer
     takes every Qwen2 folder for byte-level BPE and would read the words as bytes.
     """
     model = build(name)
     model.save_pretrained(folder)
-    if tokenizer:
-        _tokenizer().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
     return model
-
-
-_tokenizer = tokenizer  # `save` has a parameter of the same name

@@ -20,7 +20,7 @@ def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
 
 
 REFUSED = refused(tl_version())
-EXACT = sorted(set(families.FAMILIES) - set(REFUSED))
+EXACT = sorted(set(families.CONFIGS) - set(REFUSED))
 SOFT_CAPPED = {"gemma2"}
 
 # Families HookedTransformer does not hold: TransformerLens' converters refuse them or make another model of them.
@@ -30,4 +30,4 @@ NOT_HOOKED = {
     "llama_bias": "another model: TransformerLens sets the biases to zero",
     "olmo2": "TransformerLens converts it without grouped queries only (then exact)",
 }
-HOOKED_EXACT = sorted(set(families.FAMILIES) - set(NOT_HOOKED))
+HOOKED_EXACT = sorted(set(families.CONFIGS) - set(NOT_HOOKED))
