@@ -241,21 +241,12 @@ def notebook(tmp_path_factory):
     """The folder of look.ipynb, executed, nobody's signature on it."""
     pytest.importorskip("nbconvert", reason="nbconvert is missing: no notebook is drawn")
     pytest.importorskip("ipykernel", reason="ipykernel is missing: no notebook is drawn")
+    import nbformat
+
     folder = tmp_path_factory.mktemp("notebook")
     source = NOTEBOOK.format(tests=str(Path(__file__).parent / "support"))
-    cells = [
-        {
-            "cell_type": "code",
-            "id": f"c{i}",
-            "metadata": {},
-            "source": text.strip(),
-            "outputs": [],
-            "execution_count": None,
-        }
-        for i, text in enumerate(source.split("---"))
-    ]
-    made = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (folder / "look.ipynb").write_text(json.dumps(made))
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip()) for text in source.split("---")])
+    nbformat.write(made, folder / "look.ipynb")
     convert(folder, "--execute", "--to", "notebook", "--inplace")
     printed = json.loads((folder / "look.ipynb").read_text())["cells"][0]["outputs"]
     assert "locating heads" in str(printed), "a progress bar, and without ipywidgets no warning about it"

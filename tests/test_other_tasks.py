@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from tiny_study import tiny_study
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
 from experiments.framework import other_tasks
@@ -29,11 +27,7 @@ WORDS = [
 def study(family_folder, tmp_path_factory) -> Study:
     """A tiny random model whose vocabulary has the words of some tasks."""
     assert len(WORDS) == len(set(WORDS)) <= families.VOCAB_SIZE
-    words = WORDS + [f"w{i}" for i in range(len(WORDS), families.VOCAB_SIZE)]
-    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", pad_token="<pad>")
-    model = il.load_model(str(family_folder("gpt2")), device="cpu", tokenizer=tokenizer)
+    model = il.load_model(str(family_folder("gpt2")), device="cpu", tokenizer=families.tokenizer(WORDS))
     return tiny_study(model, tmp_path_factory.mktemp("words"), n=24)
 
 

@@ -271,21 +271,11 @@ REFUSED = [
     ("word", PAPER, {"labels": ["bar"]}, "add 'foo'"),
     ("word", prompt_of(("love", " foo"), ("two", "foo")), {}, "' foo' and 'foo' have the same tokens 'foo'"),
     ("byte", labeled(" foo", " bar"), {}, r"' foo' and ' bar' share their first token ' ' \(id"),
-    (
-        "byte",
-        labeled("food", "foot"),
-        {},
-        r"'food' and 'foot' share their first token ' foo' .*shared_prefix=\"append\"",
-    ),
+    ("byte", labeled("food", "foot"), {}, "'food' and 'foot' share their first token ' foo' .*shared_prefix="),
     # appending does not help, and is not offered
     ("byte", labeled("food", "foot", "bar"), {}, r"share their first token ' foo' \(id \d+\); choose [^,]*$"),
     ("byte", labeled("food", "foot", "bar"), {"shared_prefix": "append"}, "share their first token ' foo'.*not all of"),
-    (
-        "byte",
-        labeled("foo", "food"),
-        {"shared_prefix": "append"},
-        "all labels .* begin with the tokens of 'foo', ' foo'",
-    ),
+    ("byte", labeled("foo", "food"), {"shared_prefix": "append"}, "begin with the tokens of 'foo', ' foo'"),
     ("byte", labeled("fooda", "foodb", "foot"), {"shared_prefix": "append"}, "share their 2th token 'd'.*not all of"),
     # words that the tokenizer does not know
     ("word", prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar")), {}, "got 'zebra', 'yak';"),

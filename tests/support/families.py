@@ -8,6 +8,7 @@ Imports torch, transformers and tokenizers only, so that the references built on
 """
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,14 @@ _BIAS_STD = 0.2
 _GAIN_STD = 0.2
 
 
-def _sizes(*, mlp: str = "intermediate_size", positions: str = "max_position_embeddings") -> dict[str, Any]:
+def _sizes(*, mlp: str = "intermediate_size") -> dict[str, Any]:
     """The shared sizes under the names most Hugging Face configurations use."""
     return {
         "hidden_size": D_MODEL,
         "num_hidden_layers": N_LAYERS,
         "num_attention_heads": N_HEADS,
         mlp: D_MLP,
-        positions: N_CTX,
+        "max_position_embeddings": N_CTX,
     }
 
 
@@ -75,28 +76,14 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-_FALCON = {
-    "hidden_size": D_MODEL,
-    "num_hidden_layers": N_LAYERS,
-    "num_attention_heads": N_HEADS,
-    "ffn_hidden_size": D_MLP,
-    "max_position_embeddings": N_CTX,
-}
+_FALCON = _sizes(mlp="ffn_hidden_size")
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2_SIZES),
     "gptj": ("gptj", _GPT2_SIZES | {"rotary_dim": 4}),
     "gpt_neo": (
         "gpt_neo",
-        {
-            "hidden_size": D_MODEL,
-            "num_layers": N_LAYERS,
-            "num_heads": N_HEADS,
-            "intermediate_size": D_MLP,
-            "max_position_embeddings": N_CTX,
-            "attention_types": [[["global", "local"], 1], [["global"], 1]],
-            "window_size": WINDOW,
-        },
+        _sizes() | {"attention_types": [[["global", "local"], 1], [["global"], 1]], "window_size": WINDOW},
     ),
     "neox": ("gpt_neox", _sizes() | {"rope_parameters": _rope(partial_rotary_factor=0.5)}),
     "neox_sequential": (
@@ -104,10 +91,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _sizes() | {"use_parallel_residual": False, "rope_parameters": _rope(partial_rotary_factor=0.25)},
     ),
     "opt": ("opt", _sizes(mlp="ffn_dim")),
-    "opt_post_norm": (
-        "opt",
-        _sizes(mlp="ffn_dim") | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
-    ),
+    "opt_post_norm": ("opt", _sizes(mlp="ffn_dim") | {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     "llama": ("llama", _sizes()),
     "llama_gqa": ("llama", _sizes() | _GROUPED),
     "llama_bias": ("llama", _sizes() | _GROUPED | _BIASED | {"mlp_bias": True}),
@@ -136,10 +120,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", _sizes() | _GROUPED),
     "falcon": ("falcon", _FALCON | {"multi_query": True, "parallel_attn": True, "bias": True}),
     "falcon_new": ("falcon", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
-    "falcon_alibi": (
-        "falcon",
-        _FALCON | {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
-    ),
+    "falcon_alibi": ("falcon", _FALCON | {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}),
     "bloom": ("bloom", {"hidden_size": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEADS}),
     "granite": (
         "granite",
@@ -196,23 +177,17 @@ def randomise(model: PreTrainedModel, *, seed: int) -> None:
 def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The tiny model of family `name`: eager attention, evaluation mode, always the same weights."""
     model_type, options = CONFIGS[name]
-    config = AutoConfig.for_model(
-        model_type,
-        vocab_size=VOCAB_SIZE,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        **options,
-    )
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = AutoConfig.for_model(model_type, vocab_size=VOCAB_SIZE, **special, **options)
     with torch.random.fork_rng(devices=[]):  # the library's own initialization, overwritten below
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     randomise(model, seed=zlib.crc32(name.encode()))
     return (model if dtype is None else model.to(dtype)).eval()
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A word-level tokenizer over `WORDS` and fillers that splits on blanks and adds no special token."""
-    words = WORDS + [f"w{i}" for i in range(len(WORDS), VOCAB_SIZE)]
+def tokenizer(known: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer over some words and fillers that splits on blanks and adds no special token."""
+    words = [*known, *(f"w{i}" for i in range(len(known), VOCAB_SIZE))]
     fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>", pad_token="<pad>")
