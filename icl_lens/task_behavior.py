@@ -132,8 +132,8 @@ def task_check(
     The model runs on four arrangements of every prompt: its demonstrations in a new random order; in the same order
     with labels exchanged, each label (also the answer) replaced by the next; and with the demonstrations of the
     answer's label last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is
-    above zero.
-    `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a progress bar.
+    above zero. `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a
+    progress bar.
 
     Costs at most four forward passes per prompt. Raises InputError for fewer than 20 prompts, prompts without an
     answer, and prompts whose demonstrations all have the same label.
