@@ -93,10 +93,16 @@ def test_no_query_recurs(options, n):
 
 
 def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
-    words = tmp_path / "few.json"
-    words.write_text(json.dumps({"categories": {"a": ["cat", "dog", "cow"], "b": ["France", "Spain", "Italy"]}}))
-    ablate(task="a-b", path=words, n=8, k=1, random_sets=1, check=False, positions="last", device="cpu")
-    assert re.search(r"[1-6] of their [1-6] queries also occur here", shown(capsys))
+    """Fewer than eight for each list; the command says so."""
+    path = tmp_path / "words.json"
+    for n, is_few in ((7, True), (9, False)):
+        categories = {name: words[:n] for name, words in word_list().items() if name in ("animal", "country")}
+        path.write_text(json.dumps({"categories": categories}))
+        locating, testing = AblateTask(task="animal-country", path=path, n=40).split_prompts(0)
+        assert bool({one.query for one in locating} & {one.query for one in testing}) == is_few
+        if is_few:
+            ablate(task="animal-country", path=path, n=8, k=1, random_sets=1, check=False, positions="last")
+            assert re.search(r"[1-9] of their [1-9] queries also occur here", shown(capsys))
 
 
 def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):
