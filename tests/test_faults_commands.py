@@ -68,14 +68,9 @@ ROWS = [
     for i, row in enumerate(rows)
 ]
 USAGE = [
-    ["nonsense"],
     ["explain", PROMPT, "--nonsense"],
     ["locate", "--task", "sentiment-number", "--n", "0"],
     ["explain", PROMPT, "--top", "[/red]"],
-    ["explain", PROMPT, "--dtype", "int8"],
-    ["explain", PROMPT, "--json"],
-    ["compare", PROMPT, PROMPT, PROMPT],
-    ["models", "x"],
 ]
 
 

@@ -1,6 +1,5 @@
 """`import icl_lens` and the command line's help load nothing heavy; types and completion see every public name."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,28 +42,3 @@ def test_completion_sees_every_public_name():
     namespace = {}
     exec("from icl_lens import *", namespace)
     assert promised <= set(namespace)
-
-
-pyright = shutil.which("pyright", path=str(Path(sys.executable).parent)) or shutil.which("pyright")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(pyright is None, reason="pyright is not installed")
-def test_a_users_script_is_typed(tmp_path):
-    """A script as users write it is clean; one wrong choice in it is an error, at its line."""
-    script = (ROOT / "tests" / "typing" / "user_script.py").read_text()
-    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
-    right.write_text(script)
-    assert script.count('mode="zero"') == 1
-    wrong.write_text(script.replace('mode="zero"', 'mode="half"'))
-    assert pyright is not None
-    (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT}"], "typeCheckingMode": "basic"}}')
-    command = [pyright, "--pythonpath", sys.executable, "--project", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
-    if "error:" not in done.stdout and done.returncode not in (0, 1):
-        pytest.skip(f"pyright cannot run here ({done.returncode}): {(done.stdout + done.stderr).strip()[-300:]}")
-    errors = [line for line in done.stdout.splitlines() if " - error:" in line]
-    line = 1 + script[: script.index('mode="zero"')].count("\n")
-    assert len(errors) == 1, done.stdout
-    assert f"wrong.py:{line}:" in errors[0]
-    assert "'half'" in errors[0]
