@@ -250,9 +250,9 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
 
 
 SENTENCES = (
-    "**Above their control on every task of smollm2-135m**",
-    "**Above their control on some tasks of smollm2-135m**",
-    "**No difference shown on any task of smollm2-135m",
+    "**Findings above their control on every task of smollm2-135m**",
+    "**Findings above their control on some tasks of smollm2-135m**",
+    "**No difference from the control shown on any task of smollm2-135m",
 )
 
 
@@ -292,7 +292,7 @@ def test_heads_whose_removal_costs_nothing_are_said_apart():
     )
     (said,) = [line for line in overview.sentences([(finding, [gone, kept])]) if "Removing" in line]
     lowered, unchanged = said.split("does not change accuracy measurably")
-    assert "from 90.0 to 60.0 % on a (2 heads; 2 random heads of their layers cost 2.0 points)" in lowered
+    assert "from 90.0 to 60.0 % on a (2 heads; removing 2 random heads of the same layers costs 2.0 points)" in lowered
     assert "from 100.0 to 99.0 % on b" in unchanged
 
 

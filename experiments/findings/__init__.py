@@ -1,1 +1,1 @@
-"""The twelve findings, one module each: a question, the measurement that answers it, and what the paper says."""
+"""The fourteen findings, one module each: a question, the measurement that answers it, and what the paper says."""

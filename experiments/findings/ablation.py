@@ -1,4 +1,4 @@
-"""Finding 6: what is lost without the located heads, and how many of them it takes?"""
+"""Finding 6: what is lost without the located heads, and how many heads does it take?"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -97,11 +97,12 @@ FINDING = Finding(
     look_for="Filled dots far right of the hollow ones: the located heads carry the answer. In the curve, the steeper "
     "the fall, the fewer heads it takes.",
     method="Heads are ranked by contrast (or, one row below, by increase) on one half of the prompts and set to zero "
-    "at the last position on the other half, which asks about other words. Each of 20 random sets has as many heads "
+    "at the last position on the other half, whose queries are other words. Each of 20 random sets has as many heads "
     "from the same layers, none of them located. The answer's log-odds are log p(answer) − log p(other label).",
     caveats=(
-        "Heads are chosen because they help, so that even noise heads lose a little more than random ones where the "
-        "answer comes from elsewhere, such as an FFN: compare the loss with the log-odds of the intact model.",
+        "Heads are chosen because they help. Even if the answer comes from elsewhere, such as an FFN, removing heads "
+        "that were chosen by chance costs a little more than removing random ones: compare the loss with the log-odds "
+        "of the intact model.",
         "With two labels, accuracy cannot fall far below 50 %; the paper's 24.4 % is over the whole vocabulary.",
         "Heads are removed at the last position only; what they do elsewhere is not measured here.",
     ),

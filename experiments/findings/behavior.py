@@ -74,8 +74,8 @@ FINDING = Finding(
     look_for="Dots at 50 % in random order mean that the model does not do the task, however high the paper's order "
     "scores. High in the paper's order and low when the query's class comes first: the model copies the last label. "
     "High in random order and low with labels exchanged: it knows the label words rather than learning them.",
-    method="Every class is the query's in half of the prompts, and every arbitrary label is the answer in half of "
-    "those. Demonstrations are shuffled; the other conditions use the same texts. Accuracy compares the labels' "
+    method="Each class is the query's class in half of the prompts; in half of those, each arbitrary label is the "
+    "answer. Demonstrations are shuffled; the other conditions use the same texts. Accuracy compares the labels' "
     "log-probabilities at the last position.",
     caveats=(
         "With two labels, guessing scores 50 %.",

@@ -2,7 +2,7 @@
 
 Attention is blocked along the edges of one flow in some layers, all heads at once, and what the answer's log-odds lose
 (nats) is measured. Text to label: from each label, and the tokens between text and label, to the demonstration's own
-text. Label to last: from the last position to every label. What a blocked edge had goes to the query's other keys.
+text. Label to last: from the last position to every label. A blocked edge's attention goes to the query's other keys.
 """
 
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ from experiments.framework.plotting import curves
 from experiments.framework.study import Study, clusters_of, thin_out
 from icl_lens.metrics import label_log_odds
 
-UNIT = "log-odds of the answer lost, nats"
-TEXT = Measure("text_to_label", "text → label blocked in the shallow half", "in the deep half", UNIT)
-LABEL = Measure("label_to_last", "label → last blocked in the deep half", "in the shallow half", UNIT)
+UNIT = "log-odds lost by the answer, nats"
+TEXT = Measure("text_to_label", "text → label blocked in the shallow half", "the same in the deep half", UNIT)
+LABEL = Measure("label_to_last", "label → last blocked in the deep half", "the same in the shallow half", UNIT)
 RANDOM = tuple(
     Measure(f"{one.name}_random", f"{one.quantity}, next to random edges", "the same number of random edges", UNIT)
     for one in (TEXT, LABEL)
@@ -146,18 +146,20 @@ FINDING = Finding(
     measure=measure,
     look_for="Filled dots right of the hollow ones. In the curve, text → label should peak in early "
     "layers and label → last in later ones, both above random edges.",
-    method="Demonstrations are in balanced random order. Attention is blocked in all heads of some layers, and what "
-    "the edges had is divided among the query's other keys. Text → label: from each label, and the tokens before it "
-    "that follow its text, to that text. Label → last: from the last position to all labels. With an odd number of "
-    "layers, the middle one is in neither half. Random edges: from the same tokens to the same number of other earlier "
-    "positions, with the first position blocked where the flow's own edges block it. Saliency: |attention · gradient "
-    "of the loss|, summed over heads, mean over a half's layers; edges into labels next to edges into other tokens of "
-    "the demonstrations, edges from labels to the last position next to edges from other tokens.",
+    method="Demonstrations are in balanced random order. Attention is blocked in all heads of some layers, and the "
+    "attention of blocked edges is divided among the query's other keys. Text → label: from each label, and the "
+    "tokens before it that follow its text, to that text. Label → last: from the last position to all labels. With an "
+    "odd number of layers, the middle one is in neither half. Random edges: from the same tokens to the same number "
+    "of other earlier positions, with the first position blocked where the flow's own edges block it. Saliency: "
+    "|attention · gradient of the loss|, summed over heads, mean over a half's layers; edges into labels next to "
+    "edges into other tokens of the demonstrations, edges from labels to the last position next to edges from other "
+    "tokens.",
     caveats=(
-        "A text can reach the last position by other ways than its label, so the loss is a lower bound of its use.",
+        "A text can reach the last position without passing through its label, so the loss is a lower bound on its "
+        "use.",
         "A label that cannot attend to its own text attends to the others before it, more of which are of the other "
         "class, so the answer can lose more than the log-odds that the intact model has.",
-        "Blocking a flow in many layers puts the model into states that it never meets; random edges show how much "
+        "Blocking a flow in many layers puts the model into states it never encounters; random edges show how much "
         "that alone costs.",
     ),
     draw=partial(curves, x="layer", y="lost", by="edges", label="log-odds lost, nats"),

@@ -28,8 +28,8 @@ from experiments.framework.study import Study, label_classes
 PLACES = ("best", "second", "third")
 """Heads whose attention is drawn against its effect, as in the paper's Figure 7."""
 
-HEADS = "located heads", "other heads of the layers"
-UNIT = "attention to labels on the answer's class, %"
+HEADS = "located heads", "other heads of the same layers"
+UNIT = "% of the attention to labels"
 MEASURES = (
     percent("chance", "share in located heads", "chance", UNIT),
     percent("share", "share in located heads", "share in other heads", UNIT),
@@ -140,7 +140,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="label-attention",
-    short="attention to the right labels",
+    short="attention to true labels",
     title="Do located heads attend to labels of the query's class?",
     question="In balanced random order, does more of located heads' attention to labels go to the query's class?",
     claim="In all located heads of GPT-2 large and Llama, attention to labels of the query's class is much larger than "
@@ -151,21 +151,21 @@ FINDING = Finding(
     measures=MEASURES,
     measure=measure,
     look_for="Filled dots above the hollow ones: the head attends to the query's class. Dots that rise to the right: "
-    "more attention to a label brings more of it.",
+    "more attention to a label adds more to its log-odds.",
     method="Attention from the last position to label positions, in balanced random order. A head's share is a ratio "
     "of means over prompts, so that prompts in which it hardly attends to labels hardly count; a head that attends to "
     "the nearest label or to one label word has 50 %. The shift is half the change of the difference between classes "
     "when the query changes its class and the demonstrations stay. The effect of a label is what attention times value "
     "adds to its own log-odds, ranked against attention over the labels of each prompt.",
     caveats=(
-        "A share says nothing about how much a head attends to labels: other heads may prefer the right class as well "
-        "and hardly attend to it. See the gap below.",
+        "A share says nothing about how much a head attends to labels: other heads may also prefer true labels but "
+        "hardly attend to labels at all. See the gap below.",
         "Attention times a value that is the same everywhere grows with attention by arithmetic, so that a high rank "
         "correlation shows that values differ less than attention, not that attention decides.",
         "Where labels name the classes, attention may follow the label word rather than its demonstration.",
     ),
     post_hoc="Chance became the main control, in place of other heads, after both had been seen on the real model: the "
-    "paper compares right labels with wrong ones. Other heads are in the table of other measures.",
+    "paper compares true labels with false ones. Other heads are in the table of other measures.",
     earlier="share",
     draw=draw,
 )

@@ -1,8 +1,9 @@
 """Finding 2: where are the heads, and which method finds them at what cost?
 
 Deep share: S = Σ_{h deep} max(c_h, 0) / Σ_h max(c_h, 0), where c_h is a head's mean contribution on held-out prompts.
-Deep is the second half of the layers; the middle one of an odd number counts half, so that heads spread evenly give
-S = 50 %. The same with layers instead of heads: deep attention among all attention and FFN layers, where even is 25 %.
+Deep is the second half of the layers; with an odd number, the middle layer counts half, so that evenly spread heads
+give S = 50 %. The same share is computed with layers instead of heads: deep attention layers among all attention and
+FFN layers, where 25 % is even.
 """
 
 import time
@@ -165,7 +166,7 @@ def draw(details: pd.DataFrame) -> Figure:
         right.axhline(0, color="#bbbbbb", lw=0.8)
         right.set_title("contrast by layer, nats", fontsize=8)
     (left, right), _, _ = cells[-1]
-    left.set_xlabel("log-odds of the answer lost, nats")
+    left.set_xlabel("log-odds lost by the answer, nats")
     right.set_xlabel("layer")
     legend_below(figure, left, right)
     return figure
@@ -184,13 +185,13 @@ FINDING = Finding(
     measure=measure,
     look_for="Dots right of 50 %: deep heads carry the answer. In the second figure, the further a filled dot lies to "
     "the right of its hollow one, the better the method's heads; below its name is what it costs.",
-    method="Contributions are head means over held-out prompts; negative ones count as zero. Shares are "
-    "left out where the heads located on the other half add nothing here that is above zero. Every method ranks all "
-    "heads on one half of the prompts; its best heads are set to zero at the last position of the other half, next to "
-    "the mean of 20 random sets of as many heads from the same layers. Causal tracing runs the prompt with its labels "
-    "exchanged, restores one head's output at the last position, and measures the log-odds restored. Contrast, "
-    "increase and attention cost one forward pass per prompt, the gradient estimate five (a backward one "
-    "counts as two), exact effects and causal tracing one for each head. Seconds are per 100 prompts.",
+    method="Contributions are head means over held-out prompts; negative ones count as zero. No share is given if the "
+    "heads located on the other half contribute nothing here that is above zero. Every method ranks all heads on one "
+    "half of the prompts; its best heads are set to zero at the last position of the other half and compared with the "
+    "mean of 20 random sets of the same number of heads from the same layers. Causal tracing runs the prompt with its "
+    "labels exchanged, restores one head's output at the last position, and measures the log-odds restored. Contrast, "
+    "increase and attention cost one forward pass per prompt, the gradient estimate five (a backward one counts as "
+    "two), and exact effects and causal tracing one for each head. Seconds are per 100 prompts.",
     caveats=(
         "Contrast and increase count only what a head writes directly into the answer; exact effects and tracing also "
         "count what later layers make of it.",

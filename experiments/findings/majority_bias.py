@@ -32,7 +32,7 @@ LAYOUTS: dict[Layout, str] = {"random": "balanced random order", "order": "the p
 GAP = percent(
     "gap",
     "answer has the majority label − has the minority label",
-    "labels equally frequent, same first and last label",
+    "equally frequent labels, same first and last label",
     "accuracy between the labels, points",
 )
 BIAS = Measure("bias", GAP.quantity, GAP.control, "log-odds of the answer, nats")
@@ -60,7 +60,7 @@ def measure(study: Study) -> Measured:
     balanced = Pairs(groups["majority balanced"], groups["minority balanced"])
     uneven, even = answered(study, tested), answered(study, balanced)
     rows = gap_rows(uneven, even, clusters_of(tested.favored))
-    details = [accuracies("labels equally frequent", *even), accuracies("no fix", *uneven)]
+    details = [accuracies("equally frequent labels", *even), accuracies("no fix", *uneven)]
     try:
         some = prompts_by_frequency(thin_out(locating, N_CHOOSING), shown, study.seed)
         choosing = Pairs(study.tokenize(some["majority"]), study.tokenize(some["minority"]))
@@ -98,14 +98,14 @@ FINDING = Finding(
     "located heads' attention to labels reduce the difference?",
     claim="Models prefer the majority label, because attention sums over its demonstrations. Rescaling attention to "
     "labels in 12 heads against label frequency reduces the bias by 22 %. When the last true demonstration is dropped, "
-    "attention on true labels decreases and attention on false labels increases (GPT-2 large; among the heads shown "
+    "attention to true labels decreases and attention to false labels increases (GPT-2 large; among the heads shown, "
     "only L21H19 attends more).",
     covers="section 5.1, Figures 8 and 10, and section 4.1 of the published version",
     measures=(BIAS, GAP, *FIX, *ATTENTION),
     measure=measure,
     look_for="Filled dots right of the hollow ones: the majority label is preferred. In the second figure, a good fix "
-    "brings the two dots of a line together by moving the lower one up; one that moves the upper dot down makes the "
-    "model worse everywhere.",
+    "brings the two dots of a line together by moving the lower one up; one that moves the upper dot down makes "
+    "the model worse on all prompts.",
     method="True labels are those of the query's class. Each query is shown twice, in random order: three quarters of "
     "the demonstrations have its own class, or "
     "one quarter. The last demonstration has "
@@ -120,10 +120,10 @@ FINDING = Finding(
     "the rest is divided by its sum.",
     caveats=(
         "The paper does not say in which unit its bias was reduced by 22 %; here it is the answer's log-odds.",
-        "A model that is right in nearly all prompts has little room for a gap in accuracy; log-odds still show it.",
+        "A model that is right on nearly all prompts has little room for a gap in accuracy; log-odds still show one.",
     ),
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
-    "which is right in nearly all prompts. Accuracy is in the table of other measures.",
+    "which is right on nearly all prompts. Accuracy is in the table of other measures.",
     earlier="gap",
     draw=partial(accuracy_pairs, favored="answer has the majority label", unfavored="answer has the minority label"),
 )

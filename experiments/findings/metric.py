@@ -136,7 +136,7 @@ def _other_task(study: Study, data: str) -> Study:
 
 FINDING = Finding(
     id="metric",
-    short="learned form compared with cosine",
+    short="learned similarity vs. cosine",
     title="Is the form of the located heads a learned metric?",
     question="Does the bilinear form of located heads find labels of the query's class better than plain similarity of "
     "the same inputs does?",
@@ -150,19 +150,19 @@ FINDING = Finding(
     look_for="In the second figure, dots as high as squares: the classes are as clear in the inputs as in the form. "
     "Both above the diamonds: a form that was not learned loses part of it.",
     method="Inputs of located heads at the last position and at labels, after the norm, less their means over the "
-    "same prompts, for the form and for the cosine alike. Biases and rotation are no part of the form. Each prompt "
+    "same prompts, for the form and for the cosine alike. The form does not include biases and rotation. Each prompt "
     "shows two labels of each class in balanced random order. Rotated keys keep their lengths; for each rotation, "
     "the sign of its scores is the one that gives it the higher AUROC. Close categories are three pairs of the "
-    "library's word list that share none "
-    "with the task.",
+    "library's word list, none of which is in the task.",
     caveats=(
-        "Where the cosine is near 1, no form can be better: a tie there says that the inputs already separate the "
-        "classes, not that the form was not learned.",
+        "Where the cosine is near 1, no form can be better: a tie there means that the inputs already separate "
+        "the classes, not that the form was not learned.",
         "Inputs of two classes differ mostly along one direction, which a random form, with its better "
         "sign, separates nearly as well: rotated keys are a hard control.",
         "Where both are near 0.5 on close categories, the model does not separate them at all.",
-        "Located heads count alike, also those that add little to the answer; the best head has a row of its own.",
-        "Where queries or keys have norms of their own, the form contains their gains only.",
+        "All located heads count equally, even those that add little to the answer; the best head has a row of its "
+        "own.",
+        "If queries or keys have norms of their own, the form includes only the gains of these norms.",
     ),
     draw=partial(
         head_dots,

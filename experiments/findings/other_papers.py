@@ -3,8 +3,9 @@
 1. Induction score (Olsson et al. 2022): on random tokens shown twice, a head's attention from a token's second
    occurrence to the token after its first one. Previous-token score: to the token before. Means over the second half.
 2. Function vector (Todd et al. 2023): the sum of heads' mean outputs at the last position over prompts with one
-   assignment of the labels. It is added to prompts whose labels say nothing, and should bring that assignment back.
-3. Indirect effect: what a head's mean output, put in place of its own, gives back to prompts with shuffled labels.
+   assignment of the labels. It is added to prompts whose labels carry no information, and should restore that
+   assignment.
+3. Indirect effect: what a head's mean output, in place of its own, restores in prompts with shuffled labels.
 """
 
 from collections.abc import Mapping
@@ -28,10 +29,10 @@ from icl_lens.attribution.repeated_tokens import repeat_scores
 SEQUENCES = 40
 """Sequences of random tokens, each shown twice."""
 
-OTHER_HEADS = "other heads of their layers"
+OTHER_HEADS = "other heads of the same layers"
 VECTORS = "vector of the located heads added", "vector of random heads added"
 AMONG = "located heads among those of largest indirect effect on"
-COMMON = "random heads, as many per layer", "% of the located heads"
+COMMON = "the same number of random heads per layer", "% of the located heads"
 MEASURES = (
     percent(
         "induction",
@@ -131,7 +132,7 @@ FINDING = Finding(
     title="Are located heads induction heads or function-vector heads?",
     question="Do located heads do what other papers found: continue repeated tokens, or carry the task as a vector?",
     claim="The paper leaves both questions open: in-context heads write what induction heads write, but their keys "
-    "should hold features of the demonstration instead of the previous token (section 2.4). Olsson et al. (2022) hold "
+    "should hold features of the demonstration instead of the previous token (section 2.4). Olsson et al. (2022) argue "
     "that induction heads do in-context learning; Todd et al. (2023) that a few heads' mean outputs carry the task.",
     covers="section 2.4",
     predicted=False,
@@ -140,18 +141,18 @@ FINDING = Finding(
     look_for="Filled dots near 100 %: located heads are induction heads. In the second figure, located heads high in "
     "the left panel are induction heads, and high in the right panel function-vector heads.",
     method=f"Scores are means over {SEQUENCES} sequences of {RANDOM_TOKENS} random tokens shown twice (their "
-    "number stands under prompts), where even attention gives about 3 %. A function vector is the sum "
+    "number is in the column of prompts), for which uniform attention gives about 3 %. A function vector is the sum "
     "of heads' mean outputs at the last position over prompts with one assignment of labels to classes. It is added "
-    "to the last position of prompts whose labels are shuffled, or of queries without demonstrations, which ask about "
-    f"other words; the layer is chosen on the locating prompts, for each of {VECTOR_SETS} random sets as well. Both "
-    "assignments are tried, so that a vector that favors one label gains nothing. A head's indirect effect is what its "
-    "mean output gives back to prompts with shuffled labels: the answer's probability, as in Todd et al., or its "
-    "log-odds, which a head that raises both labels alike does not change.",
+    "to the last position of prompts whose labels are shuffled, or of queries without demonstrations, which are other "
+    f"words; the layer is chosen on the locating prompts, for each of {VECTOR_SETS} random sets as well. Both "
+    "assignments are tried, so that a vector that favors one label gains nothing. A head's indirect effect is how much "
+    "its mean output restores in prompts with shuffled labels: of the answer's probability, as in Todd et al., or of "
+    "its log-odds, which a head that raises both labels equally does not change.",
     caveats=(
-        "A head that attends evenly is above heads that attend to the first token or to the one before; compare the "
-        "score with 3 %.",
+        "A head with uniform attention scores higher than heads that attend to the first token or to the one before; "
+        "compare scores with 3 %.",
         "A head that continues random tokens is an induction head; one that does not may still match in other ways.",
-        "A vector can carry a task only if the model reads it; no gain by any vector does not speak against the heads.",
+        "A vector can carry a task only if the model reads it; that no vector helps is not evidence against the heads.",
     ),
     draw=draw,
 )

@@ -32,8 +32,8 @@ from experiments.framework.study import Study, clusters_of, thin_out
 
 GAP = percent(
     "gap",
-    "answer's label last − not last",
-    "answer's label first − not first",
+    "answer's label is last − is not last",
+    "answer's label is first − is not first",
     "accuracy between the labels, points",
 )
 BIAS = Measure("bias", GAP.quantity, GAP.control, "log-odds of the answer, nats")
@@ -132,7 +132,7 @@ FINDING = Finding(
     question="Is the model right more often when the last demonstration has the answer's label, and does removing the "
     "position term from the located heads reduce the difference?",
     claim="Models prefer labels near the input. Without the position term in the query–key products of 12 heads, the "
-    "bias is 17 % smaller. Attention on true labels decreases when true demonstrations come first (GPT-2 large; in all "
+    "bias is 17 % smaller. Attention to true labels decreases when true demonstrations come first (GPT-2 large; in all "
     "heads shown, most in L21H19 and L22H0). The paper explains this by what the last token is made of, and assumes "
     "80 % of the input and 20 % of the text next to it.",
     covers="section 5.2, Figures 9 and 11, and section 4.2 of the published version",
@@ -143,20 +143,19 @@ FINDING = Finding(
     method="True labels are those of the query's class. In balanced random order, the last demonstration changes "
     "places with one of the other label that is "
     "neither first nor last: the same words in two orders, one of which ends in the answer's label. Control: the same "
-    "with the first demonstration in place of the last, so that whatever any exchange does is in both; a negative "
+    "with the first demonstration in place of the last, so that the effect of any exchange is in both; a negative "
     "control, of a model that avoids the first label, counts as 0. The fix removes a share of the position term from "
-    "the scores with which "
-    "the located heads see the prompt from its last position. "
+    "the located heads' attention scores from the last position. "
     "The share is the one with the smallest bias on the locating half among those that cost at most one point of "
     "accuracy over both orders; each of 5 random sets from the same layers gets its own. Attention in the paper's two "
     "orders is compared with the same model without the located heads' position term. Neighbors: located heads get "
-    "the queries that they have when one text is of the other class; everything else stays.",
+    "the queries that they would have if one text were of the other class; everything else stays the same.",
     caveats=(
         "The paper does not say in which unit its bias was reduced by 17 %; here it is the answer's log-odds.",
         "Position also enters through the residual stream, from earlier layers; the fix leaves that in place.",
     ),
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
-    "which is right in nearly all prompts. Accuracy is in the table of other measures.",
+    "which is right on nearly all prompts. Accuracy is in the table of other measures.",
     earlier="gap",
     draw=partial(accuracy_pairs, favored="answer's label is last", unfavored="answer's label is not last"),
 )

@@ -2,7 +2,7 @@
 
 For a task's list of k heads of largest mean contrast, overlap = heads in common / k. Random lists with as many heads in
 each layer have Σ_layers a · b / H heads in common on average, where a layer of H heads has a on one list and b on the
-other; that is the control, so that two lists do not agree because both are deep.
+other; this is the control, so that two lists do not count as similar just because both are deep.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ TASKS: dict[str, Callable[[Study, int], TaskPrompts]] = {
 MEAN = percent(
     "overlap",
     "heads in common with other classification tasks",
-    "random heads, as many per layer",
+    "the same number of random heads per layer",
     "% of the located heads",
 )
 CEILING = replace(MEAN, name="overlap_same", quantity="in common with the same task on other prompts")
@@ -169,9 +169,9 @@ FINDING = Finding(
     short="heads shared across tasks",
     title="Are the same heads used by different tasks?",
     question="Do the heads located on one task also lead the ranking on other tasks?",
-    claim="In GPT-2 large the 20 heads of largest increase are similar on all word and sentence datasets (heads 26-14, "
-    "28-10 and 29-17 are important on all of them): different tasks share the same in-context heads. Whether tasks "
-    "that are not classification share them is an open question of the published version.",
+    claim="In GPT-2 large, the 20 heads of largest increase are similar on all word and sentence datasets (heads "
+    "26-14, 28-10 and 29-17 are important on all of them): different tasks share the same in-context heads. Whether "
+    "tasks that are not classification share them is an open question of the published version.",
     covers="section 4.2, appendix A (Figures 3, 4 and 12–15), and open question 2 of the published version",
     measures=(MEAN, CEILING, *OF_TASK.values()),
     measure=measure,

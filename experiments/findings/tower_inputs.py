@@ -1,4 +1,4 @@
-"""Finding 13: who wrote what located heads compare, at labels (keys) and at the last position (queries)?
+"""Finding 13: which components wrote the keys (at labels) and queries (at the last position) of located heads?
 
 1. A head's score from the last position splits exactly by writers at the key, and by writers at the query
    (`il.attention_score_parts`). What matters to attention is a difference of scores: the mean over labels of the
@@ -22,8 +22,8 @@ from experiments.framework.study import Study
 from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
 
 SIDES = ("key", "query")
-OTHERS = "other heads of the layers"
-UNIT = "score, right minus wrong labels"
+OTHERS = "other heads of the same layers"
+UNIT = "score, true minus false labels"
 WHERE = {"key": "at labels", "query": "at the last position"}
 
 
@@ -115,12 +115,12 @@ FINDING = Finding(
     measure=measure,
     look_for="Filled dots to the right of zero and of the hollow ones: early layers write what located heads compare.",
     method="Attention scores from the last position to labels, split exactly by what earlier components wrote, with "
-    "the scales of all norms frozen; each number is the mean over labels of the answer's class (right) minus that over "
-    "the others (wrong), in balanced random order. Early writers are the embeddings, and heads and FFNs of the first "
+    "the scales of all norms frozen; each number is the mean over labels of the answer's class (true) minus that over "
+    "the others (false), in balanced random order. Early writers are the embeddings, and heads and FFNs of the first "
     "half of the layers.",
     caveats=(
-        "The split is exact but not causal: a late head can hand on what an early one wrote, and then counts itself.",
-        "With frozen norms, what a writer does to the length of the stream is not counted.",
+        "The split is exact but not causal: if a late head passes on what an early head wrote, the late head counts.",
+        "With frozen norms, a writer's effect on the length of the residual stream is not counted.",
         "Halves of the layers were chosen before these numbers were computed, but after one prompt had been looked at.",
         "Groups sum to the whole difference on either side; the two sides are two splits of the same difference.",
     ),

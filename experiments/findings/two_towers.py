@@ -5,8 +5,8 @@
 2. The same with keys from the prompt whose labels are exchanged: keys that represent texts keep the order of classes;
    keys that represent label words reverse it where the query already holds the answer.
 3. In all located heads at once, the last position's query, or the keys or the values that it sees at labels, come from
-   another prompt. Two towers predict that the answer loses where the query's class, the keys' texts or the values'
-   labels are exchanged, and not where the keys' labels or the values' texts are.
+   another prompt. Two towers predict that the answer becomes less likely if the query's class, the keys' texts or
+   the values' labels are exchanged, but not if the keys' labels or the values' texts are.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,9 @@ SWAPS = (
     ),
 )
 
-AUROC = Measure("auroc", "located heads", "other heads of the layers", "AUROC of the query's class among labels, 0–1")
+AUROC = Measure(
+    "auroc", "located heads", "other heads of the same layers", "AUROC of the query's class among labels, 0–1"
+)
 CHANCE = Measure("chance", "located heads", "chance", AUROC.unit)
 RELABELED = Measure(
     "relabeled", "located heads, labels of keys exchanged", "other heads, labels of keys exchanged", AUROC.unit
@@ -161,25 +163,25 @@ FINDING = Finding(
     question="Do located heads score labels of the query's class higher, and does the answer change as two towers "
     "predict when queries, keys or values are exchanged?",
     claim="Query and key matrices can be regarded as two towers that learn the similarity of the input and each "
-    "demonstration; values carry the label. The paper infers it from attention and top words, gives no number, and "
-    "swaps nothing.",
+    "demonstration; values carry the label. The paper infers this from attention and top words, and neither measures "
+    "it nor swaps anything.",
     covers="Sections 3.2, 4.4 and 6.1 (c); the published version's open question of direct evidence",
     measures=(*LOSSES, AUROC, CHANCE, RELABELED),
     measure=measure,
     look_for="The first three swaps far to the right in located heads, and the two idle ones near zero: queries and "
     "keys compare texts, values carry labels.",
-    method="Scores are those of the head without rotary position embeddings; learned position embeddings "
-    "remain, as part of the inputs. Two labels of each class are shown in balanced random order, and either label is "
-    "the answer, so that a "
-    "head that prefers a label or a place has 0.5. Swaps change all located heads at once, and only what the last "
-    "position sees: its query, or keys or values at labels. Random sets have as many heads of the same layers.",
+    method="Scores are those of the head without rotary position embeddings; learned position embeddings remain, as "
+    "part of the inputs. Two labels of each class are shown in balanced random order, and either label can be the "
+    "answer, so that a head that prefers one label or position scores 0.5. Swaps change all located heads at once, "
+    "and only what the last position sees: its query, or keys or values at labels. Random sets have the same number "
+    "of heads from the same layers.",
     caveats=(
-        "A model that copies a label, such as the last one, also loses when values come from exchanged labels; queries "
-        "and keys tell the two apart.",
-        "Located heads count alike: where more are located than do the work, the others pull the mean toward the "
-        "control and widen its interval.",
-        "Late heads may read the answer that earlier ones wrote at the last position; keys with exchanged labels show "
-        "it.",
+        "A model that copies a label, such as the last one, also loses when values come from exchanged labels; swaps "
+        "of queries and keys distinguish it from two towers.",
+        "All located heads count equally: if more heads are located than do the work, the others pull the mean toward "
+        "the control and widen its interval.",
+        "Late heads may read the answer that earlier ones wrote at the last position; the swap of keys with exchanged "
+        "labels shows this.",
     ),
     post_hoc="The exchange of keys' texts became the main measure, in place of the AUROC, after both had been seen on "
     "40 prompts of the real model: other heads of the same layers also score the query's class higher, but "

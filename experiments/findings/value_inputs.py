@@ -19,8 +19,8 @@ from experiments.framework.plotting import COLORS, panels
 from experiments.framework.study import Study, compared_tokens
 from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
 
-OTHERS = "other heads of the layers"
-UNIT = "answer's log-odds added, nats"
+OTHERS = "other heads of the same layers"
+UNIT = "log-odds added to the answer, nats"
 EARLY_WRITERS = "early writers at labels, in located heads"
 MEASURES = [
     Measure("early", EARLY_WRITERS, OTHERS, UNIT, digits=3),
@@ -93,7 +93,7 @@ FINDING = Finding(
     "the label, with the scales of all norms and the attention frozen, summed over a prompt's labels in balanced "
     "random order. Early writers are the embeddings, and heads and FFNs of the first half of the layers.",
     caveats=(
-        "The split is exact but not causal: a late head can hand on what an early one wrote, and then counts itself.",
+        "The split is exact but not causal: if a late head passes on what an early head wrote, the late head counts.",
         "Halves of the layers were chosen before these numbers were computed, but after one prompt had been looked at.",
     ),
     draw=draw,

@@ -2,9 +2,9 @@
 
 1. A head's value at a label position, carried through W_O, is projected into the vocabulary, where the label's own
    token has rank r. Means over the labels of a prompt: 1 / r, and the orders of magnitude log10(vocabulary size / r),
-   which a few first places do not decide.
+   which a few top ranks do not dominate.
 2. With the labels of a prompt exchanged, the same token is ranked where the other label now is: a value that names the
-   label follows it; one that names the text, or the same words whatever is read, does not.
+   label follows it; a value that names the text, or always the same words, does not.
 3. Label features: log p(foo) − log p(bar) of the value at foo minus that at bar, halved.
 4. Copying needs no prompts: Σ λ / Σ |λ| of the eigenvalues of W_E W_V W_O W_U between tokens.
 """
@@ -34,11 +34,11 @@ from experiments.framework.study import Study
 EXAMPLE = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
 """The prompt of the paper's Table 1."""
 
-HEADS = "located heads", "other heads of the layers"
+HEADS = "located heads", "other heads of the same layers"
 RANK = Measure(
     "rank",
     "MRR of the label in located heads",
-    "MRR in other heads of the layers",
+    "MRR in other heads of the same layers",
     "mean reciprocal rank of the label's token, 0–1",
     digits=3,
     paper={"GPT-2 large, L19H11 (its lowest)": 0.0033},
@@ -145,13 +145,13 @@ FINDING = Finding(
     method="Values at label positions go through W_O, unweighted by attention, and are ranked against the whole "
     "vocabulary without biases. Exchanging labels keeps every text in place. Log-odds are the difference between foo "
     "and bar positions, halved, so that a preference for one label cancels. The eigenvalue score is that of the OV "
-    "circuit between token embeddings, less what the head writes of each token on average. Keys are residual streams "
+    "circuit between token embeddings, minus what the head writes of each token on average. Keys are residual streams "
     "at labels; queries are carried through the key matrix.",
     caveats=(
-        "A head that copies every label alike, or the last one, writes its name as well: values say what is copied, "
-        "not how it is picked.",
-        "A mean reciprocal rank is decided by a few first places: ranks 300 and 3,000 both look like 0. The table in "
-        "orders of magnitude counts every rank.",
+        "A head that copies every label equally, or the last one, also writes its name: values show what is copied, "
+        "not how it is chosen.",
+        "A mean reciprocal rank is dominated by a few top ranks: ranks 300 and 3,000 both look like 0. The orders of "
+        "magnitude count every rank.",
         "With two labels one head's eigenvalue score is 1 or −1: whether each label is written more where it is read. "
         "It is measured from embeddings, while values at labels also carry what earlier layers wrote there.",
         "Top words and their pairs are those of the best located head; a text is represented by its last token.",

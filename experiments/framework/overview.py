@@ -1,4 +1,4 @@
-"""The page "What we found": a few sentences, one figure and one table, put together from the main measures' rows."""
+"""Write the page "What we found": a few sentences, one figure and one table, from the rows of the main measures."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,11 +26,12 @@ CHANCE = 0.5
 Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
 HEADINGS = {
-    "every": f"**Above their control on every task of {REAL}** on which they were measured:",
-    "some": f"**Above their control on some tasks of {REAL}**:",
-    "none": f"**No difference shown on any task of {REAL}**, which does not mean that there is none:",
-    "not as predicted": f"**No difference shown on any task of {REAL}, although the paper predicts one**:",
-    "small": "**Above their control on every small model and task, but not on every task of the real one**:",
+    "every": f"**Findings above their control on every task of {REAL}** on which they were measured:",
+    "some": f"**Findings above their control on some tasks of {REAL}**:",
+    "none": f"**No difference from the control shown on any task of {REAL}**, which does not mean that there is none:",
+    "not as predicted": f"**No difference from the control shown on any task of {REAL}, although the paper predicts "
+    "one**:",
+    "small": f"**Findings above their control on every small model and task, but not on every task of {REAL}**:",
 }
 
 
@@ -67,22 +68,24 @@ def text(numbered: Numbered, *, command: str) -> str:
         markdown.bullets(sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
         f"*One line per task of {REAL} (blue), then one per small model and task (gray). Filled dot: the quantity. "
-        "Hollow dot: its control. Bar: the 95 % interval of the difference, added to the control. Where the bar does "
-        "not touch the hollow dot, the two differ.*",
+        "Hollow dot: its control. Bar: the 95 % interval of the difference, added to the control. If the bar does not "
+        "touch the hollow dot, the two differ.*",
         "## At a glance",
-        f"The range over the tasks of {REAL}, and in how many pairs of model and task the interval is above the "
-        "control:",
-        markdown.table(["finding", f"{REAL}: quantity", "control", "control is", "unit", *names], rows, align="lrrll"),
-        "On the pages, rows named “by increase” show the heads of the paper's ranking. [Ground truth](ground-truth.md) "
-        "shows the same findings on models whose circuit is known.",
-        f"One command computes all of this on your model, and resumes where it stopped: `{command} --all`.",
+        f"Numbers are ranges over the tasks of {REAL}. The last columns count the tasks, or pairs of model and task, "
+        "in which the quantity is above its control: the 95 % interval of their difference is above zero.",
+        markdown.table(
+            ["finding", f"{REAL}: quantity", "control", "what the control is", "unit", *names], rows, align="lrrll"
+        ),
+        "Each finding has a page of its own. There, rows named “by increase” use the paper's ranking of heads. [Ground "
+        "truth](ground-truth.md) shows the same findings on models whose circuit is known.",
+        f"To compute all of this on your model, run `{command} --all`. If interrupted, it resumes where it stopped.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def sentences(numbered: Numbered) -> list[str]:
-    """Return five to eight sentences: what the real model shows, what only the small ones do, and how certain it is."""
+    """Return what the real model shows, what only the small models show, and how many prompts this is based on."""
     listed: dict[str, list[str]] = {kind: [] for kind in HEADINGS}
     for finding, cells in numbered:
         real, small, _ = (applicable(some, finding.main.name) for some in groups(cells))
@@ -111,11 +114,10 @@ def _nested(heading: str, lines: Iterable[str]) -> str:
 def _named(finding: Finding, rows: Rows) -> str:
     main = finding.main
     pairs = [
-        f"{number_text(row.quantity, main)} against {number_text(row.control, main)} on {cell.task}"
-        for cell, row in rows
+        f"{number_text(row.quantity, main)} vs. {number_text(row.control, main)} on {cell.task}" for cell, row in rows
     ]
     if rows[0][0].model != REAL:
-        pairs = [" against ".join(_range(main, rows, attribute) for attribute in ("quantity", "control"))]
+        pairs = [" vs. ".join(_range(main, rows, attribute) for attribute in ("quantity", "control"))]
     return f"[{finding.short}]({finding.id}.md) (control: {main.control}): {'; '.join(pairs)} ({main.unit})"
 
 
@@ -124,29 +126,29 @@ def _cells_of(finding_id: str, numbered: Numbered) -> Sequence[Stored]:
 
 
 def _together(cells: Sequence[Stored], *wanted: tuple[str, str]) -> list[tuple[Any, ...]]:
-    """Each cell with its rows of several measures, by these rankings, where all of them apply."""
+    """Return each cell with its rows of several (measure, ranking) pairs, for cells to which all of them apply."""
     found = [(cell, *(cell.row(*one) for one in wanted)) for cell in cells]
     return [(cell, *rows) for cell, *rows in found if all(row is not None and row.applies for row in rows)]
 
 
 def _removed(numbered: Numbered) -> list[str]:
-    """What the located heads are worth in accuracy, on the real model."""
+    """Return how much accuracy the real model loses without its located heads."""
     said: dict[bool, list[str]] = {True: [], False: []}
     real = groups(_cells_of("ablation", numbered))[0]
     for cell, intact, lost in _together(real, ("intact", "contrast"), ("accuracy", "contrast")):
         before, after, random = (f"{100 * x:.1f}" for x in (intact.quantity, intact.control, lost.control))
         said[lost.outcome == "above"].append(
-            f"from {before} to {after} % on {cell.task} ({(k := len(cell.located['contrast']))} heads; {k} random "
-            f"heads of their layers cost {random} points)"
+            f"from {before} to {after} % on {cell.task} ({(k := len(cell.located['contrast']))} heads; removing {k} "
+            f"random heads of the same layers costs {random} points)"
         )
     start = f"**Removing the located heads of {REAL}**"
     more = [f"{start} lowers [accuracy](ablation.md) {'; '.join(said[True])}."] * bool(said[True])
-    none = f"It does not change accuracy measurably on other tasks: {'; '.join(said[False])}."
+    none = f"On other tasks, it does not change accuracy measurably: {'; '.join(said[False])}."
     return [" ".join([*more, *[none] * bool(said[False])])] * bool(more or said[False])
 
 
 def _known_words(numbered: Numbered) -> list[str]:
-    """Where the real model uses what the label words mean: exchanged labels leave it below chance."""
+    """Return where the real model relies on the meaning of label words: exchanging labels takes it below chance."""
     real = groups(_cells_of("behavior", numbered))[0]
     said = [
         f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f} % on {cell.task}"
@@ -154,34 +156,34 @@ def _known_words(numbered: Numbered) -> list[str]:
         if row.quantity < CHANCE
     ]
     return [
-        f"**{REAL} uses what the label words mean** where its [accuracy](behavior.md) falls below chance with the "
-        f"labels of all demonstrations exchanged: {'; '.join(said)}. Other tasks are learned from the "
+        f"**{REAL} relies on what the label words mean** on tasks where its [accuracy](behavior.md) falls below chance "
+        f"when the labels of all demonstrations are exchanged: {'; '.join(said)}. It learns the other tasks from the "
         "demonstrations."
     ] * bool(said)
 
 
 def _unlike_the_paper(numbered: Numbered) -> list[str]:
-    """What the paper does or finds otherwise, with the numbers that show it."""
+    """Return what the paper does or finds differently, with the numbers that show it."""
     parts = (_orders, _rankings, _by_increase, _neighbors, _fixes)
     said = [sentence for part in parts for sentence in part(numbered)]
-    return [_nested("**Unlike the paper**:", said)] * bool(said)
+    return [_nested("**Differences from the paper**:", said)] * bool(said)
 
 
 def _orders(numbered: Numbered) -> list[str]:
-    """What the paper's order of demonstrations hides."""
+    """Return what the paper's order of demonstrations hides."""
     real = groups(_cells_of("behavior", numbered))[0]
     said = [
-        f"{100 * last.quantity:.1f} and {100 * first.quantity:.1f} % on {cell.task}"
+        f"{100 * last.quantity:.1f} vs. {100 * first.quantity:.1f} % on {cell.task}"
         for cell, last, first in _together(real, ("order", ""), ("reorder", ""))
     ]
     return [
-        "its order, with the query's class demonstrated last, also rewards copying the last label: [accuracy]"
-        f"(behavior.md) with that class last and first is {', '.join(said)}"
+        "the paper demonstrates the query's class last, which also rewards copying the last label: [accuracy]"
+        f"(behavior.md) with that class last vs. first is {', '.join(said)}"
     ] * bool(said)
 
 
 def _rankings(numbered: Numbered) -> list[str]:
-    """What removing heads costs by either ranking; the paper's is by increase."""
+    """Return what removing the heads of either ranking costs; the paper ranks by increase."""
     said, fewer, total = [], 0, 0
     cells = _cells_of("ablation", numbered)
     for name, some in zip((REAL, "the small models"), groups(cells), strict=False):
@@ -192,37 +194,38 @@ def _rankings(numbered: Numbered) -> list[str]:
             fewer += sum(a < b for a, b in zip(increase, contrast, strict=True))
             total += len(rows)
     return [
-        "its ranking by increase also finds heads that raise both labels: removing them [costs the answer less]"
-        f"(ablation.md) than by contrast in {fewer} of {total} pairs of model and task ({'; '.join(said)})"
+        "the paper ranks heads by increase, which also finds heads that raise both labels: removing these heads [costs "
+        "the answer less](ablation.md) than removing the heads ranked by contrast in "
+        f"{fewer} of {total} pairs of model and task ({'; '.join(said)})"
     ] * bool(said)
 
 
 def _by_increase(numbered: Numbered) -> list[str]:
-    """Findings of the real model that depend on the ranking: above the control by contrast, and not by increase."""
+    """Return the real model's findings that are above the control by contrast, but not by increase."""
     said = []
     for finding, cells in numbered:
         by_either = _together(groups(cells)[0], *((finding.main.name, ranking) for ranking in ("contrast", "increase")))
         pairs = [(cell, b) for cell, a, b in by_either if a.outcome == "above" and b.outcome != "above"]
         if pairs:
             said.append(_named(finding, pairs))
-    return [f"ranked by increase, the heads show no difference in {'; '.join(said)}"] * bool(said)
+    return [f"ranked by increase, the heads show no difference from their control in {'; '.join(said)}"] * bool(said)
 
 
 def _neighbors(numbered: Numbered) -> list[str]:
-    """What the paper assumes about the text next to the query."""
+    """Return what the paper assumes about the text next to the query, and what we measured."""
     said = []
     for cell, row in applicable(groups(_cells_of("recency-bias", numbered))[0], "neighbor", "contrast"):
         measure = next(one for one in cell.finding.measures if one.name == "neighbor")
         said.append(f"{number_text(row.quantity, measure)} % on {cell.task}")
     return [
-        "it assumes that the text of the last demonstration accounts for a fifth of the effect on the answer through "
-        f"the located heads' queries; we [measured](recency-bias.md) {', '.join(said)} (negative: that text moves the "
-        "answer the other way)"
+        "the paper assumes that a fifth of the effect that the located heads' queries have on the answer comes from "
+        f"the text of the last demonstration; we [measured](recency-bias.md) {', '.join(said)} (if negative, that text "
+        "moves the answer in the opposite direction)"
     ] * bool(said)
 
 
 def _fixes(numbered: Numbered) -> list[str]:
-    """What share of a bias the paper's fixes remove."""
+    """Return which share of each bias the paper's corrections remove, in the paper and here."""
     said = []
     for finding, cells in numbered:
         for measure in (one for one in finding.measures if one.name == "removed" and one.paper):
@@ -230,12 +233,14 @@ def _fixes(numbered: Numbered) -> list[str]:
             found = [f"{number_text(row.quantity, measure)} % on {cell.task}" for cell, row in real]
             found += [f"{_range(measure, small, 'quantity')} % on the small models"] * bool(small)
             (theirs,) = measure.paper.values()
-            said.append(f"{theirs} % of the [{finding.short}]({finding.id}.md), here {', '.join(found)}")
-    return [f"its corrections remove {'; '.join(said)}"] * bool(said)
+            said.append(
+                f"the [{finding.short}]({finding.id}.md) by {theirs} % in the paper, and here by {', '.join(found)}"
+            )
+    return [f"the paper's corrections reduce {'; '.join(said)}"] * bool(said)
 
 
 def _post_hoc(numbered: Numbered) -> list[str]:
-    """Which main measures were changed after results had been seen, and what the earlier ones show."""
+    """Return which main measures were changed after results had been seen, and what the earlier ones show."""
     changed = []
     for finding, cells in numbered:
         if finding.earlier:
@@ -243,18 +248,18 @@ def _post_hoc(numbered: Numbered) -> list[str]:
             found = [applicable(groups(cells)[0], one.name) for one in (before, finding.main)]
             then, now = (f"{count(rows, 'above')} of {len(rows)}" for rows in found)
             changed.append(
-                f"[{finding.short}]({finding.id}.md): before, {before.quantity} against {before.control} "
-                f"({before.unit}), above the control on {then}; now on {now}"
+                f"[{finding.short}]({finding.id}.md): the earlier measure (“{before.quantity}” vs. “{before.control}”; "
+                f"{before.unit}) is above its control on {then} tasks, the current one on {now}"
             )
     heading = (
-        f"**Changed after seeing results**: the main measure or control of these findings, with the number of {REAL}'s "
-        "tasks on which each is above its control. The pages say why."
+        f"**Changed after seeing results**: the main measure or control of the following findings, on {REAL}. Their "
+        "pages give the reasons."
     )
     return [_nested(heading, changed)] * bool(changed)
 
 
 def _missing(numbered: Numbered) -> list[str]:
-    """Which findings have not been measured on which of the real model's tasks."""
+    """Return which findings have not been measured on which of the real model's tasks."""
     measured = [{cell.task for cell in groups(cells)[0]} for _, cells in numbered]
     said = []
     for task in dict.fromkeys(cell.task for _, cells in numbered for cell in groups(cells)[0]):
@@ -264,7 +269,7 @@ def _missing(numbered: Numbered) -> list[str]:
 
 
 def _sizes(cells: Iterable[Stored]) -> str:
-    """How many prompts, tasks and training seeds there are."""
+    """Return how many held-out prompts each group of models was measured on."""
     names = (REAL, "the small models", "their other training seeds")
     found = [(name, some) for name, some in zip(names, groups(cells), strict=True) if some]
     parts = [
@@ -273,7 +278,7 @@ def _sizes(cells: Iterable[Stored]) -> str:
     ]
     seeds = any(name == names[2] for name, _ in found)
     missing = "" if seeds else " Other training seeds of the small models have not been measured yet."
-    return f"**How certain**: {', '.join(parts)}; intervals are clustered by query word.{missing}"
+    return f"**Sample sizes**: {', '.join(parts)}. Intervals are clustered by query word.{missing}"
 
 
 def _range(measure: Measure, rows: Rows, attribute: str) -> str:

@@ -201,7 +201,7 @@ def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
     real, small, _ = groups(cells)
     lines, notes = [], []
     for measure in finding.measures[1:]:
-        said = f"{measure.quantity}, against {measure.control} ({measure.unit})"
+        said = f"{measure.quantity}, vs. {measure.control} ({measure.unit})"
         for cell in real:
             for row in cell.all_rows(measure.name):
                 if not row.applies:

@@ -168,7 +168,7 @@ def _certainty(certified: bool) -> str:
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """Per prompt and layer: log p of the target (or its contrast) at the layer's input, and the bound's `g`."""
+    """Per prompt and layer: log p (or contrast) of the target at the layer's input, and the bound's direction `g`."""
 
     base: Float[Tensor, "batch layer"]
     g: Float[Tensor, "batch layer d_model"]
@@ -196,7 +196,7 @@ def layer_gradients(
         log_probs = sub_readout.log_probs(x[rows, layers])
         index = targets[rows, None, None].expand(-1, log_probs.shape[1], 1)
         base[rows, layers] = log_probs.gather(-1, index)[..., 0]
-        # In place because softmax(logits) − e_w is as large as the logits; negated after pull_back, where it is small.
+        # In place, because softmax(logits) − e_w needs as much memory as the logits; the much smaller g is negated.
         weights = log_probs.exp_()
         weights.scatter_add_(-1, index, torch.full_like(index, -1, dtype=weights.dtype))
         g[rows, layers] = sub_readout.pull_back(weights).neg_()

@@ -1,4 +1,4 @@
-"""Replace queries, keys, values, patterns or z of some heads by those on other prompts (activation patching)."""
+"""Replace queries, keys, values, patterns or z of some heads with those from other prompts (activation patching)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,10 +47,10 @@ def patch_heads(
     """Patch the given heads with their activations on other prompts, position by position or label by label.
 
     `activation` selects what is patched. `"q"` and `"k"` are queries and keys before rotation (after their norm, in
-    families that have one), from which the pattern is recomputed. `"v"` is values, `"pattern"` attention probabilities,
-    and `"z"` the weighted sum of values. With grouped-query attention, only the given heads use the patched keys or
-    values. Row i of a pass is patched from row i of `source`; a single source prompt is used for all rows. `source` is
-    run once, on entry, without other edits.
+    families that have one), from which the pattern is recomputed. The other choices are values (`"v"`), attention
+    probabilities (`"pattern"`), and the weighted sum of values (`"z"`). With grouped-query attention, only the given
+    heads use the patched keys or values. Row i of a pass is patched from row i of `source`; a single source prompt is
+    used for all rows. `source` is run once, on entry, without other edits.
 
     With `align="positions"`, source and prompt must have the same number of tokens. With `align="labels"`, the i-th
     label is patched from the i-th label and the last position from the last position; prompts may differ in length but

@@ -76,7 +76,7 @@ class ModelView:
 
     @property
     def name(self) -> str:
-        """The display name, with how the weights are quantized, if they are, and how an installed model was trained."""
+        """The display name, followed by the quantization of the weights and the training of installed models."""
         name = str(self.cfg.model_name)
         name = Path(name).name if os.path.exists(name) else name
         about = [INSTALLED_MODELS[name].training] if name in INSTALLED_MODELS else []
@@ -178,7 +178,7 @@ class ModelView:
         return [Head.from_index(index, self.n_heads) for index in range(self.n_layers * self.n_heads)]
 
     def check_head(self, head: Head | tuple[int, int] | str) -> Head:
-        """Return a head, given as a `Head`, pair or name, as a `Head`. Raise InputError if the model lacks it."""
+        """Return a `Head` from a head, pair or name. Raise InputError if the model has no such head."""
         if isinstance(head, str):
             head = Head.parse(head)
         try:
@@ -335,7 +335,7 @@ class ModelView:
     def query_in_key_space(
         self, layer: int, q: Float[Tensor, "batch head d_head"]
     ) -> Float[Tensor, "batch head d_head"]:
-        """Return queries that can be multiplied with keys as they are before the keys' norm.
+        """Return queries for dot products with keys before the keys' norm.
 
         These are the queries after their own norm, times the gain of the keys' norm. Their products with such keys are
         scores except for the division by each key's scale. In families without these norms, queries are unchanged.
@@ -425,7 +425,7 @@ class ModelView:
         return frozenset(self.model.hook_dict)
 
     def hook(self, layer: int, *names: str) -> str:
-        """Return the full name of the first of these hooks that a layer has; `names` are TransformerLens names."""
+        """Return the full name of the first hook in `names` (TransformerLens names) that a layer has."""
         for name in names:
             full = f"blocks.{layer}.{name}"
             if full in self.hook_names:
