@@ -115,8 +115,9 @@ def ablate(
     chosen, how = heads.choose(loaded, reference)
     if heads.heads is None and prompt is None:
         tested, located = ({one.query for one in prompts} for prompts in (batch.prompts, reference.prompts))
-        shared = f"{len(tested & located)} of their {len(located)}" if tested & located else "none of their"
-        how += f" on {len(reference)} other prompts ({shared} queries also occur here)"
+        shared = len(tested & located)
+        recur = f"{shared} of their {len(located)} queries also occur here" if shared else "with other queries"
+        how += f" on {len(reference)} other prompts ({recur})"
     sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)

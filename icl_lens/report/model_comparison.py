@@ -123,22 +123,13 @@ class ModelComparison:
         return text_table(title, columns, total=self.a["increase"][0].size)
 
     def _content(self) -> dict[str, Any]:
-        measures: list[list[Cell]] = [
-            [
-                row["measure"],
-                *map(percent if row["measure"] == "accuracy" else signed, (row["a"], row["b"])),
-                signed(row["change"]),
-                _interval(row),
-            ]
-            for row in self.summary().to_dict("records")
-        ]
         content: dict[str, Any] = {
             "title": "Two models compared",
             "element": False,
             "circuitsvis": False,
             "both": self,
             "correct": [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)],
-            "measures": Table(["", "#A", "#B", "#change", "#95 % interval"], measures),
+            "measures": Table(["", "#A", "#B", "#change", "#95 % interval"], _answer_rows(self)),
             "same_heads": self.same_heads,
         }
         if not self.same_heads:
@@ -176,6 +167,18 @@ def _interval(row: Mapping[Any, Any]) -> str:
     return f"{signed(row['low'])} … {signed(row['high'])}"
 
 
+def _answer_rows(both: ModelComparison) -> list[list[str]]:
+    rows = []
+    for row in both.summary().to_dict("records"):
+        is_share = row["measure"] == "accuracy"
+        name = "accuracy (change in points)" if is_share else row["measure"]
+        value = percent if is_share else signed
+        scale, digits = (100, 1) if is_share else (1, 3)
+        change, low, high = (signed(scale * row[column], digits) for column in ("change", "low", "high"))
+        rows.append([name, value(row["a"]), value(row["b"]), change, f"{low} … {high}"])
+    return rows
+
+
 def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
     reach = largest([row["change"] for row in rows])
     cells: list[list[Cell]] = [
@@ -188,9 +191,8 @@ def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
 def _render(both: ModelComparison) -> Group:
     """Return the means of the answers' scores and the heads that changed most, with intervals of the changes."""
     answers = new_table("", "A", "B", "change", "95 % interval")
-    for row in both.summary().to_dict("records"):
-        number = percent if row["measure"] == "accuracy" else "{:+.3f}".format
-        answers.add_row(row["measure"], number(row["a"]), number(row["b"]), *_change_texts(row))
+    for row in _answer_rows(both):
+        answers.add_row(*row)
     title = f"Answers to {both.n_prompts} prompts: {both.models[0]} (A) and {both.models[1]} (B)"
     return Group(Text(title, "bold"), answers, *_mean_changes(both))
 
