@@ -264,14 +264,19 @@ def test_words_of_parts(icl_mini):
     assert_close(total, il.label_values(acts, head), scale=float(total.abs().max()))
 
 
+@pytest.mark.parametrize("n_few", [0, 3])
 @pytest.mark.parametrize("name", ["gpt2", "gemma3", "qwen3", "olmo2"])
-def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, name):
+def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, name, n_few):
+    """W_O is multiplied first for all rows, or for the keys only (12 rows; 3 of queries)."""
     from icl_lens.activations import writers
 
     _, batch, acts = captured(name)
-    kept = il.attention_score_parts(acts, "L2H1")
-    assert "_vectors" in vars(acts.writers)
+    monkeypatch.setattr(writers.Writers, "_few_rows", 1000)
+    with_vectors = acts.to("cpu")
+    kept = il.attention_score_parts(with_vectors, "L2H1")
+    assert "_vectors" in vars(with_vectors.writers)
     before = kept.pattern_without("key", norm="recomputed")
+    monkeypatch.setattr(writers.Writers, "_few_rows", n_few)
     monkeypatch.setattr(writers, "WRITER_BYTES", 1)
     fresh = acts.to("cpu")
     new = il.attention_score_parts(fresh, "L2H1")

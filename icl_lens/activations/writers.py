@@ -92,13 +92,16 @@ class Writers:
     ) -> Float[Tensor, "row writer d_out"]:
         """Multiply what each writer added to a layer's input by a matrix; writers are in the order of `names`.
 
-        Vectors of all writers are kept for the next call if they fit in `WRITER_BYTES`. Otherwise W_O is multiplied by
-        the matrix first, so that no vector [row, writer, d_model] is needed.
+        For few rows, vectors of all writers are computed, and kept for the next call if all rows are few. For many, W_O
+        is multiplied by the matrix first, which is cheaper and needs no vector [row, writer, d_model].
         """
         n_writers = len(self.names(layer)) - 1
-        if self._fits:
+        if self._keeps_vectors:
             vectors, bias = self._vectors
             return torch.cat([vectors[rows, :n_writers] @ matrix, bias[rows, layer, None] @ matrix], dim=1)
+        if len(rows) <= self._few_rows:
+            written = list(self._vectors_by_layer(rows, layer))
+            return torch.cat([*(u for u, _ in written), written[-1][1]], dim=1) @ matrix
         found = matrix.new_empty(len(rows), n_writers + 1, matrix.shape[1])
         first, bias = self._embeddings(rows)
         start = first.shape[1]
@@ -116,7 +119,7 @@ class Writers:
     def split_any(self, rows: Int[Tensor, " row"], layer: int, function: RowMap) -> Float[Tensor, "row writer d_out"]:
         """Like `split`, for any function of the vectors; larger ones are recomputed in pieces."""
         n_writers = len(self.names(layer)) - 1
-        if self._fits:
+        if self._keeps_vectors:
             vectors, bias = self._vectors
             return function(torch.cat([vectors[rows, :n_writers], bias[rows, layer, None]], dim=1), rows)
         pieces = []
@@ -139,9 +142,14 @@ class Writers:
         return z[:, head.head] @ self.view.W_O(head.layer)[head.head].to(z)
 
     @property
-    def _fits(self) -> bool:
-        """Whether the vectors of all writers at all rows fit in `WRITER_BYTES`."""
-        return len(self.z) * (self.n_writers + self.view.n_layers) <= self._max_rows * (self.view.n_heads + 1)
+    def _few_rows(self) -> int:
+        """Number of rows up to which vectors take fewer operations than products of W_O, and fit in `WRITER_BYTES`."""
+        per_row = 4 * (self.n_writers + self.view.n_layers) * self.view.d_model
+        return min(self.view.d_model // (self.view.n_heads + 1), WRITER_BYTES // per_row)
+
+    @property
+    def _keeps_vectors(self) -> bool:
+        return len(self.z) <= self._few_rows
 
     @property
     def n_writers(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
 from icl_lens.activations.writers import Writers
-from icl_lens.attribution.qk_metric import query_key_metric
+from icl_lens.attribution.qk_metric import project
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -152,10 +152,10 @@ class HeadProjection:
 
     def without_each(self) -> Float[Tensor, "batch n writer d_head"]:
         """Return the queries or keys without each writer, with all norms recomputed, rotated and scaled."""
-        metric, side = query_key_metric(self.view, self.head), "q" if self.kind == "q" else "k"
 
         def project_rest(u: Tensor, rows: Tensor) -> Tensor:
-            return metric.project(side, self.writers.resid_pre[rows, self.head.layer, None].to(u) - u)
+            rest = self.writers.resid_pre[rows, self.head.layer, None].to(u) - u
+            return project(self.view, self.head, self.kind, self.norm(rest))
 
         found = self.writers.split_any(self.rows.flatten(), self.head.layer, project_rest)
         rotated = self.rotate(found.unflatten(0, self.rows.shape), self.positions)
@@ -222,8 +222,8 @@ def attention_from(acts: Activations, head: Head, positions: Int[Tensor, "batch 
     """
     writers, scoring = require_writers(acts), attention_scores.attention_scoring(acts.view, head.layer)
     positions = torch.cat([positions, acts.batch.last.to(positions)[:, None]], dim=1)
-    x = writers.resid_pre[writers.rows_at(positions).clamp(min=0), head.layer]
-    queries = query_key_metric(acts.view, head).project("q", x) * scoring.scale
+    x = writers.resid_pre[writers.rows_at(positions).clamp(min=0), head.layer].to(acts.view.compute_dtype)
+    queries = project(acts.view, head, "q", acts.view.attn_input_norm(head.layer)(x)) * scoring.scale
     keys = HeadProjection(acts, head, "k", positions[:, :0])  # keys and queries are rotated alike
     found = AttentionRow.from_queries(keys, keys.rotate(queries, positions), positions).pattern()
     check_parts(acts, head, "attention does not follow from the scores", found[:, -1] - acts.pattern[:, *head])

@@ -91,22 +91,7 @@ class QueryKeyMetric:
 
     def project(self, name: str, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the head's queries ("q") or keys ("k") of residual streams, before rotation."""
-        view, layer = self.view, self.head.layer
-        x = self._norm(x.to(self.query_side))
-        weight, bias, own = (
-            (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer))
-            if name == "q"
-            else (view.W_K(layer), view.b_K(layer), view.k_norm(layer))
-        )
-        index = self.head.head if name == "q" else view.kv_head(self.head.head)
-        if own is None or own.width == view.d_head:
-            y = x @ weight[index].to(x)
-            y = y if bias is None else y + bias[index].to(x)
-            return y if own is None else own(y)
-        # One norm over all heads, so all of them are computed.
-        y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
-        y = y if bias is None else y + bias.to(x)
-        return own(y.flatten(-2)).unflatten(-1, y.shape[-2:])[..., index, :]
+        return project(self.view, self.head, name, self._norm(x.to(self.query_side)))
 
     # Properties of the metric ----------------------------------------------------------------------------
 
@@ -165,6 +150,25 @@ class QueryKeyMetric:
         turn, upper = torch.linalg.qr(random)
         turn = (turn * upper.diagonal().sign()).to(self.key_side)
         return replace(self, key_side=self.key_side @ turn, key_rotation=turn)
+
+
+def project(view: ModelView, head: Head, name: str, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
+    """Return a head's queries ("q") or keys ("k") of residual streams after the norm before attention, not rotated."""
+    layer = head.layer
+    weight, bias, own = (
+        (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer))
+        if name == "q"
+        else (view.W_K(layer), view.b_K(layer), view.k_norm(layer))
+    )
+    index = head.head if name == "q" else view.kv_head(head.head)
+    if own is None or own.width == view.d_head:
+        y = x @ weight[index].to(x)
+        y = y if bias is None else y + bias[index].to(x)
+        return y if own is None else own(y)
+    # One norm over all heads, so all of them are computed.
+    y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
+    y = y if bias is None else y + bias.to(x)
+    return own(y.flatten(-2)).unflatten(-1, y.shape[-2:])[..., index, :]
 
 
 @torch.no_grad()
