@@ -18,13 +18,6 @@ def prompts(n):
     return load_task("sentiment-number", n=n, seed=0)
 
 
-@pytest.fixture(autouse=True)
-def _needs_the_model(request):
-    name = request.getfixturevalue("name")
-    if name not in il.bundled_models():
-        pytest.skip(f"{name} is not bundled")
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_increases_agree_with_hugging_face(name):
     """Alone and unpadded there, together here; the model's own tokenizer; ablation and search as well."""

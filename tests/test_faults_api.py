@@ -37,11 +37,20 @@ def labels(batch):
     return {"align": "labels", "batch": batch}
 
 
+SHOWN = [il.Demonstration("a", "b")]
 MISUSE = {
     # prompts, tasks, models, metrics
     lambda: il.Prompt.parse(3): "must be a string, got 3",
     lambda: il.Prompt.parse("a : b \ud800 :"): "must be valid Unicode",
     lambda: il.Demonstration("x", ["a"]): "must be a string, got ['a']",
+    lambda: il.Demonstration("love", " "): "'love' has an empty label",
+    lambda: il.Demonstration("\n", "bar"): "'bar' has an empty text",
+    lambda: il.Prompt([], "one"): "no demonstration",
+    lambda: il.Prompt(SHOWN, " "): "no query",
+    lambda: il.Prompt(SHOWN, "one", "baz"): "answer 'baz' is not one of the labels 'b'",
+    lambda: il.Prompt(SHOWN, "one", labels=("b", "foo", "b")): "contain a duplicate",
+    lambda: il.Prompt(SHOWN, "one", labels=("foo",)): "use 'b', not among the labels 'foo'",
+    lambda: il.Prompt(SHOWN, "one", labels="b"): "must be a sequence",
     lambda: il.load_task("sentiment-number", n=1.5): "n must be an integer, got 1.5",
     lambda: il.load_task("sentiment-number", labels={"foo", "bar"}): "labels must be a sequence",
     lambda: il.load_task("sentiment-number", path=3): "got 3",
@@ -57,6 +66,11 @@ MISUSE = {
     lambda: metrics.accuracy(spoilt(NAN), ANSWER): "prompt 1 is NaN",
     lambda: metrics.is_correct(spoilt(INF), ANSWER): "prompt 1 is infinite",
     lambda: metrics.is_correct(SCORES, torch.tensor([-1, 0])): "must have an answer",
+    lambda: metrics.bootstrap_interval([1.0]): "at least two",
+    lambda: metrics.bootstrap_interval([1.0, NAN]): "must be finite",
+    lambda: metrics.bootstrap_interval([1.0, 2.0], level=95): "level=95",
+    lambda: metrics.bootstrap_interval([[1.0, 2.0], [3.0, 4.0]]): "statistic=",
+    lambda: metrics.bootstrap_interval([1.0, 2.0], clusters=[0, 1], statistic=max): "requires the mean",
     lambda: metrics.spearman(torch.tensor([1.0, NAN]), torch.tensor([1.0, 2.0])): "must not be NaN",
     lambda: metrics.bootstrap_interval([1.0, 2.0], draws=0): "at least 1",
     # batches: a model, its batch, and another model
@@ -67,6 +81,13 @@ MISUSE = {
     lambda m, b, o: il.tokenize_text(m, ["love", 3]): "must be a string, got 3",
     lambda m, b, o: il.tokenize_text(m, "love \ud800"): "must be valid Unicode",
     lambda m, b, o: il.PromptBatch.from_tokens([1, 2, 3]): "one list of integers per prompt",
+    lambda: il.PromptBatch.from_tokens([[]]): "at least one",
+    lambda: il.PromptBatch.from_tokens([[1]], targets=[1, 2]): "one per row",
+    lambda: il.PromptBatch.from_tokens([[1]], targets=1, against=1): "must differ",
+    lambda: il.PromptBatch.from_tokens([[4, 5, 6]], attention_mask=[[1, 1]]): "the shape of tokens",
+    lambda: il.PromptBatch.from_tokens([[4, 5, 6]], attention_mask=[[1, 0, 1]]): "in row 0",
+    lambda: il.PromptBatch.from_tokens([[4, 5, 6]], attention_mask=[[2, 1, 1]]): "in row 0",
+    lambda m: il.PromptBatch.from_tokens([[1]], model=m, targets=97): "token id 97 is out of range",
     lambda m, b, o: list(b.split(0)): "at least 1",
     lambda m, b, o: b.at(99): "99",
     # activations and increases

@@ -257,23 +257,6 @@ def test_tokens_without_a_model_are_their_own_names():
     assert len(batch) == 1
 
 
-@pytest.mark.parametrize(
-    ("tokens", "options", "message"),
-    [
-        ([[]], {}, "at least one"),
-        ([[1]], {"targets": [1, 2]}, "one per row"),
-        ([[1]], {"targets": 1, "against": 1}, "must differ"),
-        ([[1]], {"model": "gpt2", "targets": 97}, "token id 97 is out of range; valid ids are 0–96"),
-        ([[4, 5, 6]], {"attention_mask": [[1, 1]]}, "the shape of tokens"),
-        *[([[4, 5, 6]], {"attention_mask": [row]}, "in row 0") for row in ([1, 0, 1], [2, 1, 1])],
-    ],
-)
-def test_tokens_that_are_no_batch_are_refused(load_tiny, tokens, options, message):
-    model = load_tiny(options["model"]) if "model" in options else None
-    with pytest.raises(il.InputError, match=message):
-        il.PromptBatch.from_tokens(tokens, **options | {"model": model})
-
-
 @pytest.mark.parametrize(("kind", "names"), [("byte", ["love", "␣like"]), ("metaspace", ["␣love", "␣like"])])
 def test_white_space_of_tokens_is_visible(kind, names):
     batch = il.tokenize_text(model_of(kind), "love like\n", prepend_bos=False)

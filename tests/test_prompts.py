@@ -75,27 +75,6 @@ def test_parse_refuses(text, complaint):
         Prompt.parse(text)
 
 
-LOVE = Demonstration("love", "bar")
-
-
-@pytest.mark.parametrize(
-    ("build", "complaint"),
-    [
-        (lambda: Prompt.parse(PAPER, answer="baz"), "answer 'baz' is not one of the labels 'bar', 'foo'"),
-        (lambda: Prompt([], "one"), "no demonstration"),
-        (lambda: Prompt([LOVE], " "), "no query"),
-        (lambda: Demonstration("love", " "), "'love' has an empty label"),
-        (lambda: Demonstration("\n", "bar"), "'bar' has an empty text"),
-        (lambda: Prompt([LOVE], "one", labels=("bar", "foo", "bar")), "contain a duplicate"),
-        (lambda: Prompt([LOVE], "one", labels=("foo",)), "use 'bar', not among the labels 'foo'"),
-        (lambda: Prompt([LOVE], "one", labels="bar"), "must be a sequence"),
-    ],
-)
-def test_what_no_prompt_can_be(build, complaint):
-    with pytest.raises(InputError, match=complaint):
-        build()
-
-
 def test_spans_where_searching_would_go_wrong():
     """Texts that hold the label word, a colon, braces, or another text."""
     texts = ["foo : foo", "{text} {label}", "bar", "a bar : b", "{0}{"]
