@@ -29,11 +29,16 @@ def run(*arguments):
     return CliRunner().invoke(app, arguments)
 
 
+def rows_of(out, arguments, mark):
+    """The cells of the page's lines with a mark."""
+    result = run(*arguments.split(), "--out", str(out))
+    assert result.exit_code == 0, result.output
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if mark in line]
+
+
 def test_one_command_one_page(tmp_path):
     out = tmp_path / "benchmark.md"
-    result = run(*"--shape small --repeats 1 --n 12 --sizes 14x2,40x1 --slow 14x2 --no-memory --out".split(), str(out))
-    assert result.exit_code == 0, result.output
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if "|" in line]
+    rows = rows_of(out, "--shape small --repeats 1 --n 12 --sizes 14x2,40x1 --slow 14x2 --no-memory", "|")
     small = [row for row in rows if row[0] == "small"]
     slow = [row for row in small if row[1] == "2 × 14" and "largest are certified's" in row[-1]]
     assert len(slow) == 2
@@ -53,11 +58,7 @@ def test_one_command_one_page(tmp_path):
 def test_explaining_alone(tmp_path):
     """Ratios to the forward pass and to the product with W_U, in this order of rows."""
     out = tmp_path / "explain.md"
-    result = run(*"--only explain --repeats 2 --out".split(), str(out))
-    assert result.exit_code == 0, result.output
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if "| small" in line
-    ]
+    rows = rows_of(out, "--only explain --repeats 2", "| small")
     assert [row[2].split()[0] for row in rows] == ["bare", "every", "increases", "explain"]
     assert float(rows[0][4]) == 1
     assert rows[1][-1].startswith("1.00 ×")

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import icl_lens as il
 from icl_lens.models.gguf_header import parsed_once
 from icl_lens.models.installed import SMOLLM2
-from icl_lens.models.view import ModelView
 
 ATOL = 1e-4
 N_PROMPTS, K = 20, 20
@@ -48,17 +47,8 @@ def hf():
 
 
 @pytest.fixture(scope="module")
-def prompts():
-    return il.load_task("sentiment-number", n=N_PROMPTS)
-
-
-@pytest.fixture(scope="module")
-def ours(model, prompts):
-    """The prompts as tokens, what the model computes for them, and the tokens of the other label."""
-    batch = il.tokenize(model, prompts)
-    foo, bar = batch.label_tokens.tolist()
-    against = torch.where(batch.answer_tokens == foo, bar, foo)
-    return SimpleNamespace(batch=batch, acts=il.capture(model, batch), against=against)
+def acts(model):
+    return il.capture(model, il.tokenize(model, il.load_task("sentiment-number", n=N_PROMPTS)))
 
 
 def test_logits_are_transformers_own(model, hf):
@@ -72,15 +62,6 @@ def test_logits_are_transformers_own(model, hf):
     assert theirs.std() > 1
 
 
-def test_what_is_said_about_it(model):
-    view = ModelView(model)
-    assert (view.name, view.quantization) == (
-        "smollm2-135m (instruction-tuned, Q4_1 and Q8_0 weights)",
-        "Q4_1 and Q8_0",
-    )
-    assert (model.cfg.n_layers, model.cfg.n_heads) == (30, 9)
-
-
 def test_the_papers_prompt(model):
     """The figures that the documentation states."""
     found = il.explain(model, "love : bar like : bar eight : foo two : foo one :", n_ablated=1)
@@ -90,29 +71,29 @@ def test_the_papers_prompt(model):
 
 
 @pytest.fixture(scope="module")
-def references(hf, ours):
-    rows = zip(ours.batch.tokens, ours.batch.last, strict=True)
+def references(hf, acts):
+    rows = zip(acts.batch.tokens, acts.batch.last, strict=True)
     return [reference_hf.Reference(hf.model, tokens[: int(last) + 1]) for tokens, last in rows]
 
 
-def test_heads_agree_with_the_reference(ours, references):
+def test_heads_agree_with_the_reference(acts, references):
     """Increases of the answer, and its contrast with the other label, of all 270 heads on every prompt."""
-    increases = il.head_log_prob_increase(ours.acts, ours.batch.answer_tokens)
-    contrasts = il.head_log_prob_increase(ours.acts, ours.batch.answer_tokens, against=ours.against)
+    increases = il.head_log_prob_increase(acts, acts.batch.answer_tokens)
+    contrasts = il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
     for i, reference in enumerate(references):
-        answer, other = int(ours.batch.answer_tokens[i]), int(ours.against[i])
+        answer, other = int(acts.batch.answer_tokens[i]), int(acts.batch.other_label_tokens[i])
         expected = reference.increase("heads", answer)
         assert (increases[i] - expected).abs().max() <= ATOL
         assert (contrasts[i] - reference.increase("heads", answer, [other])).abs().max() <= ATOL
         assert expected.abs().max() > 100 * ATOL
 
 
-def test_certified_parts_are_the_largest_of_all(ours, references):
+def test_certified_parts_are_the_largest_of_all(acts, references):
     """All parts of four prompts, 30 layers times 9 heads times every position, by the reference."""
-    found = il.top_subheads(ours.acts, ours.batch.answer_tokens, k=K)
+    found = il.top_subheads(acts, acts.batch.answer_tokens, k=K)
     assert found.certified
     for i in range(4):
-        everything = references[i].increase("subheads", int(ours.batch.answer_tokens[i]))
+        everything = references[i].increase("subheads", int(acts.batch.answer_tokens[i]))
         places = everything[found.layer[i], found.head[i], found.position[i]]
         assert (found.value[i] - places).abs().max() <= ATOL
         assert (found.value[i] - everything.flatten().topk(K).values).abs().max() <= ATOL
