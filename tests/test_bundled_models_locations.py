@@ -141,9 +141,6 @@ def test_a_minority_is_at_each_place_so_that_the_nearest_label_is_no_more_often_
         assert recent.points == pytest.approx(100.0 if place > 1 else -100.0)
 
 
-# Shipping
-
-
 def finished(source, target, **changes):
     shutil.copytree(source, target)
     record = json.loads((target / "training.json").read_text())
@@ -208,9 +205,6 @@ def test_a_tokenizer_that_lacks_a_word_is_refused(no_type_checks):
     for fillers, labels, said in ((("naïve",), ("foo",), "naïve"), ((), ("foo", "love"), "more than one token")):
         with pytest.raises(InputError, match=said):
             ship.check_tokenizer(own, SimpleNamespace(fillers=fillers, labels=labels, owners={}))
-
-
-# Emergence
 
 
 def test_repeat_scores_are_attention_to_the_twins_successor_and_the_token_before():

@@ -189,9 +189,6 @@ def test_misuse_is_refused_in_one_sentence(no_type_checks, gpt2, gpt2_batch, icl
     faults.assert_sentence(str(caught.value), words)
 
 
-# Edits
-
-
 @pytest.mark.parametrize(
     ("edit", "heads"), [(il.ablate_heads, HEADS), (il.remove_position, [(0, 3), (0, 1)])], ids=["hooks apart", "shared"]
 )

@@ -99,9 +99,6 @@ def test_the_digest_follows_the_content(tmp_path):
     assert named_task("mine", path).digest() != before
 
 
-# What a run left behind
-
-
 @pytest.mark.parametrize("text", ["", "[]", DEEP, b"\xff\xfe"], ids=range(4))
 def test_bad_manifests(tmp_path, text):
     (tmp_path / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())

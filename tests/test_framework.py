@@ -27,9 +27,6 @@ TASK = Task("animal-country", "animal-country")
 NATURAL = Task("natural", "positive-negative", ("positive", "negative"), path=str(WORDS))
 
 
-# Tasks
-
-
 @pytest.mark.parametrize("task", [TASK, NATURAL], ids=lambda task: task.name)
 def test_every_class_and_label_is_the_answer_equally_often(task):
     prompts = task.prompts(80)
@@ -67,9 +64,6 @@ def test_halves_share_no_query_and_are_balanced():
     for half in (first, second):
         assert len(half) == 100
         assert Counter(prompt.answer for prompt in half) == {"foo": 50, "bar": 50}
-
-
-# Intervals
 
 
 def test_the_interval_covers_the_difference_of_clustered_numbers():
@@ -112,9 +106,6 @@ def test_located_heads_are_compared_with_their_own_layer():
     assert planted.low > 1
 
 
-# Studies
-
-
 def test_located_heads_are_those_of_largest_mean_contrast_on_the_other_half(icl_mini):
     study = Study(icl_mini, TASK, 24)
     first, second = study.halves()
@@ -135,8 +126,6 @@ def test_located_heads_are_those_of_largest_mean_contrast_on_the_other_half(icl_
     assert other.halves() is study.halves()
     assert len(clusters_of(second)) == 24
 
-
-# Runs
 
 MEASURE = Measure("mean", "quantity", "control", "nats")
 
@@ -226,9 +215,6 @@ def test_a_killed_run_resumes_and_two_processes_share(tmp_path):
     assert [process.returncode for process in both] == [0, 0]
     assert sorted(line.split()[0].rpartition("/")[2] for some in lines for line in some) == sorted(stored(whole))
     assert stored(shared) == stored(whole)
-
-
-# Pages
 
 
 def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):

