@@ -229,13 +229,13 @@ def bootstrap_interval(
 
     `per_prompt` has one row per prompt: one number, or several that are resampled jointly (scores before and after).
     `statistic` maps any number of such rows to one number; the default is the mean. Draws with a non-finite statistic
-    (a ratio with a zero denominator) are dropped; the interval is NaN if these are more than 5 % of the draws. The
+    (a ratio with a zero denominator) are dropped; the interval is NaN if these are more than 5% of the draws. The
     same seed gives the same interval.
 
     Prompts that share a query are not independent: with `clusters`, such as the query of each prompt, whole clusters
     are resampled; the statistic must then be the mean. With `bounds`, the smallest and largest possible value, an
     interval of a mean without spread has the exact binomial width for the number of clusters: 30 of 30 correct answers
-    give 90.5 % to 100 %.
+    give 90.5% to 100%.
 
     Raises InputError for fewer than two prompts, values that are not finite, or a level outside 0 to 1.
     """
@@ -315,7 +315,7 @@ def percentile_interval(
 ) -> Interval:
     """Return a value with the percentile interval of its bootstrap samples; see `bootstrap_interval`.
 
-    The interval is NaN if more than 5 % of the samples are not finite, or for a single cluster.
+    The interval is NaN if more than 5% of the samples are not finite, or for a single cluster.
     """
     usable = samples[np.isfinite(samples)]
     if len(usable) < 0.95 * len(samples) or n_clusters < 2:

@@ -26,7 +26,7 @@ Behavior = Literal["learns", "knows", "copies", "prefers"]
 
 N_PROMPTS = 60
 MIN_PROMPTS = 20
-# The four effects are tested together: 95 % confidence that none is found by chance (Bonferroni).
+# The four effects are tested together: 95% confidence that none is found by chance (Bonferroni).
 EFFECT_LEVEL = 1 - 0.05 / 4
 # Behaviors whose effects are compared: learning and knowing add up to doing the task.
 _GROUPS: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
@@ -39,7 +39,7 @@ _PASS_TOKENS = 1024
 class TaskCheck:
     """What a model does on prompts of a task; made by `task_check`. `print` shows it as one sentence.
 
-    `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, with its 95 %
+    `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, with its 95%
     interval, for each arrangement; `last_label` and `one_label` are the accuracies in random order of always predicting
     the last label, and always `favorite`, the model's most frequent label. If all labels are the answer equally often,
     each effect is 1 for a model that shows only this behavior, and 0 for one that shows only another:
@@ -47,15 +47,15 @@ class TaskCheck:
     - `learns`: the model's label follows the demonstrations when their labels are exchanged. With two labels, this is
       accuracy in random order + accuracy with exchanged labels − 1.
     - `knows`: accuracy in random order − accuracy with exchanged labels.
-    - `copies`: accuracy with the answer's class last − accuracy with it first.
+    - `copies`: accuracy with the query's class last − accuracy with it first.
     - `prefers`: the share of prompts with prediction `favorite` minus the share with answer `favorite`, over random
       order and exchanged labels, divided by this difference for a model that always predicts `favorite`.
 
-    `lesser` are the behaviors whose effect is smaller than the largest: the paired interval of the difference is above
-    zero. Learning and knowing count as one effect, their sum, because they add up to doing the task: accuracy in random
-    order is (1 + learns + knows) / 2 with two labels.
+    `lesser` are the behaviors whose effect is smaller than the largest one: the interval of the paired difference is
+    above zero. Learning and knowing count as one effect, their sum, because they add up to doing the task: accuracy in
+    random order is (1 + learns + knows) / 2 with two labels.
 
-    The intervals of the four effects hold jointly with 95 % confidence (each has 98.75 %). All intervals resample
+    The intervals of the four effects hold jointly with 95% confidence (each has 98.75%). All intervals resample
     queries, since prompts with the same query are not independent.
 
     Example:
@@ -102,13 +102,13 @@ class TaskCheck:
         if self.lesser:
             behavior += f", and to a lesser degree {_listed([verbs[name] for name in self.lesser])}"
         if main and not {"learns", "knows"} & {*self.behaviors}:
-            behavior += ", with no clear sign that it does the task"
+            behavior += ", but shows no clear sign of doing the task"
         right, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
         return (
             f"The model {behavior}: {right.value:.0%} correct in random order ({right.low:.0%}–{right.high:.0%}, "
             f"{self.n_prompts} prompts; always the last label {self.last_label:.0%}, always {self.favorite!r} "
-            f"{self.one_label:.0%}), {exchanged.value:.0%} with labels exchanged, {order.value:.0%} with the answer's "
-            f"class last (copying 100%) and {reorder.value:.0%} with it first (copying 0%)."
+            f"{self.one_label:.0%}), {exchanged.value:.0%} with labels exchanged, {order.value:.0%} with the query's "
+            f"class last (copying: 100%) and {reorder.value:.0%} with it first (copying: 0%)."
         )
 
 
@@ -130,12 +130,12 @@ def task_check(
     prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
     The model runs on four arrangements of every prompt: its demonstrations in a new random order; in the same order
-    with labels exchanged, each label (also the answer) replaced by the next; and with the demonstrations of the
-    answer's label last ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is
+    with labels exchanged, each label (also the answer) replaced by the next; and with the query's class last
+    ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is
     above zero. `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a
     progress bar.
 
-    Costs at most four forward passes per prompt. Raises InputError for fewer than 20 prompts, prompts without an
+    Takes at most four forward passes per prompt. Raise InputError for fewer than 20 prompts, prompts without an
     answer, and prompts whose demonstrations all have the same label.
 
     Example:
@@ -173,14 +173,14 @@ def task_check(
 
     answer, other = answers["random"], answers["exchanged"]
     preferred = share(predicted["random"], favorite) + share(predicted["exchanged"], favorite)
-    asked = share(answer, favorite) + share(other, favorite)
-    offered = 2 * torch.tensor([labels[int(favorite)] in prompt.labels for prompt in prompts]).double()
+    n_answer_favorite = share(answer, favorite) + share(other, favorite)
+    n_choices_favorite = 2 * torch.tensor([labels[int(favorite)] in prompt.labels for prompt in prompts]).double()
     per_prompt: dict[Behavior, Tensor] = {
         "learns": (correct["random"] - share(predicted["exchanged"], answer)) / 2
         + (correct["exchanged"] - share(predicted["random"], other)) / 2,
         "knows": correct["random"] - correct["exchanged"],
         "copies": correct["order"] - correct["reorder"],
-        "prefers": (preferred - asked) / (offered - asked).mean(),
+        "prefers": (preferred - n_answer_favorite) / (n_choices_favorite - n_answer_favorite).mean(),
     }
     queries = [prompt.query for prompt in prompts]
 

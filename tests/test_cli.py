@@ -131,7 +131,7 @@ def test_any_text(run, tiny, tmp_path):
         "against bar, no",
         "attends most to",
         "Heads by contrast",
-        "support bar, no: ",
+        "Support bar, no: ",
         "Lowest contrasts of all heads: L",
     ):
         assert words in out

@@ -56,6 +56,6 @@ def test_the_readme_quotes_the_table_of_tasks():
         if (row["task"], row["template"]) == ("animal-country, foo/bar", "lines")
     }
     text = examples.README.read_text(encoding="utf-8").partition("Does the model learn")[2]
-    quoted = [int(number) for number in re.findall(r"(\d+) %", text.partition("The command above")[0])]
+    quoted = [int(number) for number in re.findall(r"(\d+)%", text.partition("The command above")[0])]
     places = ((4, "order"), (4, "reorder"), (4, "random"), (1, "random"), (16, "random"))
     assert quoted == [accuracy[place] for place in places]

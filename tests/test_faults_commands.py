@@ -226,7 +226,7 @@ def test_an_output_that_is_full_is_one_sentence(arguments, tmp_path):
 
 
 def test_nan_is_named(run, monkeypatch, loaded, icl_mini):
-    """Weights that became NaN give no accuracy of 50 %."""
+    """Weights that became NaN give no accuracy of 50%."""
     import copy
 
     broken = copy.deepcopy(icl_mini)

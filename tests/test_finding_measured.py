@@ -91,7 +91,7 @@ def test_tasks_share_heads_more_than_by_chance(measured: Any) -> None:
     assert rows["overlap_same", ""].quantity >= main.quantity
     assert "'->'" in rows["overlap_plural", ""].note
     assert "does not do the task" in rows["overlap_induction", ""].note
-    assert "(guessing: 33 %)" in rows["overlap_three_classes", ""].note
+    assert "(guessing: 33%)" in rows["overlap_three_classes", ""].note
 
 
 @pytest.mark.slow

@@ -76,5 +76,5 @@ def test_indirect_effects_are_the_librarys_and_a_plain_loops(study):
 def test_an_untrained_model_gains_nothing(gpt2, tmp_path):
     rows = measure(FINDING, tiny_study(gpt2, tmp_path, n=40)).rows
     for row in (row for row in rows if row.measure in ("vector_shuffled", "vector_zero_shot")):
-        assert row.note == "accuracy with nothing added: 50.0 %"
+        assert row.note == "accuracy with nothing added: 50.0%"
         assert row.low <= 0 <= row.high

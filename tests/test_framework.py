@@ -278,8 +278,8 @@ def test_heads_whose_removal_costs_nothing_are_said_apart():
     )
     (said,) = [line for line in overview.sentences([(finding, [gone, kept])]) if "Removing" in line]
     lowered, unchanged = said.split("does not change accuracy measurably")
-    assert "from 90.0 to 60.0 % on a (2 heads; removing 2 random heads of the same layers costs 2.0 points)" in lowered
-    assert "from 100.0 to 99.0 % on b" in unchanged
+    assert "from 90.0 to 60.0% on a (2 heads; removing 2 random heads of the same layers costs 2.0 points)" in lowered
+    assert "from 100.0 to 99.0% on b" in unchanged
 
 
 @pytest.mark.parametrize("finding", [find(name) for name in IDS], ids=IDS)

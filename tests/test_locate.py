@@ -112,7 +112,7 @@ def test_without_a_folder(inputs, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, stdout, _ = run(*inputs)
     assert code == 0
-    assert "95 %" not in stdout
+    assert "95%" not in stdout
     assert list(tmp_path.iterdir()) == []
 
 

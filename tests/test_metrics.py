@@ -78,7 +78,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     for _ in range(200):
         _, low, high = bootstrap_interval(rng.exponential(1.0, size=100), draws=400)
         hits += low <= 1.0 <= high
-    assert 175 <= hits <= 199  # 95 % of 200 is 190
+    assert 175 <= hits <= 199  # 95% of 200 is 190
 
 
 def test_clusters_are_drawn_whole():
@@ -92,7 +92,7 @@ def test_clusters_are_drawn_whole():
 
 
 def test_all_correct_is_not_certainty():
-    """An accuracy of 0.05 ** (1 / 30) or less gives 30 correct answers in at most 5 % of samples."""
+    """An accuracy of 0.05 ** (1 / 30) or less gives 30 correct answers in at most 5% of samples."""
     right = bootstrap_interval(np.ones(60), clusters=list(range(30)) * 2, bounds=(0.0, 1.0))
     assert tuple(right) == pytest.approx((1.0, 0.05 ** (1 / 30), 1.0))
 

@@ -43,7 +43,7 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
     prompts = f"{len(batch):,} prompts"
     forward, seconds, _, top = in_turns(repeats, forward_over(model, batch), lambda: il.locate_heads(model, batch, k=k))
     yield Row(name, prompts, "bare forward", forward, 1.0, repeats)
-    exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share_evaluated:.1f} % of evaluations"
+    exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share_evaluated:.1f}% of evaluations"
     note = f"largest bound left out {top.unevaluated_bound:.3f}, last head {float(top.value[-1]):.3f} nats"
     yield Row(
         name, prompts, f"top {k} heads by exact mean, certified", seconds, seconds / forward, repeats, exact, note
@@ -85,7 +85,7 @@ def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
             name,
             f"{len(exact[rows]):,} prompts",
             f"certified top {K} subheads, {label}",
-            parts=f"{float(exact[rows].mean()):.1f} of {float(parts[rows].mean()):.0f} ({share:.2f} %), "
+            parts=f"{float(exact[rows].mean()):.1f} of {float(parts[rows].mean()):.0f} ({share:.2f}%), "
             f"at most {int(exact[rows].max())}",
             note=f"labels' log-probabilities at most {float(sure[rows].max()):.2f} nats apart",
         )

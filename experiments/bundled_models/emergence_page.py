@@ -21,7 +21,7 @@ from icl_lens.report.plots import PAGE
 
 
 def _curve(ax: Axes, table: Any, value: str, color: str, label: str) -> None:
-    """Mean over prompts by step, with its 95 % interval over queries."""
+    """Mean over prompts by step, with its 95% interval over queries."""
     means = table.groupby(["step", "prompt", "query"])[value].mean().reset_index()
     steps = sorted(set(means["step"]))
     groups = [means[means["step"] == step] for step in steps]
@@ -115,7 +115,7 @@ def page(folder: Path) -> str:
         "in-context heads to induction heads; here the best head's induction score (1 is evenly spread attention) is "
         "measured up to the step at which accuracy has risen most. The other column gives the rise of located heads' "
         "attention on true less false labels between the same snapshots, beyond that of the other heads of their "
-        "layers, as a share of their final attention on labels. Brackets are 95 % intervals.",
+        "layers, as a share of their final attention on labels. Brackets are 95% intervals.",
         markdown.table(columns, rows, align="llll"),
     ]
     for run in runs:

@@ -15,7 +15,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 def orthogonalized(matrix: Float[Tensor, "rows columns"], *, steps: int = 5) -> Float[Tensor, "rows columns"]:
-    """The nearest matrix whose singular values are all equal to 1, to within about 30 %, by Newton-Schulz."""
+    """The nearest matrix whose singular values are all equal to 1, to within about 30%, by Newton-Schulz."""
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(steps):

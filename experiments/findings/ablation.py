@@ -89,7 +89,7 @@ FINDING = Finding(
     short="log-odds lost without the heads",
     title="What is lost without the located heads?",
     question="Does removing the located heads cost the answer more than removing other heads of the same layers?",
-    claim="Removing 12 of GPT-J's 448 heads (6 for each label) lowers accuracy from 87.6 % to 24.4 %; "
+    claim="Removing 12 of GPT-J's 448 heads (6 for each label) lowers accuracy from 87.6% to 24.4%; "
     "removing random heads changes little.",
     covers="the published version's ablation, and open question 3 (how many heads)",
     measures=(LOG_ODDS, ACCURACY, INTACT),
@@ -103,7 +103,7 @@ FINDING = Finding(
         "Heads are chosen because they help. Even if the answer comes from elsewhere, such as an FFN, removing heads "
         "that were chosen by chance costs a little more than removing random ones: compare the loss with the log-odds "
         "of the intact model.",
-        "With two labels, accuracy cannot fall far below 50 %; the paper's 24.4 % is over the whole vocabulary.",
+        "With two labels, accuracy cannot fall far below 50%; the paper's 24.4% is over the whole vocabulary.",
         "Heads are removed at the last position only; what they do elsewhere is not measured here.",
     ),
     draw=partial(curves, x="count", y="log_odds", by="heads", label="answer's log-odds, nats"),

@@ -66,19 +66,19 @@ FINDING = Finding(
     short="accuracy in random order",
     title="Does the model learn the task from its demonstrations?",
     question="Is the model right in balanced random order, where neither a fixed answer nor the last label helps?",
-    claim="GPT-2 large and Llama answer 87–100 % of the word-classification prompts correctly, with two false and two "
+    claim="GPT-2 large and Llama answer 87–100% of the word-classification prompts correctly, with two false and two "
     "true demonstrations and the true ones last.",
     covers="Table 2",
     measures=(ACCURACY, *OTHERS),
     measure=measure,
-    look_for="Dots at 50 % in random order mean that the model does not do the task, however high the paper's order "
+    look_for="Dots at 50% in random order mean that the model does not do the task, however high the paper's order "
     "scores. High in the paper's order and low when the query's class comes first: the model copies the last label. "
     "High in random order and low with labels exchanged: it knows the label words rather than learning them.",
     method="Each class is the query's class in half of the prompts; in half of those, each arbitrary label is the "
     "answer. Demonstrations are shuffled; the other conditions use the same texts. Accuracy compares the labels' "
     "log-probabilities at the last position.",
     caveats=(
-        "With two labels, guessing scores 50 %.",
+        "With two labels, guessing scores 50%.",
         "Where labels name the classes, a model that knows the names is right without demonstrations; with labels "
         "exchanged it is wrong.",
     ),

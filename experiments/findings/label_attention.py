@@ -5,7 +5,7 @@
    means, since the ratio in a prompt where the head hardly attends to labels is noise. Every head counts alike; the
    gap a_same − a_other counts heads by their attention to labels.
 2. Prompts show both classes equally often in random order, and both labels and both classes are the answer equally
-   often, so that a head that attends to the nearest label, or to one label word, has a share of 50 %.
+   often, so that a head that attends to the nearest label, or to one label word, has a share of 50%.
 3. With a query of the other class after the same demonstrations, attention moves from one class's labels to those of
    the other: half of the change of a_same − a_other, with classes named for the first query.
 4. Within a prompt, the labels' attention is ranked against what each label adds to its own log-odds.
@@ -154,7 +154,7 @@ FINDING = Finding(
     "more attention to a label adds more to its log-odds.",
     method="Attention from the last position to label positions, in balanced random order. A head's share is a ratio "
     "of means over prompts, so that prompts in which it hardly attends to labels hardly count; a head that attends to "
-    "the nearest label or to one label word has 50 %. The shift is half the change of the difference between classes "
+    "the nearest label or to one label word has 50%. The shift is half the change of the difference between classes "
     "when the query changes its class and the demonstrations stay. The effect of a label is what attention times value "
     "adds to its own log-odds, ranked against attention over the labels of each prompt.",
     caveats=(

@@ -2,8 +2,8 @@
 
 Deep share: S = Σ_{h deep} max(c_h, 0) / Σ_h max(c_h, 0), where c_h is a head's mean contribution on held-out prompts.
 Deep is the second half of the layers; with an odd number, the middle layer counts half, so that evenly spread heads
-give S = 50 %. The same share is computed with layers instead of heads: deep attention layers among all attention and
-FFN layers, where 25 % is even.
+give S = 50%. The same share is computed with layers instead of heads: deep attention layers among all attention and
+FFN layers, where 25% is even.
 """
 
 import time
@@ -183,7 +183,7 @@ FINDING = Finding(
     covers="Figures 2–4 and 12–15, section 6.2, and the published version's causal tracing",
     measures=(DEPTH, DEPTH_OF_LAYERS, DEPTH_OF_EFFECTS, *LOST),
     measure=measure,
-    look_for="Dots right of 50 %: deep heads carry the answer. In the second figure, the further a filled dot lies to "
+    look_for="Dots right of 50%: deep heads carry the answer. In the second figure, the further a filled dot lies to "
     "the right of its hollow one, the better the method's heads; below its name is what it costs.",
     method="Contributions are head means over held-out prompts; negative ones count as zero. No share is given if the "
     "heads located on the other half contribute nothing here that is above zero. Every method ranks all heads on one "

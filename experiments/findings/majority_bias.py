@@ -97,7 +97,7 @@ FINDING = Finding(
     question="Is the model right more often when most demonstrations have the answer's label, and does rescaling the "
     "located heads' attention to labels reduce the difference?",
     claim="Models prefer the majority label, because attention sums over its demonstrations. Rescaling attention to "
-    "labels in 12 heads against label frequency reduces the bias by 22 %. When the last true demonstration is dropped, "
+    "labels in 12 heads against label frequency reduces the bias by 22%. When the last true demonstration is dropped, "
     "attention to true labels decreases and attention to false labels increases (GPT-2 large; among the heads shown, "
     "only L21H19 attends more).",
     covers="section 5.1, Figures 8 and 10, and section 4.1 of the published version",
@@ -119,7 +119,7 @@ FINDING = Finding(
     "softmax alone predicts: the dropped demonstration's tokens are removed from the intact prompt's attention, and "
     "the rest is divided by its sum.",
     caveats=(
-        "The paper does not say in which unit its bias was reduced by 22 %; here it is the answer's log-odds.",
+        "The paper does not say in which unit its bias was reduced by 22%; here it is the answer's log-odds.",
         "A model that is right on nearly all prompts has little room for a gap in accuracy; log-odds still show one.",
     ),
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "

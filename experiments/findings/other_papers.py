@@ -59,13 +59,13 @@ def measure(study: Study) -> Measured:
         for name, values in scores.items():
             sequences = np.arange(len(values))
             found = compare_heads(values.numpy(), ranked.located, ranked.controls, sequences, bounds=(0, 1))
-            note = f"best head of the model: {100 * float(values.mean(0).max()):.1f} %"
+            note = f"best head of the model: {100 * float(values.mean(0).max()):.1f}%"
             rows.append(Row.from_result(name, found, ranking=ranked.ranking, note=note))
         for name in ("vector_shuffled", "vector_zero_shot"):
             correct, clusters = steered(ranked, tasks, zero_shot=name == "vector_zero_shot")
             gained = correct[:, 1:] - correct[:, :1]
             found = compare(gained[:, 0], gained[:, 1:].mean(1), clusters, bounds=(-1, 1))
-            note = f"accuracy with nothing added: {100 * correct[:, 0].mean():.1f} %"
+            note = f"accuracy with nothing added: {100 * correct[:, 0].mean():.1f}%"
             found = replace(found, n_heads=study.n_located)
             rows.append(Row.from_result(name, found, ranking=ranked.ranking, note=note))
         rows.append(_in_common("vector_heads", ranked, effects.probability, effects.clusters, 100.0, "points"))
@@ -138,10 +138,10 @@ FINDING = Finding(
     predicted=False,
     measures=MEASURES,
     measure=measure,
-    look_for="Filled dots near 100 %: located heads are induction heads. In the second figure, located heads high in "
+    look_for="Filled dots near 100%: located heads are induction heads. In the second figure, located heads high in "
     "the left panel are induction heads, and high in the right panel function-vector heads.",
     method=f"Scores are means over {SEQUENCES} sequences of {RANDOM_TOKENS} random tokens shown twice (their "
-    "number is in the column of prompts), for which uniform attention gives about 3 %. A function vector is the sum "
+    "number is in the column of prompts), for which uniform attention gives about 3%. A function vector is the sum "
     "of heads' mean outputs at the last position over prompts with one assignment of labels to classes. It is added "
     "to the last position of prompts whose labels are shuffled, or of queries without demonstrations, which are other "
     f"words; the layer is chosen on the locating prompts, for each of {VECTOR_SETS} random sets as well. Both "
@@ -150,7 +150,7 @@ FINDING = Finding(
     "its log-odds, which a head that raises both labels equally does not change.",
     caveats=(
         "A head with uniform attention scores higher than heads that attend to the first token or to the one before; "
-        "compare scores with 3 %.",
+        "compare scores with 3%.",
         "A head that continues random tokens is an induction head; one that does not may still match in other ways.",
         "A vector can carry a task only if the model reads it; that no vector helps is not evidence against the heads.",
     ),

@@ -132,9 +132,9 @@ FINDING = Finding(
     question="Is the model right more often when the last demonstration has the answer's label, and does removing the "
     "position term from the located heads reduce the difference?",
     claim="Models prefer labels near the input. Without the position term in the query–key products of 12 heads, the "
-    "bias is 17 % smaller. Attention to true labels decreases when true demonstrations come first (GPT-2 large; in all "
+    "bias is 17% smaller. Attention to true labels decreases when true demonstrations come first (GPT-2 large; in all "
     "heads shown, most in L21H19 and L22H0). The paper explains this by what the last token is made of, and assumes "
-    "80 % of the input and 20 % of the text next to it.",
+    "80% of the input and 20% of the text next to it.",
     covers="section 5.2, Figures 9 and 11, and section 4.2 of the published version",
     measures=(BIAS, GAP, *FIX, ORDER, ATTENTION, NEIGHBOR),
     measure=measure,
@@ -151,7 +151,7 @@ FINDING = Finding(
     "orders is compared with the same model without the located heads' position term. Neighbors: located heads get "
     "the queries that they would have if one text were of the other class; everything else stays the same.",
     caveats=(
-        "The paper does not say in which unit its bias was reduced by 17 %; here it is the answer's log-odds.",
+        "The paper does not say in which unit its bias was reduced by 17%; here it is the answer's log-odds.",
         "Position also enters through the residual stream, from earlier layers; the fix leaves that in place.",
     ),
     post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "

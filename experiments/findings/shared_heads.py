@@ -73,7 +73,7 @@ class Ranked:
 
     @property
     def note(self) -> str:
-        right, chance = (f"{100 * share:.0f} %" for share in (self.accuracy.quantity, self.accuracy.control))
+        right, chance = (f"{100 * share:.0f}%" for share in (self.accuracy.quantity, self.accuracy.control))
         return f"{right} of the answers are right (guessing: {chance})"
 
 
@@ -88,8 +88,8 @@ def rank(study: Study, prompts: TaskPrompts, *, seed: int) -> Ranked:
     if not accuracy.low > 0:
         low, high = (f"{100 * (accuracy.control + end):.0f}" for end in (accuracy.low, accuracy.high))
         raise il.InputError(
-            f"the model does not do the task: {100 * accuracy.quantity:.0f} % [{low}, {high}] of answers are right, "
-            f"and guessing gives {100 * accuracy.control:.0f} %"
+            f"the model does not do the task: {100 * accuracy.quantity:.0f}% [{low}, {high}] of answers are right, "
+            f"and guessing gives {100 * accuracy.control:.0f}%"
         )
     values = found[:, :-1].reshape(-1, study.view.n_layers, study.view.n_heads)
     return Ranked(drawn_lists(values, prompts.clusters, study.n_located, seed=seed), accuracy)

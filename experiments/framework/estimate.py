@@ -1,4 +1,4 @@
-"""A quantity next to its control: both means, their difference, and its 95 % interval.
+"""A quantity next to its control: both means, their difference, and its 95% interval.
 
 1. Prompts with the same query word are not independent, so whole clusters of prompts are drawn (with G clusters, G − 1
    draws scaled to G: Rao and Wu 1988).
@@ -33,7 +33,7 @@ Ratio = tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Means of a quantity and of its control, and the 95 % interval of their difference, in one unit."""
+    """Means of a quantity and of its control, and the 95% interval of their difference, in one unit."""
 
     quantity: float
     control: float

@@ -68,11 +68,11 @@ def text(numbered: Numbered, *, command: str) -> str:
         markdown.bullets(sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
         f"*One line per task of {REAL} (blue), then one per small model and task (gray). Filled dot: the quantity. "
-        "Hollow dot: its control. Bar: the 95 % interval of the difference, added to the control. If the bar does not "
+        "Hollow dot: its control. Bar: the 95% interval of the difference, added to the control. If the bar does not "
         "touch the hollow dot, the two differ.*",
         "## At a glance",
         f"Numbers are ranges over the tasks of {REAL}. The last columns count the tasks, or pairs of model and task, "
-        "in which the quantity is above its control: the 95 % interval of their difference is above zero.",
+        "in which the quantity is above its control: the 95% interval of their difference is above zero.",
         markdown.table(
             ["finding", f"{REAL}: quantity", "control", "what the control is", "unit", *names], rows, align="lrrll"
         ),
@@ -138,7 +138,7 @@ def _removed(numbered: Numbered) -> list[str]:
     for cell, intact, lost in _together(real, ("intact", "contrast"), ("accuracy", "contrast")):
         before, after, random = (f"{100 * x:.1f}" for x in (intact.quantity, intact.control, lost.control))
         said[lost.outcome == "above"].append(
-            f"from {before} to {after} % on {cell.task} ({(k := len(cell.located['contrast']))} heads; removing {k} "
+            f"from {before} to {after}% on {cell.task} ({(k := len(cell.located['contrast']))} heads; removing {k} "
             f"random heads of the same layers costs {random} points)"
         )
     start = f"**Removing the located heads of {REAL}**"
@@ -151,7 +151,7 @@ def _known_words(numbered: Numbered) -> list[str]:
     """Return where the real model relies on the meaning of label words: exchanging labels takes it below chance."""
     real = groups(_cells_of("behavior", numbered))[0]
     said = [
-        f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f} % on {cell.task}"
+        f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f}% on {cell.task}"
         for cell, row, random in _together(real, ("exchanged", ""), ("accuracy", ""))
         if row.quantity < CHANCE
     ]
@@ -173,7 +173,7 @@ def _orders(numbered: Numbered) -> list[str]:
     """Return what the paper's order of demonstrations hides."""
     real = groups(_cells_of("behavior", numbered))[0]
     said = [
-        f"{100 * last.quantity:.1f} vs. {100 * first.quantity:.1f} % on {cell.task}"
+        f"{100 * last.quantity:.1f} vs. {100 * first.quantity:.1f}% on {cell.task}"
         for cell, last, first in _together(real, ("order", ""), ("reorder", ""))
     ]
     return [
@@ -216,7 +216,7 @@ def _neighbors(numbered: Numbered) -> list[str]:
     said = []
     for cell, row in applicable(groups(_cells_of("recency-bias", numbered))[0], "neighbor", "contrast"):
         measure = next(one for one in cell.finding.measures if one.name == "neighbor")
-        said.append(f"{number_text(row.quantity, measure)} % on {cell.task}")
+        said.append(f"{number_text(row.quantity, measure)}% on {cell.task}")
     return [
         "the paper assumes that a fifth of the effect that the located heads' queries have on the answer comes from "
         f"the text of the last demonstration; we [measured](recency-bias.md) {', '.join(said)} (if negative, that text "
@@ -230,11 +230,11 @@ def _fixes(numbered: Numbered) -> list[str]:
     for finding, cells in numbered:
         for measure in (one for one in finding.measures if one.name == "removed" and one.paper):
             real, small = (applicable(some, "removed", "contrast") for some in groups(cells)[:2])
-            found = [f"{number_text(row.quantity, measure)} % on {cell.task}" for cell, row in real]
-            found += [f"{_range(measure, small, 'quantity')} % on the small models"] * bool(small)
+            found = [f"{number_text(row.quantity, measure)}% on {cell.task}" for cell, row in real]
+            found += [f"{_range(measure, small, 'quantity')}% on the small models"] * bool(small)
             (theirs,) = measure.paper.values()
             said.append(
-                f"the [{finding.short}]({finding.id}.md) by {theirs} % in the paper, and here by {', '.join(found)}"
+                f"the [{finding.short}]({finding.id}.md) by {theirs}% in the paper, and here by {', '.join(found)}"
             )
     return [f"the paper's corrections reduce {'; '.join(said)}"] * bool(said)
 

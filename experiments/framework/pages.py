@@ -190,7 +190,7 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
             lines.append([name, cell.task, *numbers, interval_text(row, measure), *spread, str(row.n_prompts or "–")])
     for who, value in measure.paper.items():
         lines.append(["the paper", who, f"{value:.{measure.digits}f}", *[""] * (3 + with_seeds)])
-    names = ["difference [95 %]", *["other seeds: range (number)"] * with_seeds, "prompts"]
+    names = ["difference [95%]", *["other seeds: range (number)"] * with_seeds, "prompts"]
     columns = ["model", "task", measure.quantity, measure.control, *names]
     parts = [f"Unit: {measure.unit}.\n", markdown.table(columns, lines, align="ll")] if lines else []
     return "\n".join([*parts, *_not_applicable(notes)])
@@ -217,7 +217,7 @@ def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
             lines.append(["", f"the paper, {who}", f"{value:.{measure.digits}f}", "", ""])
     if not lines:
         return ""
-    columns = ["measure", "model, task", "quantity", "control", "difference [95 %]"]
+    columns = ["measure", "model, task", "quantity", "control", "difference [95%]"]
     return "\n".join([markdown.table(columns, lines, align="lllll"), *_not_applicable(notes)])
 
 

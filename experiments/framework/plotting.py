@@ -45,7 +45,7 @@ def forest(table: pd.DataFrame, unit: str, paper: dict[str, float]) -> Figure:
     axes.grid(axis="x", color="#dddddd", lw=0.6)
     axes.set_axisbelow(True)
     handles = [
-        axes.plot([], [], "o", color=COLORS[0], ms=7, label="quantity (bar: 95 % interval)")[0],
+        axes.plot([], [], "o", color=COLORS[0], ms=7, label="quantity (bar: 95% interval)")[0],
         axes.plot([], [], "o", mfc="white", mec=COLORS[1], mew=1.5, ms=7, label="control")[0],
     ]
     if any(len(seeds) for seeds in table["seeds"]):
@@ -173,7 +173,7 @@ def dots(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
     y = np.arange(len(table))
     quantity, control, low, high = (table[name].to_numpy(float) for name in ("quantity", "control", "low", "high"))
     axes.hlines(y, control + low, control + high, colors=COLORS[0], lw=2)
-    axes.plot(quantity, y, "o", color=COLORS[0], ms=6, label="quantity (bar: 95 % interval)")
+    axes.plot(quantity, y, "o", color=COLORS[0], ms=6, label="quantity (bar: 95% interval)")
     axes.plot(control, y, "o", mfc="white", mec=COLORS[1], mew=1.5, ms=6, label="control")
     axes.set_yticks(y, labels, fontsize=7)
     axes.set_ylim(len(table) - 0.5, -0.5)

@@ -105,8 +105,8 @@ def explain(
     Without arguments, explain the paper's example on the bundled model; with --text, any text without demonstrations;
     with --task or --path, the first prompt that `icl-lens locate` samples with the same options.
 
-    With --why and -n, explain on average over a task's prompts why heads attend to true labels rather than false ones,
-    and what their values carry, with intervals; with --out, an interrupted run resumes where it stopped.
+    With --why and -n, explain why heads attend more to true labels than to false ones, and what their values carry:
+    means over a task's prompts, with intervals. With --out, an interrupted run resumes where it stopped.
     """
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.report.terminal import render

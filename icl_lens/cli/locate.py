@@ -51,7 +51,7 @@ class RankOptions:
         int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer")
     ] = None
     by: Annotated[By, Option(help="Score that ranks heads; the paper's is increase.")] = "contrast"
-    positions: Annotated[Positions, Option(help="With --by effect: positions to zero; all is slower.")] = "last"
+    positions: Annotated[Positions, Option(help="With --by effect: positions to zero ('all' is slower).")] = "last"
     method: Annotated[Method, Option(help="With --by effect: exact, or a gradient estimate.")] = "exact"
     batch_size: Annotated[int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = None
     budget: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
@@ -70,10 +70,11 @@ class RankOptions:
 def locate(
     task: LocateTask, output: RunOutput, reading: ReadoutOptions, model: ModelOptions, rank: RankOptions
 ) -> None:
-    """Locate the heads with the largest mean contrast over a task's prompts, exact and certified.
+    """Locate the heads with the largest mean contrast over a task's prompts; the result is exact and certified.
 
     A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase, rank heads by their
-    increase of log p(answer), as the paper does; with --by effect, by how much it drops when the head is zeroed.
+    increase of log p(answer), as the paper does; with --by effect, by how much log p(answer) drops when the head is
+    zeroed.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
@@ -153,7 +154,7 @@ def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataF
 
 def _shown(table: "pd.DataFrame", by: By) -> Table:
     value, last = ("effect", "log-odds drop") if by == "effect" else ("increase", "evaluated")
-    intervals = ["95 % interval"] if "low" in table else []
+    intervals = ["95% interval"] if "low" in table else []
     shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, last, left=(1,))
     for row in table.to_dict("records"):
         interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []

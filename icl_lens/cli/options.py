@@ -83,9 +83,7 @@ class TokenOptions:
     shared_prefix: Annotated[SharedPrefix, Option(help="If labels share a prefix: fail, or append it.")] = "error"
     bos: Annotated[
         bool | None,
-        Option(
-            "--bos/--no-bos", help="Force or forbid a beginning-of-sequence token.", show_default="tokenizer's default"
-        ),
+        Option("--bos/--no-bos", help="Add or omit a beginning-of-sequence token.", show_default="tokenizer's default"),
     ] = None
 
     @property
@@ -224,7 +222,7 @@ class TaskOptions:
         Option(
             "--task",
             "-t",
-            help="Word task (FALSE-TRUE categories) or sentence dataset.",
+            help="Word task, e.g. animal-country, or sentence dataset.",
             show_default="file name of --path",
         ),
     ] = None
@@ -235,8 +233,10 @@ class TaskOptions:
     columns: Annotated[str, Option(help="Text and label columns of your sentences.")] = "text,label"
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
-    labels: Annotated[str | None, Option(help="Label words; class names, or any words, true class first.")] = None
-    check: Annotated[bool, Option("--check/--no-check", help="First say what the model does on the task.")] = True
+    labels: Annotated[str | None, Option(help="Label words, comma-separated; arbitrary words: true class first.")] = (
+        None
+    )
+    check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = True
 
     @property
     def name(self) -> str | None:

@@ -94,12 +94,12 @@ class ControlledAblation:
         return np.stack([_MEASURES[measure](one).double().numpy() for one in self.conditions[condition].scores])
 
     def interval(self, condition: ConditionName, measure: Measure) -> Interval:
-        """Return the mean of a measure over prompts and sets, with its 95 % interval."""
+        """Return the mean of a measure over prompts and sets, with its 95% interval."""
         values, drawn = self._draws(condition, measure)
         return self._interval(float(values.mean()), drawn, None if measure == "log_odds" else (0.0, 1.0))
 
     def difference(self, condition: ConditionName, other: ConditionName, measure: Measure) -> Interval:
-        """Return the mean of a measure under one condition minus that under another, with its 95 % interval.
+        """Return the mean of a measure under one condition minus that under another, with its 95% interval.
 
         Both are measured on the same prompts. "heads" minus "same layers" is below zero if the heads matter more than
         others of their layers.
@@ -111,7 +111,7 @@ class ControlledAblation:
     def to_frame(self) -> pd.DataFrame:
         """Return one row per condition: each measure with its interval, its range over sets, and minus "same layers".
 
-        Columns: `n_sets`; for each measure its mean, `_low`, `_high` (95 % interval), `_min`, `_max` (of a set's mean),
+        Columns: `n_sets`; for each measure its mean, `_low`, `_high` (95% interval), `_min`, `_max` (of a set's mean),
         and `_minus_same_layers` with `_low` and `_high`.
         """
         rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}

@@ -225,7 +225,7 @@ def choose_strength(
         raise InputError(f"strengths must be finite and non-negative, got {tuple(strengths)}; 0 is no change")
     if not max_accuracy_drop >= 0:
         raise InputError(
-            f"max_accuracy_drop must be non-negative, got {max_accuracy_drop!r}; e.g. 0.01 allows a drop of 1 %"
+            f"max_accuracy_drop must be non-negative, got {max_accuracy_drop!r}; e.g. 0.01 allows a drop of 1%"
         )
     if len(favored) != len(unfavored):
         raise InputError(

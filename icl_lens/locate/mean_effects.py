@@ -55,7 +55,7 @@ def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeanScore:
-    """Every head's mean effect on one score, nats, and its 95 % bootstrap interval over queries.
+    """Every head's mean effect on one score, nats, and its 95% bootstrap interval over queries.
 
     The interval is NaN if there is only one query; all values are NaN if no prompt has the score.
     """
@@ -133,7 +133,7 @@ class MeanEffects(ShownAsTable):
         where = "at the last position" if self.positions == "last" else "at every position"
         method = "Exact: every head zeroed" if self.exact else "First-order estimates"
         n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
-        text = f"{method} {where} of {n}; 95 % intervals over {self.n_queries:,} distinct queries."
+        text = f"{method} {where} of {n}; 95% intervals over {self.n_queries:,} distinct queries."
         if self.fallback_reason:
             text += f" Full forward passes where the prefix cache could not be used: {self.fallback_reason}."
         return text
@@ -147,7 +147,7 @@ class MeanEffects(ShownAsTable):
         columns: dict[str, list[Any]] = {
             "head": frame["name"].tolist(),
             "log p drop": [format_signed(value) for value in frame["effect"]],
-            "95 % interval": intervals,
+            "95% interval": intervals,
             "log-odds drop": [format_signed(value) for value in frame["log_odds"]],
         }
         title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
@@ -172,7 +172,7 @@ def locate_effects(
     """Return the mean effect of zeroing each head over any number of prompts, with intervals.
 
     See `head_effects` for the effects and for `targets`, `against`, `positions` and `method`. `positions="last"` is
-    much faster than all positions. Intervals are 95 % bootstrap intervals over queries, because prompts with the same
+    much faster than all positions. Intervals are 95% bootstrap intervals over queries, because prompts with the same
     query are not independent.
 
     Prompts run in batches, as in `locate_heads`, so memory hardly grows with their number. With a `folder`, every

@@ -3,7 +3,7 @@
 1. First pass, per prompt and head: the score of true labels (those equal to the answer) minus that of false labels, by
    writer at the last position and by writer at the labels; and what values add to the answer from either, by writer.
 2. The strongest writers of a side are those of largest mean part. Second pass: the parts of their pairs.
-3. Means and 95 % bootstrap intervals over queries, each with all its prompts.
+3. Means and 95% bootstrap intervals over queries, each with all its prompts.
 
 Chunks hold every prompt's parts, so a resumed run writes the same bytes.
 """
@@ -51,7 +51,7 @@ class MeanScoreParts(ShownAsTable):
     """Why heads attend to true labels rather than false ones, and what their values carry: means over prompts.
 
     True labels are those equal to the answer. Score parts of a side sum to the score difference; value parts, in nats,
-    to what the head adds to the answer. Intervals are 95 % bootstrap intervals over queries; NaN for a single query.
+    to what the head adds to the answer. Intervals are 95% bootstrap intervals over queries; NaN for a single query.
 
     Example:
         >>> found = il.mean_score_parts(model, il.load_task("sentiment-number", n=20, layout="random"), heads=["L5H0"])
@@ -100,7 +100,7 @@ class MeanScoreParts(ShownAsTable):
     def sentence(self, head: Head | str) -> str:
         """Return, in words, why a head attends to true labels rather than false ones, or that it does not."""
         value, low, high = self.total(head)
-        interval = "" if low != low else f" (95 % interval {low:+.2f} … {high:+.2f})"
+        interval = "" if low != low else f" (95% interval {low:+.2f} … {high:+.2f})"
         if low <= 0 <= high:
             return f"{head} scores true and false labels alike: difference {value:+.2f}{interval}."
         strongest = (self.strongest(head, side) for side in ("query", "key"))
@@ -129,7 +129,7 @@ class MeanScoreParts(ShownAsTable):
         rows = self.writers.groupby(["name", "side"], sort=False).head(3).head(SHOWN_ROWS)
         columns: dict[str, list[Any]] = {name: rows[name].tolist() for name in ("name", "side", "writer")}
         columns["mean"] = [format_signed(value) for value in rows["value"]]
-        columns["95 % interval"] = [
+        columns["95% interval"] = [
             f"{format_signed(low)} … {format_signed(high)}" for low, high in zip(rows["low"], rows["high"], strict=True)
         ]
         return f"MeanScoreParts: mean over {plural_prompts(self.n_prompts)}", columns, len(self.writers)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame":
-    """Return rank, layer, head, name, increase (mean, nats), low, high (95 % bootstrap over prompts), share_evaluated.
+    """Return rank, layer, head, name, increase (mean, nats), low, high (95% bootstrap over prompts), share_evaluated.
 
     Without a folder, which stores per-prompt values, or with a single prompt, there are no intervals.
     """
@@ -62,7 +62,7 @@ def summary(top: TopHeads) -> str:
         )
     text = (
         f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {top.n_prompts:,} prompts, "
-        f"{100 * top.share_evaluated:.1f} % of all evaluations."
+        f"{100 * top.share_evaluated:.1f}% of all evaluations."
     )
     if top.n_exact < top.n_parts:
         text += (

@@ -27,7 +27,7 @@ def condition_names(found: ControlledAblation) -> dict[ConditionName, str]:
 
 
 def condition_rows(found: ControlledAblation) -> list[list[str]]:
-    """Return each condition's name, accuracy and log-odds with 95 % intervals, and accuracy over the vocabulary."""
+    """Return each condition's name, accuracy and log-odds with 95% intervals, and accuracy over the vocabulary."""
     rows = []
     for name, text in condition_names(found).items():
         accuracy, odds = found.interval(name, "accuracy"), found.interval(name, "log_odds")
@@ -70,10 +70,10 @@ def render(found: ControlledAblation) -> Group:
     if len(found.queries) == 1:
         tables = {("probability of", *condition_names(found).values()): probability_rows(found)}
     else:
-        columns = ("accuracy (95 %)", "log-odds, nats (95 %)", "top token")
+        columns = ("accuracy (95%)", "log-odds, nats (95%)", "top token")
         tables = {
             ("", *columns): condition_rows(found),
-            ("difference", "accuracy, points (95 %)", columns[1]): comparison_rows(found),
+            ("difference", "accuracy, points (95%)", columns[1]): comparison_rows(found),
         }
     shown = []
     for header, rows in tables.items():
@@ -91,7 +91,7 @@ def notes(found: ControlledAblation) -> list[str]:
     lines = [f"Heads are zeroed at {where}. Random: mean over {n_sets} sets each."]
     if n > 1:
         lines.append(
-            f"Chance: {percent(found.chance)} between the labels. 95 % intervals resample the {n_queries} queries of "
+            f"Chance: {percent(found.chance)} between the labels. 95% intervals resample the {n_queries} queries of "
             f"{n} prompts, and the random sets."
         )
     if found.n_displaced:

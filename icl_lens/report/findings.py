@@ -268,11 +268,10 @@ class Findings:
         heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
         named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
         return (
-            "Of these heads: "
-            + "; ".join(f"support {name}: {found or 'none'}" for name, found in named.items())
-            + f".{self._opposed}"
-            + " The contrast's sign decides, except for heads that change both and whose contrast is under 0.69 nats (a"
-            " factor of two in their odds) and under half of the larger change."
+            " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
+            + self._opposed
+            + " A head supports both if it raises both and its contrast is below 0.69 nats (a factor of two in the"
+            " odds) and below half of its larger change; otherwise, the sign of its contrast decides."
         )
 
     @property

@@ -22,7 +22,7 @@ TITLES = {
 def render(found: MeanScoreParts) -> Group:
     """Return what `icl-lens explain --why HEAD -n N` prints."""
     note = (
-        f"Means over {found.n_prompts:,} prompts, 95 % intervals over {found.n_queries:,} distinct queries. True "
+        f"Means over {found.n_prompts:,} prompts, 95% intervals over {found.n_queries:,} distinct queries. True "
         "labels are those equal to the answer. Over all writers, either side sums to the score difference, and value "
         f"parts sum to what the head adds to the answer from these labels, nats{_first_order(found)}. F: FFNs; pairs: "
         "query writer × key writer."
@@ -32,7 +32,7 @@ def render(found: MeanScoreParts) -> Group:
 
 def _of_head(found: MeanScoreParts, head: Head) -> Iterator[RenderableType]:
     yield Text(found.sentence(head), "bold")
-    table = new_table("", "writer", "mean", "95 % interval", left=(0, 1))
+    table = new_table("", "writer", "mean", "95% interval", left=(0, 1))
     for side, title in TITLES.items():
         shown = found.strongest(head, side, 3 if side in ("pair", SIDES[3]) else N_SHOWN).to_dict("records")
         if shown and side in SIDES[2:]:

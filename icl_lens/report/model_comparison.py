@@ -60,11 +60,11 @@ class ModelComparison:
         return self.a["increase"].shape == self.b["increase"].shape
 
     def summary(self) -> pd.DataFrame:
-        """Return means over prompts: measure, a, b, change, and the change's 95 % paired bootstrap interval."""
+        """Return means over prompts: measure, a, b, change, and the change's 95% paired bootstrap interval."""
         return pd.DataFrame([{"measure": name, **_change(self.a[name], self.b[name])} for name in MEASURES])
 
     def to_frame(self, by: By | None = None) -> pd.DataFrame:
-        """Return each head's mean score in A and B and its change with a 95 % interval, nats, largest change first.
+        """Return each head's mean score in A and B and its change with a 95% interval, nats, largest change first.
 
         Intervals are paired bootstrap intervals over prompts. Raises InputError if the models have different numbers of
         layers or heads, or for a score that was not computed.
@@ -129,7 +129,7 @@ class ModelComparison:
             "circuitsvis": False,
             "both": self,
             "correct": [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)],
-            "measures": Table(["", "#A", "#B", "#change", "#95 % interval"], _answer_rows(self)),
+            "measures": Table(["", "#A", "#B", "#change", "#95% interval"], _answer_rows(self)),
             "same_heads": self.same_heads,
         }
         if not self.same_heads:
@@ -185,12 +185,12 @@ def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
         [row["name"], signed(row["a"]), signed(row["b"]), Bar.signed(row["change"], reach), _interval(row)]
         for row in rows
     ]
-    return Table(["head", "#A, nats", "#B, nats", "#change, nats", "#95 % interval"], cells)
+    return Table(["head", "#A, nats", "#B, nats", "#change, nats", "#95% interval"], cells)
 
 
 def _render(both: ModelComparison) -> Group:
     """Return the means of the answers' scores and the heads that changed most, with intervals of the changes."""
-    answers = new_table("", "A", "B", "change", "95 % interval")
+    answers = new_table("", "A", "B", "change", "95% interval")
     for row in _answer_rows(both):
         answers.add_row(*row)
     title = f"Answers to {both.n_prompts} prompts: {both.models[0]} (A) and {both.models[1]} (B)"
@@ -203,7 +203,7 @@ def _mean_changes(both: ModelComparison) -> Iterator[RenderableType]:
         return
     ranked: list[By] = [both.by, "increase", "contrast"]
     for by in dict.fromkeys(ranked):
-        table = new_table("head", "A", "B", "change", "95 % interval")
+        table = new_table("head", "A", "B", "change", "95% interval")
         for row in both.to_frame(by).head(SHOWN).to_dict("records"):
             table.add_row(row["name"], f"{row['a']:+.3f}", f"{row['b']:+.3f}", *_change_texts(row))
         yield from (Text(f"Heads whose mean {by} changed most, nats", "bold"), table)

@@ -178,9 +178,9 @@ def _subheads(explanation: Findings) -> RenderableType:
         contrast = [] if part.contrast is None else [f"{part.contrast:+.3f}"]
         table.add_row(str(part.head), str(part.position), Text(part.token, style), f"{part.increase:+.3f}", *contrast)
     note = (
-        f"exact and certified: {explanation.n_exact} of {explanation.n_parts} parts evaluated"
+        f"{explanation.n_exact} of {explanation.n_parts} parts evaluated; the result is exact and certified"
         if explanation.certified
-        else f"exact: all {explanation.n_parts} parts evaluated"
+        else f"all {explanation.n_parts} parts evaluated; the result is exact"
     )
     return Group(table, Text(note, QUIET))
 
@@ -195,7 +195,7 @@ def _words(explanation: Findings) -> RenderableType:
         table.add_row(str(position), token, kind, "" if standout is None else f"{standout:.1f}", listed)
     note = (
         "standout: how far the first word's score exceeds that of random directions, in standard deviations. Below "
-        f"{MIN_STANDOUT:.0f}, words are no more than noise."
+        f"{MIN_STANDOUT:.0f}, the words are no better than those of random directions."
     )
     return Group(table, Text(note, QUIET))
 
@@ -257,7 +257,7 @@ def _ablation(explanation: Findings) -> RenderableType:
         )
     note = (
         f"random: mean (range) over {len(ablation.random)} sets. "
-        "Increases are not additive: the parts need not sum to the whole."
+        "Increases are not additive: parts need not sum to the whole."
     )
     return Group(table, Text(note, QUIET))
 

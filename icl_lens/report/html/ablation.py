@@ -66,7 +66,7 @@ def _task_table(found: ControlledAblation) -> Table:
         means = found.per_prompt(name, "accuracy").mean(1).tolist()
         draws = means if name in ("same layers", "all layers") else []
         rows.append([*texts, Dots(before, sum(means) / len(means), draws)])
-    columns = ["", "#accuracy (95 %)", "#log-odds, nats (95 %)", "#top token", "accuracy, 0 – 100%"]
+    columns = ["", "#accuracy (95%)", "#log-odds, nats (95%)", "#top token", "accuracy, 0 – 100%"]
     return Table(columns, rows, "removal")
 
 
@@ -82,6 +82,6 @@ def _prompt_table(found: ControlledAblation) -> Table:
 
 def _comparison_table(found: ControlledAblation) -> Table:
     return Table(
-        [condition_names(found)["heads"], "#accuracy, points (95 %)", "#log-odds, nats (95 %)"],
+        [condition_names(found)["heads"], "#accuracy, points (95%)", "#log-odds, nats (95%)"],
         comparison_rows(found),
     )
