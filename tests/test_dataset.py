@@ -52,14 +52,15 @@ def few_candidates(monkeypatch):
     monkeypatch.setattr(dataset, "MARGIN", 0)
 
 
-@pytest.mark.parametrize(("k", "batch_size"), [(1, 7), (2, 1), (2, 7), (5, 40), (12, 7)])
-@pytest.mark.parametrize("contrast", [None, "one", "several"])
+@pytest.mark.parametrize(
+    ("k", "batch_size", "contrast"),
+    [*((k, n, None) for k, n in [(1, 7), (2, 1), (2, 7), (5, 40), (12, 7)]), (2, 7, "one"), (5, 40, "several")],
+)
 def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, batch_size, contrast):
-    if contrast and (k, batch_size) == (2, 1):
-        many, every_increase = many[:8], every_increase[:8]
     against = contrasts(many)[contrast] if contrast else None
     every = every_contrast(gpt2, many, against) if contrast else every_increase
-    assert_close(mean_head_increases(gpt2, many, against=against, batch_size=9), every.mean(0))
+    if contrast:
+        assert_close(mean_head_increases(gpt2, many, against=against, batch_size=9), every.mean(0))
     top = il.locate_heads(gpt2, many, k=k, batch_size=batch_size, against=against)
     mean = every.mean(0).flatten().topk(k)
     assert_close(top.value, mean.values)
