@@ -23,7 +23,8 @@ def render(found: MeanScoreParts) -> Group:
     """Return what `icl-lens explain --why HEAD -n N` prints."""
     note = (
         f"Means over {found.n_prompts:,} prompts, 95% intervals over {found.n_queries:,} distinct queries. True "
-        "labels are those equal to the answer. Over all writers, either side sums to the score difference, and value "
+        "labels are those equal to the answer. The strongest writers are chosen on these prompts: check them on others "
+        "(--seed). Over all writers, each side sums to the score difference, and value "
         f"parts sum to what the head adds to the answer from these labels, nats{_first_order(found)}. F: FFNs; pairs: "
         "query writer × key writer."
     )
