@@ -2,8 +2,10 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS
@@ -100,6 +102,28 @@ def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
     assert il.explain(gpt2, "love bar love", answer=" bar", k=2).to_frame("similarity").empty
 
 
+def matching(scores: Any) -> float:
+    """How much higher columns score in rows of their label, from the definition, with an answer 'foo'."""
+    x, asked = np.array(scores), np.array([0, 0, 1, 1, 1])  # bar, bar, foo, foo, and the answer
+    x = x - x.mean(1, keepdims=True)
+    columns = []
+    for j in range(4):
+        others = np.arange(5) != j
+        columns.append(x[others & (asked == asked[j]), j].mean() - x[others & (asked != asked[j]), j].mean())
+    return float(np.mean(columns))
+
+
+def test_a_label_that_all_rows_prefer_does_not_count_as_matching(gpt2: Any) -> None:
+    explanation = il.explain(gpt2, PROMPT, answer="foo", k=1)
+    for scores, expected in (
+        ([[0.0, 0.0, 3.0, 3.0]] * 5, "+0.00"),  # all prefer foo
+        ([[1.0, 1.0, 0.0, 0.0]] * 2 + [[0.0, 0.0, 1.0, 1.0]] * 3, "+1.00"),  # all prefer their own label
+    ):
+        report = replace(explanation.heads[0], similarity=tuple(map(tuple, scores)))
+        page = replace(explanation, heads=(report,)).to_html()
+        assert f"a column scores {expected} higher" in page
+
+
 def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None:
     explanation = il.explain(gpt2, PROMPT, answer="foo", k=2)
     page, report = explanation.to_html(), explanation.heads[0]
@@ -110,9 +134,7 @@ def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None
         others = [x for j, x in enumerate(row) if j != i]
         centered.append([x - math.fsum(others) / len(others) for x in row])
     assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centered for x in row]
-    asked = [0, 0, 1, 1, 1]  # bar, bar, foo, foo, and the answer
-    same = [x for i, row in enumerate(centered) for j, x in enumerate(row) if i != j and asked[i] == asked[j]]
-    assert f"{math.fsum(same) / len(same):+.2f} with the same label".replace("-", "−") in shown
+    assert f"a column scores {matching(report.similarity):+.2f} higher".replace("-", "−") in shown
     assert "Attention scores without positions" in explanation._repr_html_()
     assert "Attention scores without positions" not in il.explain(gpt2, "love bar love", answer=" bar", k=2).to_html()
 

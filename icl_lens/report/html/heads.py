@@ -227,7 +227,8 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     """Return the head's attention scores between each prediction position and each label; None if unavailable.
 
     Omitted for fewer than two labels. Scores are centered by row, because softmax is invariant to a constant added to
-    all scores of a query. A demonstration's own label is excluded from the means.
+    all scores of a query. `matching` is how much higher a column scores in rows of its own label than in rows of other
+    labels, averaged over columns: a head that prefers one label in all rows has 0. A text's own label is left out.
     """
     count = len(e.label_positions)
     if e.prompt is None or not report.similarity or count < 2:
@@ -243,16 +244,23 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
         [Chip(texts[column], labels[column]) for column in shown],
         [(Chip(texts[row], row_labels[row]), [centered[row][column] for column in shown]) for row in rows],
     )
-    means = []
-    for which, same in (("the same", True), ("another", False)):
-        found = [
-            centered[row][column]
-            for row in rows
-            for column in shown
-            if row != column and row_labels[row] >= 0 and (labels[column] == row_labels[row]) == same
-        ]
-        means += [(sum(found) / len(found), which)] if found else []
-    return {"grid": grid, "means": means, "n_shown": len(shown), "n": count}
+    known = [row for row in rows if row_labels[row] >= 0]
+    # Less the mean over all shown columns: without own labels, a preference for one label would differ between rows.
+    level = {row: sum(report.similarity[row][column] for column in shown) / len(shown) for row in known}
+    matching = []
+    for column in shown:
+        same, other = (
+            [
+                report.similarity[row][column] - level[row]
+                for row in known
+                if row != column and (row_labels[row] == labels[column]) == is_same
+            ]
+            for is_same in (True, False)
+        )
+        if same and other:
+            matching.append(sum(same) / len(same) - sum(other) / len(other))
+    mean = sum(matching) / len(matching) if matching else None
+    return {"grid": grid, "matching": mean, "n_shown": len(shown), "n": count}
 
 
 def _centered(row: Sequence[float], own: int) -> list[float]:
