@@ -74,6 +74,7 @@ def planted_rows(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return measured
 
 
+@pytest.mark.slow
 def test_the_planted_mover_feeds_both_towers(planted_rows: Any) -> None:
     study, rows = planted_rows("two-tower")
     for side in ("key", "query"):
@@ -93,6 +94,7 @@ def test_the_planted_mover_feeds_both_towers(planted_rows: Any) -> None:
             assert first > 10 * abs(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["last-label", "untrained"])
 def test_models_that_compare_nothing_show_no_writer(planted_rows: Any, kind: Kind) -> None:
     _, rows = planted_rows(kind)

@@ -215,6 +215,7 @@ def run(arguments, monkeypatch, capsys):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["part", "pairs"])
 def test_a_killed_run_resumes_and_writes_the_same_bytes(inputs, unbroken, tmp_path, kind):
     """SIGKILL in the middle of writing the second chunk of either pass; finished chunks are not written again."""
