@@ -292,13 +292,16 @@ def mean_intervals(
     return mean, ends[0], ends[1]
 
 
-def cluster_weights(clusters: Sequence[object], *, draws: int = 2000, seed: int = 0) -> Float[np.ndarray, "draw row"]:
+def cluster_weights(
+    clusters: Sequence[object] | np.ndarray, *, draws: int = 2000, seed: int = 0
+) -> Float[np.ndarray, "draw row"]:
     """Return the weight of each row in bootstrap draws of clusters; the weights of a draw sum to 1.
 
     Of G clusters, G − 1 are drawn, so that the spread of the draws is that of a mean over G clusters (Rao and Wu 1988).
     A single cluster always has all the weight.
     """
-    _, place = np.unique(np.array([str(one) for one in clusters]), return_inverse=True)
+    keys = clusters if isinstance(clusters, np.ndarray) else np.array([str(one) for one in clusters])
+    _, place = np.unique(keys, return_inverse=True)
     n_clusters = int(place.max()) + 1
     rng = np.random.default_rng(seed)
     weights = rng.multinomial(max(1, n_clusters - 1), np.full(n_clusters, 1 / n_clusters), size=draws)[:, place]

@@ -432,7 +432,7 @@ def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
         context.close()
 
 
-LAB = shutil.which("jupyter-lab")
+LAB = shutil.which("jupyter-lab", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
 
 @pytest.fixture(scope="module")

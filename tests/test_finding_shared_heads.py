@@ -13,7 +13,7 @@ from experiments.framework.run import measure
 
 
 def lists_of(counts: list[int], n_heads: int) -> list[np.ndarray]:
-    """Every list with so many heads in each layer."""
+    """Every list with these numbers of heads per layer."""
     found = []
     for chosen in product(*(combinations(range(n_heads), count) for count in counts)):
         one = np.zeros((1, len(counts), n_heads), dtype=bool)

@@ -137,6 +137,11 @@ def test_padding_is_removed_by_the_mask(icl_mini, side):
     word = "begins" if side == "left" else "ends"
     with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token.*attention_mask="):
         il.PromptBatch.from_tokens(tokens, model=icl_mini)
+    unchecked = il.PromptBatch.from_tokens(tokens)  # without a model, padding is found when a model reads it
+    for read in (il.capture, il.last_log_probs):
+        with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token"):
+            read(icl_mini, unchecked)
+    il.last_log_probs(icl_mini, il.PromptBatch.from_tokens(tokens, attention_mask=mask))
 
 
 @pytest.mark.parametrize(("tokens", "bos", "refused"), [([0, 5], 0, False), ([0, 0, 5], 0, True), ([0, 5], None, True)])

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
+from icl_lens.metrics import cluster_weights
 from icl_lens.models.head import Head
 
 DRAWS = 2000
@@ -194,25 +195,11 @@ def weights_with_data(clusters: Int[np.ndarray, " row"], *, seed: int = 0) -> Fl
     return np.concatenate([data, cluster_weights(clusters, seed=seed)])
 
 
-def cluster_weights(
-    clusters: Int[np.ndarray, " row"], *, draws: int = DRAWS, seed: int = 0
-) -> Float[np.ndarray, "draw row"]:
-    """Return weights that sum to 1 over the rows, for each bootstrap draw of whole clusters.
-
-    Rows of two tasks are drawn independently of each other with different seeds.
-    """
-    _, place, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
-    weights = _drawn_weights(len(sizes), draws, np.random.default_rng(seed), scaled=False)[:, place]
-    return weights / weights.sum(1, keepdims=True)
-
-
-def _drawn_weights(n: int, draws: int, rng: np.random.Generator, *, scaled: bool = True) -> Float[np.ndarray, "draw n"]:
-    """Weights of n things in each draw of n − 1 of them; with `scaled` they sum to 1 and the first draw is the data."""
+def _drawn_weights(n: int, draws: int, rng: np.random.Generator) -> Float[np.ndarray, "draw n"]:
+    """Weights of n things in each draw of n − 1 of them, which sum to 1; the first draw is the data."""
     weights = np.ones((draws, 1))
     if n > 1:
         weights = rng.multinomial(n - 1, np.full(n, 1 / n), size=draws) * (n / (n - 1))
-    if not scaled:
-        return weights
     weights[0] = 1.0
     return weights / n
 

@@ -182,32 +182,26 @@ def mean_score_parts(
     names = {head: writer_names(view, head.layer) for head in chosen}
     n_writers = {head: len(of_head) for head, of_head in names.items()}
 
-    def captured(number: int) -> Activations:
-        return capture(model, batch[plan[number]], writers=True)
-
     with reported(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
+
+        def chunks(kind: str, columns: Callable[[Activations, list[int]], dict[str, Any]]) -> Any:
+            """Yield the rows and the chunk of every batch, in the main process."""
+
+            def compute(number: int) -> dict[str, Any]:
+                return columns(capture(model, batch[plan[number]], writers=True), plan[number])
+
+            return zip(plan, stream.chunks(kind, range(len(plan)), compute), strict=False)
+
         values, is_exact = _Table(n_writers, len(batch), SIDES), True
-        for rows, chunk in zip(
-            plan,
-            stream.chunks(
-                "part", range(len(plan)), lambda number: _part_columns(captured(number), plan[number], chosen)
-            ),
-            strict=False,
-        ):
+        for rows, chunk in chunks("part", lambda acts, rows: _part_columns(acts, rows, chosen)):
             values.add(rows, chunk)
             is_exact = bool(chunk.column("is_exact")[0].as_py())
         selected = distributed.run_on_main(
             lambda: {head: _strongest(of_head, n_strongest) for head, of_head in values.by_head.items()}
         )
         pairs = _Table({head: len(query) * len(key) for head, (query, key) in selected.items()}, len(batch), ("value",))
-        for rows, chunk in zip(
-            plan,
-            stream.chunks(
-                "pairs", range(len(plan)), lambda number: _pair_columns(captured(number), plan[number], selected)
-            ),
-            strict=False,
-        ):
+        for rows, chunk in chunks("pairs", lambda acts, rows: _pair_columns(acts, rows, selected)):
             pairs.add(rows, chunk)
 
     def collected() -> MeanScoreParts:

@@ -323,7 +323,7 @@ def prompts_digest(batch: PromptBatch) -> str:
 
 
 def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
-    """Raise InputError if a batch was tokenized with a vocabulary other than the model's."""
+    """Raise InputError if a batch was tokenized with a vocabulary other than the model's, or has unmasked padding."""
     size = getattr(model.cfg, "d_vocab", None)
     largest = int(batch.tokens.max())
     if size is not None and largest >= size:
@@ -332,6 +332,11 @@ def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
             f"is {size}; re-tokenize the prompts for this model"
         )
     tokenizer = getattr(model, "tokenizer", None)
+    if not batch.vocabulary:  # ids that no tokenizer has checked
+        masked = zip(batch.tokens.tolist(), batch.attention_mask.tolist(), strict=True)
+        check_no_padding(
+            tokenizer, [[token for token, is_token in zip(*row, strict=True) if is_token] for row in masked]
+        )
     if batch.vocabulary and tokenizer is not None and vocabulary_digest(tokenizer) != batch.vocabulary:
         raise InputError(f"{what} was tokenized with another vocabulary; re-tokenize the prompts for this model")
 

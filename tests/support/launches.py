@@ -20,7 +20,7 @@ LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES}
 def forked(main, arguments, *, dies_after=None, kind="part"):
     """`main` with these arguments in a child process of its own; its id.
 
-    With `dies_after`, the child dies of SIGKILL when it has written so many chunks of a kind and half of the next one.
+    With `dies_after`, the child dies of SIGKILL after this number of chunks of a kind and half of the next one.
     """
     pid = os.fork()
     if pid:
