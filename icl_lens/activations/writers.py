@@ -7,7 +7,7 @@ of the layer's input can be split by writer without storing anything of shape [l
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -31,8 +31,13 @@ RowMap = Callable[[Float[Tensor, "row n d_model"], Int[Tensor, " row"]], Float[T
 
 def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
     """Return the writers of a layer's input: "embed", "pos_embed", "L0H0", …, "F0", …, "bias"."""
-    first = ("embed", "pos_embed") if _has_pos_embed(view) else ("embed",)
-    blocks = [(*(str(Head(lower, head)) for head in range(view.n_heads)), f"F{lower}") for lower in range(layer)]
+    return _writer_names(_has_pos_embed(view), view.n_heads, layer)
+
+
+@cache
+def _writer_names(has_pos_embed: bool, n_heads: int, layer: int) -> tuple[str, ...]:
+    first = ("embed", "pos_embed") if has_pos_embed else ("embed",)
+    blocks = [(*(str(Head(lower, head)) for head in range(n_heads)), f"F{lower}") for lower in range(layer)]
     return (*first, *(name for block in blocks for name in block), "bias")
 
 
@@ -154,7 +159,7 @@ class Writers:
     @property
     def n_writers(self) -> int:
         """Number of writers to the last layer's output, without biases."""
-        return len(self.names(self.view.n_layers)) - 1
+        return 1 + (self.pos_embed is not None) + self.view.n_layers * (self.view.n_heads + 1)
 
     @property
     def _max_rows(self) -> int:
