@@ -9,12 +9,14 @@ import sys
 import tomllib
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 
 import grimp
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
-WIDTH, FLOOR, GAP, NAME = 940, 40, 6, 150
+WIDTH, FLOOR, LINE, GAP, NAME = 980, 40, 19, 6, 190
+MAX_CHARACTERS = 93
 STYLE = (
     "text{font:15px ui-sans-serif,system-ui,sans-serif;fill:#1b1b1a}.name{font-weight:600}.quiet{fill:#5d5d5d}"
     "rect{fill:#f4f6f8;stroke:#9db4c6}.lab rect{fill:#faf5ec;stroke:#cdb68a}path{stroke:#5d5d5d;fill:none}"
@@ -49,12 +51,16 @@ def drawing() -> str:
             y += 26 if number else 0
             pieces.append(f'<text x="40" y="{y - 8}" class="quiet">{package}/</text>')
         folder = "/" if (ROOT / package / name).is_dir() else ""
-        pieces.append(
-            f'<g class="{kind}"><rect x="40" y="{y}" width="{WIDTH - 60}" height="{FLOOR}" rx="5"/>'
-            f'<text x="54" y="{y + 25}" class="name">{escape(name)}{folder}</text>'
-            f'<text x="{40 + NAME}" y="{y + 25}">{escape(job(package, name))}</text></g>'
+        lines = wrap(job(package, name), MAX_CHARACTERS)
+        height = FLOOR + LINE * (len(lines) - 1)
+        text = "".join(
+            f'<text x="{40 + NAME}" y="{y + 25 + LINE * i}">{escape(line)}</text>' for i, line in enumerate(lines)
         )
-        y += FLOOR + GAP
+        pieces.append(
+            f'<g class="{kind}"><rect x="40" y="{y}" width="{WIDTH - 60}" height="{height}" rx="5"/>'
+            f'<text x="54" y="{y + 25}" class="name">{escape(name)}{folder}</text>{text}</g>'
+        )
+        y += height + GAP
     arrow = f'<path d="M20 34V{y - 14}M14 {y - 24}L20 {y - 12}L26 {y - 24}" stroke-width="1.5"/>'
     label = f'<text class="quiet" transform="translate(14 {y // 2 + 60}) rotate(-90)">imports point down</text>'
     return (
