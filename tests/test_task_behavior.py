@@ -103,6 +103,19 @@ def test_smaller_effects_are_clearly_smaller(icl_mini, monkeypatch, rules, lesse
         assert (words in rest) == (name in lesser)
 
 
+def test_effects_that_one_query_shows_are_not_told(icl_mini, monkeypatch):
+    """An effect above zero whose interval includes zero is no behavior, and no lesser one."""
+    prompts = il.load_task("animal-country", layout="random", n=60)
+    odd = prompts[0].query
+    found = check_rule(
+        icl_mini, monkeypatch, prompts, lambda prompt: "bar" if prompt.query == odd else copy_last(prompt)
+    )
+    assert found.effects["prefers"].value > 0
+    assert found.behaviors == ("copies",)
+    assert found.lesser == ()
+    assert "prefers" not in str(found)
+
+
 def test_learning_and_knowing_count_together():
     """Each is smaller than the others, their sum is not."""
     values = {"learns": 0.4, "knows": 0.4, "copies": 0.3, "prefers": 0.5}
