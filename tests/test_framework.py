@@ -282,6 +282,54 @@ def test_heads_whose_removal_costs_nothing_are_said_apart():
     assert "from 100.0 to 99.0% on b" in unchanged
 
 
+@pytest.mark.parametrize(
+    ("exchanged", "said"),
+    [
+        (Row("exchanged", 0.3, 0.5, -0.3, -0.1), "relies on what the label words mean"),
+        (Row("exchanged", 0.6, 0.5, -0.1, 0.3), "relies on what the label words mean"),  # not shown to learn
+        (Row("exchanged", 0.9, 0.5, 0.3, 0.5), "It learns tasks"),
+    ],
+)
+def test_exchanged_labels_decide_whether_words_or_demonstrations_count(exchanged, said):
+    able, unable = Row("accuracy", 1.0, 0.5, 0.4, 0.6), Row("accuracy", 0.6, 0.5, -0.1, 0.3)
+    (line,) = [
+        one for one in overview.sentences([pair_of("behavior", exchanged, able)]) if "to " in one and "% on a" in one
+    ]
+    assert said in line
+    assert ("relies on" in line) != ("It learns" in line)
+    assert not [one for one in overview.sentences([pair_of("behavior", exchanged, unable)]) if said in one]
+
+
+def test_differences_from_the_paper_are_measured():
+    order = [
+        Row("order", 1.0, 0.5, 0.4, 0.6),
+        Row("reorder", 0.2, 0.5, -0.4, -0.2),
+        Row("accuracy", 0.8, 0.5, 0.1, 0.5),
+    ]
+    by_contrast = Row("log_odds", 2.0, 0.0, 1.0, 3.0, "contrast")
+    for by_increase, differs in (
+        (Row("log_odds", 0.5, 0.0, -1.0, 1.0, "increase"), True),
+        (Row("log_odds", 2.5, 0.0, 1.0, 4.0, "increase"), False),
+    ):
+        numbered = [pair_of("behavior", *order), pair_of("ablation", by_contrast, by_increase)]
+        (said,) = [line for line in overview.sentences(numbered) if line.startswith("**Differences from the paper**")]
+        assert "with that class last vs. first is 100.0 vs. 20.0% on a" in said
+        assert f"in {int(differs)} of 1 pairs of model and task" in said
+        assert ("ranked by increase, the heads show no difference" in said) == differs
+
+
+def test_what_a_changed_measure_showed_before_is_counted():
+    finding, now = cell("label-attention", "a", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, -0.1, 0.3))
+    _, also = cell("label-attention", "b", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, 0.05, 0.3))
+    (said,) = [line for line in overview.sentences([(finding, [now, also])]) if "after seeing results" in line]
+    assert "is above its control on 1 of 2 tasks, the current one on 2 of 2" in said
+
+
+def pair_of(finding_id: str, *rows: Row) -> tuple[Finding, list[pages.Stored]]:
+    finding, stored = cell(finding_id, "a", *rows)
+    return finding, [stored]
+
+
 @pytest.mark.parametrize("finding", [find(name) for name in IDS], ids=IDS)
 def test_a_changed_measure_is_still_measured(finding):
     assert bool(finding.earlier) == bool(finding.post_hoc)

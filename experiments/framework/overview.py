@@ -22,7 +22,6 @@ from experiments.framework.pages import (
 )
 from experiments.framework.plotting import STYLE, overview_forest
 
-CHANCE = 0.5
 Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
 HEADINGS = {
@@ -148,18 +147,18 @@ def _removed(numbered: Numbered) -> list[str]:
 
 
 def _known_words(numbered: Numbered) -> list[str]:
-    """Return where the real model relies on the meaning of label words: exchanging labels takes it below chance."""
-    real = groups(_cells_of("behavior", numbered))[0]
-    said = [
-        f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f}% on {cell.task}"
-        for cell, row, random in _together(real, ("exchanged", ""), ("accuracy", ""))
-        if row.quantity < CHANCE
-    ]
-    return [
-        f"**{REAL} relies on what the label words mean** on tasks where its [accuracy](behavior.md) falls below chance "
-        f"when the labels of all demonstrations are exchanged: {'; '.join(said)}. It learns the other tasks from the "
-        "demonstrations."
-    ] * bool(said)
+    """Return where the real model relies on the meaning of label words, and which tasks it learns with any labels."""
+    known, learned = [], []
+    for cell, row, random in _together(groups(_cells_of("behavior", numbered))[0], ("exchanged", ""), ("accuracy", "")):
+        if random.outcome == "above":
+            which = learned if row.outcome == "above" else known
+            which.append(f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f}% on {cell.task}")
+    start = (
+        f"**{REAL} relies on what the label words mean** where its [accuracy](behavior.md) is above that of copying "
+    )
+    more = [f"{start}the last label, but not with the labels of all demonstrations exchanged: {'; '.join(known)}."]
+    rest = f"It learns tasks on which it is above with exchanged labels as well: {'; '.join(learned)}."
+    return [" ".join([*more * bool(known), *[rest] * bool(learned)])] * bool(known or learned)
 
 
 def _unlike_the_paper(numbered: Numbered) -> list[str]:
