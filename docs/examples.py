@@ -155,7 +155,7 @@ def words_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def readme_with(text: str, explained: str, located: str, words: str) -> str:
     """Return the README's `text` with current tables, and current sentences that name heads and tokens of the first.
 
-    Raises SystemExit if a table or sentence is missing.
+    Raise SystemExit if a table or sentence is missing.
     """
     for header, output in ((HEADS, explained), (LOCATED, located)):
         text = with_block(text, header, table_of(output, header, N_ROWS))

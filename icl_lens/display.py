@@ -22,7 +22,7 @@ def head_name(layer: int, head: int) -> str:
 def long_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
     """Return a tensor as a long table: one integer column per axis and one column of values.
 
-    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raises InputError if the number of axis
+    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raise InputError if the number of axis
     names does not match.
     """
     if len(axes) != values.ndim:

@@ -91,7 +91,7 @@ class Explanation(Findings):
     def load(cls, path: str | Path) -> "Explanation":
         """Load an explanation written by `save` or `icl-lens explain --json`, without the model.
 
-        Raises InputError for a file that is missing, damaged, or of another kind or version.
+        Raise InputError for a file that is missing, damaged, or of another kind or version.
         """
         return explanation_json.load(cls, path)
 
@@ -130,7 +130,7 @@ def explain(
     Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
     defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
     `by` selects the score that ranks heads: "contrast" (default with `against`), "increase" (default without), or
-    "effect", the drop of log p(answer), or of the contrast with `against`, if the head is zeroed at the last position.
+    "effect", the drop in log p(answer), or of the contrast with `against`, if the head is zeroed at the last position.
 
     Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
     `value_parts`). `why` names a head to describe also if it is not among the k.
@@ -140,7 +140,7 @@ def explain(
     text with `plain_text=True`, or if it has no standalone colon and `answer` or `against` is given. A one-row
     `PromptBatch` from `tokenize_text` holds its own targets. `shared_prefix` is passed to `tokenize`.
 
-    Raises InputError for invalid prompts; warns if a label is scored by a white-space token.
+    Raise InputError for invalid prompts; warns if a label is scored by a white-space token.
 
     Example:
         >>> explanation = il.explain(model, prompt, k=4)

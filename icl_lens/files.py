@@ -21,7 +21,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; move it into place on success, remove it on failure.
 
     An existing file keeps its mode. A symbolic link is followed: its target is replaced. A device or pipe
-    (/dev/stdout) is written to, never replaced. Raises InputError if `path` cannot be written: missing folder, a
+    (/dev/stdout) is written to, never replaced. Raise InputError if `path` cannot be written: missing folder, a
     folder itself, full disk, no permission.
     """
     path = Path(path)

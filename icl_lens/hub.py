@@ -99,7 +99,7 @@ def open_repository(
     """Return the repository `name` at the commit of `revision`, a branch, tag or commit (default: main).
 
     Offline, or if `revision` is a commit, the cached copy is used if `is_complete` accepts it. It is also used, with a
-    warning, if the request to the Hub fails for any reason. Raises InputError, with the cause and a remedy, if the
+    warning, if the request to the Hub fails for any reason. Raise InputError, with the cause and a remedy, if the
     repository is unavailable.
     """
     from huggingface_hub import HfApi, constants

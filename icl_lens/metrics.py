@@ -45,7 +45,7 @@ def is_correct(
 ) -> Bool[Tensor, " batch"]:
     """Return whether the answer scores highest among each prompt's labels.
 
-    `choices` (`PromptBatch.label_mask`) restricts each prompt to its own labels; ties go to the first label. Raises
+    `choices` (`PromptBatch.label_mask`) restricts each prompt to its own labels; ties go to the first label. Raise
     InputError if a prompt has no answer (-1), an answer is not among the choices, or the highest score is NaN or
     infinite.
     """
@@ -92,7 +92,7 @@ def mean_reciprocal_rank(ranks: Int[Tensor, "*axes"]) -> float:
 def ranks_with_ties(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """Return the rank of each value, 0 for the smallest; equal values share the mean of their ranks.
 
-    Raises InputError for NaN.
+    Raise InputError for NaN.
 
     Example:
         >>> from icl_lens.metrics import ranks_with_ties
@@ -121,7 +121,7 @@ def spearman(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> float:
 def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
     """Return the probability that a positive scores above a negative, ties counted half: 0 to 1, chance is ½.
 
-    NaN if all items are positive, or none are. Raises InputError for NaN scores.
+    NaN if all items are positive, or none are. Raise InputError for NaN scores.
 
     Example:
         >>> from icl_lens.metrics import auroc
@@ -138,7 +138,7 @@ def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
 def precision_at_1(scores: Float[Tensor, "query key"], same: Bool[Tensor, "query key"]) -> float:
     """Return the share of queries whose highest-scoring key has the `same` class; ties count fractionally.
 
-    Keys to exclude from a query have a score of -inf. Raises InputError if a query has no finite score.
+    Keys to exclude from a query have a score of -inf. Raise InputError if a query has no finite score.
 
     Example:
         >>> from icl_lens.metrics import precision_at_1
@@ -161,7 +161,7 @@ def label_log_odds(
 ) -> Float[Tensor, " batch"]:
     """Return the log-odds of one label against all other labels of a prompt, nats.
 
-    `scores` are log-probabilities; with two labels the result is their difference. Raises InputError if a prompt has no
+    `scores` are log-probabilities; with two labels the result is their difference. Raise InputError if a prompt has no
     such label (-1) or no other label.
     """
     mask = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
@@ -203,7 +203,7 @@ def bias_gap(
 
     With `favored=majority_label(…)` this is the majority-label bias, with `recent_label(…)` the recency bias. It is
     zero if the model's answers do not depend on which label is favored, whatever its accuracy. Prompts that favor no
-    label (-1) are skipped. Raises InputError unless both kinds of prompts are present.
+    label (-1) are skipped. Raise InputError unless both kinds of prompts are present.
     """
     answer, favored = answer.to(correct.device), favored.to(correct.device)
     is_favored, is_other = (favored >= 0) & (answer == favored), (favored >= 0) & (answer != favored)
@@ -237,7 +237,7 @@ def bootstrap_interval(
     interval of a mean without spread has the exact binomial width for the number of clusters: 30 of 30 correct answers
     give 90.5% to 100%.
 
-    Raises InputError for fewer than two prompts, values that are not finite, or a level outside 0 to 1.
+    Raise InputError for fewer than two prompts, values that are not finite, or a level outside 0 to 1.
     """
     rows = np.asarray(per_prompt.detach().cpu() if isinstance(per_prompt, Tensor) else per_prompt, dtype=float)
     n = len(rows)

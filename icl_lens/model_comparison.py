@@ -39,10 +39,10 @@ def compare_models(
 
     Each prompt's answer is scored by both models: whether it is the most probable label, log p(answer), and
     log p(answer) − log Σ p(other labels). So is each head: its increase, its contrast and, with `by="effect"`, the drop
-    of log p(answer) if it is zeroed at the last position. `by` selects the score that ranks heads by its mean change.
+    in log p(answer) if it is zeroed at the last position. `by` selects the score that ranks heads by its mean change.
     `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`; `progress=True` shows a progress bar.
 
-    Raises InputError for fewer than two prompts, prompts without an answer, or an unknown `by`.
+    Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=4)

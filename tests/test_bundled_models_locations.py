@@ -80,7 +80,7 @@ def test_the_deeper_share_counts_what_is_above_zero():
 
 
 def test_where_agrees_with_hugging_face(run):
-    """Accuracy, attention on true labels, and zeroing (a head's columns of the output projection) by hand."""
+    """Accuracy, attention to true labels, and zeroing (a head's columns of the output projection) by hand."""
     found = measure_where(run.model, training_record(run.folder), WORDS, n=32, n_draws=2)
     chosen, tested = halves(word_episodes(WORDS, 32))
     assert (found.n_chosen, found.n_tested) == (len(chosen), len(tested))

@@ -45,7 +45,7 @@ def patterns(study: Study) -> dict[str, torch.Tensor]:
 
 
 def test_a_share_is_a_ratio_of_means(prompts: Study) -> None:
-    """A prompt with hardly any attention on labels, all of it on the other class, does not count as much as others."""
+    """A prompt with hardly any attention to labels, all of it on the other class, does not count as much as others."""
     of_same = torch.full((len(prompts.held_out), 1, 1), 0.6, dtype=torch.double)
     of_other = torch.full_like(of_same, 0.2)
     of_same[::2], of_other[::2] = 0.0, 1e-6

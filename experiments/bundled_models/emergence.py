@@ -1,7 +1,7 @@
 """How in-context heads come about: accuracy, heads and their attention at a training run's snapshots.
 
 Heads are located in the trained model, on half of the queries; everything else is measured on the other half, at each
-snapshot. Induction and previous-token scores are attention on drawn tokens that are shown twice, so that neither words
+snapshot. Induction and previous-token scores are attention to drawn tokens that are shown twice, so that neither words
 nor labels help.
 """
 
@@ -107,7 +107,7 @@ def repeat_scores(model: Any, tokens: Int[Tensor, "sequence pos"]) -> dict[str, 
 def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
     """Measure a run's snapshots on half of about `n` prompts; heads are located in `folder` on the other half.
 
-    Raises InputError for too few prompts or snapshots, and for snapshots of another model.
+    Raise InputError for too few prompts or snapshots, and for snapshots of another model.
     """
     paths = snapshots(checkpoints)
     chosen, tested = chosen_and_tested(load_words(), n)
@@ -153,8 +153,8 @@ class Summary:
     accuracy_before: float
     accuracy_after: float
     attention: Comparison
-    """Rise of attention on true less false labels, located heads against the others of their layers; as a share of
-    the located heads' final attention on labels."""
+    """Rise of attention to true less false labels, located heads against the others of their layers; as a share of
+    the located heads' final attention to labels."""
     induction_head: str
     induction_step: int
     induction: Comparison
@@ -217,7 +217,7 @@ def trajectory(run: Emergence) -> pd.DataFrame:
     for by in BY:
         located = heads[heads["name"].isin(run.located[by])].groupby("step")
         columns |= {f"{by} of located": located[by].mean()}
-        columns |= {f"{by}: attention on {kind}": located[f"on_{kind}"].mean() for kind in ("true", "false")}
+        columns |= {f"{by}: attention to {kind}": located[f"on_{kind}"].mean() for kind in ("true", "false")}
     for score in ("induction", "previous"):
         of_heads: Any = run.scores.groupby(["step", "name"])[score].mean()
         columns[score] = of_heads.groupby("step").max()

@@ -82,7 +82,7 @@ def write(run: Emergence, summary: Summary, folder: Path) -> None:
 def page(folder: Path) -> str:
     """Return a page of every run that `write` left in a folder of `folder`: summary, figure, and when heads appear.
 
-    Raises InputError if there is none.
+    Raise InputError if there is none.
     """
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     if not runs:
@@ -105,7 +105,7 @@ def page(folder: Path) -> str:
     columns = [
         "run",
         "accuracy rises most",
-        "attention on true less false labels, beyond other heads",
+        "attention to true less false labels, beyond other heads",
         "induction score",
     ]
     parts = [
@@ -114,8 +114,8 @@ def page(folder: Path) -> str:
         "end of training, on half of the prompts, and measured on the other half in every snapshot. Others link "
         "in-context heads to induction heads; here the best head's induction score (1 is evenly spread attention) is "
         "measured up to the step at which accuracy has risen most. The other column gives the rise of located heads' "
-        "attention on true less false labels between the same snapshots, beyond that of the other heads of their "
-        "layers, as a share of their final attention on labels. Brackets are 95% intervals.",
+        "attention to true less false labels between the same snapshots, beyond that of the other heads of their "
+        "layers, as a share of their final attention to labels. Brackets are 95% intervals.",
         markdown.table(columns, rows, align="llll"),
     ]
     for run in runs:

@@ -129,7 +129,7 @@ def measure_where(
 ) -> HeadLocations:
     """Locate heads by increase and by contrast on half of about `n` prompts, and measure them on the other half.
 
-    `run` is the record of the training. Raises InputError for too few prompts, or a model of too few heads.
+    `run` is the record of the training. Raise InputError for too few prompts, or a model of too few heads.
     """
     chosen, tested = chosen_and_tested(words, n)
     found, held_out = head_values(model, chosen)[1], head_values(model, tested)[1]
@@ -216,7 +216,7 @@ PLACES = (
     "located heads",
     "in deeper half",
     "share of deeper half (%)",
-    "attention on labels (%)",
+    "attention to labels (%)",
     "of it on true ones (%)",
 )
 COSTS = ("model", "by", "intact (%)", "located", "random", "sd", "of same layers")

@@ -77,7 +77,7 @@ def head_values(
     """Return whether prompts are answered right, and each head's numbers at the last token.
 
     increase: of the answer's log-probability (nats). contrast: that less the increase of the episode's other label.
-    on_true, on_false: attention on labels that are the answer, and on the others.
+    on_true, on_false: attention to labels that are the answer, and on the others.
     """
     correct: list[bool] = []
     found: dict[str, list[Tensor]] = {"increase": [], "contrast": [], "on_true": [], "on_false": []}

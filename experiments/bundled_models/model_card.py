@@ -163,7 +163,7 @@ def write_card(
 
     `n_prompts` is of every row of accuracies, `n_sure` of every class in a row of biases, `n_where` of "where it
     happens". `name` is the model's, the folder's if not given; of `other_seeds`, those of the same recipe are in
-    the table of seeds. Raises InputError if the folder holds no model and its training record.
+    the table of seeds. Raise InputError if the folder holds no model and its training record.
     """
     run, words = training_record(folder), load_words()
     model = load_model(str(folder))

@@ -119,7 +119,7 @@ def ship(
     """Check and measure each architecture's trained folder, then put all of them into `bundled` under their names.
 
     All or none: nothing is moved before every model has passed. `other_seeds` are their measurements, for the
-    cards; `sizes` go to `write_card`. Raises InputError for what cannot be shipped.
+    cards; `sizes` go to `write_card`. Raise InputError for what cannot be shipped.
     """
     words = load_words()
     runs = {arch: training_record(folder) for arch, folder in models.items()}

@@ -33,15 +33,15 @@ UNIT = "% of the attention to labels"
 MEASURES = (
     percent("chance", "share in located heads", "chance", UNIT),
     percent("share", "share in located heads", "share in other heads", UNIT),
-    percent("gap", *HEADS, "attention on the answer's class minus the other, points"),
-    percent("mass", *HEADS, "attention on labels, %"),
+    percent("gap", *HEADS, "attention to the answer's class minus the other, points"),
+    percent("mass", *HEADS, "attention to labels, %"),
     percent("shift", *HEADS, "attention that moves with the query's class, points"),
     Measure("dose", *HEADS, "rank correlation of attention and its effect, −1 to 1"),
 )
 
 
 def measure(study: Study) -> Measured:
-    """Attention on the labels of either class before and after the query changes its class, and what it brings."""
+    """Attention to the labels of either class before and after the query changes its class, and what it brings."""
     batch = study.held_out
     parts = study.map(batch, lambda acts: torch.stack([il.attention_to_labels(acts), label_effects(acts)], dim=-1))
     attention, effects = parts.double().unbind(-1)
@@ -115,7 +115,7 @@ def _effects(
 
 
 def draw(details: pd.DataFrame) -> Figure:
-    """Draw attention on labels of either class by located head, and attention against its effect in the best heads."""
+    """Draw attention to labels of either class by located head, and attention against its effect in the best heads."""
     figure, parts = panels(details.sort_values("part", kind="stable"), by=("part", "model", "task"))
     handles = {}
     for i, (axes, part) in enumerate(parts):

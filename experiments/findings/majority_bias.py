@@ -40,9 +40,9 @@ FIX = fix_measures("the answer has the majority label", "the answer has the mino
 ATTENTION = tuple(
     percent(
         f"{kind}_{layout}",
-        f"change of attention on {kind} labels without the last true demonstration, {words}",
+        f"change of attention to {kind} labels without the last true demonstration, {words}",
         "predicted by softmax alone",
-        f"% of located heads' attention on {kind} labels",
+        f"% of located heads' attention to {kind} labels",
     )
     for layout, words in LAYOUTS.items()
     for kind in ("true", "false")
@@ -85,7 +85,7 @@ def attention_rows(study: Study) -> list[Row]:
             for i, kind in enumerate(("true", "false")):
                 base, observed, renormalized = (one[:, i] for one in values)
                 changes = (observed - base, base), (renormalized - base, base)
-                found = compare_ratios(*changes, clusters_of(intact), total=f"attention on {kind} labels")
+                found = compare_ratios(*changes, clusters_of(intact), total=f"attention to {kind} labels")
                 rows.append(Row.from_result(f"{kind}_{layout}", found, ranking=ranked.ranking))
     return rows
 

@@ -46,9 +46,9 @@ ORDER = percent(
 )
 ATTENTION = percent(
     "attention",
-    "change of attention on true labels when they are shown first instead of last",
+    "change of attention to true labels when they are shown first instead of last",
     "the same without the heads' position term",
-    "% of located heads' attention on true labels",
+    "% of located heads' attention to true labels",
 )
 NEIGHBOR = percent(
     "neighbor",
@@ -92,7 +92,7 @@ def _accuracy_by_order(study: Study) -> Row:
 
 
 def _attention_rows(study: Study) -> list[Row]:
-    """Compare attention on true labels in the paper's two orders, with and without the heads' position term."""
+    """Compare attention to true labels in the paper's two orders, with and without the heads' position term."""
     last, first = study.halves("order")[1], study.halves("reorder")[1]
     rows = []
     for ranked in study.by_ranking():
@@ -101,7 +101,7 @@ def _attention_rows(study: Study) -> list[Row]:
         with il.remove_position(study.model, heads, positions="last"):
             free_near, free_far = (attention_on_true(study, batch, heads) for batch in (last, first))
         changes = (far - near, near), (free_far - free_near, free_near)
-        found = compare_ratios(*changes, clusters_of(last), total="attention on true labels")
+        found = compare_ratios(*changes, clusters_of(last), total="attention to true labels")
         rows.append(Row.from_result("attention", found, ranking=ranked.ranking))
     return rows
 

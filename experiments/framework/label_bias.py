@@ -146,7 +146,7 @@ def measure_fix(
 ) -> tuple[list[Row], list[dict[str, str | float]]]:
     """Measure what the fix does in heads located by either ranking; see `fix_measures`.
 
-    Details: `accuracies` with the fix in located and in random heads. Raises InputError for models whose attention
+    Details: `accuracies` with the fix in located and in random heads. Raise InputError for models whose attention
     cannot be edited.
     """
     rows: list[Row] = []

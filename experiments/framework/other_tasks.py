@@ -173,7 +173,7 @@ def induction(study: Study, *, seed: int) -> TaskPrompts:
 def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[str]:
     """Return the words that are one token of the model's vocabulary after this text, so that no part is scored.
 
-    Raises InputError for a text with words that the model does not know.
+    Raise InputError for a text with words that the model does not know.
     """
     il.tokenize_text(study.model, after)
     decode, found = study.model.tokenizer.decode, []

@@ -85,7 +85,7 @@ class Study:
         """Return (locating, held-out) prompts in random order, with this many demonstrations of each class.
 
         Their texts differ from those of `halves`, but a query stays in its half. With `same_length_for` all texts have
-        the same number of tokens. Raises InputError if the task has too few such texts.
+        the same number of tokens. Raise InputError if the task has too few such texts.
         """
 
         def draw() -> tuple[list[il.Prompt], list[il.Prompt]]:

@@ -1,4 +1,4 @@
-"""Induction and previous-token scores: attention on random tokens shown twice, where words and meaning cannot help."""
+"""Induction and previous-token scores: attention to random tokens shown twice, where words and meaning cannot help."""
 
 import random
 from typing import Any
@@ -24,7 +24,7 @@ def induction_scores(
     """Return how much each head attends to the token after the same token's earlier occurrence, 0 to 1.
 
     The mean over `n` sequences of `n_tokens` different random tokens shown twice, and over the tokens of the second
-    showing. Attention spread evenly scores about 1 / (1.5 · n_tokens). Raises InputError for a slow tokenizer, and for
+    showing. Attention spread evenly scores about 1 / (1.5 · n_tokens). Raise InputError for a slow tokenizer, and for
     sequences shorter than two tokens or longer than the vocabulary or half the context. Source: Olsson et al. (2022).
 
     Example:
@@ -40,7 +40,7 @@ def previous_token_scores(
 ) -> Float[Tensor, "layer head"]:
     """Return how much each head attends to the token before, 0 to 1, on the sequences of `induction_scores`.
 
-    Raises InputError as `induction_scores` does. Source: Olsson et al. (2022).
+    Raise InputError as `induction_scores` does. Source: Olsson et al. (2022).
 
     Example:
         >>> il.previous_token_scores(model).shape

@@ -103,7 +103,7 @@ class TokenOptions:
     def written(self) -> "Template":
         """Return the template of prompts; the query is formatted up to its label.
 
-        Raises InputError for an invalid template, or one that ends in white space to which the default separator would
+        Raise InputError for an invalid template, or one that ends in white space to which the default separator would
         be added.
         """
         from icl_lens.prompts.prompt import Template
@@ -173,7 +173,7 @@ class PageOptions:
     def write(self, page: Callable[[], str]) -> Path | None:
         """Write the page to `--html` or, for `--open` alone, to a temporary file that is not deleted.
 
-        Returns None if neither is given. Raises InputError if the folder is not writable.
+        Returns None if neither is given. Raise InputError if the folder is not writable.
         """
         from icl_lens.report.html import write_page
 
@@ -250,7 +250,7 @@ class TaskOptions:
     def sample_prompts(self, n: int, *, seed: int, conflicting: "Sequence[str | None]") -> "list[Prompt]":
         """Return the task's first prompts, or none without a task.
 
-        Raises InputError if a prompt or an answer (`conflicting`) is also given, or for task options without a task.
+        Raise InputError if a prompt or an answer (`conflicting`) is also given, or for task options without a task.
         """
         if self.name is None:
             self.check_no_task()
@@ -290,7 +290,7 @@ class TaskOptions:
     def prompts(self, *, n: int, seed: int, balanced: bool | None = None) -> "list[Prompt]":
         """Return the prompts of `load_task`.
 
-        Raises InputError like `load_task`, without a task, and for options that have no effect.
+        Raise InputError like `load_task`, without a task, and for options that have no effect.
         """
         from icl_lens.prompts.tasks import load_task, named_task
         from icl_lens.prompts.text_task import TextTask

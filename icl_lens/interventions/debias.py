@@ -178,7 +178,7 @@ class StrengthSearch:
     accuracy: tuple[float, ...]
     """For each strength: accuracy over all prompts, including `accuracy_batches`, 0 to 1."""
     accuracy_drop: tuple[float, ...]
-    """For each strength: the largest drop of accuracy in any batch, 0 to 1."""
+    """For each strength: the largest drop in accuracy in any batch, 0 to 1."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return strength, bias (nats), accuracy, accuracy_drop and chosen, one row per strength."""

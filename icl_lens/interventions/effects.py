@@ -37,7 +37,7 @@ Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 class HeadEffects(ShownAsTable):
     """Drop of the answer's score when each head is ablated, nats; positive where the head helps.
 
-    `log_prob` is the drop of log p(target); `log_odds` that of the answer's log-odds versus the prompt's other labels,
+    `log_prob` is the drop in log p(target); `log_odds` that of the answer's log-odds versus the prompt's other labels,
     NaN for prompts without an answer and for gradient estimates; `logit_diff` that of log p(target) − log p(against),
     None without `against`.
 

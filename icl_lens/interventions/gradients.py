@@ -27,7 +27,7 @@ def first_order_drops(
     *,
     last_only: bool,
 ) -> Float[Tensor, "batch layer head score"]:
-    """Return the first-order drop of each score of the answer when each head is zeroed.
+    """Return the first-order drop in each score of the answer when each head is zeroed.
 
     `scores` maps the log-probabilities after each prompt to scores; each score costs one backward pass. Gradients are
     taken with respect to z only; those of the weights are disabled. `scores` must clone the index tensors it uses,

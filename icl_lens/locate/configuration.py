@@ -81,7 +81,7 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, request
     """Return everything that a run's chunks and results depend on, in manifest order.
 
     In addition to the request: digests of the weights, of the prompts' tokens and answers, and of the batch plan; the
-    labels; the device type; and package versions. Raises InputError for invalid batch sizes.
+    labels; the device type; and package versions. Raise InputError for invalid batch sizes.
     """
     view = ModelView.of(model)
     plan = plan_batches(view, batch, batch_size=options.batch_size, byte_budget=options.byte_budget)
@@ -108,7 +108,7 @@ def prepare_run_folder(
 ) -> RunFolder:
     """Initialize the run's folder for `locate_heads` or `locate_effects`; call it inside `locked_folder(path)`.
 
-    Raises InputError if the folder holds another configuration or files without a manifest, and if `k` exceeds the
+    Raise InputError if the folder holds another configuration or files without a manifest, and if `k` exceeds the
     number of heads.
     """
     view = ModelView.of(model)

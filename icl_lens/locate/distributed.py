@@ -37,7 +37,7 @@ class Distributed:
     def from_environment(cls) -> "Distributed":
         """Connect this process to the others started by torchrun, `accelerate launch` or mpirun.
 
-        Raises InputError if `accelerate launch --cpu` started a single process instead of several, as it does without
+        Raise InputError if `accelerate launch --cpu` started a single process instead of several, as it does without
         MPI, and if the other processes cannot be reached.
         """
         if max(int(os.environ.get(name) or 1) for name in SIZES) < 2:

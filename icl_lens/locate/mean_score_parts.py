@@ -155,7 +155,7 @@ def mean_score_parts(
     soft-cap have none. Memory grows with the number of prompts by four numbers per head and writer. `folder`,
     `distributed`, `progress` and `warn` are those of `locate_effects`.
 
-    Raises InputError for unknown heads, prompts without an answer or without true or false labels, an unsupported
+    Raise InputError for unknown heads, prompts without an answer or without true or false labels, an unsupported
     family, and for a `folder` that is not writable or whose configuration does not have `by="score parts"`.
 
     Example:

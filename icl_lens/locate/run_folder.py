@@ -35,7 +35,7 @@ class RunFolder:
     def initialize(self) -> None:
         """Write the manifest, or compare it with an existing one, and remove partial files of a killed run.
 
-        Raises InputError if the folder holds another configuration or files without a manifest.
+        Raise InputError if the folder holds another configuration or files without a manifest.
         """
         manifest = self.path / MANIFEST
         text = json.dumps(self.configuration, indent=1, ensure_ascii=False) + "\n"
@@ -103,7 +103,7 @@ class CorruptChunk(ValueError):
 def locked_folder(path: Path) -> Iterator[Path]:
     """Create the folder if needed and lock it until the block ends or the process dies.
 
-    Raises InputError if the folder cannot be created or another run is using it.
+    Raise InputError if the folder cannot be created or another run is using it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

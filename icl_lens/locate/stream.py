@@ -42,7 +42,7 @@ def plan_batches(
     """Return the rows of each batch: prompts of similar length, up to `byte_budget`.
 
     The first batch covers all lengths and is used to choose candidate heads (see `locate`). The plan depends only on
-    prompt lengths. Raises InputError if `batch_size` or `byte_budget` is below 1.
+    prompt lengths. Raise InputError if `batch_size` or `byte_budget` is below 1.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")

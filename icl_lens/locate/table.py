@@ -36,7 +36,7 @@ def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame
 def per_prompt(top: TopHeads, folder: RunFolder) -> Float[np.ndarray, "prompt k"]:
     """Return the located heads' increases per prompt (nats) from the run's chunks; NaN for missing chunks.
 
-    The number of batches is read from the configuration ("batches"). Raises CorruptChunk for unreadable chunks.
+    The number of batches is read from the configuration ("batches"). Raise CorruptChunk for unreadable chunks.
     """
     values = np.full((top.n_prompts, len(top.value)), np.nan)
     column = {head: i for i, head in enumerate(zip(top.layer.tolist(), top.head.tolist(), strict=True))}

@@ -36,7 +36,7 @@ def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> P
     """Return the Hugging Face folder converted from `file`, converting it if necessary.
 
     Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's content, so a changed
-    file is reconverted; `digest` is the SHA-256 digest if known. Raises InputError if the file cannot be read as GGUF
+    file is reconverted; `digest` is the SHA-256 digest if known. Raise InputError if the file cannot be read as GGUF
     or the cache cannot be written.
     """
     _check_magic(file)

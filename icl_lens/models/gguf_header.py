@@ -125,7 +125,7 @@ class Header:
 def parsed_once(name: str) -> Iterator[None]:
     """Cache the gguf package's parser, since transformers parses the same header several times, for seconds each.
 
-    Raises InputError if the gguf package is missing.
+    Raise InputError if the gguf package is missing.
     """
     try:
         import gguf

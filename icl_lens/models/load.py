@@ -42,7 +42,7 @@ def load_model(
 
     If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with
     `offload_folder=`, offloads weights: they are loaded one module at a time when needed, which is slow but gives the
-    same results. Hub files are downloaded once into the cache of huggingface_hub. Raises InputError, with the reason
+    same results. Hub files are downloaded once into the cache of huggingface_hub. Raise InputError, with the reason
     and a fix, if the model is unavailable or not decoder-only, or if its weights do not match its configuration or are
     not finite.
 

@@ -58,7 +58,7 @@ def check_thread(model: Any) -> None:
 def model_lock(model: Any, *, block: bool = False) -> Iterator[None]:
     """Lock the model for this thread, after waiting for another thread's pass to end.
 
-    Set `block` for a block of user code, which may take any time. Raises InputError while another thread has such a
+    Set `block` for a block of user code, which may take any time. Raise InputError while another thread has such a
     block open.
     """
     turn, me = _turn(model), get_ident()

@@ -193,7 +193,7 @@ class Readout:
     ) -> Float[Tensor, "batch d_model"]:
         """Return `g` with `u · g = b_token(u) − b_other(u)`: what u adds to log p(token) − log p(other), nats.
 
-        It is the same for every layer, since the softmax's normalizer cancels. Raises InputError unless logits are
+        It is the same for every layer, since the softmax's normalizer cancels. Raise InputError unless logits are
         affine in the part (`is_affine`). Source: docs/howto/numbers.md.
         """
         return self.direction(-self.relative_columns(tokens, others[:, None])[:, 0])
@@ -277,7 +277,7 @@ class Readout:
         """Return the `k` top tokens of each vector as strings: nested lists shaped like `vectors` without d_model.
 
         `keep` filters token strings (e.g. `icl_lens.is_content_word`); the next tokens replace those it rejects.
-        Raises InputError if the model has no tokenizer.
+        Raise InputError if the model has no tokenizer.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
         pieces = [self._named(scores, [k] * len(scores), keep)[0] for scores in self._score_pieces(flat, bias=bias)]

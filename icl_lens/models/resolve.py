@@ -52,7 +52,7 @@ def resolve_model(
 ) -> ModelSource:
     """Return the folder of a bundled or local model, or of a Hub model after downloading missing files.
 
-    `weights`, `tokenizer` and `code` select the required files; a GGUF file is converted to weights in `dtype`. Raises
+    `weights`, `tokenizer` and `code` select the required files; a GGUF file is converted to weights in `dtype`. Raise
     InputError if the model is unavailable.
     """
     if name in INSTALLED_MODELS:

@@ -77,7 +77,7 @@ DATASETS = {
 def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTable], tuple[str, str]]:
     """Return the rows of the splits of one of `DATASETS`, and the names of its text and label columns.
 
-    Files are downloaded once into the cache of huggingface_hub and then read from there, also offline. Raises
+    Files are downloaded once into the cache of huggingface_hub and then read from there, also offline. Raise
     InputError, with the cause and a remedy, if the download fails or the files are not as expected.
     """
     source = DATASETS[name]

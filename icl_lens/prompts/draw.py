@@ -45,7 +45,7 @@ class Draw:
     def with_false_query(self) -> "Draw":
         """Return the same demonstrations with the query of the other class, which becomes the true class.
 
-        Raises InputError if that class has no unused text.
+        Raise InputError if that class has no unused text.
         """
         if self.false_query is None:
             raise InputError(

@@ -45,7 +45,7 @@ def tokenize_text(
     (`PromptBatch.at`); they count from the start of the row, including prepended tokens. Each position is a row;
     `capture` runs the rows of a text in one pass. `prepend_bos` is as in `tokenize`.
 
-    Raises InputError for missing or empty texts, texts longer than the context, words or ids that the model does not
+    Raise InputError for missing or empty texts, texts longer than the context, words or ids that the model does not
     have, a target that does not begin where the text ends, a target that equals its comparison, and a slow tokenizer.
 
     Example:

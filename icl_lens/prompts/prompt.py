@@ -35,7 +35,7 @@ def check_unicode(*texts: object) -> None:
 class Demonstration:
     """An example in the prompt: a text and its label.
 
-    Raises InputError if either is empty or only white space.
+    Raise InputError if either is empty or only white space.
 
     Example:
         >>> il.Demonstration("a sad love", "bar")
@@ -60,7 +60,7 @@ class Prompt:
     `answer` is the correct label, if known. `labels` are the choices; the default is the demonstrations' labels in
     order of first appearance. A `Template` renders the text; `str(prompt)` uses the default template.
 
-    Raises InputError for a prompt without demonstrations or query, an empty or repeated label, and a demonstration's
+    Raise InputError for a prompt without demonstrations or query, an empty or repeated label, and a demonstration's
     label or an answer that is not among `labels`.
 
     Example:
@@ -123,7 +123,7 @@ class Prompt:
         to the next separator is the next text, and the last text is the query. The final colon is optional. Use the
         constructor for labels of several words and for texts that contain " : ".
 
-        Raises InputError if there is no demonstration or no query.
+        Raise InputError if there is no demonstration or no query.
         """
         check_unicode(text)
         pieces = [piece.strip() for piece in _COLON.split(text)]
@@ -179,7 +179,7 @@ class Template:
     one token, so a query that ends in a space would be followed by a token that no demonstration contains.
     `prefix=" "` does the same for the first word, which such tokenizers may otherwise split differently.
 
-    Raises InputError for a field that is missing, repeated or out of order, and for any other query.
+    Raise InputError for a field that is missing, repeated or out of order, and for any other query.
 
     Example:
         >>> template = il.Template("{text} -> {label}", "{text} ->", separator="; ")

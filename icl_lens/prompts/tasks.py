@@ -86,7 +86,7 @@ def load_task(
     smallest class. All rows of `il.tokenize(model, prompts, template=template)` then have their labels and end at the
     same positions. Patching between prompts requires this. `template` has no other use.
 
-    Raises InputError for unknown names, layouts, splits and files, an unreachable Hub, a class with too few texts, and
+    Raise InputError for unknown names, layouts, splits and files, an unreachable Hub, a class with too few texts, and
     too few labels; with `same_length_for` also for labels with different numbers of tokens.
     Source: docs/howto/own_dataset.md.
 
@@ -148,7 +148,7 @@ def split_by_query(
     """Return two lists of at most n prompts that share no query: one to locate heads on, one to test them on.
 
     `prompts` are those of `load_task`, at least three times n, because all prompts of a query go to the same list. Each
-    list has equally many prompts of every class and label. `assigned` maps queries to their list, 0 or 1. Raises
+    list has equally many prompts of every class and label. `assigned` maps queries to their list, 0 or 1. Raise
     InputError if the prompts have fewer than two queries.
 
     Example:

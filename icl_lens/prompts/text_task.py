@@ -31,7 +31,7 @@ class TextTask:
 
     `classes="binary"` shows two classes per prompt, `classes="all"` every class.
 
-    Raises InputError for invalid settings. Source: docs/howto/own_dataset.md.
+    Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
 
     Example:
         >>> prompts = il.load_task(il.TextTask("sst2", max_words=20, classes="all"), n=100)  # doctest: +SKIP
@@ -64,7 +64,7 @@ class TextTask:
     def draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
         """Yield endless draws; after all queries have been used, they are reused with other demonstrations.
 
-        Raises InputError for unknown splits and files, an unreachable Hub, and a class with too few texts.
+        Raise InputError for unknown splits and files, an unreachable Hub, and a class with too few texts.
         """
         rows = self._rows()
         if keep is not None:

@@ -40,7 +40,7 @@ class TokenizedText:
     ends: list[int]
 
     def range_of(self, span: Span, shift: int = 0) -> tuple[int, int]:
-        """Return the range of tokens that overlap `span`, shifted by `shift`. Raises InputError if there are none."""
+        """Return the range of tokens that overlap `span`, shifted by `shift`. Raise InputError if there are none."""
         # Offsets never decrease. A zero-width token (white space whose offsets were trimmed) overlaps the span that
         # contains it.
         start, stop = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
@@ -54,7 +54,7 @@ class TokenizedText:
     def label_range(self, span: Span, gap: str) -> tuple[int, int]:
         """Return the token range of the label at `span`, including the `gap` before it, which a query omits.
 
-        Raises InputError if one of the tokens also covers other characters.
+        Raise InputError if one of the tokens also covers other characters.
         """
         self.range_of(span)
         start, stop = self.range_of((span[0] - len(gap), span[1]))
@@ -69,7 +69,7 @@ class TokenizedText:
     def continuation_tokens(self, query: "TokenizedText", gap: str) -> list[int]:
         """Return the tokens of the label with which this text continues `query`.
 
-        Raises InputError if they do not directly follow the tokens of `query`.
+        Raise InputError if they do not directly follow the tokens of `query`.
         """
         span = self.rendered.label_spans[-1]
         _, stop = self.label_range(span, gap)
@@ -88,7 +88,7 @@ class TokenizedText:
 
 
 def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedText]:
-    """Tokenize texts in one call. Raises InputError that lists unknown words."""
+    """Tokenize texts in one call. Raise InputError that lists unknown words."""
     encoded = tokenizer(
         [one.text for one in rendered],
         add_special_tokens=False,
@@ -143,7 +143,7 @@ class LabelTokens:
     def scored(self, labels: tuple[str, ...], shared_prefix: str) -> tuple[list[int], list[int]]:
         """Return the tokens to append to every row, and the token that scores each label after them.
 
-        Raises InputError if two labels are scored by the same token.
+        Raise InputError if two labels are scored by the same token.
         """
         tokens = {label: self.seen[label][0] for label in labels}
         columns = zip(*tokens.values(), strict=False) if len(labels) > 1 else ()

@@ -33,7 +33,7 @@ def tokenize(
     `shared_prefix="append"` for labels that begin with the same tokens: the shared tokens are appended to every row, so
     that the next token discriminates the labels, and `last` is the last shared token.
 
-    Raises InputError if prompts are empty, a prompt is longer than the context, the tokenizer is slow or lacks
+    Raise InputError if prompts are empty, a prompt is longer than the context, the tokenizer is slow or lacks
     a word, a label or text has no separate tokens, a label's token does not directly follow the query or differs
     between contexts, or two labels are scored by the same token.
     Source: docs/howto/own_dataset.md.

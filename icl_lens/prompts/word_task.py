@@ -26,7 +26,7 @@ class WordTask:
     `path` may be another word list, a .json file with {"categories": {name: [words]}}. Words that are in both
     categories are skipped.
 
-    Raises InputError for an inaccessible path.
+    Raise InputError for an inaccessible path.
     """
 
     name: str
@@ -43,7 +43,7 @@ class WordTask:
     def draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
         """Yield endless draws, all different as long as there are enough words.
 
-        Raises InputError for an unknown task, an unreadable word list, and a category with too few words.
+        Raise InputError for an unknown task, an unreadable word list, and a category with too few words.
         """
         false, false_words, true, true_words = self._words()
         if keep is not None:
@@ -88,7 +88,7 @@ class WordTask:
 def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
     """Return the categories and words of the bundled word list or a .json file.
 
-    Raises InputError for a missing or unreadable file.
+    Raise InputError for a missing or unreadable file.
 
     Example:
         >>> from icl_lens.prompts.word_task import word_list

@@ -49,7 +49,7 @@ class Comparison:
 
         Columns: layer, head, name, a, b, change, and contrast_a, contrast_b and contrast_change if both explanations
         have contrasts. The first score is the one that ranks the heads of both explanations, or the increase if these
-        differ. Scores refer to each explanation's own target. Raises InputError if the models have different numbers of
+        differ. Scores refer to each explanation's own target. Raise InputError if the models have different numbers of
         layers or heads.
         """
         if not self.same_heads:
@@ -101,7 +101,7 @@ def _shape(explanation: Findings) -> tuple[int, int]:
 def compare(a: Findings, b: Findings) -> Comparison:
     """Compare two explanations of different prompts, targets or models.
 
-    Raises InputError for arguments that are not explanations.
+    Raise InputError for arguments that are not explanations.
 
     Example:
         >>> il.compare(il.explain(model, prompt), il.explain(model, prompt)).to_frame()["change"].abs().max()

@@ -71,7 +71,7 @@ class HeadReport:
     demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
     only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
     head's contributions to the difference in log-probability between the target and those tokens. `effect` (with
-    `by="effect"`) is the drop of log p(target), or of that difference with `against`, if the head is zeroed at the last
+    `by="effect"`) is the drop in log p(target), or of that difference with `against`, if the head is zeroed at the last
     position. For plain text, words and ranks refer to `positions`, the tokens that the head attends to most, ranks are
     those of the tokens themselves, and there are no key words. `similarity` holds position-free attention scores
     between the queries at the prediction positions and at the last token, and the keys at the labels

@@ -66,7 +66,7 @@ class ModelComparison:
     def to_frame(self, by: By | None = None) -> pd.DataFrame:
         """Return each head's mean score in A and B and its change with a 95% interval, nats, largest change first.
 
-        Intervals are paired bootstrap intervals over prompts. Raises InputError if the models have different numbers of
+        Intervals are paired bootstrap intervals over prompts. Raise InputError if the models have different numbers of
         layers or heads, or for a score that was not computed.
         """
         by = by or self.by

@@ -28,7 +28,7 @@ _INCREASE = "log-probability increase (nats)"
 def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
     """Plot attention and FFN increases by layer (nats) in two panels with a shared scale.
 
-    `layers` has columns layer, component ("attn" | "ffn") and increase; rows of several prompts are averaged. Raises
+    `layers` has columns layer, component ("attn" | "ffn") and increase; rows of several prompts are averaged. Raise
     InputError for missing columns or an empty table.
     """
     _require(layers, "layer", "component", "increase")
@@ -53,7 +53,7 @@ def head_heatmap(
     """Plot values by layer and head on a symmetric scale, orange below zero and blue above.
 
     `heads` is a [layer head] array, or a table with columns layer, head and `value` (rows of several prompts are
-    averaged). Raises InputError for missing columns, an empty table, or an array of another shape.
+    averaged). Raise InputError for missing columns, an empty table, or an array of another shape.
     """
     if isinstance(heads, pd.DataFrame):
         _require(heads, "layer", "head", value)
@@ -88,7 +88,7 @@ def similarity_matrix(
     """Plot a head's metric between queries and keys [query key], orange below zero and blue above.
 
     Rows and columns keep their order; group words by class so that a metric that distinguishes classes shows blocks.
-    Raises InputError if the sizes do not match.
+    Raise InputError if the sizes do not match.
     """
     grid = _array(values)
     if grid.shape != (len(queries), len(keys)):
@@ -116,7 +116,7 @@ def top_head_bars(
 ) -> Figure:
     """Plot the `k` heads with the largest values, best on top, with intervals if the table has `low` and `high`.
 
-    Columns: name (L22H0) and `value`, optionally low and high. Raises InputError for missing columns or an empty table.
+    Columns: name (L22H0) and `value`, optionally low and high. Raise InputError for missing columns or an empty table.
     """
     _require(heads, "name", value)
     best = heads.nlargest(k, value).iloc[::-1]
@@ -143,7 +143,7 @@ def label_attention_bars(
 
     Columns: name, attention and `group` (default: is_answer, as in `tables.label_attention_table`), optionally low and
     high. Rows with the same head and group are averaged. Heads keep the table's order. `names` maps groups to legend
-    labels. Raises InputError for missing columns or an empty table.
+    labels. Raise InputError for missing columns or an empty table.
     """
     _require(attention, "name", "attention", group)
     names = names or {True: "true label", False: "false label"}
@@ -172,7 +172,7 @@ def attention_scatter(
 ) -> Figure:
     """Plot log-probability increase (nats) over attention probability, one point per row.
 
-    Columns: attention, increase, and `hue` (if given) for color and marker. Raises InputError for missing columns or
+    Columns: attention, increase, and `hue` (if given) for color and marker. Raise InputError for missing columns or
     an empty table.
     """
     _require(parts, "attention", "increase", *([hue] if hue else []))
@@ -211,7 +211,7 @@ def head_scatter(
 ) -> Figure:
     """Plot each head's score in B over its score in A, with the line of equal scores; name the `k` that changed most.
 
-    Columns: name (L22H0), a, b. Raises InputError for missing columns or an empty table.
+    Columns: name (L22H0), a, b. Raise InputError for missing columns or an empty table.
     """
     _require(heads, "name", "a", "b")
     figure = _figure(width, width)
@@ -236,7 +236,7 @@ def writer_pairs(
     `parts` is `MeanScoreParts.to_frame()` or `explanation.to_frame("why")`: columns name, side ("query", "key" or
     "pair"), writer and value, optionally low and high (interval). `name` selects a head, by default the first; `n`
     writers of each side and `n_pairs` pairs among them are shown. Blue parts raise the score difference, orange ones
-    lower it; the width of a line is the size of a pair. Raises InputError for missing columns, or a head without query
+    lower it; the width of a line is the size of a pair. Raise InputError for missing columns, or a head without query
     and key parts.
     """
     _require(parts, "name", "side", "writer", "value")

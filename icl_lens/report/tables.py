@@ -17,7 +17,7 @@ from icl_lens.display import long_frame
 def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
     """Return a tensor as a long table with one integer column per axis and one column of values.
 
-    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raises InputError if the number of axis
+    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raise InputError if the number of axis
     names does not match the tensor.
     """
     return long_frame(values, axes, value=value)

@@ -37,7 +37,7 @@ def most_changed(a: Findings, b: Findings) -> list[Head]:
 
     The score is the one that ranks the heads of both explanations, or the increase if these differ.
 
-    Raises InputError if the models have different numbers of layers or heads.
+    Raise InputError if the models have different numbers of layers or heads.
     """
     if _shape(a) != _shape(b):
         raise InputError(

@@ -52,7 +52,7 @@ def attention_to_labels(
     """Show the attention of some heads from the last token, with label tokens in color and all others dimmed.
 
     From an Explanation: located heads only (default: the first four). From Activations: any heads, for prompt `row`.
-    Color intensity is attention probability, scaled to each head's largest weight. Rendered by circuitsvis. Raises
+    Color intensity is attention probability, scaled to each head's largest weight. Rendered by circuitsvis. Raise
     InputError for heads that the explanation does not describe.
     """
     if isinstance(source, Findings):
@@ -83,7 +83,7 @@ def attention_patterns(
     """Show full attention patterns as circuitsvis' attention_heads: hover to preview a head, click to pin it.
 
     `patterns` are attention probabilities, e.g. `cache["blocks.3.attn.hook_pattern"][0, [0, 5]]`. The page contains
-    every value: 10 heads over 200 tokens take about 1.5 MB. Raises InputError if the sizes do not match.
+    every value: 10 heads over 200 tokens take about 1.5 MB. Raise InputError if the sizes do not match.
     """
     if tuple(patterns.shape) != (len(heads), len(tokens), len(tokens)):
         raise InputError(
@@ -115,7 +115,7 @@ def token_values(
 ) -> Element:
     """Show signed values over tokens, one row per name, blue above zero and orange below on a shared scale.
 
-    Rendered by circuitsvis' colored_tokens. Raises InputError if the sizes do not match.
+    Rendered by circuitsvis' colored_tokens. Raise InputError if the sizes do not match.
     """
     if tuple(values.shape) != (len(names), len(tokens)):
         raise InputError(
@@ -142,7 +142,7 @@ def similarity_matrix(
     """Show a head's metric between queries and keys as a table, blue above zero and orange below on a shared scale.
 
     `query_classes` and `key_classes` give the names their label colors. Rows and columns keep their order, so group
-    words by class. Raises InputError if the sizes do not match.
+    words by class. Raise InputError if the sizes do not match.
     """
     classes = (query_classes or [-1] * len(queries), key_classes or [-1] * len(keys))
     if tuple(values.shape) != (len(queries), len(keys)) or tuple(map(len, classes)) != tuple(values.shape):
@@ -160,7 +160,7 @@ def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -
     """Show what located heads add to the answer's log-probability at each position (nats), as colored tokens.
 
     Default: the first four located heads. Each position is evaluated on its own, so the parts need not sum to the
-    head's increase. Raises InputError for heads that the explanation does not describe.
+    head's increase. Raise InputError for heads that the explanation does not describe.
     """
     reports = _reports(explanation, heads)
     values = torch.tensor([report.position_increases for report in reports])
@@ -170,7 +170,7 @@ def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -
 def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
     """Show the top words of located heads' values and keys at each label, and of their query at the last token.
 
-    Default: the first located head. Raises InputError for heads that the explanation does not describe.
+    Default: the first located head. Raise InputError for heads that the explanation does not describe.
     """
     reports = _reports(explanation, heads, default=1)
     blocks: list[tuple[str, Any]] = []
