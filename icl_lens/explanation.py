@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from icl_lens import explanation_sections as sections
 from icl_lens.activations.activations import capture
-from icl_lens.attribution.increases import (
-    head_log_prob_increase,
-)
+from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.similarity import compared_positions
 from icl_lens.display import format_signed
 from icl_lens.errors import InputError, check_choice
@@ -26,14 +24,15 @@ from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report import explanation_json
 from icl_lens.report.findings import By, ExplainOptions, Findings
-from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
+from icl_lens.report.html import page
+from icl_lens.report.html.page import HasPage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Explanation(Findings):
+class Explanation(HasPage, Findings):
     """The result of `explain`: displays itself in a notebook and exports tables, JSON and a page.
 
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
@@ -61,18 +60,6 @@ class Explanation(Findings):
 
         return plots.explanation_figures(self)
 
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: str | Path) -> None: ...
-    def to_html(self, path: str | Path | None = None) -> str | None:
-        """Return the explanation as a self-contained page, or write it to `path` atomically."""
-        page = explanation_page(self)
-        if path is None:
-            return page
-        write_page(page, Path(path))
-        return None
-
     def save(self, path: str | Path) -> None:
         """Write all numbers as JSON that `load` reads. Raise InputError if the folder is not writable.
 
@@ -95,8 +82,8 @@ class Explanation(Findings):
         """
         return explanation_json.load(cls, path)
 
-    def _repr_html_(self) -> str:
-        return explanation_inline(self)
+    def _page(self) -> tuple[str, dict[str, Any]]:
+        return page.TEMPLATE, page.content(self)
 
 
 @locks_model

@@ -61,7 +61,7 @@ PROMPT = "love : bar one : foo two :"
         (["explain", "--text", "love", PROMPT], "either a prompt"),
         (["explain", "--text", "love", "--answer", "foo"], "--target"),
         (["explain", PROMPT, "--target", "foo"], "requires --text"),
-        (["explain", "--text", "love", "--prefix", " "], "have no effect with --text"),
+        (["explain", "--text", "love", "--prefix", " "], "--prefix has no effect here"),
         (["explain", PROMPT, "--template", "{text} : {label}\\n"], "--separator '\\n'"),
         (["explain", PROMPT, "--template", "{label} : {text}"], "before"),
         (["explain", PROMPT, "--against", "zork"], "against must be one of the labels"),

@@ -152,7 +152,7 @@ def test_your_own_sentences(tmp_path, capsys):
         ({"task": "x", "columns": "a"}, "--columns must name .* got 'a'"),
         ({"prompt": families.PROMPT, "heads": "22,0"}, "invalid head '22'"),
         ({"prompt": families.PROMPT, "k": 7}, "12 heads.* got 7"),
-        ({"prompt": families.PROMPT, "k": 13}, "at most 12, .* got 13"),
+        ({"prompt": families.PROMPT, "k": 13}, "k must be between 1 and 12 .* got 13"),
     ],
 )
 def test_bad_arguments_are_refused(family_folder, arguments, match):

@@ -17,7 +17,9 @@ from icl_lens.models.head import Head
 
 Writer = tuple[str, float]
 Side = Literal["query", "key", "value"]
-SIDES: tuple[Side, ...] = ("query", "key", "value")
+SIDES: dict[Side, str] = {"query": "at the last token", "key": "at the keys", "value": "in the values"}
+"""Where writers write, by side of an attention score or of the values."""
+WRITER_NAMES = "L20H5 is head 5 of layer 20, F20 the FFN of layer 20"
 
 
 @dataclass(frozen=True)

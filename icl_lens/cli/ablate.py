@@ -61,15 +61,12 @@ class HeadsOptions:
         from icl_lens.locate.locate import top_heads_by
         from icl_lens.models.view import ModelView
 
-        view = ModelView.of(model)
         if self.heads is not None:
             names = dict.fromkeys(self.heads.replace(",", " ").split())
             if not names:
                 raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")
-            return [view.check_head(name) for name in names], "selected"
-        k, most = 6 if self.k is None else self.k, len(view.heads())
-        if k > most:
-            raise InputError(f"--top must be at most {most}, the number of heads of {view.name}, got {k}")
+            return [ModelView.of(model).check_head(name) for name in names], "selected"
+        k = 6 if self.k is None else self.k
         by = self.by or ("contrast" if len(prompts.labels) > 1 else "increase")
         with progress() as report:
             return top_heads_by(model, prompts, k, by=by, progress=report), f"located by {by}"

@@ -1,8 +1,6 @@
 """Console output that shows user text verbatim, without markup, emoji codes or control characters."""
 
-import io
 import re
-import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -47,21 +45,7 @@ def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":
     return progress_bar(console, hidden=hidden or not console.is_terminal)
 
 
-def note(line: str) -> None:
-    """Print what is being done on standard error, if it is a terminal."""
-    console = PlainConsole(stderr=True, highlight=False)
-    if console.is_terminal:
-        console.print(line, style="dim")
-
-
 def report_error(program: str, message: object) -> None:
     """Print a message as one line on standard error."""
     line = " ".join(str(message).split("\n"))
     PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(f"{program}: {line}")
-
-
-def escape_unencodable() -> None:
-    """Print characters that the terminal cannot encode as escapes instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")

@@ -46,11 +46,9 @@ class TextOptions:
             raise InputError("pass either a prompt with demonstrations or --text, not both")
         elif answer is not None:
             raise InputError("--answer has no effect with --text; use --target for the token to explain")
-        elif not reading.is_default:
-            raise InputError(
-                "--template, --separator, --prefix and --shared-prefix have no effect with --text, which has no "
-                "demonstrations; remove them"
-            )
+        else:
+            names = ("template", "separator", "prefix", "shared_prefix")
+            reject_options(reading, *names, reason="--text has no demonstrations")
 
 
 @dataclass(frozen=True, kw_only=True)

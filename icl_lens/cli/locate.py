@@ -1,4 +1,4 @@
-"""`icl-lens locate`: locate the heads with the largest mean increase or effect over a task."""
+"""`icl-lens locate`: locate the heads with the largest mean contrast, increase or effect over a task."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from rich.table import Table
-from rich.text import Text
 from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress
@@ -20,25 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from icl_lens.locate.distributed import Distributed
-    from icl_lens.prompts.batch import PromptBatch
-
-DEFAULT_TOP = 20
-"""Default number of heads."""
-
-MAIN_FIRST = 5.0
-"""Seconds that a process with an error leaves to the main one: most errors occur in all processes, and the launcher
-ends this one as soon as the main one has reported its own."""
-
-Positions = Literal["last", "all"]
-Method = Literal["exact", "gradient"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocateTask(TaskOptions):
-    """The task to locate heads on."""
-
-    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 1000
-    seed: SeedOption = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +31,25 @@ class RankOptions:
         int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer")
     ] = None
     by: Annotated[By, Option(help="Score that ranks heads; the paper's is increase.")] = "contrast"
-    positions: Annotated[Positions, Option(help="With --by effect: positions to zero ('all' is slower).")] = "last"
-    method: Annotated[Method, Option(help="With --by effect: exact, or a gradient estimate.")] = "exact"
+    positions: Annotated[
+        Literal["last", "all"], Option(help="With --by effect: positions to zero ('all' is slower).")
+    ] = "last"
+    method: Annotated[Literal["exact", "gradient"], Option(help="With --by effect: exact, or a gradient estimate.")] = (
+        "exact"
+    )
     batch_size: Annotated[int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = None
     budget: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
-
-    def check(self, reading: ReadoutOptions) -> None:
-        """Raise InputError for options that have no effect."""
-        if self.by == "effect":
-            reject_options(reading, "final_norm", "bias", reason="effects are measured on the model's output")
-        else:
-            reject_options(self, "positions", "method", reason="only --by effect ablates heads")
-        if self.batch_size is not None:
-            reject_options(self, "budget", reason="--batch-size sets the number of prompts per batch")
 
 
 @grouped
 def locate(
-    task: LocateTask, output: RunOutput, reading: ReadoutOptions, model: ModelOptions, rank: RankOptions
+    rank: RankOptions,
+    task: TaskOptions,
+    output: RunOutput,
+    reading: ReadoutOptions,
+    model: ModelOptions,
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 1000,
+    seed: SeedOption = 0,
 ) -> None:
     """Locate the heads with the largest mean contrast over a task's prompts; the result is exact and certified.
 
@@ -82,36 +63,47 @@ def locate(
     """
     from icl_lens.locate.configuration import EffectOptions, LocateOptions, prepare_run_folder
     from icl_lens.locate.distributed import Distributed
+    from icl_lens.locate.locate import locate_heads
+    from icl_lens.locate.mean_effects import locate_effects
+    from icl_lens.locate.table import heads_table, summary, write_effects, write_result
     from icl_lens.models.view import ModelView
 
-    rank.check(reading)
+    if rank.by == "effect":
+        reject_options(reading, "final_norm", "bias", reason="effects are measured on the model's output")
+    else:
+        reject_options(rank, "positions", "method", reason="only --by effect ablates heads")
+    if rank.batch_size is not None:
+        reject_options(rank, "budget", reason="--batch-size sets the number of prompts per batch")
     distributed = Distributed.from_environment()
     console, folder = PlainConsole(quiet=not distributed.is_main), None
     batches = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
     with output.running(is_main=distributed.is_main) as warn, _report_once(distributed):
-        loaded, batch = task.start(console, model, reading, n=task.n, seed=task.seed, device=distributed.device)
-        k = min(DEFAULT_TOP, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
+        loaded, batch = task.start(console, model, reading, n=n, seed=seed, device=distributed.device)
+        k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         if rank.by == "effect":
             options = EffectOptions(positions=rank.positions, method=rank.method, **batches)
         else:
             options = LocateOptions(k=k, final_norm=reading.final_norm, bias=reading.bias, **batches)
         if distributed.is_main and output.out is not None:
-            request = run_request(task, model, reading, n=task.n, seed=task.seed, by=rank.by)
+            request = run_request(task, model, reading, n=n, seed=seed, by=rank.by)
             folder = prepare_run_folder(output.out, loaded, batch, options, request)
         if distributed.is_main:
-            task.print_behavior(console, loaded, reading, seed=task.seed)
+            task.print_behavior(console, loaded, reading, seed=seed)
         with progress(hidden=not distributed.is_main) as report:
-            table, sentence = (_by_effect if rank.by == "effect" else _by_increase)(
-                loaded,
-                batch,
-                against=batch.other_label_tokens if rank.by == "contrast" else None,
-                **asdict(options),
-                folder=folder,
-                distributed=distributed,
-                progress=report,
-                warn=warn,
-            )
-        console.print(_shown(table.head(k), rank.by))
+            run: dict[str, Any] = asdict(options) | {"folder": folder, "distributed": distributed}
+            run |= {"progress": report, "warn": warn}
+            if rank.by == "effect":
+                effects = locate_effects(loaded, batch, **run)
+                table, sentence = effects.to_frame(), effects.summary()
+                if folder is not None:
+                    write_effects(folder, effects)
+            else:
+                others = batch.other_label_tokens if rank.by == "contrast" else None
+                top = locate_heads(loaded, batch, against=others, **run)
+                table, sentence = heads_table(top, folder), summary(top)
+                if folder is not None:
+                    write_result(folder, table, top)
+        console.print(_heads(table.head(k), rank.by))
         console.print(sentence)
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
@@ -119,45 +111,26 @@ def locate(
 
 @contextmanager
 def _report_once(distributed: "Distributed") -> Iterator[None]:
-    """Report an error once: from the main process, or from the only process in which it occurs."""
+    """Report an error once: from the main process, or from the only process in which it occurs.
+
+    Most errors occur in all processes. The others therefore wait for seconds: the launcher ends them as soon as the
+    main process has reported its own.
+    """
     try:
         yield
     except InputError as error:
         if distributed.is_main:
             raise
-        time.sleep(MAIN_FIRST)
+        time.sleep(5)
         raise InputError(f"process {distributed.rank} of {distributed.size}: {error}") from None
 
 
-def _by_increase(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
-    """Return the table to display and a summary sentence; the main process writes the result files."""
-    from icl_lens.locate.locate import locate_heads
-    from icl_lens.locate.table import heads_table, summary, write_result
-
-    top = locate_heads(loaded, batch, **run)
-    table = heads_table(top, run["folder"])
-    if run["folder"] is not None:
-        write_result(run["folder"], table, top)
-    return table, summary(top)
-
-
-def _by_effect(loaded: Any, batch: "PromptBatch", **run: Any) -> "tuple[pd.DataFrame, str]":
-    """Like `_by_increase`, for the effects of all heads."""
-    from icl_lens.locate.mean_effects import locate_effects
-    from icl_lens.locate.table import write_effects
-
-    effects = locate_effects(loaded, batch, **run)
-    if run["folder"] is not None:
-        write_effects(run["folder"], effects)
-    return effects.to_frame(), effects.summary()
-
-
-def _shown(table: "pd.DataFrame", by: By) -> Table:
-    value, last = ("effect", "log-odds drop") if by == "effect" else ("increase", "evaluated")
+def _heads(table: "pd.DataFrame", by: By) -> Table:
     intervals = ["95% interval"] if "low" in table else []
-    shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, last, left=(1,))
+    odds = ["log-odds drop"] if by == "effect" else []
+    shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, *odds, left=(1,))
     for row in table.to_dict("records"):
-        interval = [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
-        more = f"{row['log_odds']:.4f}" if by == "effect" else f"{row['share_evaluated']:.0%}"
-        shown.add_row(*[Text(cell) for cell in [str(row["rank"]), row["name"], f"{row[value]:.4f}", *interval, more]])
+        cells = [str(row["rank"]), row["name"], f"{row['effect' if odds else 'increase']:.4f}"]
+        cells += [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
+        shown.add_row(*cells, *([f"{row['log_odds']:.4f}"] if odds else []))
     return shown

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
-from icl_lens.cli.console import PlainConsole, note, progress
+from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
 
@@ -57,12 +57,13 @@ class ModelOptions:
 
         from icl_lens import load_model
 
+        console = PlainConsole(stderr=True, highlight=False)
+        if console.is_terminal:
+            console.print(f"loading {self.model} …", style="dim")
         device = default_device if self.device is None else self.device
-        note(f"loading {self.model} …")
         return load_model(self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision)
 
 
-DEFAULT_TEMPLATE = "{text} : {label}"
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
@@ -77,7 +78,7 @@ class TokenOptions:
 
     panel: ClassVar[str] = "Reading"
 
-    template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = DEFAULT_TEMPLATE
+    template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = "{text} : {label}"
     separator: Annotated[str | None, Option(help="Separator between demonstrations.", show_default="space")] = None
     prefix: Annotated[str, Option(help="Text before the first demonstration.")] = ""
     shared_prefix: Annotated[SharedPrefix, Option(help="If labels share a prefix: fail, or append it.")] = "error"
@@ -85,20 +86,6 @@ class TokenOptions:
         bool | None,
         Option("--bos/--no-bos", help="Add or omit a beginning-of-sequence token.", show_default="tokenizer's default"),
     ] = None
-
-    @property
-    def demonstration(self) -> str:
-        return unescape(self.template)
-
-    @property
-    def separator_text(self) -> str:
-        return " " if self.separator is None else unescape(self.separator)
-
-    @property
-    def is_default(self) -> bool:
-        """Whether all options that affect only demonstrations have their defaults."""
-        values = (self.template, self.separator, self.prefix, self.shared_prefix)
-        return values == (DEFAULT_TEMPLATE, None, "", "error")
 
     def written(self) -> "Template":
         """Return the template of prompts; the query is formatted up to its label.
@@ -108,16 +95,16 @@ class TokenOptions:
         """
         from icl_lens.prompts.prompt import Template
 
-        demonstration = self.demonstration
-        _, found, after = demonstration.partition("{label}")
-        if self.separator is None and found and after != after.rstrip():
-            kept, gap = demonstration.rstrip(), after[len(after.rstrip()) :]
+        demonstration = unescape(self.template)
+        before, _, after = demonstration.partition("{label}")
+        gap = after[len(after.rstrip()) :]
+        if self.separator is None and gap:
             raise InputError(
                 f"--template must not end in white space without --separator, got {_shell(demonstration)}; use "
-                f"--template {_shell(kept)} --separator {_shell(gap)}"
+                f"--template {_shell(demonstration.rstrip())} --separator {_shell(gap)}"
             )
-        query = demonstration.partition("{label}")[0].rstrip(" ")
-        return Template(demonstration, query, self.separator_text, unescape(self.prefix))
+        separator = " " if self.separator is None else unescape(self.separator)
+        return Template(demonstration, before.rstrip(" "), separator, unescape(self.prefix))
 
     def convention(self) -> dict[str, Any]:
         """Return the arguments of `tokenize`."""
@@ -334,17 +321,18 @@ def run_request(
     """Return the options that a resumable run's manifest stores."""
     from icl_lens.locate.configuration import RunRequest
 
+    template = reading.written()
     written = {
         "n": n,
         "seed": seed,
+        "by": by,
         "task": task.name or "",
         "path": None if task.path is None else str(task.path),
         "columns": task.columns.replace(" ", ""),
-        "template": reading.demonstration,
-        "separator": reading.separator_text,
-        "prefix": unescape(reading.prefix),
+        "template": template.demonstration,
+        "separator": template.separator,
+        "prefix": template.prefix,
         "prepend_bos": reading.bos,
-        "by": by,
     }
     given = vars(task) | vars(model) | vars(reading) | written
     return RunRequest(**{field.name: given[field.name] for field in fields(RunRequest)})

@@ -1,5 +1,6 @@
 """Run a command-line program: library output silenced, and one line with exit code 2 for invalid input."""
 
+import io
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import typer
 
-from icl_lens.cli.console import escape_unencodable, report_error
+from icl_lens.cli.console import report_error
 
 
 def new_app(**settings: Any) -> typer.Typer:
@@ -27,7 +28,9 @@ def new_app(**settings: Any) -> typer.Typer:
 def run_program(app: typer.Typer, program: str, *, default: str | None = None) -> None:
     """Run the program's command; without arguments, run the command `default`."""
     with one_line_errors(program):
-        escape_unencodable()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # print what the terminal cannot encode as escapes
+                stream.reconfigure(errors="backslashreplace")
         if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
             quiet_libraries()
         app(args=sys.argv[1:] or ([] if default is None else [default]), prog_name=program)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from icl_lens.interventions.controlled_ablation import Condition, ConditionName, ControlledAblation
 from icl_lens.metrics import Interval
-from icl_lens.report.number_format import percent, signed
+from icl_lens.report.number_format import mean_and_range, percent, signed
 from icl_lens.report.rich_table import new_table
 
 
@@ -40,12 +40,8 @@ def probability_rows(found: ControlledAblation) -> list[list[str]]:
     """Return each label's probability after the first prompt under each condition: mean (range over sets)."""
     rows = []
     for i, label in enumerate(found.labels):
-        cells = []
-        for name in condition_names(found):
-            shares = label_probabilities(found.conditions[name], i)
-            mean = percent(sum(shares) / len(shares))
-            cells.append(mean if len(shares) == 1 else f"{mean} ({percent(min(shares))}–{percent(max(shares))})")
-        rows.append([label, *cells])
+        shares = [label_probabilities(found.conditions[name], i) for name in condition_names(found)]
+        rows.append([label, *map(mean_and_range, shares)])
     return rows
 
 

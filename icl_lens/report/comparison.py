@@ -3,8 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import overload
+from typing import Any
 
 import pandas as pd
 from rich.console import Group, RenderableType
@@ -13,8 +12,8 @@ from rich.text import Text
 from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.report.findings import By, Findings
-from icl_lens.report.html.compare import compare_inline, compare_page, compared_scores
-from icl_lens.report.html.page import write_page
+from icl_lens.report.html.compare import TEMPLATE, check_same_shape, compared_scores, content
+from icl_lens.report.html.page import HasPage
 from icl_lens.report.number_format import percent
 from icl_lens.report.rich_table import new_table
 
@@ -25,7 +24,7 @@ RELATED = Text("Heads of two models correspond only if one model was trained fro
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(HasPage):
     """A comparison of two explanations, A and B, returned by `compare`.
 
     Example:
@@ -42,7 +41,7 @@ class Comparison:
     @property
     def same_heads(self) -> bool:
         """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
-        return _shape(self.a) == _shape(self.b)
+        return self.a.shape == self.b.shape
 
     def to_frame(self) -> pd.DataFrame:
         """Return every head's scores in A and B and their change (nats), largest change first.
@@ -52,11 +51,7 @@ class Comparison:
         differ. Scores refer to each explanation's own target. Raise InputError if the models have different numbers of
         layers or heads.
         """
-        if not self.same_heads:
-            raise InputError(
-                f"models must have the same (layers, heads), got {_shape(self.a)} for {self.a.model} and "
-                f"{_shape(self.b)} for {self.b.model}; use a.to_frame() and b.to_frame() instead"
-            )
+        check_same_shape(self.a, self.b)
         first, *others = compared_scores(self.a, self.b)
         frame = self.a.to_frame("heads").filter(["layer", "head", "name"])
         named: list[tuple[By, str]] = [(first, ""), *((by, f"{by}_") for by in others)]
@@ -66,20 +61,8 @@ class Comparison:
             frame[f"{prefix}change"] = frame[f"{prefix}b"] - frame[f"{prefix}a"]
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: str | Path) -> None: ...
-    def to_html(self, path: str | Path | None = None) -> str | None:
-        """Return a self-contained comparison page, or write it to `path` atomically."""
-        page = compare_page(self.a, self.b)
-        if path is None:
-            return page
-        write_page(page, path)
-        return None
-
-    def _repr_html_(self) -> str:
-        return compare_inline(self.a, self.b)
+    def _page(self) -> tuple[str, dict[str, Any]]:
+        return TEMPLATE, content(self.a, self.b)
 
     def __rich__(self) -> Group:
         return _render(self)
@@ -92,10 +75,6 @@ class Comparison:
         columns = {"head": frame["name"][:SHOWN].tolist()}
         columns |= {f"{name}, nats": [format_signed(x) for x in frame[name][:SHOWN]] for name in ("a", "b", "change")}
         return text_table(title, columns, total=len(frame))
-
-
-def _shape(explanation: Findings) -> tuple[int, int]:
-    return len(explanation.head_increases), len(explanation.head_increases[0])
 
 
 def compare(a: Findings, b: Findings) -> Comparison:

@@ -354,18 +354,26 @@ class Findings:
             rows = list(self._why_rows())
         return pd.DataFrame(rows)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of layers and of heads per layer."""
+        return len(self.head_increases), len(self.head_increases[0])
+
+    @property
+    def label_at(self) -> dict[int, int]:
+        """The demonstrations' labels (indices into `labels`) by position."""
+        return dict(zip(self.label_positions, self.demonstration_labels, strict=True))
+
     def key_name(self, position: int) -> str:
         """Return the name of a label or token with its position, such as "foo@8"."""
-        labels = dict(zip(self.label_positions, self.demonstration_labels, strict=True))
-        name = self.labels[labels[position]] if position in labels else self.shown_tokens[position].strip()
-        return f"{name}@{position}"
+        label = self.label_at.get(position)
+        return f"{self.shown_tokens[position].strip() if label is None else self.labels[label]}@{position}"
 
     def keys_name(self, positions: Sequence[int]) -> str:
         """Return the names of a few keys, or the number of labels they are: "foo@8, foo@11", "12 foo labels"."""
         if len(positions) < 4:
             return ", ".join(map(self.key_name, positions))
-        labels = dict(zip(self.label_positions, self.demonstration_labels, strict=True))
-        named = {self.labels[labels[position]] for position in positions}
+        named = {self.labels[self.label_at[position]] for position in positions}
         return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
 
     def why_sentence(self, report: HeadReport) -> str:

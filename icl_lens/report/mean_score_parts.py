@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from icl_lens.attribution.reasons import WRITER_NAMES
 from icl_lens.locate.mean_score_parts import SIDES, MeanScoreParts
 from icl_lens.models.head import Head
 from icl_lens.report.rich_table import new_table
@@ -21,12 +22,13 @@ TITLES = {
 
 def render(found: MeanScoreParts) -> Group:
     """Return what `icl-lens explain --why HEAD -n N` prints."""
+    first_order = "" if found.values_are_exact else " (first-order)"
     note = (
         f"Means over {found.n_prompts:,} prompts, 95% intervals over {found.n_queries:,} distinct queries. True "
         "labels are those equal to the answer. The strongest writers are chosen on these prompts: check them on others "
         "(--seed). Over all writers, each side sums to the score difference, and value "
-        f"parts sum to what the head adds to the answer from these labels, nats{_first_order(found)}. F: FFNs; pairs: "
-        "query writer × key writer."
+        f"parts sum to what the head adds to the answer from these labels, nats{first_order}. {WRITER_NAMES}; "
+        "pairs: query writer × key writer."
     )
     return Group(*(block for head in found.heads for block in _of_head(found, head)), Text(note, "dim"))
 
@@ -43,10 +45,6 @@ def _of_head(found: MeanScoreParts, head: Head) -> Iterator[RenderableType]:
             table.add_row(title, row["writer"], *_cells(row["value"], row["low"], row["high"]))
             title = ""
     yield table
-
-
-def _first_order(found: MeanScoreParts) -> str:
-    return "" if found.values_are_exact else " (first-order)"
 
 
 def _cells(value: float, low: float, high: float) -> tuple[str, str]:

@@ -1,10 +1,9 @@
 """Two models compared over many prompts, as tables, a figure and a page."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -17,9 +16,8 @@ from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.head import Head
 from icl_lens.report.comparison import RELATED
 from icl_lens.report.findings import By
-from icl_lens.report.html.page import write_page
+from icl_lens.report.html.page import HasPage
 from icl_lens.report.html.parts import Bar, Cell, HeadMap, Scatter, Table, largest
-from icl_lens.report.html.templating import render_notebook, render_page
 from icl_lens.report.number_format import percent, signed
 from icl_lens.report.rich_table import new_table
 
@@ -31,7 +29,7 @@ MEASURES = ("accuracy", "log p", "log-odds")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ModelComparison:
+class ModelComparison(HasPage):
     """Scores of the same prompts by two models, A and B, returned by `compare_models`.
 
     `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
@@ -91,23 +89,29 @@ class ModelComparison:
         names = (f"A: {self.models[0]}", f"B: {self.models[1]}")
         return {"heads": plots.head_scatter(self.to_frame(), names=names, label=f"mean {self.by} (nats)")}
 
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: str | Path) -> None: ...
-    def to_html(self, path: str | Path | None = None) -> str | None:
-        """Return a self-contained page, or write it to `path` atomically."""
-        page = render_page(TEMPLATE, **self._content())
-        if path is None:
-            return page
-        write_page(page, path)
-        return None
-
-    def _repr_html_(self) -> str:
-        return render_notebook(TEMPLATE, height=720, **self._content())
-
     def __rich__(self) -> Group:
-        return _render(self)
+        """Return the means of the answers' scores and the heads that changed most, with intervals of the changes."""
+        answers = new_table("", "A", "B", "change", "95% interval")
+        for row in _answer_rows(self):
+            answers.add_row(*row)
+        title = f"Answers to {self.n_prompts} prompts: {self.models[0]} (A) and {self.models[1]} (B)"
+        shown: list[RenderableType] = [Text(title, "bold"), answers]
+        if not self.same_heads:
+            note = "The models have different numbers of layers or heads, so their heads do not correspond."
+            return Group(*shown, Text(note, "dim"))
+        for by in self._shown_scores:
+            table = new_table("head", "A", "B", "change", "95% interval")
+            for row in self.to_frame(by).head(SHOWN).to_dict("records"):
+                numbers = [f"{row[column]:+.3f}" for column in ("a", "b", "change", "low", "high")]
+                table.add_row(row["name"], *numbers[:3], " … ".join(numbers[3:]))
+            shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
+        return Group(*shown, RELATED)
+
+    @property
+    def _shown_scores(self) -> list[By]:
+        """The scores by which heads are shown: the one that ranks them, the increase and the contrast."""
+        scores: list[By] = [self.by, "increase", "contrast"]
+        return list(dict.fromkeys(scores))
 
     def __repr__(self) -> str:
         correct = [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)]
@@ -122,23 +126,20 @@ class ModelComparison:
         columns |= {name: list(map(format_signed, frame[name])) for name in ("a", "b", "change", "low", "high")}
         return text_table(title, columns, total=self.a["increase"][0].size)
 
-    def _content(self) -> dict[str, Any]:
+    def _page(self) -> tuple[str, dict[str, Any]]:
         content: dict[str, Any] = {
             "title": "Two models compared",
-            "element": False,
-            "circuitsvis": False,
             "both": self,
             "correct": [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)],
             "measures": Table(["", "#A", "#B", "#change", "#95% interval"], _answer_rows(self)),
             "same_heads": self.same_heads,
         }
         if not self.same_heads:
-            return content | {"tables": [], "best": [self._best("A", self.a), self._best("B", self.b)]}
+            return TEMPLATE, content | {"tables": [], "best": [self._best("A", self.a), self._best("B", self.b)]}
         rows = self.to_frame().to_dict("records")
         changed = {Head(row["layer"], row["head"]) for row in rows[:SHOWN]}
-        ranked: list[By] = [self.by, *(by for by in get_args(By)[:2] if by != self.by)]
-        return content | {
-            "tables": [(by, _table(self.to_frame(by).to_dict("records")[:SHOWN])) for by in ranked],
+        return TEMPLATE, content | {
+            "tables": [(by, _table(self.to_frame(by).to_dict("records")[:SHOWN])) for by in self._shown_scores],
             "changes": HeadMap(
                 (self.b[self.by] - self.a[self.by]).mean(0).tolist(), changed, f"change of {self.by}, B minus A, nats"
             ),
@@ -157,14 +158,8 @@ class ModelComparison:
 
 def _change(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     interval = bootstrap_interval(b - a)
-    return {"a": float(a.mean()), "b": float(b.mean()), "change": interval.value} | {
-        "low": interval.low,
-        "high": interval.high,
-    }
-
-
-def _interval(row: Mapping[Any, Any]) -> str:
-    return f"{signed(row['low'])} … {signed(row['high'])}"
+    change = {"change": interval.value, "low": interval.low, "high": interval.high}
+    return {"a": float(a.mean()), "b": float(b.mean()), **change}
 
 
 def _answer_rows(both: ModelComparison) -> list[list[str]]:
@@ -181,34 +176,8 @@ def _answer_rows(both: ModelComparison) -> list[list[str]]:
 
 def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
     reach = largest([row["change"] for row in rows])
-    cells: list[list[Cell]] = [
-        [row["name"], signed(row["a"]), signed(row["b"]), Bar.signed(row["change"], reach), _interval(row)]
-        for row in rows
-    ]
+    cells: list[list[Cell]] = []
+    for row in rows:
+        a, b, low, high = (signed(row[column]) for column in ("a", "b", "low", "high"))
+        cells.append([row["name"], a, b, Bar.signed(row["change"], reach), f"{low} … {high}"])
     return Table(["head", "#A, nats", "#B, nats", "#change, nats", "#95% interval"], cells)
-
-
-def _render(both: ModelComparison) -> Group:
-    """Return the means of the answers' scores and the heads that changed most, with intervals of the changes."""
-    answers = new_table("", "A", "B", "change", "95% interval")
-    for row in _answer_rows(both):
-        answers.add_row(*row)
-    title = f"Answers to {both.n_prompts} prompts: {both.models[0]} (A) and {both.models[1]} (B)"
-    return Group(Text(title, "bold"), answers, *_mean_changes(both))
-
-
-def _mean_changes(both: ModelComparison) -> Iterator[RenderableType]:
-    if not both.same_heads:
-        yield Text("The models have different numbers of layers or heads, so their heads do not correspond.", "dim")
-        return
-    ranked: list[By] = [both.by, "increase", "contrast"]
-    for by in dict.fromkeys(ranked):
-        table = new_table("head", "A", "B", "change", "95% interval")
-        for row in both.to_frame(by).head(SHOWN).to_dict("records"):
-            table.add_row(row["name"], f"{row['a']:+.3f}", f"{row['b']:+.3f}", *_change_texts(row))
-        yield from (Text(f"Heads whose mean {by} changed most, nats", "bold"), table)
-    yield RELATED
-
-
-def _change_texts(row: Mapping[Any, Any]) -> tuple[str, str]:
-    return f"{row['change']:+.3f}", f"{row['low']:+.3f} … {row['high']:+.3f}"

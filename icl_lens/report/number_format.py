@@ -1,6 +1,8 @@
 """Format probabilities as percentages, and numbers with their sign."""
 
+from collections.abc import Sequence
 from decimal import Decimal
+from statistics import fmean
 
 SMALLEST = 1e-8
 
@@ -18,6 +20,12 @@ def percent(value: float) -> str:
     if value < SMALLEST:
         return "<0.000001%"
     return f"{Decimal(f'{100 * value:.1e}'):f}%"
+
+
+def mean_and_range(shares: Sequence[float]) -> str:
+    """Format the mean of probabilities with their range, as "46.8% (18.8%–64.3%)"; one alone without a range."""
+    mean = percent(fmean(shares))
+    return mean if len(shares) == 1 else f"{mean} ({percent(min(shares))}–{percent(max(shares))})"
 
 
 def signed(value: float, digits: int = 3) -> str:

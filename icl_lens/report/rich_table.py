@@ -2,11 +2,12 @@
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 
-def new_table(*columns: str, left: tuple[int, ...] = (0,)) -> Table:
+def new_table(*columns: str | Text, left: tuple[int, ...] = (0,), title: str | None = None) -> Table:
     """Return an empty table whose columns are right-aligned except those at the indices `left`."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i in left else "right")
+        table.add_column(column, justify="left" if i in left else "right", overflow="fold")
     return table

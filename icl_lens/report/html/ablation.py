@@ -31,11 +31,10 @@ def ablation_page(
     does on the task (`il.task_check`), and `command` reproduces the page.
     """
     is_task = len(found.queries) > 1
+    columns = [condition_names(found)["heads"], "#accuracy, points (95%)", "#log-odds, nats (95%)"]
     return render_page(
         "ablation.html.j2",
         title=f"{model}: {len(found.heads)} heads ablated",
-        element=False,
-        circuitsvis=False,
         model=model,
         text=text,
         answer=Chip(answer, found.labels.index(answer)) if answer in found.labels else None,
@@ -46,7 +45,7 @@ def ablation_page(
         is_task=is_task,
         before_after=_before_after(found, answer),
         result=_task_table(found) if is_task else _prompt_table(found),
-        comparison=_comparison_table(found) if is_task else None,
+        comparison=Table(columns, comparison_rows(found)) if is_task else None,
         notes=notes(found),
     )
 
@@ -78,10 +77,3 @@ def _prompt_table(found: ControlledAblation) -> Table:
         rows.append([Chip(label, i), *texts, Dots(before, after, draws)])
     names = [f"#{name}" for name in condition_names(found).values()]
     return Table(["probability of", *names, "0 – 100%"], rows, "removal")
-
-
-def _comparison_table(found: ControlledAblation) -> Table:
-    return Table(
-        [condition_names(found)["heads"], "#accuracy, points (95%)", "#log-odds, nats (95%)"],
-        comparison_rows(found),
-    )

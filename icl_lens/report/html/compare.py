@@ -10,7 +10,7 @@ from icl_lens.report.findings import By, Findings
 from icl_lens.report.html.heads import attention_bar, label_sum
 from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
 from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
-from icl_lens.report.html.templating import render_notebook, render_page
+from icl_lens.report.html.templating import render_page
 from icl_lens.report.number_format import percent, signed
 
 TEMPLATE, N_CHANGED = "compare.html.j2", 12
@@ -24,12 +24,16 @@ def compare_page(a: Findings, b: Findings) -> str:
     otherwise, the best heads of each. Increases refer to each explanation's own target; the page notes where the
     targets differ.
     """
-    return render_page(TEMPLATE, **_content(a, b))
+    return render_page(TEMPLATE, **content(a, b))
 
 
-def compare_inline(a: Findings, b: Findings) -> str:
-    """Return the page as an inline frame for notebooks, with a static version for viewers that strip frames."""
-    return render_notebook(TEMPLATE, height=720, **_content(a, b))
+def check_same_shape(a: Findings, b: Findings) -> None:
+    """Raise InputError if the models have different numbers of layers or heads."""
+    if a.shape != b.shape:
+        raise InputError(
+            f"models must have the same (layers, heads), got {a.shape} for {a.model} and {b.shape} for {b.model}; use "
+            "a.to_frame() and b.to_frame() instead"
+        )
 
 
 def most_changed(a: Findings, b: Findings) -> list[Head]:
@@ -39,20 +43,11 @@ def most_changed(a: Findings, b: Findings) -> list[Head]:
 
     Raise InputError if the models have different numbers of layers or heads.
     """
-    if _shape(a) != _shape(b):
-        raise InputError(
-            f"models must have the same (layers, heads), got {_shape(a)} for {a.model} and {_shape(b)} for {b.model}; "
-            "compare models of the same shape"
-        )
-    n_layers, n_heads = _shape(a)
-    heads = [Head.from_index(index, n_heads) for index in range(n_layers * n_heads)]
+    check_same_shape(a, b)
+    heads = [Head(layer, head) for layer in range(a.shape[0]) for head in range(a.shape[1])]
     x, y = (e.scores_by(compared_by(a, b)) for e in (a, b))
     heads.sort(key=lambda head: -abs(y[head.layer][head.head] - x[head.layer][head.head]))
     return heads[:N_CHANGED]
-
-
-def _shape(e: Findings) -> tuple[int, int]:
-    return len(e.head_increases), len(e.head_increases[0])
 
 
 def compared_by(a: Findings, b: Findings) -> By:
@@ -66,13 +61,11 @@ def compared_scores(a: Findings, b: Findings) -> list[By]:
     return [first, *(by for by in get_args(By) if by != first and a.scores_by(by) and b.scores_by(by))]
 
 
-def _content(a: Findings, b: Findings) -> dict[str, Any]:
-    same_heads = _shape(a) == _shape(b)
+def content(a: Findings, b: Findings) -> dict[str, Any]:
+    """Return what the page shows of two explanations."""
     plain_text = a.is_plain_text or b.is_plain_text
-    content = {
+    shown = {
         "title": "Two explanations compared",
-        "element": False,
-        "circuitsvis": False,
         "a": a,
         "b": b,
         "sides": [_side("A", a, b), _side("B", b, a)],
@@ -82,13 +75,13 @@ def _content(a: Findings, b: Findings) -> dict[str, Any]:
         "changed": None,
         "by": compared_by(a, b),
     }
-    if same_heads:
+    if a.shape == b.shape:
         heads = most_changed(a, b)
-        content |= {"changed": _changed_table(a, b, heads), "changes": _change_map(a, b, heads)}
+        shown |= {"changed": _changed_table(a, b, heads), "changes": _change_map(a, b, heads)}
         if not plain_text:
             names = list(dict.fromkeys([*a.labels, *b.labels]))
-            content |= {"labels": names, "attention": _attention_table(a, b, heads, names)}
-    return content
+            shown |= {"labels": names, "attention": _attention_table(a, b, heads, names)}
+    return shown
 
 
 def _side(name: str, e: Findings, other: Findings) -> dict[str, Any]:

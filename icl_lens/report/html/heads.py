@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from icl_lens.attribution.reasons import AttentionReasons, Side
+from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
 from icl_lens.report.html.sections import contrast_name, separated, unit_name
@@ -14,8 +14,6 @@ from icl_lens.report.number_format import percent, signed
 
 # Rows of words shown without a scrollbar.
 LONG = 12
-# Where writers write, by side of an attention score or of the values.
-WRITTEN: dict[Side, str] = {"query": "at the last token", "key": "at the keys", "value": "in the values"}
 # Maximum number of demonstrations in the similarity panel.
 MOST_COMPARED = 16
 
@@ -100,14 +98,9 @@ def attention_strip(tokens: Sequence[str], weights: Sequence[float], marks: dict
     return Strip(f"Attention of {name} from the last token", tokens, weights, largest(weights), marks, attention=True)
 
 
-def label_marks(e: Findings) -> dict[int, int]:
-    """Return the labels of the demonstrations by position."""
-    return dict(zip(e.label_positions, e.demonstration_labels, strict=True))
-
-
 def _panel(e: Findings, report: HeadReport, rank: int) -> dict[str, Any]:
     """Return the contents of a located head's panel."""
-    name, marks = str(report.head), label_marks(e)
+    name, marks = str(report.head), e.label_at
     reach, farthest = largest(report.position_increases), largest(report.position_contrasts)
     contrast = None
     if e.is_plain_text and report.position_contrasts:
@@ -142,11 +135,10 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     why = report.why
     if why is None:
         return None
-    labels = dict(zip(e.label_positions, e.demonstration_labels, strict=True))
     chips = [
-        [Chip(e.key_name(position), labels.get(position)) for position in positions]
+        [Chip(e.key_name(position), e.label_at.get(position)) for position in positions]
         if len(positions) < 4
-        else [Chip(e.keys_name(positions), labels[positions[0]])]
+        else [Chip(e.keys_name(positions), e.label_at[positions[0]])]
         for positions in (why.more, why.less)
     ]
     strongest = largest([value for _, _, value in why.pairs])
@@ -159,7 +151,7 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     values: list[list[Cell]] = [[name, Bar.signed(value, reach["value"])] for name, value in why.value]
     written: list[list[Cell]] = [
         [where if i == 0 else "", writer, Words(words[:6], is_noise(standout))]
-        for side, where in WRITTEN.items()
+        for side, where in SIDES.items()
         for i, (writer, (words, standout)) in enumerate(why.words(side).items())
     ]
     pairs: list[list[Cell]] = [[one, other, signed(value)] for one, other, value in why.pairs]
@@ -167,6 +159,7 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
         "more": separated(chips[0]),
         "less": separated(chips[1]),
         "why": why,
+        "names": WRITER_NAMES,
         "lines": lines,
         "n_rows": max(len(why.query), len(why.key)),
         "sentence": e.why_sentence(report).replace("(-", "(\u2212"),
@@ -175,7 +168,7 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
                 writer: ("(no more than random directions) " if is_noise(standout) else "") + ", ".join(words[:6])
                 for writer, (words, standout) in why.words(side).items()
             }
-            for side in WRITTEN
+            for side in SIDES
         },
         "words": Table(["where", "writer", "top words"], written) if written else None,
         "pairs": Table(["query writer", "key writer", "#score"], pairs),
@@ -186,8 +179,8 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
 
 def _writers_table(why: AttentionReasons) -> Table:
     """Return the strongest writers of all sides in one table, for viewers without graphics."""
-    sides: list[Side] = [side for side in WRITTEN if why.side(side)]
-    columns: list[Cell] = [cell for side in sides for cell in (WRITTEN[side], "#nats" if side == "value" else "#score")]
+    sides: list[Side] = [side for side in SIDES if why.side(side)]
+    columns: list[Cell] = [cell for side in sides for cell in (SIDES[side], "#nats" if side == "value" else "#score")]
     rows: list[list[Cell]] = []
     for row in zip_longest(*map(why.side, sides)):
         rows.append([cell for one in row for cell in (("", "") if one is None else (one[0], signed(one[1])))])

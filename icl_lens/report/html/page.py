@@ -1,7 +1,7 @@
-"""The page of one explanation; templates/explanation.html.j2 draws it."""
+"""Results with a page, and the page of one explanation, which templates/explanation.html.j2 draws."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from icl_lens.files import write_text
 from icl_lens.report.command import command
@@ -13,14 +13,38 @@ from icl_lens.report.html.templating import render_notebook, render_page
 TEMPLATE = "explanation.html.j2"
 
 
+class HasPage:
+    """A result that displays itself as a page in notebooks; `_page` returns the page's template and its contents."""
+
+    def _page(self) -> tuple[str, dict[str, Any]]:
+        raise NotImplementedError
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | Path) -> None: ...
+    def to_html(self, path: str | Path | None = None) -> str | None:
+        """Return a self-contained page, or write it to `path` atomically."""
+        template, content = self._page()
+        page = render_page(template, **content)
+        if path is None:
+            return page
+        write_text(path, page)
+        return None
+
+    def _repr_html_(self) -> str:
+        template, content = self._page()
+        return render_notebook(template, height=720, **content)
+
+
 def explanation_page(e: Findings) -> str:
     """Return the explanation as one self-contained HTML document that loads no external resources."""
-    return render_page(TEMPLATE, **_content(e))
+    return render_page(TEMPLATE, **content(e))
 
 
 def explanation_inline(e: Findings) -> str:
     """Return the page as an inline frame for notebooks, with a static version for viewers that strip frames."""
-    return render_notebook(TEMPLATE, height=720, **_content(e))
+    return render_notebook(TEMPLATE, height=720, **content(e))
 
 
 def write_page(page: str, path: str | Path) -> None:
@@ -28,11 +52,11 @@ def write_page(page: str, path: str | Path) -> None:
     write_text(path, page)
 
 
-def _content(e: Findings) -> dict[str, Any]:
+def content(e: Findings) -> dict[str, Any]:
+    """Return what the page shows of an explanation."""
     chips, next_token = sections.label_chips(e), e.next_tokens[0][0]
     return {
         "title": f"{e.model}: {e.target} explained",
-        "element": False,
         "circuitsvis": True,
         "e": e,
         "target": chips[e.target],

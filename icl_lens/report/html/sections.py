@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from icl_lens.report.findings import Findings
 from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, largest
 from icl_lens.report.html.templating import label_color
-from icl_lens.report.number_format import percent, signed
+from icl_lens.report.number_format import mean_and_range, percent, signed
 
 
 def label_chips(e: Findings) -> dict[str, Chip]:
@@ -115,21 +114,20 @@ def removal_table(e: Findings) -> Table:
     for i, label in enumerate(e.labels):
         before, after = math.exp(e.label_log_probs[i]), math.exp(e.ablation.located[i])
         draws = [math.exp(draw[i]) for draw in e.ablation.random]
-        spread = f"{percent(fmean(draws))} ({percent(min(draws))}–{percent(max(draws))})" if draws else "–"
-        rows.append([Chip(label, i), percent(before), percent(after), spread, Dots(before, after, draws)])
-    random = f"#{len(e.ablation.heads)} random zeroed"
-    return Table([unit_name(e), "#no ablation", "#located zeroed", random, "0 – 100%"], rows, "removal")
+        random = mean_and_range(draws) if draws else "–"
+        rows.append([Chip(label, i), percent(before), percent(after), random, Dots(before, after, draws)])
+    columns = ["#no ablation", "#located zeroed", f"#{len(e.ablation.heads)} random zeroed", "0 – 100%"]
+    return Table([unit_name(e), *columns], rows, "removal")
 
 
 def parts_table(e: Findings) -> Table:
     """Return the (head, position) parts with the largest increase."""
-    label_at = dict(zip(e.label_positions, e.demonstration_labels, strict=True))
     reach = largest([part.increase for part in e.subheads])
     rows = [
         [
             str(part.head),
             str(part.position),
-            Chip(part.token, label_at.get(part.position)),
+            Chip(part.token, e.label_at.get(part.position)),
             Bar.signed(part.increase, reach),
             *([] if part.contrast is None else [signed(part.contrast)]),
         ]

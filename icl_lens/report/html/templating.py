@@ -137,7 +137,7 @@ TEMPLATES.filters |= {
     "token": visible_token,
     "label_color": label_color,
 }
-TEMPLATES.globals |= {"asset": asset, "tints": TINTS}
+TEMPLATES.globals |= {"asset": asset, "tints": TINTS, "element": False, "circuitsvis": False}
 
 
 def render_page(template: str, **content: Any) -> str:

@@ -57,7 +57,7 @@ def attention_to_labels(
     """
     if isinstance(source, Findings):
         reports = _reports(source, heads)
-        tokens, marks = source.shown_tokens, head_parts.label_marks(source)
+        tokens, marks = source.shown_tokens, source.label_at
         labels = () if source.is_plain_text else source.labels
         rows = {str(report.head): report.attention for report in reports}
     else:
