@@ -16,7 +16,7 @@ from icl_lens.errors import InputError
 from icl_lens.metrics import Interval, bootstrap_interval, recent_label
 from icl_lens.progress import Progress, reported
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.prompt import Prompt, Template, as_prompts, quoted_list
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import load_task
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.tokenize import tokenize
@@ -30,7 +30,6 @@ MIN_PROMPTS = 20
 EFFECT_LEVEL = 1 - 0.05 / 4
 # Behaviors whose effects are compared: learning and knowing add up to doing the task.
 _GROUPS: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
-_DEFAULT_TEMPLATE = Template()
 # Tokens per forward pass.
 _PASS_TOKENS = 1024
 
@@ -117,7 +116,7 @@ def task_check(
     task: str | TextTask | Sequence[Prompt],
     *,
     n: int | None = None,
-    template: Template = _DEFAULT_TEMPLATE,
+    template: Template = DEFAULT_TEMPLATE,
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",
     seed: int = 0,

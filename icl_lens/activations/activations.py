@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.decompose import head_outputs, repeat_kv
@@ -144,6 +144,12 @@ class Activations:
         """[batch] index of the most probable label among each prompt's labels."""
         mask = self.batch.label_mask.to(self.label_log_probs.device)
         return self.label_log_probs.masked_fill(~mask, -torch.inf).argmax(-1)
+
+    @property
+    def padding(self) -> Bool[Tensor, "batch key"]:
+        """Which positions of `pattern` are after the last token."""
+        keys = torch.arange(self.pattern.shape[-1], device=self.pattern.device)
+        return keys > self.batch.last.to(keys.device)[:, None]
 
     @property
     def head_inputs(self) -> Float[Tensor, "batch layer head d_head"]:

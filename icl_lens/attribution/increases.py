@@ -174,7 +174,7 @@ def layer_log_prob_increase(
     acts: Activations,
     targets: Int[Tensor, " batch"],
     *,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> LayerIncreases:
@@ -209,7 +209,7 @@ def head_log_prob_increase(
     acts: Activations,
     targets: Int[Tensor, " batch"],
     *,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch layer head"]:
@@ -316,7 +316,7 @@ def subhead_log_prob_increase(
     targets: Int[Tensor, " batch"],
     *,
     layers: Sequence[int] | None = None,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch layer head pos"]:
@@ -335,28 +335,24 @@ def subhead_log_prob_increase(
     """
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
-    width = acts.pattern.shape[-1]
-    n = len(acts.batch)
+    n, width, padding = len(acts.batch), acts.pattern.shape[-1], acts.padding[:, None, None]
     out = acts.readout.scale.new_zeros((n, len(chosen), acts.view.n_heads, width))
     if not chosen:
         return out
-    keys = torch.arange(width, device=out.device)
-    padding = (keys > acts.batch.last.to(out.device)[:, None])[:, None, None]
     if (g := linear_direction(readout, targets, others)) is not None:
         for i, layer in enumerate(chosen):
             out[:, i] = project_subheads(acts, g, layer)
         return out.masked_fill(padding, 0.0)
     x = acts.resid_pre[:, chosen].to(readout.dtype)
     base = readout.token_log_probs(x, targets, against=others)
-    part = acts.view.n_heads * width * acts.view.d_model * x.element_size()
-    step = max(1, PART_BYTES // part)
+    step = max(1, PART_BYTES // (acts.view.n_heads * width * acts.view.d_model * x.element_size()))
     for i, layer in enumerate(chosen):
         pattern, values, W_O = acts.head_pattern(layer), acts.head_values(layer), acts.view.W_O(layer)
         for start in range(0, n, step):
             rows = slice(start, start + step)
-            u = subhead_values(pattern[rows], values[rows], W_O)
-            its = targets[rows], select_rows(others, rows)
-            increase = _increase(readout.select_prompts(rows), x[rows, i], base[rows, i], u.flatten(1, 2), *its)
+            y = x[rows, i, None] + subhead_values(pattern[rows], values[rows], W_O).flatten(1, 2)
+            part, its_others = readout.select_prompts(rows), select_rows(others, rows)
+            increase = part.token_log_probs(y, targets[rows], against=its_others) - base[rows, i, None]
             out[rows, i] = increase.unflatten(1, (acts.view.n_heads, width))
     return out.masked_fill(padding, 0.0)
 
@@ -366,14 +362,13 @@ def head_position_increases(
     targets: Int[Tensor, " batch"],
     heads: Sequence[Head],
     *,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch head pos"]:
     """Return `subhead_log_prob_increase` of some heads, which share one product with W_U."""
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
-    padding = torch.arange(acts.pattern.shape[-1], device=readout.W_U.device)
-    padding = (padding > acts.batch.last.to(padding.device)[:, None])[:, None]
+    padding = acts.padding[:, None]
     if (g := linear_direction(readout, targets, others)) is not None:
         of_layer = {layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}}
         return torch.stack([of_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(padding, 0.0)
@@ -396,7 +391,7 @@ def neuron_log_prob_increase(
     targets: Int[Tensor, " batch"],
     layer: int,
     *,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch neuron"]:
@@ -425,25 +420,15 @@ def neuron_log_prob_increase(
     x = acts.resid_pre[:, layer].to(readout.dtype)
     if not acts.view.parallel:
         x = x + acts.attn_out[:, layer].to(readout.dtype)
-    base = readout.token_log_probs(x[:, None], targets, against=others)[:, 0]
+    base = readout.token_log_probs(x[:, None], targets, against=others)
     n, d_mlp = post.shape
     step = max(1, PART_BYTES // (n * acts.view.d_model * x.element_size()))
-    pieces = [
-        _increase(readout, x, base, neuron_values(post[:, i : i + step], W_out[i : i + step]), targets, others)
-        for i in range(0, d_mlp, step)
-    ]
+    pieces = []
+    for start in range(0, d_mlp, step):
+        neurons = slice(start, start + step)
+        y = x[:, None] + neuron_values(post[:, neurons], W_out[neurons])
+        pieces.append(readout.token_log_probs(y, targets, against=others) - base)
     return torch.cat(pieces, dim=1)
-
-
-def _increase(
-    readout: Readout,
-    x: Float[Tensor, "batch d_model"],
-    base: Float[Tensor, " batch"],
-    u: Float[Tensor, "batch part d_model"],
-    targets: Int[Tensor, " batch"],
-    against: CheckedAgainst,
-) -> Float[Tensor, "batch part"]:
-    return readout.token_log_probs(x[:, None] + u, targets, against=against) - base[:, None]
 
 
 def _check_layer(acts: Activations, layer: int) -> int:

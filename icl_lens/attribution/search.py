@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, selected_subhead_values
 from icl_lens.attribution.increases import (
+    Against,
     CheckedAgainst,
     check_scoring,
     every_head_increase,
@@ -211,15 +212,7 @@ def head_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "
 def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head pos"]:
     """Return an upper bound on the increase of every (layer, head, position), nats; -inf at padding."""
     columns = [project_subheads(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
-    return _without_padding(acts, torch.stack(columns, dim=1))
-
-
-def _without_padding(
-    acts: Activations, x: Float[Tensor, "batch layer head pos"]
-) -> Float[Tensor, "batch layer head pos"]:
-    keys = torch.arange(x.shape[-1], device=x.device)
-    padding: Bool[Tensor, "batch 1 1 pos"] = (keys > acts.batch.last.to(keys.device)[:, None])[:, None, None]
-    return x.masked_fill(padding, -torch.inf)
+    return torch.stack(columns, dim=1).masked_fill(acts.padding[:, None, None], -torch.inf)
 
 
 def top_subheads(
@@ -227,7 +220,7 @@ def top_subheads(
     targets: Int[Tensor, " batch"],
     *,
     k: int = 20,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     slack: float = SLACK,
@@ -251,10 +244,14 @@ def top_subheads(
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
     check_k(k, int(n_parts.min()), "(layer, head, position) parts")
+    tokens = acts.batch.token_names
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
-        increase = subhead_log_prob_increase(acts, targets, against=against, final_norm=final_norm, bias=bias)
-        return _largest_subheads(acts, _without_padding(acts, increase), k, n_parts, certified=linear)
+        exact = subhead_log_prob_increase(acts, targets, against=against, final_norm=final_norm, bias=bias)
+        best = exact.masked_fill(acts.padding[:, None, None], -torch.inf).flatten(1).topk(k, dim=-1)
+        layer, head, position = _unravel(best.indices, n_heads, width)
+        no_bound = best.values.new_full((len(exact),), -torch.inf)
+        return TopSubheads(best.values, layer, head, position, n_parts, n_parts, no_bound, linear, tokens)
 
     gradients = layer_gradients(acts, targets, readout, against=others)
     bounds = subhead_bounds(acts, gradients).flatten(1)
@@ -286,10 +283,7 @@ def top_subheads(
     best = value.topk(k, dim=-1)
     flat_index = bounds.topk(value.shape[1], dim=-1).indices.gather(1, best.indices)
     layer, head, position = _unravel(flat_index, n_heads, width)
-    tokens = acts.batch.token_names
-    return TopSubheads(
-        best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, certified=True, tokens=tokens
-    )
+    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, True, tokens)
 
 
 def _exact_subheads(
@@ -319,28 +313,12 @@ def _exact_subheads(
     return with_part - gradients.base[rows, layer]
 
 
-def _largest_subheads(
-    acts: Activations,
-    values: Float[Tensor, "batch layer head pos"],
-    k: int,
-    n_parts: Int[Tensor, " batch"],
-    *,
-    certified: bool,
-) -> TopSubheads:
-    """Return the k largest of all parts' exact values, which are -inf at padding."""
-    best = values.flatten(1).topk(k, dim=-1)
-    layer, head, position = _unravel(best.indices, *values.shape[2:])
-    no_bound = best.values.new_full((len(values),), -torch.inf)
-    tokens = acts.batch.token_names
-    return TopSubheads(best.values, layer, head, position, n_parts, n_parts, no_bound, certified, tokens=tokens)
-
-
 def top_heads(
     acts: Activations,
     targets: Int[Tensor, " batch"],
     *,
     k: int = 20,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     slack: float = SLACK,
@@ -465,13 +443,10 @@ def exact_head_increases(
     if base is None:
         base = readout.scale.new_zeros((len(targets), acts.view.n_layers))
         base[:, layers] = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets, against=against)
-    y = acts.resid_pre[:, layer].to(readout.dtype)
+    y, z = acts.resid_pre[:, layer].to(readout.dtype), acts.head_inputs
     for number in layers.tolist():
         in_layer = layer == number
-        z = acts.z[:, number, head[in_layer]].to(readout.dtype)
-        if acts.attn_scale is not None:
-            z = z * acts.attn_scale[:, number, None, None]
-        y[:, in_layer] += head_outputs(z, acts.view.W_O(number)[head[in_layer]])
+        y[:, in_layer] += head_outputs(z[:, number, head[in_layer]], acts.view.W_O(number)[head[in_layer]])
     return (readout.token_log_probs(y, targets, against=against) - base[:, layer]).cpu().numpy()
 
 

@@ -18,7 +18,6 @@ from icl_lens.cli.options import (
     RunOutput,
     SeedOption,
     TaskOptions,
-    run_request,
 )
 from icl_lens.errors import InputError
 
@@ -155,22 +154,20 @@ def _explain_task(
     seed: int,
 ) -> None:
     """Print why heads attend to true labels on average over a task's prompts, and write the files."""
-    from icl_lens.locate.configuration import ScorePartsOptions, prepare_run_folder
+    from icl_lens.locate.configuration import ScorePartsOptions
     from icl_lens.locate.mean_score_parts import mean_score_parts
     from icl_lens.locate.table import write_score_parts
     from icl_lens.models.view import ModelView
     from icl_lens.report.mean_score_parts import render
 
     reject_options(reading, "final_norm", "bias", reason="parts are those of the model's own scores")
-    console, folder = PlainConsole(), None
+    console = PlainConsole()
     with over.running() as warn:
         loaded, batch = task.start(console, model, reading, n=n, seed=seed)
         view = ModelView.of(loaded)
         heads = [view.check_head(name) for name in (over.why or "").replace(",", " ").split()]
-        if over.out is not None:
-            options = ScorePartsOptions(heads=tuple(map(str, heads)))
-            request = run_request(task, model, reading, n=n, seed=seed, by="score parts")
-            folder = prepare_run_folder(over.out, loaded, batch, options, request)
+        options = ScorePartsOptions(heads=tuple(map(str, heads)))
+        folder = over.prepare(loaded, batch, options, task, model, reading, n=n, seed=seed, by="score parts")
         task.print_behavior(console, loaded, reading, seed=seed)
         with progress() as report:
             found = mean_score_parts(loaded, batch, heads, folder=folder, progress=report, warn=warn)

@@ -11,7 +11,7 @@ from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, RunOutput, SeedOption, TaskOptions, run_request
+from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
 from icl_lens.errors import InputError
 from icl_lens.report.rich_table import new_table
 
@@ -61,7 +61,7 @@ def locate(
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
     distributes the prompts over processes.
     """
-    from icl_lens.locate.configuration import EffectOptions, LocateOptions, prepare_run_folder
+    from icl_lens.locate.configuration import EffectOptions, LocateOptions
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.mean_effects import locate_effects
@@ -84,10 +84,8 @@ def locate(
             options = EffectOptions(positions=rank.positions, method=rank.method, **batches)
         else:
             options = LocateOptions(k=k, final_norm=reading.final_norm, bias=reading.bias, **batches)
-        if distributed.is_main and output.out is not None:
-            request = run_request(task, model, reading, n=n, seed=seed, by=rank.by)
-            folder = prepare_run_folder(output.out, loaded, batch, options, request)
         if distributed.is_main:
+            folder = output.prepare(loaded, batch, options, task, model, reading, n=n, seed=seed, by=rank.by)
             task.print_behavior(console, loaded, reading, seed=seed)
         with progress(hidden=not distributed.is_main) as report:
             run: dict[str, Any] = asdict(options) | {"folder": folder, "distributed": distributed}

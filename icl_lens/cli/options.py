@@ -18,7 +18,8 @@ from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from icl_lens.locate.configuration import RunRequest
+    from icl_lens.locate.configuration import BatchOptions
+    from icl_lens.locate.run_folder import RunFolder
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt, Template
     from icl_lens.task_behavior import TaskCheck
@@ -315,29 +316,6 @@ class TaskOptions:
         )
 
 
-def run_request(
-    task: TaskOptions, model: ModelOptions, reading: ReadoutOptions, *, n: int, seed: int, by: str
-) -> "RunRequest":
-    """Return the options that a resumable run's manifest stores."""
-    from icl_lens.locate.configuration import RunRequest
-
-    template = reading.written()
-    written = {
-        "n": n,
-        "seed": seed,
-        "by": by,
-        "task": task.name or "",
-        "path": None if task.path is None else str(task.path),
-        "columns": task.columns.replace(" ", ""),
-        "template": template.demonstration,
-        "separator": template.separator,
-        "prefix": template.prefix,
-        "prepend_bos": reading.bos,
-    }
-    given = vars(task) | vars(model) | vars(reading) | written
-    return RunRequest(**{field.name: given[field.name] for field in fields(RunRequest)})
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOutput:
     """The output folder of a resumable run."""
@@ -362,3 +340,29 @@ class RunOutput:
             hint = "" if self.out is None else f"; rerun the same command to resume from {str(self.out)!r}"
             console.print(f"icl-lens: interrupted{hint}")
             raise SystemExit(130) from None
+
+    def prepare(
+        self,
+        loaded: Any,
+        batch: "PromptBatch",
+        options: "BatchOptions",
+        task: TaskOptions,
+        model: ModelOptions,
+        reading: ReadoutOptions,
+        *,
+        n: int,
+        seed: int,
+        by: str,
+    ) -> "RunFolder | None":
+        """Initialize the folder with the run's configuration; return None without `--out`."""
+        from icl_lens.locate.configuration import RunRequest, prepare_run_folder
+
+        if self.out is None:
+            return None
+        template = reading.written()
+        given = vars(task) | vars(model) | vars(reading) | {"n": n, "seed": seed, "by": by}
+        given |= {"task": task.name or "", "path": None if task.path is None else str(task.path)}
+        given |= {"columns": task.columns.replace(" ", ""), "prepend_bos": reading.bos}
+        given |= {"template": template.demonstration, "separator": template.separator, "prefix": template.prefix}
+        request = RunRequest(**{field.name: given[field.name] for field in fields(RunRequest)})
+        return prepare_run_folder(self.out, loaded, batch, options, request)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template, quoted_list
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Demonstration, Prompt, Template, quoted_list
 from icl_lens.prompts.token_ids import (
     PAD,
     TokenPositions,
@@ -26,8 +26,6 @@ from icl_lens.prompts.token_ids import (
     unpadded,
     vocabulary_digest,
 )
-
-_DEFAULT_TEMPLATE = Template()
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,7 +366,7 @@ def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | Non
         query_range=torch.tensor([[0, len(row)] for row in rows]),
         labels=(),
         prompts=(),
-        template=_DEFAULT_TEMPLATE,
+        template=DEFAULT_TEMPLATE,
         texts=tuple(" ".join(map(str, row)) for row in rows) if texts is None else tuple(texts),
         targets=torch.full((n,), -1),
     )

@@ -263,6 +263,9 @@ class Template:
         return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span)
 
 
+DEFAULT_TEMPLATE = Template()
+
+
 def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
     """Return prompts as a tuple, parsing strings with `Prompt.parse`; raise InputError for anything else."""
     items: tuple[Any, ...] = (prompts,)

@@ -17,7 +17,7 @@ import torch
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.prompts.datasets import DATASETS
 from icl_lens.prompts.draw import Draw
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template, quoted_list
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Demonstration, Prompt, Template, quoted_list
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 from icl_lens.prompts.tokenize import tokenize
@@ -32,7 +32,6 @@ MAX_PROMPTS = 1_000_000
 # Draws in a row that show other classes than those that labels name.
 MAX_SKIPPED = 10_000
 
-_DEFAULT_TEMPLATE = Template()
 
 # All begin with different tokens in the vocabularies of GPT-2 and the bundled models.
 _LABELS = ("foo", "bar", "baz", "qux", "dax", "wug", "mib", "zib", "toma", "gorp", "nerf", "lorp", "vint", "kiki")
@@ -56,7 +55,7 @@ def load_task(
     query_class: QueryClass | None = None,
     path: str | Path | None = None,
     same_length_for: Any = None,
-    template: Template = _DEFAULT_TEMPLATE,
+    template: Template = DEFAULT_TEMPLATE,
 ) -> list[Prompt]:
     """Return prompts of a word task ("sentiment-number") or a text task ("sst2"), each with its answer.
 

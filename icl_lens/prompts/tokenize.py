@@ -8,18 +8,16 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import PromptBatch, row_fields
-from icl_lens.prompts.prompt import Prompt, Template, as_prompts, quoted_list
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.token_alignment import LabelTokens, require_fast_tokenizer, special_prefix, tokenize_texts
 from icl_lens.prompts.token_ids import check_context_length
-
-_DEFAULT_TEMPLATE = Template()
 
 
 def tokenize(
     model: Any,
     prompts: Prompt | str | Sequence[Prompt | str],
     *,
-    template: Template = _DEFAULT_TEMPLATE,
+    template: Template = DEFAULT_TEMPLATE,
     labels: Sequence[str] | None = None,
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Template
-from icl_lens.report.findings import ExplainOptions, Findings
+from icl_lens.report.findings import Findings
 
 
 def command(explanation: Findings) -> str:
@@ -22,7 +22,8 @@ def command(explanation: Findings) -> str:
             words += ["--answer", prompt.answer] if prompt.answer is not None else []
         words += [word for other in settings.against or () for word in ("--against", str(other))]
         words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
-        words += ["--by", settings.by] if settings.by != _default_by(settings) else []
+        default_by = "increase" if settings.against is None else "contrast"
+        words += ["--by", settings.by] if settings.by != default_by else []
         words += ["--why", settings.why] if settings.why is not None else []
         words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
         words += ["--final-norm", settings.final_norm, "--bias" if settings.bias else "--no-bias"]
@@ -41,10 +42,6 @@ def command(explanation: Findings) -> str:
         f"    k={settings.k},\n"
         f"    n_ablated={settings.n_ablated},\n    n_random={settings.n_random},\n    seed={settings.seed},\n)"
     )
-
-
-def _default_by(settings: ExplainOptions) -> str:
-    return "increase" if settings.against is None else "contrast"
 
 
 def _prompt_python(explanation: Findings, prompt: Prompt) -> str:

@@ -263,23 +263,19 @@ class Findings:
             "others": ", ".join(self.compared_with),
             "both": "both" if len(self.compared_with) == 1 else "both sides",
         }
-        if any(supports(report.increase, report.contrast or 0.0) == "neither" for report in self.heads):
-            groups["neither"] = "neither"
         heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
+        if any(group == "neither" for _, group in heads):
+            groups["neither"] = "neither"
         named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
+        # Heads ranked by their increase or contrast need not include those with the lowest contrasts.
+        scores = [(x, Head(i, j)) for i, row in enumerate(self.head_contrasts) for j, x in enumerate(row) if x < 0]
+        lowest = ", ".join(f"{head} ({score:+.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
         return (
             " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
-            + self._opposed
+            + (f" Lowest contrasts of all heads: {lowest}." if lowest else "")
             + " A head supports both if it raises both and its contrast is below 0.69 nats (a factor of two in the"
             " odds) and below half of its larger change; otherwise, the sign of its contrast decides."
         )
-
-    @property
-    def _opposed(self) -> str:
-        """The heads that lower the contrast most: heads ranked by their increase or contrast need not include them."""
-        scores = [(x, Head(i, j)) for i, row in enumerate(self.head_contrasts) for j, x in enumerate(row) if x < 0]
-        lowest = ", ".join(f"{head} ({score:+.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
-        return f" Lowest contrasts of all heads: {lowest}." if lowest else ""
 
     @property
     def headline(self) -> str:

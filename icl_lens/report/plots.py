@@ -6,6 +6,7 @@ have no background and are legible in light and dark themes; saved files are bla
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE,
 
 COLUMN, PAGE = 3.3, 6.8
 DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, PALE, BLUE])
+COLORS = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GRAY)
 _INCREASE = "log-probability increase (nats)"
 
 
@@ -62,18 +64,14 @@ def head_heatmap(
         grid = _array(heads)
         if grid.ndim != 2:
             raise InputError(f"heads must have shape [layer head], got {list(grid.shape)}; pass one value per head")
-    reach = float(np.nanmax(np.abs(grid))) or 1.0
     n_layers, n_heads = grid.shape
-    figure = _figure(width, min(max(width * n_heads / n_layers * 0.8 + 0.8, 1.8), 1.3 * width))
-    ax = figure.subplots()
-    image = ax.imshow(grid.T, cmap=DIVERGING, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+    figure, ax = _axes(width, min(max(width * n_heads / n_layers * 0.8 + 0.8, 1.8), 1.3 * width))
+    _image(figure, ax, grid.T, label)
     ax.set_xlabel("layer", fontsize=8)
     ax.set_ylabel("head", fontsize=8)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    ax.tick_params(length=0, labelsize=7)
-    ax.spines[:].set_visible(False)
-    _color_bar(figure, ax, image, label)
+    ax.tick_params(labelsize=7)
     return figure
 
 
@@ -96,18 +94,13 @@ def similarity_matrix(
             f"values must have shape [query key] = {[len(queries), len(keys)]}, got {list(grid.shape)}; pass one row "
             "per query and one column per key"
         )
-    reach = float(np.nanmax(np.abs(grid))) or 1.0
-    figure = _figure(width, min(max(width * len(queries) / len(keys), 1.5), 1.6 * width))
-    ax = figure.subplots()
-    image = ax.imshow(grid, cmap=DIVERGING, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+    figure, ax = _axes(width, min(max(width * len(queries) / len(keys), 1.5), 1.6 * width))
+    _image(figure, ax, grid, label)
     small = 6 if max(grid.shape) <= 24 else 4
     ax.set_xticks(range(len(keys)), [_plain(key) for key in keys], fontsize=small, rotation=90)
     ax.set_yticks(range(len(queries)), [_plain(query) for query in queries], fontsize=small)
     ax.set_xlabel("key", fontsize=8)
     ax.set_ylabel("query", fontsize=8)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    _color_bar(figure, ax, image, label)
     return figure
 
 
@@ -120,8 +113,7 @@ def top_head_bars(
     """
     _require(heads, "name", value)
     best = heads.nlargest(k, value).iloc[::-1]
-    figure = _figure(width, 0.55 + 0.16 * len(best))
-    ax = figure.subplots()
+    figure, ax = _axes(width, 0.55 + 0.16 * len(best))
     values = best[value].to_numpy(dtype=float)
     ax.barh(range(len(best)), values, height=0.7, color=_by_sign(values), xerr=_spread(best, values), **_CAPS)
     ax.set_yticks(range(len(best)), best["name"], fontsize=7)
@@ -150,10 +142,9 @@ def label_attention_bars(
     heads = list(dict.fromkeys(attention["name"]))
     groups = sorted(attention[group].unique(), reverse=True)
     columns = [column for column in ("attention", "low", "high") if column in attention]
-    figure = _figure(width, 0.62 * width)
-    ax = figure.subplots()
+    figure, ax = _axes(width, 0.62 * width)
     bar_width = 0.8 / len(groups)
-    for i, (key, color) in enumerate(zip(groups, _cycle(len(groups)), strict=True)):
+    for i, (key, color) in enumerate(zip(groups, cycle(COLORS), strict=False)):
         means: Any = attention[attention[group] == key].groupby("name")[columns].mean()
         rows = means.reindex(heads)
         values = rows["attention"].to_numpy(dtype=float)
@@ -176,21 +167,12 @@ def attention_scatter(
     an empty table.
     """
     _require(parts, "attention", "increase", *([hue] if hue else []))
-    figure = _figure(width, 0.8 * width)
-    ax = figure.subplots()
+    figure, ax = _axes(width, 0.8 * width)
     groups = [(None, parts)] if hue is None else list(parts.groupby(hue, sort=False))
-    for (key, rows), color, marker in zip(groups, _cycle(len(groups)), _repeat("osD^v<>P", len(groups)), strict=True):
+    for (key, rows), color, marker in zip(groups, cycle(COLORS), cycle("osD^v<>P"), strict=False):
         label = None if key is None else (names or {}).get(key, str(key))
-        ax.scatter(
-            rows["attention"],
-            rows["increase"],
-            s=12,
-            color=color,
-            marker=marker,
-            alpha=0.75,
-            linewidths=0,
-            label=label,
-        )
+        style: dict[str, Any] = {"color": color, "marker": marker, "label": label}
+        ax.scatter(rows["attention"], rows["increase"], s=12, alpha=0.75, linewidths=0, **style)
     ax.axhline(0, color=GRAY, linewidth=0.6)
     ax.set_xlabel("attention probability")
     ax.set_ylabel(_INCREASE)
@@ -214,8 +196,7 @@ def head_scatter(
     Columns: name (L22H0), a, b. Raise InputError for missing columns or an empty table.
     """
     _require(heads, "name", "a", "b")
-    figure = _figure(width, width)
-    ax = figure.subplots()
+    figure, ax = _axes(width, width)
     ax.axline((0, 0), slope=1, color=GRAY, linewidth=0.6)
     ax.scatter(heads["a"], heads["b"], s=10, color=BLUE, alpha=0.6, linewidths=0)
     rows = sorted(zip(heads["name"], heads["a"], heads["b"], strict=True), key=lambda row: -abs(row[2] - row[1]))
@@ -276,7 +257,7 @@ def writer_pairs(
         one, other = writer.split(" × ")
         if one in place[0] and other in place[1]:
             pairs.append((place[0][one], place[1][other], float(value)))
-    pairs.sort(key=lambda pair: -abs(pair[2]))
+    pairs.sort(key=lambda pair: abs(pair[2]), reverse=True)
     for one, other, value in reversed(pairs[:n_pairs]):
         thickness = 0.4 + 2.6 * abs(value) / abs(pairs[0][2])
         middle.plot(
@@ -309,6 +290,11 @@ def _figure(width: float, height: float) -> Figure:
     return NotebookFigure(figsize=(width, height), dpi=200, layout="constrained")
 
 
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = _figure(width, height)
+    return figure, figure.subplots()
+
+
 def _tidy(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=7, length=2)
@@ -327,14 +313,6 @@ def _by_sign(values: np.ndarray) -> list[str]:
     return [BLUE if value >= 0 else ORANGE for value in values]
 
 
-def _cycle(n: int) -> list[str]:
-    return _repeat([BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GRAY], n)
-
-
-def _repeat(some: Sequence[str], n: int) -> list[str]:
-    return [some[i % len(some)] for i in range(n)]
-
-
 def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
     """Return the distances of interval ends from the values, clipped at zero, or None without intervals."""
     if not {"low", "high"} <= set(rows):
@@ -343,7 +321,12 @@ def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
     return np.clip(np.stack([values - low, high - values]), 0, None)
 
 
-def _color_bar(figure: Figure, ax: Axes, image: Any, label: str) -> None:
+def _image(figure: Figure, ax: Axes, grid: np.ndarray, label: str) -> None:
+    """Draw signed values on a symmetric scale, with its color bar."""
+    reach = float(np.nanmax(np.abs(grid))) or 1.0
+    image = ax.imshow(grid, cmap=DIVERGING, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.03)
     bar.set_label(label, fontsize=7)
     bar.ax.tick_params(labelsize=7)

@@ -34,13 +34,10 @@ def explorer(e: Findings) -> dict[str, Any]:
         "k": len(e.heads),
         "by": e.settings.by,
     }
-    located = {report.head for report in e.heads}
-    panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
-    why = _why(e, e.heads[0])
     return {
-        "why": why,
-        "map": HeadMap(e.head_scores, located, f"{e.settings.by}, nats"),
-        "panels": panels,
+        "why": _why(e, e.heads[0]),
+        "map": HeadMap(e.head_scores, {report.head for report in e.heads}, f"{e.settings.by}, nats"),
+        "panels": [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)],
         "data": data,
     }
 

@@ -47,13 +47,10 @@ def prompt_pieces(e: Findings) -> list[tuple[str, Chip | None]]:
 
 
 def answer(e: Findings) -> dict[str, Any]:
-    """Return the contents of the answer section."""
-    next_tokens = [(Chip(token), probability) for token, probability in e.next_tokens]
-    return {"table": _answer_table(e), "next_tokens": next_tokens, "remarks": e.remarks}
+    """Return the label probabilities, the next tokens and remarks.
 
-
-def _answer_table(e: Findings) -> Table:
-    """Return label probabilities; for labels of several tokens also the scored one and the full label's log p."""
+    For labels of several tokens, the table also has the scored one and the full label's log p.
+    """
     rows: list[list[Cell]] = []
     several = bool(e.whole_label_log_probs)
     for i, (label, value) in enumerate(zip(e.labels, e.label_log_probs, strict=True)):
@@ -78,7 +75,11 @@ def _answer_table(e: Findings) -> Table:
             ]
         )
     more = ["scored token", "#full label, log p, nats"] if several else []
-    return Table([unit_name(e), "#probability", "#log p, nats", *more, "note"], rows, "answer")
+    return {
+        "table": Table([unit_name(e), "#probability", "#log p, nats", *more, "note"], rows, "answer"),
+        "next_tokens": [(Chip(token), probability) for token, probability in e.next_tokens],
+        "remarks": e.remarks,
+    }
 
 
 def _negative(value: float) -> str:
