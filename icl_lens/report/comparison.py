@@ -1,7 +1,5 @@
 """Comparison of two explanations, as a table and a page."""
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +63,34 @@ class Comparison(HasPage):
         return TEMPLATE, content(self.a, self.b)
 
     def __rich__(self) -> Group:
-        return _render(self)
+        """Return the probability of each label, and the heads that changed most or the best heads of each."""
+        a, b = self.a, self.b
+        answers = new_table("label", "A", "B")
+        for label in dict.fromkeys([*a.labels, *b.labels]):
+            probabilities = (side.label_probs.get(label) for side in (a, b))
+            answers.add_row(Text(label), *("–" if value is None else percent(value) for value in probabilities))
+        shown: list[RenderableType] = [Text("Probability of each label", "bold"), answers]
+        targets = f"A: {a.target}, B: {b.target}"
+        if not self.same_heads:
+            table = new_table("A", a.settings.by, "B", b.settings.by, left=(0, 2))
+            for x, y in zip(a.heads, b.heads, strict=False):
+                scores = x.scores[a.settings.by], y.scores[b.settings.by]
+                table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
+            return Group(*shown, Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
+        first, *others = compared_scores(a, b)
+        table = new_table("head", *(column for by in (first, *others) for column in (f"{by} in A", "in B", "change")))
+        columns = [prefix + name for prefix in ("", *(f"{by}_" for by in others)) for name in ("a", "b", "change")]
+        for row in self.to_frame().head(SHOWN_IN_TERMINAL).to_dict("records"):
+            table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
+        shown += [Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table]
+        shown += [RELATED] if a.model != b.model else []
+        if a.target != b.target and a.target in b.labels:
+            note = (
+                f"Changes compare what heads add to {a.target} in A with what they add to {b.target} in B; to explain "
+                f"{a.target} in both, pass --answer {a.target} --answer-b {a.target}."
+            )
+            shown.append(Text(note, "dim"))
+        return Group(*shown)
 
     def __repr__(self) -> str:
         title = f"Comparison: {self.a.headline} (A, {self.a.model}); {self.b.headline} (B, {self.b.model})"
@@ -92,44 +117,3 @@ def compare(a: Findings, b: Findings) -> Comparison:
                 f"expected an explanation, got {one!r:.60}; pass the result of il.explain or il.Explanation.load"
             )
     return Comparison(a, b)
-
-
-def _render(both: Comparison) -> Group:
-    """Return the probability of each label, and the heads that changed most or the best heads of each."""
-    a, b = both.a, both.b
-    answers = new_table("label", "A", "B")
-    for label in dict.fromkeys([*a.labels, *b.labels]):
-        answers.add_row(Text(label), _probability(a, label), _probability(b, label))
-    targets = f"A: {a.target}, B: {b.target}"
-    heads = _changed_heads(both, targets) if both.same_heads else _best_heads(a, b, targets)
-    return Group(Text("Probability of each label", "bold"), answers, *heads)
-
-
-def _probability(side: Findings, label: str) -> str:
-    return percent(math.exp(side.label_log_probs[side.labels.index(label)])) if label in side.labels else "–"
-
-
-def _best_heads(a: Findings, b: Findings, targets: str) -> Iterator[RenderableType]:
-    table = new_table("A", a.settings.by, "B", b.settings.by)
-    for x, y in zip(a.heads, b.heads, strict=False):
-        scores = x.scores[a.settings.by], y.scores[b.settings.by]
-        table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
-    yield from (Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
-
-
-def _changed_heads(both: Comparison, targets: str) -> Iterator[RenderableType]:
-    first, *others = compared_scores(both.a, both.b)
-    table = new_table("head", *(column for by in (first, *others) for column in (f"{by} in A", "in B", "change")))
-    columns = [prefix + name for prefix in ("", *(f"{by}_" for by in others)) for name in ("a", "b", "change")]
-    for row in both.to_frame().head(SHOWN_IN_TERMINAL).to_dict("records"):
-        table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
-    yield from (Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table)
-    if both.a.model != both.b.model:
-        yield RELATED
-    target = both.a.target
-    if target != both.b.target and target in both.b.labels:
-        yield Text(
-            f"Changes compare what heads add to {target} in A with what they add to {both.b.target} in B; to explain "
-            f"{target} in both, pass --answer {target} --answer-b {target}.",
-            "dim",
-        )

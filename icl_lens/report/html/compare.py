@@ -77,7 +77,12 @@ def content(a: Findings, b: Findings) -> dict[str, Any]:
     }
     if a.shape == b.shape:
         heads = most_changed(a, b)
-        shown |= {"changed": _changed_table(a, b, heads), "changes": _change_map(a, b, heads)}
+        by = compared_by(a, b)
+        changes = [
+            [y - x for x, y in zip(*rows, strict=True)] for rows in zip(a.scores_by(by), b.scores_by(by), strict=True)
+        ]
+        shown |= {"changed": _changed_table(a, b, heads)}
+        shown |= {"changes": HeadMap(changes, set(heads), f"change of {by}, B minus A, nats")}
         if not plain_text:
             names = list(dict.fromkeys([*a.labels, *b.labels]))
             shown |= {"labels": names, "attention": _attention_table(a, b, heads, names)}
@@ -127,14 +132,6 @@ def _changed_table(a: Findings, b: Findings, heads: list[Head]) -> Table:
         for row, *values, change in zip(rows, x, y, changes, strict=True):
             row += [*map(signed, values), Bar.signed(change, largest(changes))]
     return Table(columns, rows, "located")
-
-
-def _change_map(a: Findings, b: Findings, heads: list[Head]) -> HeadMap:
-    changes = [
-        [y - x for x, y in zip(row_a, row_b, strict=True)]
-        for row_a, row_b in zip(*(e.scores_by(compared_by(a, b)) for e in (a, b)), strict=True)
-    ]
-    return HeadMap(changes, set(heads), f"change of {compared_by(a, b)}, B minus A, nats")
 
 
 def _attention_table(a: Findings, b: Findings, heads: list[Head], names: list[str]) -> Table:

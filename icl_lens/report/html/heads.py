@@ -216,9 +216,10 @@ def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
 def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     """Return the head's attention scores between each prediction position and each label; None if unavailable.
 
-    Omitted for fewer than two labels. Scores are centered by row, because softmax is invariant to a constant added to
-    all scores of a query. `matching` is how much higher a column scores in rows of its own label than in rows of other
-    labels, averaged over columns: a head that prefers one label in all rows has 0. A text's own label is left out.
+    Omitted for fewer than two labels. Scores are centered by row, on the labels of other texts, because softmax is
+    invariant to a constant added to all scores of a query. `matching` is how much higher a column scores in rows of its
+    own label than in rows of other labels, averaged over columns: a head that prefers one label in all rows has 0. A
+    text's own label is left out.
     """
     count = len(e.label_positions)
     if e.prompt is None or not report.similarity or count < 2:
@@ -226,7 +227,10 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     shown = range(max(0, count - MOST_COMPARED), count)
     rows = (*shown, count)
     labels, row_labels = e.demonstration_labels, e.query_labels
-    centered = {row: _centered(report.similarity[row], row) for row in rows}
+    centered = {}
+    for row in rows:
+        others = [score for column, score in enumerate(report.similarity[row]) if column != row]
+        centered[row] = [score - sum(others) / len(others) for score in report.similarity[row]]
     texts = [cut(text) for text in (*(one.text for one in e.prompt.demonstrations), e.prompt.query)]
     grid = Grid(
         f"Attention scores of {report.head} without positions",
@@ -251,12 +255,6 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
             matching.append(sum(same) / len(same) - sum(other) / len(other))
     mean = sum(matching) / len(matching) if matching else None
     return {"grid": grid, "matching": mean, "n_shown": len(shown), "n": count}
-
-
-def _centered(row: Sequence[float], own: int) -> list[float]:
-    """Subtract the mean of the scores with other texts' labels."""
-    others = [score for column, score in enumerate(row) if column != own]
-    return [score - sum(others) / len(others) for score in row]
 
 
 def cut(text: str) -> str:
