@@ -56,6 +56,10 @@ from .interventions.effects import head_effects as head_effects
 from .interventions.function_vectors import add_vector as add_vector
 from .interventions.function_vectors import function_vector as function_vector
 from .interventions.function_vectors import indirect_effects as indirect_effects
+from .interventions.head_edges import Edge as Edge
+from .interventions.head_edges import HeadToHeadEffects as HeadToHeadEffects
+from .interventions.head_edges import head_to_head_effects as head_to_head_effects
+from .interventions.head_edges import label_log_probs_without_edges as label_log_probs_without_edges
 from .interventions.patching import label_log_probs_patched as label_log_probs_patched
 from .interventions.patching import patch_heads as patch_heads
 from .interventions.saliency import SaliencyFlow as SaliencyFlow
@@ -77,6 +81,8 @@ from .prompts.plain_text import tokenize_text as tokenize_text
 from .prompts.prompt import Demonstration as Demonstration
 from .prompts.prompt import Prompt as Prompt
 from .prompts.prompt import Template as Template
+from .prompts.roles import ROLES as ROLES
+from .prompts.roles import token_roles as token_roles
 from .prompts.tasks import load_task as load_task
 from .prompts.tasks import split_by_query as split_by_query
 from .prompts.text_task import TextTask as TextTask

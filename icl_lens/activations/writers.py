@@ -92,6 +92,14 @@ class Writers:
             )
         return rows.masked_fill(positions < 0, -1)
 
+    def vectors(self, rows: Int[Tensor, " row"], layer: int) -> Float[Tensor, "row writer d_model"]:
+        """Return what each writer added to a layer's input, in the order of `names`."""
+        if self._keeps_vectors:
+            vectors, bias = self._vectors
+            return torch.cat([vectors[rows, : len(self.names(layer)) - 1], bias[rows, layer, None]], dim=1)
+        written = list(self._vectors_by_layer(rows, layer))
+        return torch.cat([*(u for u, _ in written), written[-1][1]], dim=1)
+
     def split(
         self, rows: Int[Tensor, " row"], layer: int, matrix: Float[Tensor, "d_model d_out"]
     ) -> Float[Tensor, "row writer d_out"]:
@@ -100,14 +108,9 @@ class Writers:
         For few rows, vectors of all writers are computed, and kept for the next call if all rows are few. For many, W_O
         is multiplied by the matrix first, which is cheaper and needs no vector [row, writer, d_model].
         """
-        n_writers = len(self.names(layer)) - 1
-        if self._keeps_vectors:
-            vectors, bias = self._vectors
-            return torch.cat([vectors[rows, :n_writers] @ matrix, bias[rows, layer, None] @ matrix], dim=1)
-        if len(rows) <= self._few_rows:
-            written = list(self._vectors_by_layer(rows, layer))
-            return torch.cat([*(u for u, _ in written), written[-1][1]], dim=1) @ matrix
-        found = matrix.new_empty(len(rows), n_writers + 1, matrix.shape[1])
+        if self._keeps_vectors or len(rows) <= self._few_rows:
+            return self.vectors(rows, layer) @ matrix
+        found = matrix.new_empty(len(rows), len(self.names(layer)), matrix.shape[1])
         first, bias = self._embeddings(rows)
         start = first.shape[1]
         found[:, :start] = first @ matrix
@@ -123,10 +126,8 @@ class Writers:
 
     def split_any(self, rows: Int[Tensor, " row"], layer: int, function: RowMap) -> Float[Tensor, "row writer d_out"]:
         """Like `split`, for any function of the vectors; larger ones are recomputed in pieces."""
-        n_writers = len(self.names(layer)) - 1
         if self._keeps_vectors:
-            vectors, bias = self._vectors
-            return function(torch.cat([vectors[rows, :n_writers], bias[rows, layer, None]], dim=1), rows)
+            return function(self.vectors(rows, layer), rows)
         pieces = []
         for piece in rows.split(self._max_rows):
             written = [(function(u, piece), bias) for u, bias in self._vectors_by_layer(piece, layer)]

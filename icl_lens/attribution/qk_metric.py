@@ -153,13 +153,13 @@ class QueryKeyMetric:
 
 
 def project(view: ModelView, head: Head, name: str, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
-    """Return a head's queries ("q") or keys ("k") of residual streams after the norm before attention, not rotated."""
+    """Return a head's queries, keys or values of residual streams after the norm before attention, not rotated."""
     layer = head.layer
-    weight, bias, own = (
-        (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer))
-        if name == "q"
-        else (view.W_K(layer), view.b_K(layer), view.k_norm(layer))
-    )
+    weight, bias, own = {
+        "q": lambda: (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer)),
+        "k": lambda: (view.W_K(layer), view.b_K(layer), view.k_norm(layer)),
+        "v": lambda: (view.W_V(layer), view.b_V(layer), None),
+    }[name]()
     index = head.head if name == "q" else view.kv_head(head.head)
     if own is None or own.width == view.d_head:
         y = x @ weight[index].to(x)

@@ -173,7 +173,7 @@ def head_effects(
         view,
         batch,
         [[], *([head] for head in view.heads())],
-        lambda log_probs, prompts: _scores(log_probs, batch, targets, others, prompts),
+        lambda log_probs, prompts: answer_scores(log_probs, batch, targets, others, prompts),
         positions,
         mode,
         reference,
@@ -206,7 +206,7 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
-def _scores(
+def answer_scores(
     log_probs: Float[Tensor, "row d_vocab"],
     batch: PromptBatch,
     targets: Int[Tensor, " batch"],
@@ -222,10 +222,10 @@ def _scores(
     usable = (answer >= 0) & (choices.sum(-1) > 1)
     if bool(usable.any()):
         odds[usable] = label_log_odds(labels[usable], answer[usable], choices=choices[usable])
-    return torch.cat([own, odds[:, None], *_logit_diff(log_probs, own, against, prompts)], dim=1)
+    return torch.cat([own, odds[:, None], *logit_differences(log_probs, own, against, prompts)], dim=1)
 
 
-def _logit_diff(
+def logit_differences(
     log_probs: Float[Tensor, "row d_vocab"],
     own: Float[Tensor, "row 1"],
     against: CheckedAgainst,
@@ -248,7 +248,7 @@ def _estimated(
 
         def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
             own = log_probs.gather(1, targets[rows].clone().to(log_probs.device)[:, None])
-            return torch.cat([own, *_logit_diff(log_probs, own, against, rows)], dim=1)
+            return torch.cat([own, *logit_differences(log_probs, own, against, rows)], dim=1)
 
         pieces.append(first_order_drops(view, batch[rows.tolist()], scores, last_only=positions == "last"))
     log_prob, *logit_diff = torch.cat(pieces).unbind(-1)

@@ -1,0 +1,372 @@
+"""Measure what one head's output does to the answer through another head's query, keys or values: exact edges.
+
+1. One pass over the prompts keeps what every earlier component (*sender*) wrote, and each head's queries, keys, values.
+2. Without a sender, the receiver's query, keys or values are rebuilt from the rest of the layer's input, and from them
+   its z at the last position (`edge_inputs`).
+3. The receiver's z is replaced at the last position, in single-token rows that share the prompt's cached keys and
+   values (`edited_scores`); everything after the receiver runs as usual. The drop in the answer's score is the edge's
+   effect.
+
+With several receivers, each reads the intact model's input without the removed senders: what a removal changes in one
+receiver does not reach the inputs of another.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations, capture
+from icl_lens.activations.writers import writer_names
+from icl_lens.attribution.head_projection import require_writers
+from icl_lens.attribution.increases import check_against_ids, check_target_ids
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.edge_inputs import PARTS, EdgeInputs, Means, Part
+from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
+from icl_lens.interventions.editor import Edit, Stage, editing, group_by_layer
+from icl_lens.interventions.effects import answer_scores, logit_differences
+from icl_lens.interventions.gradients import differentiable_pass
+from icl_lens.interventions.partial_forward import Read
+from icl_lens.interventions.prefix_cache import RowEdits, RowsOfLayer
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.roles import ROLES, Role, role_masks, token_roles
+from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
+
+# Memory for what is captured of one piece's prompts.
+CAPTURE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, order=True)
+class Edge:
+    """What a sender wrote to tokens of one role, as read by a part of a receiver; printed as "L2H0 → L5H1.k (text)".
+
+    The role is that of the tokens whose keys or values the receiver reads; "last" for its query.
+    """
+
+    receiver: Head
+    part: Part
+    sender: str
+    role: Role = "last"
+
+    def __str__(self) -> str:
+        where = "" if self.part == "q" else f" ({self.role})"
+        return f"{self.sender} → {self.receiver}.{self.part}{where}"
+
+
+@dataclass(frozen=True, repr=False)
+class HeadToHeadEffects(ShownAsTable):
+    """Drop in the answer's score when a sender is removed from one part of a receiver, nats; positive if it helps.
+
+    `log_prob` is the drop in log p(target); `log_odds` that in the answer's log-odds against the prompt's other labels,
+    NaN for prompts without an answer; `logit_diff` that in log p(target) − log p(against), None without `against`. All
+    are 0 where the sender is not in an earlier layer than the receiver.
+
+    Example:
+        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="k")
+        >>> edges.log_prob.shape, edges.senders[:2]
+        (torch.Size([1, 1, 30]), ('L0H0', 'L0H1'))
+    """
+
+    receivers: tuple[Head, ...]
+    senders: tuple[str, ...]
+    part: Part
+    log_prob: Float[Tensor, "batch receiver sender"]
+    log_odds: Float[Tensor, "batch receiver sender"]
+    logit_diff: Float[Tensor, "batch receiver sender"] | None = None
+    fallback_reason: str = ""
+    """Why full forward passes were used instead of single-token rows; empty if they were not."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return receiver, part, sender, and mean log_prob and log_odds over prompts, largest log_prob first."""
+        receivers = [str(head) for head in self.receivers for _ in self.senders]
+        frame = pd.DataFrame({"receiver": receivers, "part": self.part, "sender": self.senders * len(self.receivers)})
+        for name in ("log_prob", "log_odds", "logit_diff"):
+            if (values := getattr(self, name)) is not None:
+                frame[name] = values.double().nanmean(0).flatten().cpu().numpy()
+        return frame.sort_values("log_prob", ascending=False, ignore_index=True, kind="stable")
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+        frame = self.to_frame()
+        shown = frame.head(SHOWN_ROWS // 2)
+        columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("receiver", "part", "sender")}
+        columns["log p drop"] = [format_signed(value) for value in shown["log_prob"]]
+        columns["log-odds drop"] = [format_signed(value) for value in shown["log_odds"]]
+        n = len(self.log_prob)
+        return f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns, len(frame)
+
+
+def head_to_head_effects(
+    model: Any,
+    batch: PromptBatch,
+    receivers: Sequence[Head | tuple[int, int] | str],
+    *,
+    part: Part,
+    senders: Sequence[Head | tuple[int, int] | str] | None = None,
+    at: Role | TokenPositions = "all",
+    targets: Int[Tensor, " batch"] | None = None,
+    against: Int[Tensor, "batch *n"] | None = None,
+    reference: PromptBatch | None = None,
+) -> HeadToHeadEffects:
+    """Return the exact effect of each sender on the answer through one part of each receiver: "q", "k" or "v".
+
+    The receiver's query at the last position, or its keys or values at the tokens `at`, are rebuilt without what the
+    sender wrote there, with norms recomputed. `at` is a role (see `ROLES`), positions, or "all". Only this receiver
+    changes, and only its output at the last position; all later components run as usual.
+
+    `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads before the last
+    receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same role
+    instead of zero. `targets` [batch] are token ids, by default those of the answers; with `against` ([batch] or
+    [batch n] token ids), `logit_diff` is computed as well.
+
+    Each pair costs one single-token row per prompt, from the receiver's layer on, if the prefix cache is supported (see
+    `head_effects`), and one full forward pass otherwise. Raise InputError for unknown heads or senders, invalid
+    targets, and model families whose attention cannot be reproduced.
+
+    Example:
+        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", senders=["L2H0", "F3"])
+        >>> edges.log_prob.shape, edges.fallback_reason
+        (torch.Size([1, 1, 2]), '')
+    """
+    view = ModelView.of(model)
+    check_choice("part", part, PARTS)
+    heads = tuple(dict.fromkeys(view.check_head(head) for head in receivers))
+    if not heads:
+        raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
+    if part == "q" and at not in ("all", "last"):
+        raise InputError(f"at must be 'all' or 'last' for queries, got {at!r}")
+    names = sender_names(view, heads, senders)
+    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
+    others = check_against_ids(view, targets, against)
+    means = None if reference is None else sender_means(model, reference)
+    masks = _masks(batch, at)
+    index = torch.tensor([writer_names(view, view.n_layers).index(name) for name in names])
+    pairs = [(i, j) for i, head in enumerate(heads) for j, at in enumerate(index) if at < _n_senders(view, head)]
+    if not pairs:
+        raise InputError(f"senders must include one in a layer before a receiver, got {', '.join(names)}")
+
+    def rebuilt_z(acts: Activations, rows: list[int]) -> Tensor:
+        found = list[Tensor]()
+        for i, head in enumerate(heads):
+            if own := [index[j] for one, j in pairs if one == i]:
+                inputs = EdgeInputs(acts, head, means)
+                found.append(inputs.without_each(part, masks[rows])[:, 0, torch.stack(own).to(acts.z.device)])
+        return torch.cat(found, dim=1)
+
+    new_z = torch.cat([rebuilt_z(*piece) for piece in _captured(model, batch, "last" if part == "q" else "all")])
+    found, reason = _score_replaced(
+        view,
+        batch,
+        [{}, *({heads[i]: place} for place, (i, _) in enumerate(pairs))],
+        new_z,
+        lambda log_probs, rows: answer_scores(log_probs, batch, targets, others, rows),
+    )
+    drops = found.new_zeros(len(batch), len(heads), len(names), found.shape[-1])
+    drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = found[:, :1] - found[:, 1:]
+    log_prob, log_odds, *logit_diff = drops.unbind(-1)
+    return HeadToHeadEffects(heads, names, part, log_prob, log_odds, logit_diff[0] if logit_diff else None, reason)
+
+
+def label_log_probs_without_edges(
+    model: Any, batch: PromptBatch, edge_sets: Sequence[Iterable[Edge]], *, reference: PromptBatch | None = None
+) -> Float[Tensor, "batch set label"]:
+    """Return the log-probability of each label after each prompt when all edges of a set are removed jointly, nats.
+
+    A set's receivers get their query, keys and values from what the intact model wrote, without the removed senders or,
+    with `reference` prompts, with these senders' means over tokens of the same role. An empty set means the intact
+    model. For a set of one edge, the drop is that of `head_to_head_effects`. Raise InputError for prompts without
+    labels, unknown heads or senders, and senders that are not in a layer before the receiver.
+
+    Example:
+        >>> edges = [il.Edge(il.Head(5, 0), "k", "L2H0", "true label"), il.Edge(il.Head(5, 0), "q", "F3")]
+        >>> il.label_log_probs_without_edges(model, batch, [[], edges]).shape
+        torch.Size([1, 2, 2])
+    """
+    view = ModelView.of(model)
+    batch.require_labels("label to score", "use head_to_head_effects, which scores any target")
+    removed = removed_senders(view, edge_sets)
+    means = None if reference is None else sender_means(model, reference)
+    return score_removed(model, batch, removed, means, read_labels(batch))[0]
+
+
+Removed = dict[Head, Bool[Tensor, "set part role _"]]
+"""Receiver -> the senders that each set removes from each of its parts, at tokens of each role."""
+
+
+def removed_senders(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Removed:
+    """Return the edges of each set as masks; raise InputError for edges that the model does not have."""
+    sets = [list(edges) for edges in edge_sets]
+    heads = sorted({view.check_head(edge.receiver) for edges in sets for edge in edges})
+    names = {head: writer_names(view, head.layer)[:-1] for head in heads}
+    removed = {
+        head: torch.zeros(len(sets), len(PARTS), len(ROLES), len(names[head]), dtype=torch.bool) for head in heads
+    }
+    for place, edges in enumerate(sets):
+        for edge in edges:
+            check_choice("part", edge.part, PARTS)
+            check_choice("role", edge.role, ROLES)
+            check_choice("sender", edge.sender, names[edge.receiver])
+            if edge.part == "q" and edge.role != "last":
+                raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
+            at = PARTS.index(edge.part), ROLES.index(edge.role), names[edge.receiver].index(edge.sender)
+            removed[edge.receiver][place, *at] = True
+    return removed
+
+
+def score_removed(
+    model: Any, batch: PromptBatch, removed: Removed, means: Means | None, read: Read
+) -> tuple[Float[Tensor, "batch set n"], str]:
+    """Return `read` of the log-probabilities without each set of edges, and why full passes were used, or ""."""
+    view = ModelView.of(model)
+    n_sets = len(next(iter(removed.values()))) if removed else 1
+    sets: list[dict[Head, int]] = [{} for _ in range(n_sets)]
+    places: dict[Head, Tensor] = {}
+    count = 0
+    for head, of_head in sorted(removed.items()):
+        places[head] = of_head.flatten(1).any(1).nonzero()[:, 0]
+        for place in places[head].tolist():
+            sets[place][head] = count
+            count += 1
+
+    def rebuilt_z(acts: Activations, rows: list[int]) -> Tensor:
+        found = list[Tensor]()
+        for head, chosen in places.items():
+            parts = removed[head][chosen].to(acts.z.device).unbind(1)
+            found.append(EdgeInputs(acts, head, means).without_sets(dict(zip(PARTS, parts, strict=True))))
+        return torch.cat(found, dim=1) if found else acts.z.new_empty(len(rows), 0, view.d_head)
+
+    new_z = torch.cat([rebuilt_z(*piece) for piece in _captured(model, batch, "all")])
+    return _score_replaced(view, batch, sets, new_z, read)
+
+
+def sender_means(model: Any, batch: PromptBatch) -> Means:
+    """Return the mean of what each sender wrote to tokens of each role, [role sender d_model]; 0 for missing roles."""
+    view = ModelView.of(model)
+    total = torch.zeros(len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64)
+    count = torch.zeros(len(ROLES), dtype=torch.float64)
+    for acts, _ in _captured(model, batch, "all"):
+        writers = require_writers(acts)
+        roles = token_roles(acts.batch).to(writers.row.device)
+        prompt, position = (roles >= 0).nonzero().unbind(1)
+        rows, of_row = writers.row[prompt, position], roles[prompt, position].cpu()
+        count += torch.bincount(of_row, minlength=len(ROLES))
+        for some in torch.arange(len(rows)).split(max(1, CAPTURE_BYTES // (4 * total[0].numel()))):
+            u = writers.vectors(rows[some.to(rows.device)], view.n_layers)[:, :-1]
+            total.index_add_(0, of_row[some], u.double().cpu())
+    return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype)
+
+
+def estimated_edges(
+    model: Any, batch: PromptBatch, receivers: Sequence[Head], means: Means | None
+) -> dict[Head, Float[Tensor, "batch part role _"]]:
+    """Return first-order effects of single edges on the answer's log-odds: exact up to z, linear after it."""
+    view, masks = ModelView.of(model), role_masks(batch)
+    found: dict[Head, list[Tensor]] = {head: [] for head in receivers}
+    for acts, rows in _captured(model, batch, "all"):
+        slopes = _z_gradients(view, acts.batch)
+        for head in receivers:
+            inputs = EdgeInputs(acts, head, means)
+            drops = []
+            for part in PARTS:
+                change = inputs.z[:, None, None] - inputs.without_each(part, masks[rows].to(inputs.z.device))
+                drops.append(einsum(slopes[head.layer][:, head.head].to(change), change, "b d, b r s d -> b r s"))
+            found[head].append(torch.stack(drops, dim=1))
+    return {head: torch.cat(pieces) for head, pieces in found.items()}
+
+
+def sender_names(
+    view: ModelView, receivers: Sequence[Head], senders: Sequence[Head | tuple[int, int] | str] | None
+) -> tuple[str, ...]:
+    """Return the names of senders; by default, all heads before the last receiver."""
+    if senders is None:
+        return tuple(str(head) for head in view.heads() if head.layer < max(one.layer for one in receivers))
+    known = writer_names(view, view.n_layers)[:-1]
+    names = [one if isinstance(one, str) and one in known else str(view.check_head(one)) for one in senders]
+    if not names:
+        raise InputError("senders must name at least one head, FFN or embedding, got none; omit it for all heads")
+    return tuple(dict.fromkeys(names))
+
+
+def _n_senders(view: ModelView, head: Head) -> int:
+    return len(writer_names(view, head.layer)) - 1
+
+
+def _masks(batch: PromptBatch, at: Role | TokenPositions) -> Bool[Tensor, "batch 1 pos"]:
+    """Return where the tokens `at` are; raise InputError for positions outside a row."""
+    if at in ROLES:
+        return role_masks(batch)[:, ROLES.index(at)][:, None]
+    mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    for row, positions in enumerate(resolve_positions(at, (batch.last + 1).tolist())):
+        mask[row, positions] = True
+    return mask[:, None]
+
+
+def _captured(model: Any, batch: PromptBatch, positions: TokenPositions) -> Iterator[tuple[Activations, list[int]]]:
+    """Yield activations with the writers at `positions`, and the rows, for pieces of the prompts."""
+    view = ModelView.of(model)
+    kept = 1 if positions == "last" else batch.tokens.shape[1]
+    each = 4 * view.n_layers * (3 * kept + 2 * batch.tokens.shape[1]) * view.d_model
+    for rows in torch.arange(len(batch)).split(max(1, CAPTURE_BYTES // each)):
+        yield capture(model, batch[rows.tolist()], writers=positions), rows.tolist()
+
+
+def _z_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
+    """Return each layer's gradient of the answer's log-odds with respect to z at the last position."""
+    with differentiable_pass(view, batch) as (log_probs, zs):
+        tokens, others, last = (
+            x.clone().to(log_probs.device) for x in (batch.answer_tokens, batch.other_label_tokens, batch.last)
+        )
+        own = log_probs.gather(1, tokens[:, None])
+        odds = logit_differences(log_probs, own, others, torch.arange(len(batch)))[0]
+        slopes = torch.autograd.grad(odds.sum(), zs)
+    rows = torch.arange(len(batch), device=last.device)
+    return {layer: slope[rows, last] for layer, slope in enumerate(slopes)}
+
+
+def _score_replaced(
+    view: ModelView,
+    batch: PromptBatch,
+    sets: Sequence[Mapping[Head, int]],
+    new_z: Float[Tensor, "batch z d_head"],
+    read: Read,
+) -> tuple[Float[Tensor, "batch set n"], str]:
+    """Return `read` of the log-probabilities when receivers' z at the last position is replaced, and the reason to
+    fall back to full passes.
+
+    Each set maps receivers to their replacement, an index into `new_z`.
+    """
+    marks = torch.zeros(len(sets), view.n_layers, 1, dtype=torch.long)
+    for place, one in enumerate(sets):
+        marks[place, [head.layer for head in one]] = 1 + place
+
+    def edits_of(prompts: list[int]) -> RowEdits:
+        def edit_z(layer: int, shown: list[int], z: Tensor, values: RowsOfLayer) -> None:
+            edits = [
+                (r, head.head, i) for r, s in enumerate(shown, 1) for head, i in sets[s].items() if head.layer == layer
+            ]
+            if edits:
+                rows, heads, index = torch.tensor(edits, device=z.device).unbind(1)
+                z[:, rows, heads] = new_z[prompts][:, index.to(new_z.device)].to(z)
+
+        return RowEdits(marks, edit_z)
+
+    def run_full_passes() -> Tensor:
+        def edited(one: Mapping[Head, int]) -> AbstractContextManager[None]:
+            def apply(z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
+                for head in heads:
+                    z[torch.arange(len(z)), last, head] = new_z[:, one[Head(layer, head)]].to(z)
+
+            by_layer = group_by_layer(view, one)
+            return editing(view, Edit(Stage.z, by_layer, apply, required_batch=batch)) if one else nullcontext()
+
+        return score_passes(view, batch, map(edited, sets), read)
+
+    return score_rows(view, batch, edits_of, read, run_full_passes, n_sets=len(sets))

@@ -1,0 +1,44 @@
+"""The role of every token of an in-context prompt, which aligns prompts of any length."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from icl_lens.prompts.batch import PromptBatch
+
+Role = Literal["text", "true label", "false label", "query", "last", "other"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""Demonstrations' texts; labels equal to the answer; other labels; the query's text; the last token; and all other
+tokens: separators, the shared prefix, a beginning-of-sequence token."""
+
+
+def token_roles(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
+    """Return each token's role as an index into `ROLES`, -1 at padding.
+
+    A label's role is that of its last token. The last token has the role "last" even if it belongs to the query. Tokens
+    of texts without demonstrations are "other" up to the last.
+
+    Example:
+        >>> [il.ROLES[role] for role in il.token_roles(batch)[0, :4].tolist()]
+        ['text', 'other', 'false label', 'text']
+    """
+    n, width = batch.tokens.shape
+    position = torch.arange(width, device=batch.tokens.device)
+    roles = torch.full((n, width), ROLES.index("other"), device=position.device)
+    starts_ends = {"text": batch.text_ranges, "query": batch.query_range[:, None]}
+    for name, ranges in starts_ends.items():
+        inside = (position >= ranges[..., :1]) & (position < ranges[..., 1:]) & (ranges[..., :1] >= 0)
+        roles[inside.any(1)] = ROLES.index(name)
+    is_true = batch.label_index == batch.answer[:, None]
+    for name, chosen in (("true label", is_true), ("false label", ~is_true)):
+        row, demonstration = ((batch.label_positions >= 0) & chosen).nonzero().unbind(1)
+        roles[row, batch.label_positions[row, demonstration]] = ROLES.index(name)
+    roles[torch.arange(n), batch.last] = ROLES.index("last")
+    return roles.masked_fill(position > batch.last[:, None], -1)
+
+
+def role_masks(batch: PromptBatch) -> Bool[Tensor, "batch role pos"]:
+    """Return where the tokens of each role are."""
+    return token_roles(batch)[:, None] == torch.arange(len(ROLES), device=batch.tokens.device)[:, None]

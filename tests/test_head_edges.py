@@ -1,0 +1,259 @@
+"""Edges between heads: equal to hooked forward passes in every family, one pair at a time, and to each other."""
+
+import pytest
+import torch
+from conftest import PROMPTS
+from family_tables import EXACT
+from tolerance import assert_close
+
+import icl_lens as il
+
+RECEIVER = il.Head(2, 1)
+SENDERS = ("embed", "L0H2", "F0", "L1H3", "F1")
+
+
+def recording(store, name):
+    def hook_fn(value, hook):
+        store[name] = value.detach().clone()
+
+    return hook_fn
+
+
+def writing(name, where, new):
+    """A hook that replaces an activation where `where` is true."""
+
+    def hook_fn(value, hook):
+        mask = where.reshape(*where.shape, *[1] * (value.ndim - where.ndim))
+        return torch.where(mask, new.to(value), value)
+
+    return name, hook_fn
+
+
+def log_probs(model, batch, hooks=()):
+    with torch.no_grad(), model.hooks(fwd_hooks=list(hooks)):
+        logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
+    return logits[torch.arange(len(batch)), batch.last].float().log_softmax(-1)
+
+
+def hooked_effect(model, batch, receiver, part, change, where):
+    """The drop in log p(answer) when a receiver's part is rebuilt from its input minus `change`, by three passes.
+
+    1. With `change` subtracted from the layer's input, read the queries, keys or values. 2. With those at `where`, read
+    the receiver's z. 3. With that z at the last position alone, read the answer.
+    """
+    layer, seen = receiver.layer, {}
+    at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
+    resid, inputs, z = (f"blocks.{layer}.{name}" for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z"))
+    log_probs(model, batch, [(resid, lambda x, hook: x - change.to(x)), (inputs, recording(seen, "part"))])
+    log_probs(model, batch, [writing(inputs, where, seen["part"]), (z, recording(seen, "z"))])
+    mask = at_last[..., None] & (torch.arange(seen["z"].shape[2]) == receiver.head)
+    final = log_probs(model, batch, [writing(z, mask, seen["z"])])
+    answer = batch.answer_tokens[:, None]
+    return (log_probs(model, batch).gather(1, answer) - final.gather(1, answer))[:, 0]
+
+
+def written(acts, sender, layer):
+    """What a sender wrote at every position, [batch pos d_model], from the activations of a plain pass."""
+    rows = acts.writers.row
+    return (
+        acts.writers.written(rows.clamp(min=0).flatten(), layer, sender).unflatten(0, rows.shape)
+        * (rows >= 0)[..., None]
+    )
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_edge_is_three_hooked_passes(load_tiny, name):
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    acts = il.capture(model, batch, writers="all")
+    last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
+    roles, largest = il.token_roles(batch), 0.0
+    places = {
+        "q": ("all", last),
+        "k": ("false label", roles == il.ROLES.index("false label")),
+        "v": ("all", roles >= 0),
+    }
+    for part, (at, where) in places.items():
+        found = il.head_to_head_effects(model, batch, [RECEIVER], part=part, senders=SENDERS, at=at)
+        assert found.senders == SENDERS
+        for number, sender in enumerate(SENDERS):
+            change = written(acts, sender, RECEIVER.layer)
+            expected = hooked_effect(model, batch, RECEIVER, part, change, where)
+            assert_close(found.log_prob[:, 0, number], expected, scale=8.0, msg=f"{sender} → {part}")
+            largest = max(largest, float(expected.abs().max()))
+    assert largest > 1e-2
+
+
+@pytest.fixture(scope="module")
+def grouped(load_tiny):
+    """A model with grouped queries, its prompts, and activations with everything that senders wrote."""
+    model = load_tiny("llama_gqa")
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    return model, batch, il.capture(model, batch, writers="all")
+
+
+def test_means_replace_senders_and_roles_align_prompts_of_any_length(grouped):
+    model, batch, acts = grouped
+    other = il.tokenize(model, [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")], prepend_bos=False)
+    reference = il.capture(model, other, writers="all")
+    roles, of_reference = il.token_roles(batch), il.token_roles(other)
+    assert set(of_reference.flatten().tolist()) == set(range(len(il.ROLES)))
+    for sender in SENDERS:
+        u, mean = written(acts, sender, 2), torch.zeros(len(il.ROLES), acts.view.d_model)
+        for role in range(len(il.ROLES)):
+            mean[role] = written(reference, sender, 2)[of_reference == role].mean(0)
+        change = (u - mean[roles.clamp(min=0)]) * (roles >= 0)[..., None]
+        found = il.head_to_head_effects(
+            model, batch, [RECEIVER], part="k", senders=[sender], at="text", reference=other
+        )
+        expected = hooked_effect(model, batch, RECEIVER, "k", change, roles == il.ROLES.index("text"))
+        assert_close(found.log_prob[:, 0, 0], expected, scale=8.0, msg=sender)
+
+
+EDGES = [
+    il.Edge(il.Head(1, 2), "v", "L0H1", "true label"),
+    il.Edge(il.Head(2, 1), "q", "L1H2"),
+    il.Edge(il.Head(2, 1), "q", "F0"),
+    il.Edge(il.Head(2, 1), "k", "embed", "false label"),
+    il.Edge(il.Head(2, 1), "v", "F1", "other"),
+]
+
+
+def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
+    """Rebuild every part of either receiver in a pass of its own, then put both outputs in one last pass."""
+    model, batch, acts = grouped
+    roles, at_last, seen = il.token_roles(batch), torch.arange(batch.tokens.shape[1]) == batch.last[:, None], {}
+    for receiver in {edge.receiver for edge in EDGES}:
+        prefix, parts = f"blocks.{receiver.layer}.", []
+        for part in "qkv":
+            chosen = [edge for edge in EDGES if (edge.receiver, edge.part) == (receiver, part)]
+            change = sum(
+                written(acts, edge.sender, receiver.layer) * (roles == il.ROLES.index(edge.role))[..., None]
+                for edge in chosen
+            )
+            if chosen:
+                hooks = [(f"{prefix}hook_resid_pre", lambda x, hook, change=change: x - change)]
+                log_probs(model, batch, [*hooks, (f"{prefix}attn.hook_{part}", recording(seen, part))])
+                where = at_last if part == "q" else roles >= 0
+                parts.append(writing(f"{prefix}attn.hook_{part}", where, seen[part]))
+        log_probs(model, batch, [*parts, (f"{prefix}attn.hook_z", recording(seen, receiver))])
+    outputs = [
+        writing(f"blocks.{layer}.attn.hook_z", at_last[..., None] & (torch.arange(4) == head), seen[layer, head])
+        for layer, head in {edge.receiver for edge in EDGES}
+    ]
+    found = il.label_log_probs_without_edges(model, batch, [[], EDGES])
+    assert_close(found[:, 0], il.label_log_probs(model, batch))
+    assert_close(found[:, 1], log_probs(model, batch, outputs)[:, batch.label_tokens], scale=8.0)
+    assert (found[:, 1] - found[:, 0]).abs().max() > 1e-2
+
+
+def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(grouped):
+    from icl_lens.interventions.head_edges import estimated_edges
+
+    model, batch, _ = grouped
+    scored = il.label_log_probs_without_edges(model, batch, [[], *([edge] for edge in EDGES)])
+    answer = batch.answer[:, None, None].expand(-1, scored.shape[1], 1)
+    log_prob = scored.gather(2, answer)[..., 0]
+    estimates = estimated_edges(model, batch, [il.Head(1, 2), il.Head(2, 1)], None)
+    exact, estimated = [], []
+    for number, edge in enumerate(EDGES, start=1):
+        found = il.head_to_head_effects(
+            model,
+            batch,
+            [edge.receiver],
+            part=edge.part,
+            senders=[edge.sender],
+            at="all" if edge.part == "q" else edge.role,
+        )
+        assert_close(found.log_prob[:, 0, 0], log_prob[:, 0] - log_prob[:, number], scale=8.0, msg=str(edge))
+        exact.append(found.log_odds[:, 0, 0])
+        at = "qkv".index(edge.part), il.ROLES.index(edge.role), (*acts_names(2),).index(edge.sender)
+        estimated.append(estimates[edge.receiver][:, *at])
+    exact, estimated = torch.stack(exact).flatten(), torch.stack(estimated).flatten()
+    assert torch.corrcoef(torch.stack([exact, estimated]))[0, 1] > 0.9
+
+
+def acts_names(layer):
+    heads = [[*(f"L{lower}H{head}" for head in range(4)), f"F{lower}"] for lower in range(layer)]
+    return ["embed", *(name for block in heads for name in block)]
+
+
+def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
+    from icl_lens.interventions.head_edges import estimated_edges
+
+    model, batch, acts = grouped
+    estimates = estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
+    roles, last = il.token_roles(batch), il.ROLES.index("last")
+    assert estimates.shape == (3, 3, len(il.ROLES), len(acts_names(2)))
+    assert (estimates[:, 0, [role for role in range(len(il.ROLES)) if role != last]] == 0).all()
+    at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
+    mask, z_hook = at_last[..., None] & (torch.arange(4) == RECEIVER.head), "blocks.2.attn.hook_z"
+    compared = 0
+    for edge in EDGES[1:]:
+        seen, role = {}, il.ROLES.index(edge.role)
+        change = written(acts, edge.sender, 2) * (roles == role)[..., None]
+        inputs = f"blocks.2.attn.hook_{edge.part}"
+        log_probs(
+            model,
+            batch,
+            [("blocks.2.hook_resid_pre", lambda x, hook, u=change: x - u), (inputs, recording(seen, "part"))],
+        )
+        where = at_last if edge.part == "q" else roles >= 0
+        log_probs(model, batch, [writing(inputs, where, seen["part"]), (z_hook, recording(seen, "new"))])
+        log_probs(model, batch, [(z_hook, recording(seen, "z"))])
+
+        def odds(step, seen=seen):
+            moved = writing(z_hook, mask, seen["z"] + step * (seen["new"] - seen["z"]))
+            found = log_probs(model, batch, [moved])
+            return (found.gather(1, batch.answer_tokens[:, None]) - found.gather(1, batch.other_label_tokens))[:, 0]
+
+        slope = (odds(-0.1) - odds(0.1)) / 0.2
+        ours = estimates[:, "qkv".index(edge.part), role, acts_names(2).index(edge.sender)]
+        torch.testing.assert_close(ours, slope, rtol=0.05, atol=2e-4, msg=str(edge))
+        compared += int((slope.abs() > 2e-3).sum())
+    assert compared >= 4
+
+
+def test_prompts_alone_and_padded_and_full_passes_agree(grouped):
+    model, batch, _ = grouped
+    together = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"])
+    assert together.fallback_reason == ""
+    assert (together.log_prob[:, 1, 2] == 0).all()  # L1H3 is not before L1H0
+    for row in range(len(batch)):
+        alone = il.head_to_head_effects(
+            model, batch[[row]], [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"]
+        )
+        assert_close(alone.log_prob[0], together.log_prob[row], scale=8.0)
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models
+        passes = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
+    assert "hooks" in passes.fallback_reason
+    assert_close(passes.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"part": "z"}, "part must be"),
+        ({"receivers": []}, "receivers must name"),
+        ({"senders": []}, "senders must name"),
+        ({"senders": ["L2H0"]}, "in a layer before a receiver"),
+        ({"senders": ["F9"]}, "F9"),
+        ({"at": "labels"}, "labels"),
+        ({"at": 99}, "99"),
+    ],
+)
+def test_what_does_not_fit_is_refused(grouped, no_type_checks, change, message):
+    model, batch, _ = grouped
+    receivers = change.pop("receivers", [RECEIVER])
+    with pytest.raises(il.InputError, match=message):
+        il.head_to_head_effects(model, batch, receivers, **{"part": "q"} | change)
+
+
+def test_edges_that_a_model_lacks_are_refused(grouped):
+    model, batch, _ = grouped
+    for edge, message in (
+        (il.Edge(il.Head(1, 0), "k", "L1H2", "text"), "sender must be"),
+        (il.Edge(il.Head(1, 0), "q", "L0H2", "text"), "role must be 'last'"),
+    ):
+        with pytest.raises(il.InputError, match=message):
+            il.label_log_probs_without_edges(model, batch, [[edge]])
