@@ -65,6 +65,8 @@ from .interventions.patching import patch_heads as patch_heads
 from .interventions.saliency import SaliencyFlow as SaliencyFlow
 from .interventions.saliency import attention_saliency as attention_saliency
 from .interventions.saliency import saliency_flow as saliency_flow
+from .locate.circuit import Circuit as Circuit
+from .locate.circuit import locate_circuit as locate_circuit
 from .locate.locate import locate_heads as locate_heads
 from .locate.locate import mean_head_increases as mean_head_increases
 from .locate.mean_effects import MeanEffects as MeanEffects

@@ -277,19 +277,28 @@ def mean_intervals(
     The bytes are the same in every process: no matrix product, whose rounding depends on memory alignment.
     """
     mean = rows.mean(0)
-    first = {cluster: row for row, cluster in reversed(list(enumerate(clusters)))}
-    if len(first) < 2:
+    if len(set(clusters)) < 2:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    weights = cluster_weights(clusters)
-    members = {cluster: [row for row, other in enumerate(clusters) if other == cluster] for cluster in first}
     ends = np.empty((2, rows.shape[1]))
     for start in range(0, rows.shape[1], COLUMNS_DRAWN):
         some = slice(start, start + COLUMNS_DRAWN)
-        samples = np.zeros((len(weights), rows[:, some].shape[1]))
-        for cluster, row in first.items():
-            samples += weights[:, row, None] * rows[members[cluster], some].sum(0)
-        ends[:, some] = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        ends[:, some] = np.quantile(
+            resampled_means(rows[:, some], clusters), [(1 - level) / 2, (1 + level) / 2], axis=0
+        )
     return mean, ends[0], ends[1]
+
+
+def resampled_means(
+    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str]
+) -> Float[np.ndarray, "draw column"]:
+    """Return each column's mean in bootstrap draws of clusters; see `cluster_weights`."""
+    weights, members = cluster_weights(clusters), dict[str, list[int]]()
+    for row, cluster in enumerate(clusters):
+        members.setdefault(cluster, []).append(row)
+    samples = np.zeros((len(weights), rows.shape[1]))
+    for own in members.values():
+        samples += weights[:, own[0], None] * rows[own].sum(0)
+    return samples
 
 
 def cluster_weights(

@@ -25,5 +25,9 @@ def group_of(writer: str, n_layers: int) -> str:
         return "embeddings"
     if writer == "bias":
         return "biases"
-    layer = int(writer[1:].partition("H")[0])
-    return f"{'early' if 2 * layer < n_layers else 'late'} {'FFNs' if writer.startswith('F') else 'heads'}"
+    return f"{'early' if 2 * layer_of(writer) < n_layers else 'late'} {'FFNs' if writer.startswith('F') else 'heads'}"
+
+
+def layer_of(writer: str) -> int:
+    """Return the layer of a head or FFN, named as in `il.attention_score_parts`; -1 for embeddings."""
+    return -1 if writer in ("embed", "pos_embed") else int(writer[1:].partition("H")[0])
