@@ -98,9 +98,41 @@ class Circuit(ShownAsTable):
         _, low, high = self.score("all − none")
         return low > 0 or high < 0
 
+    def sentences(self) -> list[str]:
+        """Return in words what the edges carry, whether the first ones are better than random, and by which groups."""
+        all_edges, none = (self.score(name)[0] for name in ("all", "none"))
+        value, low, high = self.score("all − none")
+        carried = (
+            f"With all {self.n_edges:,} edges into {len(self.receivers)} heads, the answer's log-odds are "
+            f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{_interval(low, high)}"
+        )
+        if not self.is_defined:
+            return [f"{carried}, which is not distinguishable from nothing, so faithfulness is not defined."]
+        row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
+        shown = _interval(100 * row["low"], 100 * row["high"], "{:.0f}")
+        kept = (
+            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:.0f}% of this{shown}, random edges "
+            f"of the same parts, roles and layers {100 * row['random']:.0f}%"
+        )
+        if row["difference_low"] > 0:
+            kept += "."
+        else:
+            difference = _interval(100 * row["difference_low"], 100 * row["difference_high"], "{:+.0f}")
+            kept += f": not better than random (difference {100 * row['difference']:+.0f} points{difference})."
+        above = self.groups[self.groups["difference_low"] > 0].sort_values("difference", ascending=False, kind="stable")
+        named = [f"{group} ({value:+.2f})" for group, value in zip(above["group"], above["effect"], strict=True)]
+        groups = (
+            f"Removed jointly, these groups lower the log-odds more than into random heads: {', '.join(named[:4])}"
+            + (f", and {len(named) - 4} more." if len(named) > 4 else ".")
+            if named
+            else "No group of edges lowers the log-odds more than the same group into random heads."
+        )
+        return [f"{carried}.", kept, groups]
+
     def to_dict(self) -> dict[str, Any]:
         """Return counts, receivers and tables as numbers and strings for JSON."""
         return {
+            "sentences": self.sentences(),
             "receivers": [str(head) for head in self.receivers],
             **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
             **{
@@ -215,3 +247,7 @@ def locate_circuit(
         return Circuit(chosen, *counts, **tables)
 
     return distributed.run_on_main(collected)
+
+
+def _interval(low: float, high: float, number: str = "{:+.2f}") -> str:
+    return "" if low != low else f" (95% interval {number.format(low)} … {number.format(high)})"
