@@ -14,7 +14,7 @@ receiver does not reach the inputs of another.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -301,10 +301,10 @@ def _n_senders(view: ModelView, head: Head) -> int:
 
 def _masks(batch: PromptBatch, at: Role | TokenPositions) -> Bool[Tensor, "batch 1 pos"]:
     """Return where the tokens `at` are; raise InputError for positions outside a row."""
-    if at in ROLES:
+    if isinstance(at, str) and at in ROLES:
         return role_masks(batch)[:, ROLES.index(at)][:, None]
     mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    for row, positions in enumerate(resolve_positions(at, (batch.last + 1).tolist())):
+    for row, positions in enumerate(resolve_positions(cast(TokenPositions, at), (batch.last + 1).tolist())):
         mask[row, positions] = True
     return mask[:, None]
 

@@ -90,7 +90,7 @@ class Circuit(ShownAsTable):
         """Return the mean, low and high of a score: "all", "none", "cpr", "cmd", "completeness" or their controls."""
         check_choice("name", name, tuple(self.scores["name"]))
         row = self.scores.set_index("name").loc[name]
-        return tuple(float(row[column]) for column in ("value", "low", "high"))
+        return float(row["value"]), float(row["low"]), float(row["high"])
 
     @property
     def is_defined(self) -> bool:
@@ -111,16 +111,17 @@ class Circuit(ShownAsTable):
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
         shown = _interval(100 * row["low"], 100 * row["high"], "{:.0f}")
         kept = (
-            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:.0f}% of this{shown}, random edges "
-            f"of the same parts, roles and layers {100 * row['random']:.0f}%"
+            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:.0f}% of this{shown}, random "
+            f"edges of the same parts, roles and layers {100 * row['random']:.0f}%"
         )
         if row["difference_low"] > 0:
             kept += "."
         else:
             difference = _interval(100 * row["difference_low"], 100 * row["difference_high"], "{:+.0f}")
             kept += f": not better than random (difference {100 * row['difference']:+.0f} points{difference})."
-        above = self.groups[self.groups["difference_low"] > 0].sort_values("difference", ascending=False, kind="stable")
-        named = [f"{group} ({value:+.2f})" for group, value in zip(above["group"], above["effect"], strict=True)]
+        above = [row for row in self.groups.to_dict("records") if row["difference_low"] > 0]
+        above.sort(key=lambda row: -row["difference"])
+        named = [f"{row['group']} ({row['effect']:+.2f})" for row in above]
         groups = (
             f"Removed jointly, these groups lower the log-odds more than into random heads: {', '.join(named[:4])}"
             + (f", and {len(named) - 4} more." if len(named) > 4 else ".")
