@@ -47,9 +47,13 @@ CAPTURE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, order=True)
 class Edge:
-    """What a sender wrote to tokens of one role, as read by a part of a receiver; printed as "L2H0 → L5H1.k (text)".
+    """What a sender wrote to tokens of one role, as read by a part of a receiver.
 
     The role is that of the tokens whose keys or values the receiver reads; "last" for its query.
+
+    Example:
+        >>> print(il.Edge(il.Head(5, 1), "k", "L2H0", "true label"))
+        L2H0 → L5H1.k (true label)
     """
 
     receiver: Head
