@@ -83,7 +83,6 @@ from .prompts.plain_text import tokenize_text as tokenize_text
 from .prompts.prompt import Demonstration as Demonstration
 from .prompts.prompt import Prompt as Prompt
 from .prompts.prompt import Template as Template
-from .prompts.roles import ROLES as ROLES
 from .prompts.roles import token_roles as token_roles
 from .prompts.tasks import load_task as load_task
 from .prompts.tasks import split_by_query as split_by_query

@@ -7,6 +7,7 @@ from family_tables import EXACT
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.prompts.roles import ROLES, role_indices
 
 RECEIVER = il.Head(2, 1)
 SENDERS = ("embed", "L0H2", "F0", "L1H3", "F1")
@@ -67,10 +68,10 @@ def test_an_edge_is_three_hooked_passes(load_tiny, name):
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     acts = il.capture(model, batch, writers="all")
     last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
-    roles, largest = il.token_roles(batch), 0.0
+    roles, largest = role_indices(batch), 0.0
     places = {
         "q": ("all", last),
-        "k": ("false label", roles == il.ROLES.index("false label")),
+        "k": ("false label", roles == ROLES.index("false label")),
         "v": ("all", roles >= 0),
     }
     for part, (at, where) in places.items():
@@ -96,17 +97,17 @@ def test_means_replace_senders_and_roles_align_prompts_of_any_length(grouped):
     model, batch, acts = grouped
     other = il.tokenize(model, [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")], prepend_bos=False)
     reference = il.capture(model, other, writers="all")
-    roles, of_reference = il.token_roles(batch), il.token_roles(other)
-    assert set(of_reference.flatten().tolist()) == set(range(len(il.ROLES)))
+    roles, of_reference = role_indices(batch), role_indices(other)
+    assert set(of_reference.flatten().tolist()) == set(range(len(ROLES)))
     for sender in SENDERS:
-        u, mean = written(acts, sender, 2), torch.zeros(len(il.ROLES), acts.view.d_model)
-        for role in range(len(il.ROLES)):
+        u, mean = written(acts, sender, 2), torch.zeros(len(ROLES), acts.view.d_model)
+        for role in range(len(ROLES)):
             mean[role] = written(reference, sender, 2)[of_reference == role].mean(0)
         change = (u - mean[roles.clamp(min=0)]) * (roles >= 0)[..., None]
         found = il.head_to_head_effects(
             model, batch, [RECEIVER], part="k", senders=[sender], at="text", reference=other
         )
-        expected = hooked_effect(model, batch, RECEIVER, "k", change, roles == il.ROLES.index("text"))
+        expected = hooked_effect(model, batch, RECEIVER, "k", change, roles == ROLES.index("text"))
         assert_close(found.log_prob[:, 0, 0], expected, scale=8.0, msg=sender)
 
 
@@ -122,13 +123,13 @@ EDGES = [
 def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
     """Rebuild every part of either receiver in a pass of its own, then put both outputs in one last pass."""
     model, batch, acts = grouped
-    roles, at_last, seen = il.token_roles(batch), torch.arange(batch.tokens.shape[1]) == batch.last[:, None], {}
+    roles, at_last, seen = role_indices(batch), torch.arange(batch.tokens.shape[1]) == batch.last[:, None], {}
     for receiver in {edge.receiver for edge in EDGES}:
         prefix, parts = f"blocks.{receiver.layer}.", []
         for part in "qkv":
             chosen = [edge for edge in EDGES if (edge.receiver, edge.part) == (receiver, part)]
             change = sum(
-                written(acts, edge.sender, receiver.layer) * (roles == il.ROLES.index(edge.role))[..., None]
+                written(acts, edge.sender, receiver.layer) * (roles == ROLES.index(edge.role))[..., None]
                 for edge in chosen
             )
             if chosen:
@@ -167,7 +168,7 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
         )
         assert_close(found.log_prob[:, 0, 0], log_prob[:, 0] - log_prob[:, number], scale=8.0, msg=str(edge))
         exact.append(found.log_odds[:, 0, 0])
-        at = "qkv".index(edge.part), il.ROLES.index(edge.role), (*acts_names(2),).index(edge.sender)
+        at = "qkv".index(edge.part), ROLES.index(edge.role), (*acts_names(2),).index(edge.sender)
         estimated.append(estimates[edge.receiver][:, *at])
     exact, estimated = torch.stack(exact).flatten(), torch.stack(estimated).flatten()
     assert torch.corrcoef(torch.stack([exact, estimated]))[0, 1] > 0.9
@@ -183,14 +184,14 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
 
     model, batch, acts = grouped
     estimates = estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
-    roles, last = il.token_roles(batch), il.ROLES.index("last")
-    assert estimates.shape == (3, 3, len(il.ROLES), len(acts_names(2)))
-    assert (estimates[:, 0, [role for role in range(len(il.ROLES)) if role != last]] == 0).all()
+    roles, last = role_indices(batch), ROLES.index("last")
+    assert estimates.shape == (3, 3, len(ROLES), len(acts_names(2)))
+    assert (estimates[:, 0, [role for role in range(len(ROLES)) if role != last]] == 0).all()
     at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
     mask, z_hook = at_last[..., None] & (torch.arange(4) == RECEIVER.head), "blocks.2.attn.hook_z"
     compared = 0
     for edge in EDGES[1:]:
-        seen, role = {}, il.ROLES.index(edge.role)
+        seen, role = {}, ROLES.index(edge.role)
         change = written(acts, edge.sender, 2) * (roles == role)[..., None]
         inputs = f"blocks.2.attn.hook_{edge.part}"
         log_probs(

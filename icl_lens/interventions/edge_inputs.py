@@ -19,7 +19,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import AttentionRow, HeadProjection, check_parts, require_writers
 from icl_lens.attribution.qk_metric import project
 from icl_lens.models.head import Head
-from icl_lens.prompts.roles import token_roles
+from icl_lens.prompts.roles import role_indices
 
 Part = Literal["q", "k", "v"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -84,7 +84,7 @@ class EdgeInputs:
         """
         projection = HeadProjection(self.acts, self.head, part, self.last if part == "q" else self.every)
         rows, positions = projection.rows.flatten(), projection.positions
-        roles = token_roles(self.acts.batch).to(rows.device).gather(1, positions.clamp(min=0)).flatten().clamp(min=0)
+        roles = role_indices(self.acts.batch).to(rows.device).gather(1, positions.clamp(min=0)).flatten().clamp(min=0)
         n_variants = self.n_senders if removed is None else removed.shape[1]
         each = 4 * self.view.d_model * (self.n_senders + 2 * n_variants)
         pieces = []

@@ -38,7 +38,7 @@ from icl_lens.interventions.prefix_cache import RowEdits, RowsOfLayer
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.roles import ROLES, Role, role_masks, token_roles
+from icl_lens.prompts.roles import ROLES, Role, role_indices, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 
 # Memory for what is captured of one piece's prompts.
@@ -123,8 +123,8 @@ def head_to_head_effects(
     """Return the exact effect of each sender on the answer through one part of each receiver: "q", "k" or "v".
 
     The receiver's query at the last position, or its keys or values at the tokens `at`, are rebuilt without what the
-    sender wrote there, with norms recomputed. `at` is a role (see `ROLES`), positions, or "all". Only this receiver
-    changes, and only its output at the last position; all later components run as usual.
+    sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`), positions, or "all". Only this
+    receiver changes, and only its output at the last position; all later components run as usual.
 
     `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads before the last
     receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same role
@@ -258,7 +258,7 @@ def sender_means(model: Any, batch: PromptBatch) -> Means:
     count = torch.zeros(len(ROLES), dtype=torch.float64)
     for acts, _ in _captured(model, batch, "all"):
         writers = require_writers(acts)
-        roles = token_roles(acts.batch).to(writers.row.device)
+        roles = role_indices(acts.batch).to(writers.row.device)
         prompt, position = (roles >= 0).nonzero().unbind(1)
         rows, of_row = writers.row[prompt, position], roles[prompt, position].cpu()
         count += torch.bincount(of_row, minlength=len(ROLES))

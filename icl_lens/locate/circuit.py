@@ -55,7 +55,7 @@ class Circuit(ShownAsTable):
         >>> prompts = il.load_task("sentiment-number", n=60, layout="random")
         >>> circuit = il.locate_circuit(model, *il.split_by_query(prompts, 16), ["L5H0"], n_edges=6, n_random=4)
         >>> len(circuit.to_frame()), circuit.n_edges
-        (6, 398)
+        (6, 481)
     """
 
     receivers: tuple[Head, ...]

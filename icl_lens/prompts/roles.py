@@ -10,20 +10,24 @@ from icl_lens.prompts.batch import PromptBatch
 
 Role = Literal["text", "true label", "false label", "query", "last", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
-"""Demonstrations' texts; labels equal to the answer; other labels; the query's text; the last token; and all other
-tokens: separators, the shared prefix, a beginning-of-sequence token."""
 
 
-def token_roles(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
-    """Return each token's role as an index into `ROLES`, -1 at padding.
+def token_roles(batch: PromptBatch) -> list[list[Role]]:
+    """Return the role of every token of every prompt: one of `ROLES`.
 
-    A label's role is that of its last token. The last token has the role "last" even if it belongs to the query. Tokens
-    of texts without demonstrations are "other" up to the last.
+    "text" and "query" are texts of demonstrations and of the query; "true label" and "false label" the last tokens of
+    labels that equal the answer or do not; "last" the last token; "other" everything else: separators, a shared prefix,
+    a beginning-of-sequence token. Tokens of texts without demonstrations are "other" up to the last.
 
     Example:
-        >>> [il.ROLES[role] for role in il.token_roles(batch)[0, :4].tolist()]
-        ['text', 'other', 'false label', 'text']
+        >>> il.token_roles(batch)[0][-4:]
+        ['true label', 'query', 'query', 'last']
     """
+    return [[ROLES[role] for role in row if role >= 0] for row in role_indices(batch).tolist()]
+
+
+def role_indices(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
+    """Return each token's role as an index into `ROLES`, -1 at padding."""
     n, width = batch.tokens.shape
     position = torch.arange(width, device=batch.tokens.device)
     roles = torch.full((n, width), ROLES.index("other"), device=position.device)
@@ -41,4 +45,4 @@ def token_roles(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
 
 def role_masks(batch: PromptBatch) -> Bool[Tensor, "batch role pos"]:
     """Return where the tokens of each role are."""
-    return token_roles(batch)[:, None] == torch.arange(len(ROLES), device=batch.tokens.device)[:, None]
+    return role_indices(batch)[:, None] == torch.arange(len(ROLES), device=batch.tokens.device)[:, None]
