@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
-from icl_lens.attribution.score_parts import ScoreParts, attention_score_parts
-from icl_lens.attribution.value_parts import ValueParts, value_parts
+from icl_lens.attribution.score_parts import attention_score_parts
+from icl_lens.attribution.value_parts import value_parts
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 
@@ -20,6 +20,9 @@ Side = Literal["query", "key", "value"]
 SIDES: dict[Side, str] = {"query": "at the last token", "key": "at the keys", "value": "in the values"}
 """Where writers write, by side of an attention score or of the values."""
 WRITER_NAMES = "L20H5 is head 5 of layer 20, F20 the FFN of layer 20"
+
+# Writers kept per side, pairs of them, and writers whose contributions are decoded in words.
+N_WRITERS, N_PAIRS, N_DECODED = 6, 8, 3
 
 
 @dataclass(frozen=True)
@@ -75,23 +78,20 @@ def attention_reasons(
     less: Sequence[int],
     targets: Int[Tensor, " 1"],
     against: Int[Tensor, "1 other"] | None,
-    *,
-    n_writers: int = 6,
-    n_pairs: int = 8,
-    n_decoded: int = 3,
 ) -> tuple[AttentionReasons, dict[Side, Float[Tensor, "n d_model"]]]:
     """Return the writers that contribute most to one head's attention; the activations must be those of one prompt.
 
-    The vectors are what the first `n_decoded` writers of each side contribute, to decode in words: for the query, its
+    The vectors are what the first `N_DECODED` writers of each side contribute, to decode in words: for the query, its
     part mapped to the space of the keys' inputs, as in `last_query`; for keys, the mean of what was written at `more`
-    minus that at `less`; for values, the mean part of the values at `more`, through W_O.
+    minus that at `less`; for values, the mean part of the values at `more`, through W_O. Sides without writers are
+    missing.
 
     Raise InputError if the activations hold no writers at these positions, and for an unsupported family.
     """
     parts = attention_score_parts(acts, head, keys=[*more, *less])
     is_more = torch.arange(len(more) + len(less), device=parts.positions.device)[None] < len(more)
     contrast, writers = parts.contrast(is_more), parts.writers
-    query, key = (_strongest(side[0], writers, n_writers) for side in (contrast.query_side, contrast.key_side))
+    query, key = (_strongest(side[0], writers) for side in (contrast.query_side, contrast.key_side))
     of_pairs = contrast.pairs[0]
     pairs = [
         (of_query, of_key, float(of_pairs[writers.index(of_query), writers.index(of_key)]))
@@ -99,43 +99,27 @@ def attention_reasons(
         for of_key, _ in key
     ]
     pairs.sort(key=lambda pair: -abs(pair[2]))
-    from_values: dict[str, object] = {}
-    values = None
-    with suppress(InputError):  # raised for models with a logit soft-cap
-        values = value_parts(acts, head, targets, against=against, keys=list(more))
-        total = values.parts[0].sum(0)
-        from_values = {
-            "value": _strongest(total, values.writers, n_writers),
-            "value_total": float(total.sum()),
-            "value_is_exact": values.is_exact,
-        }
     why = AttentionReasons(
         more=tuple(more),
         less=tuple(less),
         score_difference=float(contrast.value),
         query=query,
         key=key,
-        pairs=tuple(pairs[:n_pairs]),
+        pairs=tuple(pairs[:N_PAIRS]),
         n_writers=len(writers),
-        **from_values,  # pyright: ignore[reportArgumentType]
     )
-    return why, _vectors(parts, why, values, n_decoded)
-
-
-def _vectors(
-    parts: ScoreParts, why: AttentionReasons, values: ValueParts | None, n: int
-) -> dict[Side, Float[Tensor, "n d_model"]]:
-    """Return what the first `n` writers of each side contribute; see `AttentionReasons.query_words`."""
-    nothing = parts.acts.resid_pre.new_empty(0, parts.acts.view.d_model)
-    query = [parts.vectors(name, "query")[0, 0] for name, _ in why.query[:n]]
-    keys = [parts.vectors(name, "key")[0].split([len(why.more), len(why.less)]) for name, _ in why.key[:n]]
-    carried = [] if values is None else [values.vectors(name)[0].mean(0) for name, _ in why.value[:n]]
-    written: dict[Side, list[Tensor]] = {
-        "query": query,
-        "key": [more.mean(0) - less.mean(0) for more, less in keys],
-        "value": carried,
+    key_vectors = [parts.vectors(name, "key")[0].split([len(more), len(less)]) for name, _ in key[:N_DECODED]]
+    vectors: dict[Side, Tensor] = {
+        "query": torch.stack([parts.vectors(name, "query")[0, 0] for name, _ in query[:N_DECODED]]),
+        "key": torch.stack([at_more.mean(0) - at_less.mean(0) for at_more, at_less in key_vectors]),
     }
-    return {side: torch.stack(vectors) if vectors else nothing for side, vectors in written.items()}
+    with suppress(InputError):  # raised for models with a logit soft-cap
+        values = value_parts(acts, head, targets, against=against, keys=list(more))
+        total = values.parts[0].sum(0)
+        value = _strongest(total, values.writers)
+        why = replace(why, value=value, value_total=float(total.sum()), value_is_exact=values.is_exact)
+        vectors["value"] = torch.stack([values.vectors(name)[0].mean(0) for name, _ in value[:N_DECODED]])
+    return why, vectors
 
 
 def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> str:
@@ -169,6 +153,6 @@ def writer_in_words(name: str) -> str:
     return words.get(name, f"FFN {name[1:]}" if name.startswith("F") else name)
 
 
-def _strongest(values: Float[Tensor, " writer"], writers: tuple[str, ...], n: int) -> tuple[Writer, ...]:
-    order = values.abs().argsort(descending=True)[:n].tolist()
+def _strongest(values: Float[Tensor, " writer"], writers: tuple[str, ...]) -> tuple[Writer, ...]:
+    order = values.abs().argsort(descending=True)[:N_WRITERS].tolist()
     return tuple((writers[i], float(values[i])) for i in order)

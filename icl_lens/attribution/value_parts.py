@@ -19,7 +19,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import HeadProjection, key_positions, require_writers
-from icl_lens.attribution.increases import check_scoring, linear_direction
+from icl_lens.attribution.increases import Against, check_scoring, linear_direction
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
@@ -94,7 +94,7 @@ def value_parts(
     head: Head | tuple[int, int] | str,
     targets: Int[Tensor, " batch"],
     *,
-    against: Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None = None,
+    against: Against = None,
     keys: TokenPositions | None = None,
 ) -> ValueParts:
     """Split what one head adds to the answer from each label by the components that wrote at that label, nats.
