@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -306,12 +307,11 @@ class Findings:
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
+            scores = {by: values for by in get_args(By) if (values := self.scores_by(by))}
             rows = [
-                {"layer": layer, "head": head, "name": str(Head(layer, head)), "increase": value}
-                | ({"contrast": self.head_contrasts[layer][head]} if self.head_contrasts else {})
-                | ({"effect": self.head_effects[layer][head]} if self.head_effects else {})
-                for layer, row in enumerate(self.head_increases)
-                for head, value in enumerate(row)
+                {"layer": layer, "head": head, "name": str(Head(layer, head))}
+                | {by: values[layer][head] for by, values in scores.items()}
+                for layer, head in product(*map(range, self.shape))
             ]
         elif table == "layers":
             parts = (
@@ -343,9 +343,35 @@ class Findings:
                 for i, label in enumerate(self.labels)
             ]
         elif table == "words":
-            rows = list(self._word_rows())
+            rows = [
+                {
+                    "name": str(report.head),
+                    "position": position,
+                    "token": self.shown_tokens[position],
+                    "kind": kind,
+                    "words": " ".join(words),
+                    "standout": float("nan") if standout is None else standout,
+                    "own_label_rank": pd.NA if rank is None else rank,
+                }
+                for report in self.heads
+                for position, kind, words, standout, rank in self.words_of(report)
+            ]
         elif table == "similarity":
-            rows = list(self._similarity_rows())
+            queries, names = (*self.prediction_positions, len(self.tokens) - 1), (*self.labels, None)
+            rows = [
+                {
+                    "name": str(report.head),
+                    "query_position": position,
+                    "query_label": names[query_label],
+                    "key_position": key,
+                    "key_label": names[label],
+                    "score": score,
+                }
+                for report in self.heads
+                if report.similarity
+                for position, query_label, row in zip(queries, self.query_labels, report.similarity, strict=True)
+                for key, label, score in zip(self.label_positions, self.demonstration_labels, row, strict=True)
+            ]
         else:
             rows = list(self._why_rows())
         return pd.DataFrame(rows)
@@ -412,36 +438,6 @@ class Findings:
         """Index of the label predicted at each row of `HeadReport.similarity`; -1 for an unknown answer."""
         last = -1 if self.answer is None else self.labels.index(self.answer)
         return (*self.demonstration_labels, last)
-
-    def _similarity_rows(self) -> Any:
-        queries = (*self.prediction_positions, len(self.tokens) - 1)
-        names = (*self.labels, None)
-        for report in self.heads:
-            for position, query_label, row in zip(
-                queries, self.query_labels, report.similarity, strict=bool(report.similarity)
-            ):
-                for key, label, score in zip(self.label_positions, self.demonstration_labels, row, strict=True):
-                    yield {
-                        "name": str(report.head),
-                        "query_position": position,
-                        "query_label": names[query_label],
-                        "key_position": key,
-                        "key_label": names[label],
-                        "score": score,
-                    }
-
-    def _word_rows(self) -> Any:
-        for report in self.heads:
-            for position, kind, words, standout, rank in self.words_of(report):
-                yield {
-                    "name": str(report.head),
-                    "position": position,
-                    "token": self.shown_tokens[position],
-                    "kind": kind,
-                    "words": " ".join(words),
-                    "standout": float("nan") if standout is None else standout,
-                    "own_label_rank": pd.NA if rank is None else rank,
-                }
 
     def words_of(self, report: HeadReport) -> Iterator[tuple[int, str, tuple[str, ...], float | None, int | None]]:
         """Yield position, kind, top words, standout and the own label's rank of a head's values, keys and query."""
