@@ -91,7 +91,7 @@ def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
 
 
 def share_on_true(acts: il.Activations, heads: list[il.Head] | tuple[il.Head, ...]) -> list[float]:
-    """Of each head's attention to labels, the share on labels of the query's class, over all prompts."""
+    """Of each head's attention to labels, the share to labels of the query's class, over all prompts."""
     attention = il.attention_to_labels(acts)
     is_true = (acts.batch.label_index == acts.batch.answer[:, None])[:, None, None]
     share = (attention * is_true).sum((0, -1)) / attention.sum((0, -1))

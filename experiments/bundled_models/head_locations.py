@@ -217,7 +217,7 @@ PLACES = (
     "in deeper half",
     "share of deeper half (%)",
     "attention to labels (%)",
-    "of it on true ones (%)",
+    "of it to true ones (%)",
 )
 COSTS = ("model", "by", "intact (%)", "located", "random", "sd", "of same layers")
 

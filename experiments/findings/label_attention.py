@@ -95,7 +95,7 @@ def shifts(
 def _heads(
     study: Study, of_same: Float[Tensor, "row layer head"], of_other: Float[Tensor, "row layer head"]
 ) -> pd.DataFrame:
-    """Mean attention (%) of each located head on labels of the answer's class and of the other."""
+    """Mean attention (%) of each located head to labels of the answer's class and of the other."""
     same, other = (100 * one.mean(0) for one in (of_same, of_other))
     return pd.DataFrame(
         {"part": "attention", "head": str(head), "same": float(same[*head]), "other": float(other[*head])}

@@ -107,7 +107,7 @@ def _attention_rows(study: Study) -> list[Row]:
 
 
 def attention_on_true(study: Study, batch: il.PromptBatch, heads: Sequence[il.Head]) -> Float[np.ndarray, " row"]:
-    """Return the mean attention (0–1) of heads on labels of the answer, summed over a prompt's labels."""
+    """Return the mean attention (0–1) of heads to labels of the answer, summed over a prompt's labels."""
     layers, indices = zip(*heads, strict=True)
     return study.map(batch, attention_by_class)[:, layers, indices, 0].mean(1).double().numpy()
 

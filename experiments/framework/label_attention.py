@@ -23,7 +23,7 @@ def dropped(batch: il.PromptBatch) -> Bool[Tensor, "row key"]:
 def attention_by_class(
     acts: il.Activations, without: Bool[Tensor, "row key"] | None = None
 ) -> Float[Tensor, "row layer head 2"]:
-    """Return the last position's attention (0–1) on labels of the answer and on others.
+    """Return the last position's attention (0–1) to labels of the answer and to others.
 
     With `without`, these keys are removed from its softmax, and all others are renormalized.
     """
