@@ -197,8 +197,6 @@ def top_heads_by(
     k: int,
     *,
     by: RankBy = "increase",
-    final_norm: FinalNorm = "frozen",
-    bias: bool = True,
     progress: Progress | bool | None = None,
 ) -> list[Head]:
     """Return the k heads with the largest mean increase, contrast or ablation effect, largest first.
@@ -218,8 +216,7 @@ def top_heads_by(
     if by == "effect":
         return locate_effects(model, batch, targets=targets, positions="last", progress=progress).top(k)
     others = batch.label_tokens_except(answer) if by == "contrast" else None
-    convention: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
-    return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress, **convention).heads
+    return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress).heads
 
 
 def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
