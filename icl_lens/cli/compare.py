@@ -37,8 +37,7 @@ class TwoModels(ModelOptions):
         first = self.load()
         if self.one:
             return first, first
-        name = self.model if self.model_b is None else self.model_b
-        return first, replace(self, model=name, revision=self.revision_b).load()
+        return first, replace(self, model=self.model_b or self.model, revision=self.revision_b).load()
 
 
 @grouped

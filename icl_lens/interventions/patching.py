@@ -295,10 +295,6 @@ class _Patch:
             old[:, :, to_positions] = new
             target[row, torch.tensor(heads, device=target.device)[:, None], to_positions[queries]] = old
 
-    @property
-    def _any_length(self) -> bool:
-        return self.aligned is not None or (self.positions == "last" and self.activation in ("q", "z"))
-
     def _check_rows(self, rows: int, last: Tensor) -> None:
         """Raise InputError unless source and pass match in rows and, for `align="positions"`, in length."""
         source, patched = self.source, self.patched
@@ -307,8 +303,9 @@ class _Patch:
         if patched is not None and not (len(patched) == rows and torch.equal(patched.last.to(last.device), last)):
             raise InputError(f"the forward pass must be over batch, got {rows} other rows; run the same batch")
         end = source.last.to(last.device).expand(rows)
-        # Aligned positions may come from prompts of different lengths.
-        if self._any_length or torch.equal(end, last):
+        # Aligned positions, and last queries and z, may come from prompts of different lengths.
+        only_last = self.positions == "last" and self.activation in ("q", "z")
+        if self.aligned is not None or only_last or torch.equal(end, last):
             return
         row = int((end != last).nonzero()[0])
         raise InputError(
