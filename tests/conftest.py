@@ -1,14 +1,16 @@
 """Shared fixtures: tiny models of every family, loaded through the package's own loader."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import families
+import faults
 import jaxtyping
 import pytest
 import torch
@@ -25,6 +27,11 @@ PROMPTS = [
 """Ragged: 14, 11 and 10 tokens; four, three and two demonstrations."""
 SEVERAL = torch.tensor([[7, -1, 12, 40], [-1, 4, -1, -1], [96, 3, -1, 0]])
 """Three, one and three tokens to compare their answers with: rows of different lengths, with gaps."""
+CATEGORIES = {
+    "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
+    "number": ["eight", "two", "one", "nine", "three"],
+}
+"""Words that the tiny models know: those of the task sentiment-number in the file `words`."""
 
 QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
 ON_ALL_FAMILIES = {"test_families", "test_reference"}
@@ -61,6 +68,20 @@ def float64() -> Iterator[None]:
 
 
 @pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any, str, str]]:
+    """Runs `icl-lens` in this process; returns exit code, standard output, standard error."""
+    return partial(faults.call, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A word list with `CATEGORIES`."""
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    path.write_text(json.dumps({"categories": CATEGORIES}))
+    return path
+
+
+@pytest.fixture
 def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the test's own for converted GGUF files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -70,31 +91,33 @@ def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The saved Hugging Face folder of a family's tiny model, written once a session."""
-    root, done = tmp_path_factory.mktemp("families"), set()
+    root = tmp_path_factory.mktemp("families")
 
+    @cache
     def folder(name: str) -> Path:
-        if name not in done:
-            families.save(name, root / name)
-            done.add(name)
+        families.save(name, root / name)
         return root / name
 
     return folder
 
 
 @pytest.fixture(scope="session")
+def tiny(family_folder: Callable[[str], Path]) -> Path:
+    """The folder of the tiny GPT-2."""
+    return family_folder("gpt2")
+
+
+@pytest.fixture(scope="session")
 def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
     """Loads a family's tiny model as users load theirs; the same object for the same arguments."""
-    loaded: dict[Any, Any] = {}
 
+    @cache
     def load(name: str, **kwargs: Any) -> Any:
-        key = (name, *sorted(kwargs.items(), key=str))
-        if key not in loaded:
-            folder = family_folder(name)
-            # Given by hand: transformers would rebuild some families' tokenizers from their own classes.
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            with Float64() if kwargs.get("dtype") == torch.float64 else nullcontext():
-                loaded[key] = il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
-        return loaded[key]
+        folder = family_folder(name)
+        # Given by hand: transformers would rebuild some families' tokenizers from their own classes.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        with Float64() if kwargs.get("dtype") == torch.float64 else nullcontext():
+            return il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
 
     return load
 

@@ -1,33 +1,19 @@
 """The command line: what it prints and writes, and one clear line with exit code 2 for bad input."""
 
-import io
 import itertools
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+import explanations as ex
 import families
 import faults
 import pytest
-from rich.console import Console
 
 import icl_lens as il
 from icl_lens.cli.options import unescape
-from icl_lens.report.terminal import render
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `icl-lens` in this process; returns exit code, standard output, standard error."""
-    return partial(faults.call, monkeypatch, capsys)
-
-
-@pytest.fixture(scope="module")
-def tiny(family_folder):
-    return family_folder("gpt2")
 
 
 def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
@@ -52,12 +38,9 @@ PROMPT = "love : bar one : foo two :"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", "love : bar"], "has no query"),
-        (["explain", "love"], "no ' : ' separator"),
         (["explain", PROMPT, "--answer", "baz"], "baz"),
         (["explain", "love : bar zebra : foo one :"], "zebra"),
         (["explain", "love : bar " * 40 + "one :"], "64"),
-        (["explain", PROMPT, "--json", "/nowhere/at/all.json"], "choose an existing, writable folder"),
         (["explain", "--text", "love", PROMPT], "either a prompt"),
         (["explain", "--text", "love", "--answer", "foo"], "--target"),
         (["explain", PROMPT, "--target", "foo"], "requires --text"),
@@ -72,8 +55,6 @@ PROMPT = "love : bar one : foo two :"
         (["explain", "-t", "sentiment-number", "--max-words", "3"], "--max-words has no effect here"),
         (["compare", PROMPT, "-t", "sentiment-number"], "no effect with a task"),
         (["compare", PROMPT, "--labels", "a,b"], "--labels has no effect here"),
-        (["compare"], "pass two prompts, a task"),
-        (["compare", PROMPT], "pass two prompts, a task, or a second model with --model-b"),
         (["compare", "-t", "sentiment-number", "-n", "3"], "-n must be 1 without a second model and a task, got 3"),
     ],
 )
@@ -178,7 +159,8 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     assert "First of 2 prompts" in out
 
 
-def test_explaining_a_tasks_prompt_starts_with_what_the_model_does(run, icl_mini):
+def test_explaining_a_tasks_prompt_starts_with_what_the_model_does(run, icl_mini, monkeypatch):
+    monkeypatch.setattr("icl_lens.task_behavior.N_PROMPTS", 20)
     _, out, _ = run("explain", "-t", "sentiment-number", "-k", 1, "--ablate", 1)
     assert " ".join(out.split()).startswith(str(il.task_check(icl_mini, "sentiment-number")))
 
@@ -200,9 +182,7 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     prompt = il.Prompt(shown, prompts[0].query, labels=[labels[found.labels.index(one)] for one in prompts[0].labels])
     target = labels[found.labels.index(found.target)]
     named = replace(found, **whole, labels=labels, target=target, prompt=prompt, label_log_probs=(-12.5,) * 6)
-    console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(render(named))
-    text = console.file.getvalue()
+    text = ex.terminal_text(named, width=80)
     assert max(map(len, text.splitlines())) <= 80
     words = set(text.replace("@", " ").split())
     assert {*labels, "increase", "'␣mel'", "0.00037%", "attends"} <= words
@@ -211,11 +191,8 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
         assert f"│ {line} " in text
 
 
-def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, tmp_path):
-    words = {"feeling": ["love", "like", "hate"], "count": ["eight", "two", "one"]}
-    (tmp_path / "words.json").write_text(json.dumps({"categories": words}))
-    task = ("-t", "feeling-count", "--path", tmp_path / "words.json", "--demonstrations", 1, "-n", 2, "-m", tiny)
-    task += ("--no-check",)
+def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
+    task = ("-t", "sentiment-number", "--path", words, "--demonstrations", 1, "-n", 2, "-m", tiny, "--no-check")
     code, out, err = run("locate", *task)
     assert code == 0, err
     assert "12 of 12 heads" in out

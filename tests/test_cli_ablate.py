@@ -123,20 +123,6 @@ def test_heads_named_twice_and_one_prompt_of_a_task(capsys):
     assert "The model" not in out
 
 
-def test_your_own_sentences(tmp_path, capsys):
-    path = tmp_path / "notes.csv"
-    words = {"animal": ["cat", "dog", "horse", "cow"], "country": ["France", "Spain", "Italy", "Peru"]}
-    lines = [
-        f"{word} {other},{kind}" for kind, some in words.items() for word in some for other in some if word != other
-    ]
-    path.write_text("note,kind\n" + "\n".join(lines))
-    options = {"path": path, "n": 4, "k": 1, "random_sets": 1, "check": False, "device": "cpu"}
-    with pytest.raises(il.InputError, match="with columns="):
-        ablate(**options)
-    ablate(**options, columns="note,kind")
-    assert "1 head zeroed" in shown(capsys)
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

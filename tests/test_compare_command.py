@@ -1,13 +1,10 @@
 """`icl-lens compare` and `--open`: what is printed, written and opened."""
 
-import json
 import shutil
 import webbrowser
 from dataclasses import replace
-from functools import partial
 
 import families
-import faults
 import pytest
 import torch
 import transformers
@@ -16,17 +13,6 @@ from tolerance import assert_close
 import icl_lens as il
 
 OTHER = families.PROMPT.replace("one :", "hate :")
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `icl-lens` in this process; returns exit code, standard output, standard error."""
-    return partial(faults.call, monkeypatch, capsys)
-
-
-@pytest.fixture(scope="module")
-def tiny(family_folder):
-    return family_folder("gpt2")
 
 
 def test_two_prompts(run, tiny, tmp_path):
@@ -63,30 +49,19 @@ def noised(tiny, tmp_path_factory):
     return folder
 
 
-TASK = ("-t", "feeling-count", "--demonstrations", 1, "-n", 6, "--no-check")
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    """A word list in the tiny models' words."""
-    file = tmp_path_factory.mktemp("words") / "words.json"
-    file.write_text(json.dumps({"categories": {"feeling": ["love", "like", "hate"], "count": ["eight", "two", "one"]}}))
-    return file
+TASK = ("-t", "sentiment-number", "--demonstrations", 1, "-n", 6, "--no-check")
 
 
 def test_two_models_explain_the_same_answer(run, tiny, noised):
     """A's prediction, also where B predicts another label, unless B has its own."""
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
-    for query in ("love", "like", "hate", "eight", "two", "one"):
-        prompt = families.PROMPT.replace("one :", f"{query} :")
-        predicted = [il.explain(model, prompt, k=1).predicted for model in models]
-        if predicted[0] != predicted[1]:
-            break
-    else:
-        pytest.fail("the models predict the same labels")
+    prompts = [families.PROMPT.replace("one :", f"{query} :") for query in ("love", "like", "hate", "eight", "two")]
+    batch = il.tokenize(models[0], prompts)
+    says = ([batch.labels[label] for label in il.capture(model, batch).predicted] for model in models)
+    prompt, first, second = next(one for one in zip(prompts, *says, strict=True) if one[1] != one[2])
     models = ("-m", tiny, "--model-b", noised)
-    assert f"(A: {predicted[0]}, B: {predicted[0]})" in run("compare", prompt, *models)[1]
-    assert f"(A: {predicted[0]}, B: {predicted[1]})" in run("compare", prompt, *models, "--answer-b", predicted[1])[1]
+    assert f"(A: {first}, B: {first})" in run("compare", prompt, *models)[1]
+    assert f"(A: {first}, B: {second})" in run("compare", prompt, *models, "--answer-b", second)[1]
 
 
 @pytest.mark.parametrize("by", [None, "increase", "effect"])
@@ -98,7 +73,7 @@ def test_two_models_over_a_task(run, tiny, noised, words, tmp_path, by):
     by = by or "contrast"
     assert code == 0, err
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
-    prompts = il.load_task("feeling-count", path=words, demonstrations=1, n=6, layout="random")
+    prompts = il.load_task("sentiment-number", path=words, demonstrations=1, n=6, layout="random")
     both = il.compare_models(*models, prompts, by=by)
     for model, side, column in zip(models, (both.a, both.b), "ab", strict=True):
         batch = il.tokenize(model, prompts)
@@ -125,7 +100,7 @@ def test_two_models_over_a_task(run, tiny, noised, words, tmp_path, by):
 
 
 def test_models_of_other_shapes_and_prompts_without_answers(gpt2, words):
-    prompts = il.load_task("feeling-count", path=words, demonstrations=1, n=2)
+    prompts = il.load_task("sentiment-number", path=words, demonstrations=1, n=2)
     both = il.compare_models(gpt2, gpt2, prompts)
     narrow = replace(both, b={**both.b, "increase": both.b["increase"][:, :2]})
     assert not narrow.same_heads

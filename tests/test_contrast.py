@@ -1,4 +1,4 @@
-"""Contrasts, log p(target) − log Σ p(against): what adds up, bounds, memory, refusals; values are in test_families."""
+"""Contrasts, log p(target) − log Σ p(against), and searches: sums, bounds, memory, refusals; values: test_families."""
 
 from itertools import product
 
@@ -84,6 +84,24 @@ def test_search_goes_on_while_a_bound_is_larger(gpt2_acts, gpt2_batch):
     """Among the 42 largest bounds of a prompt are not all of its 40 largest parts."""
     top = against_hf.check_search(gpt2_acts, gpt2_batch, certified=True, k=40)
     assert top.n_exact.max() > 42
+
+
+def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
+    top = against_hf.check_search(gpt2_acts, gpt2_batch, certified=False, final_norm="own")
+    assert torch.equal(top.n_exact, top.n_parts)
+    heads = il.top_heads(gpt2_acts, gpt2_batch.answer_tokens, k=3, final_norm="own")
+    mean = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, final_norm="own").mean(0).flatten().topk(3)
+    assert (heads.certified, heads.n_exact) == (False, 12)
+    assert_close(heads.value, mean.values)
+
+
+@pytest.mark.slow
+def test_few_parts_of_a_thousand_prompts_are_evaluated(icl_mini):
+    found = []
+    for part in il.tokenize(icl_mini, il.load_task("sentiment-number", n=1000, seed=0)).split(100):
+        found.append(against_hf.check_search(il.capture(icl_mini, part), part, certified=True, k=20))
+    n_exact, n_parts = (torch.cat([getattr(top, name) for top in found]) for name in ("n_exact", "n_parts"))
+    assert float(n_exact.double().mean()) < 60 < float(n_parts.double().mean())
 
 
 def test_one_token_has_two_spellings(gpt2_acts, gpt2_batch):

@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from families import WORDS
@@ -13,7 +12,6 @@ import icl_lens as il
 from icl_lens.attribution.increases import check_against_ids, every_head_increase
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
-from icl_lens.locate.chunk import increase_columns, read_increases, read_index
 from icl_lens.locate.locate import mean_head_increases
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import plan_batches, prompt_bytes
@@ -159,20 +157,6 @@ def test_plan(gpt2, many):
     assert all(len(rows) == 1 for rows in plan_batches(view, many, byte_budget=1))
 
 
-def test_chunks_survive_the_table(gpt2, many, tmp_path):
-    folder = RunFolder(tmp_path, {"x": 1})
-    bound = np.arange(36, dtype=np.float32).reshape(3, 12)
-    for rows, *found in (
-        (np.array([3, 1, 7]), bound, np.array([2, 5]), np.ones((3, 2), np.float32)),
-        (np.array([4, 2]), None, np.array([0, 11]), np.full((2, 2), np.nan, np.float32)),
-    ):
-        folder.write("one.parquet", pa.table(increase_columns(rows, *found, 4)))
-        table = folder.read("one.parquet")
-        np.testing.assert_array_equal(read_index(table, 4)[0], rows)
-        for ours, theirs in zip(read_increases(table, 4), found, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])
 def test_slack_against_float64(load_tiny, name):
     """float32 bounds stay above float64 exact values, less the slack; with a tenth of it to spare for every part."""
@@ -249,23 +233,6 @@ def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
     with pytest.raises(il.InputError, match="must be None, got 'other labels'"):
         il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"against": "other labels"}))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_icl_mini_dataset(icl_mini):
-    """Certified = exhaustive on real weights; most heads are never evaluated; the slack holds there too."""
-    from icl_lens.prompts.tasks import load_task
-
-    batch = il.tokenize(icl_mini, load_task("sentiment-number", n=300, seed=0))
-    top = il.locate_heads(icl_mini, batch, k=5)
-    mean = mean_head_increases(icl_mini, batch)
-    assert_close(top.value.float(), mean.flatten().topk(5).values)
-    some = batch[:50]
-    double = il.load_model("icl-mini", device="cpu", dtype=torch.float64)
-    exact = il.head_log_prob_increase(il.capture(double, some), some.answer_tokens)
-    acts = il.capture(icl_mini, some)
-    bound = head_bounds(acts, layer_gradients(acts, some.answer_tokens, acts.readout))
-    assert float((exact - bound).max()) < SLACK / 10
 
 
 @pytest.mark.parametrize("locate", [il.locate_heads, il.mean_head_increases, il.locate_effects])

@@ -336,13 +336,11 @@ def test_estimates_of_differences(load_tiny):
     assert_close(both.logit_diff, both.log_prob - alone.log_prob)
 
 
-def test_estimates_within_contexts_without_gradients(load_tiny):
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    expected = il.head_effects(model, batch, method="gradient").log_prob
+def test_estimates_within_contexts_without_gradients(gpt2, gpt2_batch):
+    expected = il.head_effects(gpt2, gpt2_batch, method="gradient").log_prob
     for context in (torch.no_grad, torch.inference_mode):
         with context():
-            assert_close(il.head_effects(model, batch, method="gradient").log_prob, expected)
+            assert_close(il.head_effects(gpt2, gpt2_batch, method="gradient").log_prob, expected)
     assert not expected.requires_grad
 
 

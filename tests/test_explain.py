@@ -3,10 +3,10 @@
 import html
 import io
 import json
-import math
 import sys
 from dataclasses import replace
 
+import explanations as ex
 import families
 import pytest
 import reference_hf
@@ -118,6 +118,8 @@ def test_tables(explanation):
     assert subheads["name"].tolist() == [str(part.head) for part in explanation.subheads]
     labels = explanation.to_frame("labels")
     assert labels["log_prob_located_zeroed"].tolist() == list(explanation.ablation.located)
+    mean = torch.tensor(explanation.ablation.random).exp().mean(0).log()  # of probabilities
+    assert_close(labels["log_prob_random_zeroed"].to_numpy(), mean)
     words = explanation.to_frame("words")
     assert set(words["kind"]) == {"value", "key", "query"}
     assert len(words) == 5 * (4 + 4 + 1)
@@ -157,17 +159,8 @@ def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_ans
 ):
     report = explanation.heads[0]
     shown = replace(explanation, heads=(replace(report, why=replace(report.why, score_difference=difference)),))
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(shown))
-    assert f"Why {report.head} {verb} foo@" in console.export_text()
+    assert f"Why {report.head} {verb} foo@" in ex.terminal_text(shown)
     assert f"<h4>{heading}<" in shown.to_html()
-
-
-def test_random_draws_are_averaged_as_probabilities():
-    from icl_lens.report.findings import _log_mean_probability
-
-    assert _log_mean_probability([math.log(0.9), math.log(0.1)]) == pytest.approx(math.log(0.5))
-    assert _log_mean_probability([-2000.0, -2000.0]) == -2000.0
 
 
 def test_a_free_prompt_is_the_references(pair):  # noqa: F811
@@ -416,9 +409,7 @@ def test_the_sentence_says_why(icl_mini):
     assert f"{abs(report.why.score_difference):.2f}" in sentence
     strongest = max(report.why.query, key=lambda one: one[1] * report.why.score_difference)
     assert f"{writer_in_words(strongest[0])} ({strongest[1]:+.2f})" in sentence
-    console = Console(record=True, width=4000, file=io.StringIO())
-    console.print(render(explanation))
-    assert sentence in console.export_text()
+    assert sentence in ex.terminal_text(explanation)
     shown = html.unescape(sentence.replace("(-", "(−"))
     assert shown in html.unescape(explanation.to_html())
     static = explanation._repr_html_().partition("icl-lens-twin")[2]

@@ -59,6 +59,7 @@ MISUSE = {
     lambda: il.Head.parse(None): "invalid head None",
     lambda: il.load_model("x" * 300): "File name too long",
     lambda: il.load_model(""): "''",
+    lambda: il.load_model("icl-mini", device="nonsense"): "invalid device 'nonsense'",
     lambda: il.load_model("icl-mini", device="meta"): "'meta' is not available",
     lambda: il.load_model("icl-mini", device="cuda:99"): "'cuda:99' is not available",
     lambda: il.load_model("icl-mini", dtype=torch.int32): "got 'torch.int32'",

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_study import tiny_study
+from tiny_study import planted_study, tiny_study
 from tolerance import assert_close
 
 import icl_lens as il
 from experiments.findings import tower_inputs, value_inputs
-from experiments.framework.study import Study
-from experiments.ground_truth import WRITING, task_of
-from experiments.planted import Kind, build
+from experiments.planted import Kind
 from icl_lens.attribution.writer_groups import GROUPS, group_of, group_sums
 
 
@@ -61,42 +59,31 @@ def _from_labels(acts: il.Activations, head: il.Head) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def planted_rows(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    def measured(kind: Kind) -> tuple[Study, dict[str, Any]]:
-        planted = build(kind, tmp_path_factory.mktemp(kind), seed=0)
-        n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4  # pyright: ignore[reportArgumentType]
-        study = Study(il.load_model(str(planted.folder), device="cpu"), task_of(planted), 40, n_heads=n_heads)
-        found = {}
+    def measured(kind: Kind) -> dict[str, Any]:
+        study, found = planted_study(kind, tmp_path_factory.mktemp(kind)), {}
         for finding in (tower_inputs.FINDING, value_inputs.FINDING):
             rows = finding.measure(study).rows
             found |= {f"{finding.id} {row.measure}": row for row in rows if row.ranking == "contrast"}
-        return study, found
+        return found
 
     return measured
 
 
 @pytest.mark.slow
 def test_the_planted_mover_feeds_both_towers(planted_rows: Any) -> None:
-    study, rows = planted_rows("two-tower")
+    """test_mean_score_parts.py has the writers themselves."""
+    rows = planted_rows("two-tower")
     for side in ("key", "query"):
         assert rows[f"tower-inputs early_{side}"].outcome == "above"
         assert rows[f"tower-inputs early heads_{side}"].quantity > 0.9 * rows["tower-inputs total"].quantity
         assert rows[f"tower-inputs late_{side}"].outcome == "includes"
     assert rows["value-inputs embeddings"].outcome == "above"  # what a label is
     assert rows["value-inputs late"].outcome == "includes"
-    acts = il.capture(study.model, study.held_out[:16], writers=True)
-    for head in study.located[:2]:
-        parts = il.attention_score_parts(acts, head)
-        why = parts.contrast(parts.of_label(acts.batch.answer)).to_frame()
-        means = why.groupby("writer")[["query_side", "key_side"]].mean()
-        for side in ("query_side", "key_side"):
-            first, second = means[side].nlargest(2)
-            assert means[side].idxmax().startswith("L1H")  # the mover's layer
-            assert first > 10 * abs(second)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["last-label", "untrained"])
 def test_models_that_compare_nothing_show_no_writer(planted_rows: Any, kind: Kind) -> None:
-    _, rows = planted_rows(kind)
+    rows = planted_rows(kind)
     names = [f"tower-inputs {half}_{side}" for half in ("early", "late") for side in ("key", "query")]
     assert {rows[name].outcome for name in (*names, "value-inputs early", "value-inputs late")} == {"includes"}

@@ -1,5 +1,6 @@
 """Findings on icl-mini: all rows, known gaps, figures; located heads stand out, and heads chosen by chance do not."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,15 +33,13 @@ N_PROMPTS = {
 @pytest.fixture(scope="module")
 def measured(icl_mini: Any) -> Any:
     """(study, what a finding measures there), by the finding's id; measured once."""
-    done: dict[str, tuple[Study, Measured]] = {}
 
+    @cache
     def get(name: str) -> tuple[Study, Measured]:
-        if name not in done:
-            study = Study(icl_mini, PAPER_TASKS[1], N_PROMPTS[name])
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(label_bias, "N_RANDOM_SETS", 1)
-                done[name] = study, measure(find(name), study)
-        return done[name]
+        study = Study(icl_mini, PAPER_TASKS[1], N_PROMPTS[name])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(label_bias, "N_RANDOM_SETS", 1)
+            return study, measure(find(name), study)
 
     return get
 

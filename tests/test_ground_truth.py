@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.fixture(scope="module")
 def load() -> Callable[[str], Any]:
     """Load every model once."""
-    kept: dict[str, Any] = {}
-
-    def get(name: str) -> Any:
-        if name not in kept:
-            kept[name] = il.load_model(name, device="cpu")
-        return kept[name]
-
-    return get
+    return cache(partial(il.load_model, device="cpu"))
 
 
 @pytest.fixture(scope="module")

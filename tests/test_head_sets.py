@@ -11,12 +11,9 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import edited_scores, kv_cache, partial_forward, prefix_cache
-from icl_lens.interventions.editor import head_mask
-from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
 SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
-FAMILIES = ["gpt2", "gptj", "llama_bias"]
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -50,23 +47,6 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
         assert_close(il.label_log_probs_ablated(model, batch, SETS, **options), whole)
 
 
-@pytest.mark.parametrize("sets", [*permutations([[], [(0, 1), (2, 0)], [(0, 1), (1, 2)], [(1, 2)], [(1, 2)]], 5)])
-def test_sets_that_begin_alike_are_one_row_up_to_there(load_tiny, sets):
-    """Whatever their order: the rows of each layer are the different beginnings of sets up to it, and the prompt's."""
-    model = load_tiny("gpt2")
-    removed = head_mask(ModelView.of(model), sets)
-    branches = list(prefix_cache._branches(removed.long()))
-    for layer, rows in enumerate(branches):
-        beginnings = {tuple(one[: layer + 1].flatten().tolist()) for one in removed}
-        assert len(rows.parents) == len(beginnings)  # that of the empty set is row 0's
-        assert rows.row_of[sets.index([])] == 0
-        for place, row in enumerate(rows.row_of):
-            if row:  # all sets of a row are edited alike so far
-                assert torch.equal(removed[rows.example[row - 1], : layer + 1], removed[place, : layer + 1])
-            if layer:
-                assert rows.parents[row] == branches[layer - 1].row_of[place]
-
-
 @contextmanager
 def attention_run(model):
     """Layer and number of rows of every attention that runs in the block."""
@@ -83,21 +63,18 @@ def attention_run(model):
         handle.remove()
 
 
-def test_rows_enter_where_their_sets_begin(load_tiny):
+@pytest.mark.parametrize("sets", [*permutations([[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])])
+def test_rows_enter_where_their_sets_begin(gpt2, gpt2_batch, sets):
     """Of three sets one begins in layer 0 and two in layer 1, alike; they part in layer 2; each prompt has row 0."""
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    with attention_run(model) as ran:
-        il.label_log_probs_ablated(model, batch, [[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]], positions="last")
+    with attention_run(gpt2) as ran:
+        il.label_log_probs_ablated(gpt2, gpt2_batch, sets, positions="last")
     assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]
 
 
-def test_at_all_positions_a_pass_begins_where_its_sets_do(load_tiny):
+def test_at_all_positions_a_pass_begins_where_its_sets_do(gpt2, gpt2_batch):
     """Blocks before the first layer that a set edits are not run; three prompts and two sets share a pass."""
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    with attention_run(model) as ran:
-        il.label_log_probs_ablated(model, batch, [[(1, 0)], [], [(1, 3), (2, 1)]])
+    with attention_run(gpt2) as ran:
+        il.label_log_probs_ablated(gpt2, gpt2_batch, [[(1, 0)], [], [(1, 3), (2, 1)]])
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
 
 
@@ -115,10 +92,8 @@ def test_answers_are_those_of_each_edit(load_tiny):
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
-def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions):
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    with il.ablate_heads(model, [(0, 0)], positions=positions):
-        nested = il.label_log_probs_ablated(model, batch, [[], [(1, 1)]], positions=positions)
-    own = il.label_log_probs_ablated(model, batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
+def test_within_another_intervention_prompts_are_run_whole(gpt2, gpt2_batch, positions):
+    with il.ablate_heads(gpt2, [(0, 0)], positions=positions):
+        nested = il.label_log_probs_ablated(gpt2, gpt2_batch, [[], [(1, 1)]], positions=positions)
+    own = il.label_log_probs_ablated(gpt2, gpt2_batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
     assert_close(nested, own)

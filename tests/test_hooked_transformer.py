@@ -1,5 +1,7 @@
 """HookedTransformer of TransformerLens 3.9, raw and processed: exact against plain Hugging Face, as the bridge is."""
 
+from functools import cache
+
 import against_hf
 import families
 import pytest
@@ -27,16 +29,15 @@ def factors(batch):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed once."""
-    root, done = tmp_path_factory.mktemp("tiny"), {}
+    root = tmp_path_factory.mktemp("tiny")
 
+    @cache
     def get(name, mode):
-        if (name, mode) not in done:
-            folder = root / str(sorted(families.CONFIGS).index(name))  # no official name in the path
-            hf = families.save(name, folder)
-            model = hooked(hf, folder, families.tokenizer(), processed=mode == "processed")
-            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-            done[name, mode] = (model, batch, il.capture(model, batch), families.build(name).double())
-        return done[name, mode]
+        folder = root / str(sorted(families.CONFIGS).index(name))  # no official name in the path
+        hf = families.save(name, folder)
+        model = hooked(hf, folder, families.tokenizer(), processed=mode == "processed")
+        batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+        return model, batch, il.capture(model, batch), families.build(name).double()
 
     return get
 
@@ -119,6 +120,30 @@ def test_raw_effects_are_the_bridges(run, load_tiny, name):
     assert_close(ours, theirs)
 
 
+# `stack_head_results` and `stack_neuron_results` leave out a norm that follows attention or the FFN.
+@pytest.mark.parametrize("name", sorted(set(HOOKED_EXACT) - SOFT_CAPPED - {"gemma3"}))
+def test_contrasts_are_logit_attrs(run, name):
+    """TransformerLens' own direct logit attribution of heads, layers and neurons, of each prompt alone."""
+    model, batch, acts, _ = run(name, "processed")
+    targets, against = batch.answer_tokens, batch.other_label_tokens
+    heads = il.head_log_prob_increase(acts, targets, against=against)
+    layers = il.layer_log_prob_increase(acts, targets, against=against)
+    neurons = torch.stack([il.neuron_log_prob_increase(acts, targets, i, against=against) for i in range(3)], 1)
+    for i in range(len(batch)):
+        _, cache = model.run_with_cache(batch.tokens[i : i + 1, : int(batch.last[i]) + 1])
+
+        def attrs(stack, i=i, cache=cache):
+            pair = {"tokens": targets[i : i + 1], "incorrect_tokens": against[i]}
+            return cache.logit_attrs(stack, **pair, pos_slice=-1)[:, 0]
+
+        assert_close(heads[i].flatten(), attrs(cache.stack_head_results(layer=-1, pos_slice=-1)))
+        assert_close(neurons[i].flatten(), attrs(cache.stack_neuron_results(layer=-1, pos_slice=-1)))
+        parts, labels = cache.decompose_resid(layer=-1, mode="all", return_labels=True, pos_slice=-1)
+        found = dict(zip(labels, attrs(parts), strict=True))
+        for kind, ours in (("attn", layers.attn), ("mlp", layers.ffn)):
+            assert_close(ours[i], torch.stack([found[f"{layer}_{kind}_out"] for layer in range(3)]))
+
+
 def test_capture_leaves_no_gradients(run):
     """HookedTransformer's parameters want gradients; nothing the analysis keeps or returns does."""
     model, batch, acts, _ = run("gpt2", "processed")
@@ -128,19 +153,12 @@ def test_capture_leaves_no_gradients(run):
     assert not il.last_query(acts, il.Head(1, 1)).requires_grad
 
 
-def _best(found):
-    increases = torch.tensor(found.head_increases)
-    order = increases.flatten().argsort(descending=True)[:3]
-    return [divmod(index, increases.shape[1]) for index in order.tolist()]
-
-
-def test_explain(run):
-    """One call, start to end."""
+def test_explanations_are_the_bridges(run, gpt2):
     model, *_ = run("gpt2", "raw")
-    found = il.explain(model, families.PROMPT, answer="foo", k=3, n_random=2)
-    assert found.target == "foo"
-    assert [report.head for report in found.heads] == [il.Head(*index) for index in _best(found)]
-    assert len(found.heads) == 3
+    ours, theirs = (il.explain(one, families.PROMPT, answer="foo", k=3, n_random=2) for one in (model, gpt2))
+    assert [report.head for report in ours.heads] == [report.head for report in theirs.heads]
+    assert_close(ours.head_increases, theirs.head_increases)
+    assert_close(ours.ablation.located, theirs.ablation.located)
 
 
 @pytest.mark.parametrize("processed", [False, True])

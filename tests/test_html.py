@@ -9,14 +9,12 @@ import shlex
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import explanations as ex
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 import icl_lens as il
@@ -27,7 +25,6 @@ from icl_lens.report.html import templating
 from icl_lens.report.html.parts import for_circuitsvis
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
 from icl_lens.report.number_format import percent, signed
-from icl_lens.report.terminal import render
 
 
 class Page(HTMLParser):
@@ -581,9 +578,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     text = Page(html.explanation_page(explanation)).text
     assert line in text
     assert "contrast, nats" in text
-    console = Console(width=900, record=True, file=StringIO())
-    console.print(render(explanation))
-    assert line in console.export_text()
+    assert line in ex.terminal_text(explanation)
 
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])

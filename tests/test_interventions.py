@@ -4,6 +4,7 @@ import copy
 import itertools
 import warnings
 from contextlib import ExitStack
+from functools import cache
 
 import families
 import pytest
@@ -11,7 +12,7 @@ import reference_attention
 import reference_hf
 import torch
 from conftest import PROMPTS
-from test_effects import hf_twin
+from test_effects import hf_twin, remains
 from test_families import EXACT
 from tolerance import assert_close
 
@@ -37,15 +38,13 @@ pytestmark = pytest.mark.usefixtures("float64")
 @pytest.fixture(scope="module")
 def run(load_tiny, family_folder):
     """(model, batch, other prompts of the same lengths, Hugging Face twin) of a family."""
-    done = {}
 
+    @cache
     def get(name):
-        if name not in done:
-            model = load_tiny(name, dtype=torch.float64)
-            batch, other = (il.tokenize(model, p, prepend_bos=False, labels=("foo", "bar")) for p in (PROMPTS, OTHERS))
-            assert torch.equal(batch.last, other.last)
-            done[name] = (model, batch, other, hf_twin(family_folder, name))
-        return done[name]
+        model = load_tiny(name, dtype=torch.float64)
+        batch, other = (il.tokenize(model, p, prepend_bos=False, labels=("foo", "bar")) for p in (PROMPTS, OTHERS))
+        assert torch.equal(batch.last, other.last)
+        return model, batch, other, hf_twin(family_folder, name)
 
     return get
 
@@ -59,9 +58,9 @@ def assert_same(model, batch, hf, heads, edit_of_row):
     ours = il.last_log_probs(model, batch)
     plain = []
     for row in range(len(batch)):
-        theirs = reference_attention.edited_log_probs(hf, ids_of(batch, row), heads, edit_of_row(row))
+        theirs = reference_attention.edited_run(hf, ids_of(batch, row), heads, edit_of_row(row))[0]
         assert_close(ours[row], theirs)
-        plain.append(reference_attention.edited_log_probs(hf, ids_of(batch, row), [], lambda hand: None))
+        plain.append(reference_attention.edited_run(hf, ids_of(batch, row), [], lambda hand: None)[0])
     assert (ours - torch.stack(plain)).abs().max() > 1e-3  # and it is an edit
 
 
@@ -81,7 +80,7 @@ def rows_edited(change):
 def test_the_reference_is_the_model(run, name):
     _, batch, _, hf = run(name)
     everything = list(itertools.product(range(families.N_LAYERS), range(families.N_HEADS)))
-    ours = reference_attention.edited_log_probs(hf, ids_of(batch, 0), everything, lambda hand: None)
+    ours = reference_attention.edited_run(hf, ids_of(batch, 0), everything, lambda hand: None)[0]
     theirs = torch.log_softmax(hf(ids_of(batch, 0)[None]).logits[0, -1], dim=-1)
     assert_close(ours, theirs)
 
@@ -99,7 +98,7 @@ def test_ablated_heads(run, name, positions):
 
     def edit_to(value):
         def edit(hand):
-            hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+            hand.z = hand.own_z()
             hand.z[slice(None) if positions == "all" else -1] = value[hand.layer]
 
         return lambda row: edit
@@ -172,7 +171,7 @@ def patch_by_hand(hand, source, what, ours, theirs):
     """Give a hand-made layer the queries, keys, values or z of another at these positions."""
     if what == "z":
         for one in (hand, source):
-            one.z = torch.stack([one.own_z(head) for head in range(families.N_HEADS)], dim=1)
+            one.z = one.own_z()
         hand.z[ours] = source.z[theirs]
     else:
         getattr(hand, what)[:, ours] = getattr(source, what)[:, theirs]
@@ -370,7 +369,7 @@ def test_nesting_in_any_order_is_the_same_edit(run, name):
                 return pattern
 
             hand.row_edits = rows
-            hand.z = torch.stack([hand.own_z(head) for head in range(families.N_HEADS)], dim=1)
+            hand.z = hand.own_z()
             for layer, head in HEADS[2:3]:
                 if layer == hand.layer:
                     hand.z[:, head] = 0
@@ -396,29 +395,25 @@ def test_nothing_is_left_behind(run, name):
     model, batch, other, _ = run(name)
     plain = il.last_log_probs(model, batch)
 
-    def traces():
-        hooks = sum(len(point.fwd_hooks) for point in model.hook_dict.values())
-        return hooks, sum(len(module._forward_pre_hooks) for module in model.original_model.modules())
-
-    before = traces()
+    before = remains(model)
     made = blocks(model, batch, other)
     with ExitStack() as stack:
         for make in made.values():
             stack.enter_context(make())
-        assert traces() != before
-    assert traces() == before
+        assert remains(model) != before
+    assert remains(model) == before
     assert torch.equal(il.last_log_probs(model, batch), plain)
     for make in made.values():
         with pytest.raises(ZeroDivisionError), make():
             _ = il.last_log_probs(model, batch).argmax().item() / 0
-        assert traces() == before
+        assert remains(model) == before
         assert torch.equal(il.last_log_probs(model, batch), plain)
     # An error inside the forward pass itself, then another block.
     with made["scale"](), pytest.raises(il.InputError, match="run the same batch"):
         il.last_log_probs(model, batch[[0, 1]])
     with pytest.raises(il.InputError), made["ablate"](), il.ablate_heads(model, [il.Head(9, 9)]):
         pass
-    assert traces() == before
+    assert remains(model) == before
     assert torch.equal(il.last_log_probs(model, batch), plain)
 
 
@@ -543,10 +538,6 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
 
 def test_what_cannot_be_aligned_is_said(run):
     model, batch, other, _ = run("gpt2")
-    with pytest.raises(il.InputError, match="got 2 and 3 in row 1"):
-        il.label_log_probs_patched(
-            model, batch, [HEADS], other[[0, 2, 1]], activation="q", positions="last", align="labels"
-        )
     with (
         il.patch_heads(model, HEADS, other[[0, 2, 1]], activation="v"),
         pytest.raises(il.InputError, match=r"got 10 and 11 in row 1.*or align='labels'"),

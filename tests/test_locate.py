@@ -1,7 +1,6 @@
 """`icl-lens locate`: killed and taken up again, shared among processes, disturbed: same bytes, or one clear line."""
 
 import errno
-import io
 import json
 import random
 import signal
@@ -10,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import faults
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from families import save
-from launches import LAUNCHES, contents, ended, forked, launched, stamps
+from conftest import CATEGORIES
+from launches import LAUNCHES, assert_shared, contents, ended, forked, launched, same_numbers, stamps
 from tolerance import assert_close, tolerance
 
 import icl_lens as il
@@ -25,26 +23,18 @@ from icl_lens.locate.run_folder import locked_folder
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 60, 4
-WORDS = {
-    "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
-    "number": ["eight", "two", "one", "nine", "three"],
-}
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    """Arguments of a run on a tiny model and a word list its tokenizer knows (-n: torchrun takes --n for its own)."""
-    folder = tmp_path_factory.mktemp("inputs")
-    save("gpt2", folder / "tiny")
-    (folder / "words.json").write_text(json.dumps({"categories": WORDS}))
-    task = ["--task", "sentiment-number", "--path", str(folder / "words.json"), "-n", str(N), "--by", "increase"]
-    return [*task, "--model", str(folder / "tiny"), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
+def inputs(tiny, words):
+    """Arguments of a run on a tiny model (-n: torchrun takes --n for its own); only launched ones check the task."""
+    task = ["--task", "sentiment-number", "--path", str(words), "-n", str(N), "--by", "increase"]
+    return [*task, "--model", str(tiny), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command in this process; returns exit code, standard output, standard error."""
-    return partial(faults.call, monkeypatch, capsys, "locate")
+def run(run):
+    return partial(run, "locate", "--no-check")
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +47,7 @@ def unbroken(inputs, tmp_path_factory):
 
 def started(inputs, out, dies_after=None):
     """A run in a child process of its own; its id."""
-    return forked(main, ["icl-lens", "locate", *inputs, "--out", out], dies_after=dies_after)
-
-
-def parts_in(out):
-    return len(list(out.glob("part-*.parquet")))
+    return forked(main, ["icl-lens", "locate", "--no-check", *inputs, "--out", out], dies_after=dies_after)
 
 
 def one_line(code, stderr, *fragments):
@@ -73,7 +59,7 @@ def one_line(code, stderr, *fragments):
         assert fragment in stderr
 
 
-def test_files_and_table(inputs, unbroken, run, tmp_path):
+def test_files_and_table(inputs, unbroken, run, tmp_path, gpt2, words):
     code, stdout, _ = run(*inputs, "--out", tmp_path / "out")
     assert code == 0
     assert contents(tmp_path / "out") == unbroken
@@ -85,10 +71,8 @@ def test_files_and_table(inputs, unbroken, run, tmp_path):
     assert all(name in stdout for name in table["name"])
     assert ((table["low"] < table["increase"]) & (table["increase"] < table["high"])).all()
     # Against the package, prompt by prompt.
-    prompts = load_task("sentiment-number", n=N, layout="random", path=inputs[inputs.index("--path") + 1])
-    model = il.load_model(inputs[inputs.index("--model") + 1], device="cpu")
-    batch = il.tokenize(model, prompts)
-    every = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens)
+    batch = il.tokenize(gpt2, load_task("sentiment-number", n=N, layout="random", path=words))
+    every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens)
     best = every.mean(0).flatten().topk(3)
     assert_close(table["increase"], best.values)
     assert (table["layer"] * 4 + table["head"]).tolist() == best.indices.tolist()
@@ -128,7 +112,7 @@ def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
 
 
 def test_your_own_columns_and_labels(inputs, run, tmp_path):
-    rows = "\n".join(f"{word},{kind}" for kind, words in WORDS.items() for word in words)
+    rows = "\n".join(f"{word},{kind}" for kind, words in CATEGORIES.items() for word in words)
     (tmp_path / "notes.csv").write_text(f"note,kind\n{rows}\n")
     mine = [*inputs[4:], "--task", "notes", "--path", tmp_path / "notes.csv"]
     one_line(*run(*mine)[::2], "set the text and label columns")
@@ -164,7 +148,7 @@ def test_full_disk(inputs, unbroken, run, tmp_path, monkeypatch):
     out, write = tmp_path / "out", Path.write_bytes
 
     def full(path, data):
-        if parts_in(out) >= 5 and "part" in path.name:
+        if len(list(out.glob("part-*.parquet"))) >= 5 and "part" in path.name:
             write(path, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, data)
@@ -246,16 +230,6 @@ def by_two(inputs, tmp_path_factory):
     return by_two
 
 
-def same_numbers(out, expected):
-    """The tables of a run are those of another: equal heads and prompts, values up to rounding."""
-    found = contents(out)
-    assert found.keys() == expected.keys()
-    for name in found:
-        if name.endswith(".parquet"):
-            ours, theirs = (pd.read_parquet(io.BytesIO(data)) for data in (found[name], expected[name]))
-            pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=tolerance())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", LAUNCHES)
 def test_two_processes(by_two, unbroken, way):
@@ -263,11 +237,7 @@ def test_two_processes(by_two, unbroken, way):
     out, nodes, chunks = by_two(way)
     assert [node.returncode for node in nodes] == [0] * len(nodes), nodes
     assert "".join(node.stdout for node in nodes).count("Exact, certified") == 1
-    assert sorted(rank for rank, _ in chunks) == [0, 1]
-    first, second = (chunks[key] for key in sorted(chunks))
-    # The first batch, which chooses candidates, is not logged.
-    assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in range(1, N // BATCH)]
-    assert abs(len(first) - len(second)) <= 1
+    assert_shared(chunks, range(1, N // BATCH))  # the first batch, which chooses candidates, is not logged
     same_numbers(out, unbroken)
 
 

@@ -2,18 +2,14 @@
 
 import hashlib
 import io
-import json
-from functools import partial
 
-import faults
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from families import save
-from launches import LAUNCHES, contents, ended, forked, launched, stamps
+from launches import LAUNCHES, assert_shared, contents, launched, same_numbers, stamps, undisturbed
 from test_effects import one_by_one
-from tolerance import assert_close, tolerance
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
@@ -22,15 +18,7 @@ from icl_lens.locate.run_folder import RunFolder
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 30, 2
-WORDS = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
 TASK = "sentiment-number"
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    path = tmp_path_factory.mktemp("words") / "words.json"
-    path.write_text(json.dumps({"categories": WORDS}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -104,26 +92,16 @@ def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
 # The command
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `icl-lens` in this process; returns exit code, standard output, standard error."""
-    return partial(faults.call, monkeypatch, capsys)
-
-
 @pytest.fixture(scope="module")
-def inputs(words, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    save("gpt2", folder)
+def inputs(words, tiny):
     task = ["locate", "--by", "effect", "--task", TASK, "--path", words, "-n", N, "--top", "3"]
-    return [*task, "--model", folder, "--device", "cpu", "--batch-size", BATCH]
+    return [*task, "--model", tiny, "--device", "cpu", "--batch-size", BATCH]
 
 
 @pytest.fixture(scope="module")
 def unbroken(inputs, tmp_path_factory):
-    """The folder of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("unbroken") / "out"
-    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
-    return contents(out)
+    return undisturbed(main, ["icl-lens", *inputs, "--no-check", "--out", out], out)
 
 
 def test_an_interrupted_run_ends_in_the_same_files(run, inputs, unbroken, tmp_path):
@@ -134,7 +112,7 @@ def test_an_interrupted_run_ends_in_the_same_files(run, inputs, unbroken, tmp_pa
         (out / name).write_bytes(unbroken[name])
     (out / "part-00003.parquet").write_bytes(unbroken["part-00003.parquet"][:-20])
     before = stamps(out, "part-*")
-    code, _, said = run(*inputs, "--out", out)
+    code, _, said = run(*inputs, "--no-check", "--out", out)
     assert (code, said.count("\n")) == (0, 1)
     assert "part-00003.parquet is corrupt" in said
     assert contents(out) == unbroken
@@ -142,7 +120,7 @@ def test_an_interrupted_run_ends_in_the_same_files(run, inputs, unbroken, tmp_pa
 
 
 def test_files_and_table(run, gpt2, many, inputs, unbroken, tmp_path):
-    code, said, _ = run(*inputs, "--out", tmp_path / "out")
+    code, said, _ = run(*inputs, "--no-check", "--out", tmp_path / "out")
     assert code == 0
     assert contents(tmp_path / "out") == unbroken
     assert "Exact: every head zeroed at the last position of 30 prompts" in said
@@ -164,10 +142,5 @@ def test_two_processes(inputs, unbroken, tmp_path):
     out = tmp_path / "out"
     (ran,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--out", out], tmp_path / "log")
     assert ran.returncode == 0, ran.stderr
-    first, second = (chunks[key] for key in sorted(chunks))
-    assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in range(N // BATCH)]
-    assert abs(len(first) - len(second)) <= 1
-    found = contents(out)
-    assert found.keys() == unbroken.keys()
-    ours, theirs = (pd.read_parquet(io.BytesIO(files["heads.parquet"])) for files in (found, unbroken))
-    pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=tolerance())
+    assert_shared(chunks, range(N // BATCH))
+    same_numbers(out, unbroken)

@@ -8,30 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from families import save
 from hf_scores import hf_score, hf_writers
-from launches import contents, ended, forked, stamps
+from launches import contents, ended, forked, stamps, undisturbed
+from tiny_study import planted_study
 from tolerance import assert_close
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from experiments.framework.study import Study
-from experiments.ground_truth import WRITING, task_of
-from experiments.planted import build
 from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.cli import main
 from icl_lens.locate.run_folder import RunFolder
 
-WORDS = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
 TASK = "sentiment-number"
 LAYER = 2
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    path = tmp_path_factory.mktemp("words") / "words.json"
-    path.write_text(json.dumps({"categories": WORDS}))
-    return path
 
 
 def sample(model, words, n):
@@ -39,12 +27,11 @@ def sample(model, words, n):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
-def test_means_and_intervals_against_autograd(load_tiny, family_folder, words, name):
+def test_means_and_intervals_against_autograd(family_run, words, name):
     """Sides are derivatives of Hugging Face's score, pairs second derivatives, a prompt and a label at a time."""
-    model = load_tiny(name)
+    model, hf = family_run(name).model, family_run(name).hf
     many = sample(model, words, 14)
     found = il.mean_score_parts(model, many, ["L2H3"], n_strongest=3, batch_size=5)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries) == (14, len(set(queries)))
     assert found.n_queries < 14
@@ -154,9 +141,7 @@ def test_wrong_arguments_are_named(gpt2, words, tmp_path, heads, options, says):
 
 
 def of_planted(kind, folder):
-    planted = build(kind, folder, seed=0)
-    n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4
-    study = Study(il.load_model(str(planted.folder), device="cpu"), task_of(planted), 40, n_heads=n_heads)
+    study = planted_study(kind, folder)
     return study, il.mean_score_parts(study.model, study.held_out, study.located)
 
 
@@ -190,29 +175,15 @@ def test_models_that_compare_nothing_show_none(tmp_path, kind):
 
 
 @pytest.fixture(scope="module")
-def inputs(words, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    save("gpt2", folder)
+def inputs(words, tiny):
     task = ["explain", "--task", TASK, "--path", words, "-n", 150, "--why", "L2H0,L1H1", "--no-check"]
-    return [*task, "--model", folder, "--device", "cpu"]
+    return [*task, "--model", tiny, "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
 def unbroken(inputs, tmp_path_factory):
-    """The folder of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("unbroken") / "out"
-    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
-    return contents(out)
-
-
-def run(arguments, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["icl-lens", *map(str, arguments)])
-    try:
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code or 0
-    return code, *capsys.readouterr()
+    return undisturbed(main, ["icl-lens", *inputs, "--out", out], out)
 
 
 @pytest.mark.slow
@@ -230,8 +201,8 @@ def test_a_killed_run_resumes_and_writes_the_same_bytes(inputs, unbroken, tmp_pa
     assert {name: stamp for name, stamp in stamps(out, "pa*-*").items() if name in kept} == kept
 
 
-def test_files_and_text(gpt2, inputs, unbroken, words, tmp_path, monkeypatch, capsys):
-    code, said, _ = run([*inputs, "--json", tmp_path / "why.json"], monkeypatch, capsys)
+def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
+    code, said, _ = run(*inputs, "--json", tmp_path / "why.json")
     assert code == 0
     found = il.mean_score_parts(gpt2, sample(gpt2, words, 150), ["L2H0", "L1H1"])
     table = pd.read_parquet(io.BytesIO(unbroken["writers.parquet"]))
@@ -257,8 +228,8 @@ def test_files_and_text(gpt2, inputs, unbroken, words, tmp_path, monkeypatch, ca
         (["a : foo b :"], "have no effect with a task"),
     ],
 )
-def test_options_that_do_nothing_are_refused(inputs, given, says, monkeypatch, capsys):
-    code, _, said = run([*inputs, *given], monkeypatch, capsys)
+def test_options_that_do_nothing_are_refused(run, inputs, given, says):
+    code, _, said = run(*inputs, *given)
     assert (code, said.count("\n")) == (2, 1)
     assert says in said
 
@@ -271,7 +242,7 @@ def test_options_that_do_nothing_are_refused(inputs, given, says, monkeypatch, c
         (["--out", "folder"], "--out requires -n"),
     ],
 )
-def test_options_that_are_missing_are_named(given, says, monkeypatch, capsys):
-    code, _, said = run(["explain", *given], monkeypatch, capsys)
+def test_options_that_are_missing_are_named(run, given, says):
+    code, _, said = run("explain", *given)
     assert (code, said.count("\n")) == (2, 1)
     assert says in said

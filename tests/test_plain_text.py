@@ -4,9 +4,9 @@ import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import against_hf
 import families
 import pytest
-import reference_hf
 import torch
 from small_tokenizers import model_of, tokenizer_of
 from tolerance import assert_close
@@ -32,28 +32,6 @@ def pair(request, tmp_path_factory):
     return model, AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
 
 
-def assert_increases(acts, hf, targets):
-    """Layers, heads, subheads, neurons and log p of every row are the slow reference's, row by row."""
-    layers = il.layer_log_prob_increase(acts, targets)
-    heads = il.head_log_prob_increase(acts, targets)
-    subheads = il.subhead_log_prob_increase(acts, targets)
-    neurons = il.neuron_log_prob_increase(acts, targets, 1)
-    log_prob = acts.token_log_probs(targets)
-    for row, last in enumerate(acts.batch.last.tolist()):
-        theirs = reference_hf.reference(hf, acts.batch.tokens[row, : last + 1], int(targets[row]))
-        for ours, other in [
-            (layers.attn[row], theirs.attn),
-            (layers.ffn[row], theirs.ffn),
-            (heads[row], theirs.heads),
-            (subheads[row, :, :, : last + 1], theirs.subheads),
-            (neurons[row], theirs.neurons[1]),
-            (acts.pattern[row, :, :, : last + 1], theirs.attention),
-            (log_prob[row], theirs.log_probs[targets[row]]),
-        ]:
-            assert_close(ours, other)
-        assert not subheads[row, :, :, last + 1 :].any()
-
-
 def test_several_texts_and_positions_at_once_are_each_alone(pair):
     model, hf = pair
     texts = [IOI, "Mary gave John a drink"]
@@ -68,12 +46,8 @@ def test_several_texts_and_positions_at_once_are_each_alone(pair):
         assert batch.answer_tokens[row] == whole.tokens[0, batch.last[row] + 1]
     acts = il.capture(model, batch)
     assert len(acts.pass_v) == 2, "one pass a text"
-    assert_increases(acts[rows], hf, batch.answer_tokens[rows])
-    top = il.top_subheads(acts[rows], batch.answer_tokens[rows], k=4)
-    everything = il.subhead_log_prob_increase(acts[rows], batch.answer_tokens[rows])
-    keys = torch.arange(everything.shape[-1])
-    everything = everything.masked_fill((keys > batch.last[rows, None])[:, None, None], -torch.inf)
-    assert_close(top.value, everything.flatten(1).topk(4).values)
+    against_hf.check_increases(acts[rows], batch[rows], hf, conventions=against_hf.CONVENTIONS[:1])
+    against_hf.check_search(acts[rows], batch[rows], certified=True, k=4)
 
 
 def test_targets_in_their_place(pair):

@@ -1,6 +1,7 @@
 """Planted models do what their kind says, and their planted heads are the cause."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 import pytest
@@ -23,13 +24,12 @@ NATURAL = ("number", "sentiment")
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Planted, Any]]:
     """A planted model's truth and the model, built once."""
-    root, done = tmp_path_factory.mktemp("planted"), {}
+    root = tmp_path_factory.mktemp("planted")
 
-    def get(kind: Kind, seed: int = 0) -> tuple[Planted, Any]:
-        if (kind, seed) not in done:
-            truth = build(kind, root / f"{kind}-{seed}", seed=seed)
-            done[kind, seed] = truth, il.load_model(str(truth.folder), device="cpu")
-        return done[kind, seed]
+    @cache
+    def get(kind: Kind) -> tuple[Planted, Any]:
+        truth = build(kind, root / kind, seed=0)
+        return truth, il.load_model(str(truth.folder), device="cpu")
 
     return get
 
@@ -40,9 +40,9 @@ def task(truth: Planted, *, swapped: bool = False, n: int = 12, **options: Any) 
     return il.load_task(name, path=truth.words, n=n, **options)
 
 
-def balanced(truth: Planted, *, demonstrations: int = 2, n: int = 16) -> list[il.Prompt]:
+def balanced(truth: Planted, *, demonstrations: int = 2) -> list[il.Prompt]:
     """Prompts in random order: queries of both classes, both labels as the answer."""
-    options: dict[str, Any] = {"balanced": True, "layout": "random", "demonstrations": demonstrations, "n": n}
+    options: dict[str, Any] = {"balanced": True, "layout": "random", "demonstrations": demonstrations, "n": 16}
     return [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, **options)]
 
 

@@ -1,11 +1,13 @@
 """TransformerBridge in compatibility mode, weights processed or not: what stays, and what moves by a known amount."""
 
+from functools import cache
+
 import against_hf
 import pytest
 from conftest import PROMPTS
 from family_tables import EXACT, SOFT_CAPPED
 from tolerance import assert_close
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
 
@@ -14,20 +16,16 @@ MODES = {"processed": {"no_processing": False}, "unprocessed": {"no_processing":
 
 
 @pytest.fixture(scope="module")
-def run(family_folder):
+def run(family_folder, family_run):
     """(model, batch, activations, Hugging Face twin in float64) of a family in one mode, computed once."""
-    done = {}
 
+    @cache
     def get(name, mode):
-        if (name, mode) not in done:
-            folder = family_folder(name)
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            model = il.load_model(str(folder), device="cpu", tokenizer=tokenizer)
-            model.enable_compatibility_mode(disable_warnings=True, **MODES[mode])
-            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-            hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
-            done[name, mode] = (model, batch, il.capture(model, batch), hf)
-        return done[name, mode]
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(family_folder(name))
+        model = il.load_model(str(family_folder(name)), device="cpu", tokenizer=tokenizer)
+        model.enable_compatibility_mode(disable_warnings=True, **MODES[mode])
+        batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+        return model, batch, il.capture(model, batch), family_run(name).hf
 
     return get
 

@@ -14,20 +14,6 @@ def cut(rendered: Rendered, spans):
     return [rendered.text[start:end] for start, end in spans]
 
 
-def test_the_papers_prompt():
-    prompt = Prompt.parse(PAPER, answer="foo")
-    assert prompt.demonstrations == (
-        Demonstration("love", "bar"),
-        Demonstration("like", "bar"),
-        Demonstration("eight", "foo"),
-        Demonstration("two", "foo"),
-    )
-    assert prompt.query == "one"
-    assert prompt.answer == "foo"
-    assert prompt.labels == ("bar", "foo")
-    assert str(prompt) == PAPER
-
-
 @pytest.mark.parametrize(
     ("text", "demonstrations", "query"),
     [

@@ -1,4 +1,4 @@
-"""Induction and previous-token scores: those of the attention pattern, and 1 for planted heads."""
+"""Induction and previous-token scores: those of the attention pattern."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from icl_lens.attribution.repeated_tokens import prefix_tokens, random_tokens
 
 N_TOKENS = 7
 SCORES = {"induction": il.induction_scores, "previous": il.previous_token_scores}
-BACK = {"induction": N_TOKENS - 1, "previous": 1}
 
 
 def test_scores_are_those_of_the_pattern(gpt2):
@@ -25,21 +24,6 @@ def test_scores_are_those_of_the_pattern(gpt2):
             expected["previous"].append(float(pattern[place, place - 1]))
     for name, values in expected.items():
         assert float(found[name][1, 3]) == pytest.approx(np.mean(values), abs=1e-5)
-
-
-@pytest.mark.parametrize("name", SCORES)
-def test_a_planted_head_scores_one(gpt2, name):
-    def plant(pattern, hook):
-        pattern = pattern.clone()
-        pattern[:, 2] = torch.eye(pattern.shape[-1]).roll(-BACK[name], dims=1)
-        return pattern
-
-    with gpt2.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", plant)]):
-        scores = {one: score(gpt2, n=2, n_tokens=N_TOKENS) for one, score in SCORES.items()}
-    other = "previous" if name == "induction" else "induction"
-    assert float(scores[name][1, 2]) == pytest.approx(1)
-    assert float(scores[other][1, 2]) == pytest.approx(0)
-    assert float(scores[name][0].max()) < 0.9
 
 
 def test_sequences_begin_as_the_models_prompts_do(icl_mini):

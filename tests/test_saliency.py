@@ -72,12 +72,10 @@ def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, fam
     assert_close(il.attention_saliency(model, batch), saliency)
 
 
-def test_heads_that_are_edited_are_refused(load_tiny):
+def test_heads_that_are_edited_are_refused(gpt2, gpt2_batch):
     """What a removed head gives is not its attention times its values."""
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    with pytest.raises(InputError, match="remove any active edits"), il.ablate_heads(model, [il.Head(1, 0)]):
-        il.attention_saliency(model, batch)
+    with pytest.raises(InputError, match="remove any active edits"), il.ablate_heads(gpt2, [il.Head(1, 0)]):
+        il.attention_saliency(gpt2, gpt2_batch)
 
 
 def test_free_texts_are_scored_over_the_vocabulary(load_tiny, family_folder, float64):

@@ -1,6 +1,7 @@
 """Score parts and value parts: exact sums in every family, and equal to independent derivatives and hooked passes."""
 
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 import torch
@@ -8,23 +9,22 @@ from conftest import PROMPTS
 from family_tables import EXACT, SOFT_CAPPED
 from hf_scores import hf_score, hf_writers
 from tolerance import assert_close
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
+from icl_lens.activations import writers
+from icl_lens.attribution.head_projection import HeadProjection
+from icl_lens.models.view import ModelView
 
 LAYER = 2
 
 
 @pytest.fixture(scope="module")
 def captured(load_tiny):
-    done = {}
-
-    def get(name, **kwargs):
-        if name not in done:
-            model = load_tiny(name)
-            batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-            done[name] = model, batch, il.capture(model, batch, writers=True)
-        return done[name]
+    @cache
+    def get(name):
+        model = load_tiny(name)
+        batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+        return model, batch, il.capture(model, batch, writers=True)
 
     return get
 
@@ -87,8 +87,6 @@ def test_leaving_a_writer_out_is_a_hooked_pass(captured, name):
 
 @pytest.mark.parametrize("name", sorted(set(EXACT) - {"qwen3", "gemma3", "olmo2"}))
 def test_leaving_a_writer_out_with_frozen_norms_is_a_hook_on_q_or_k(captured, name):
-    from icl_lens.attribution.head_projection import HeadProjection
-
     model, batch, acts = captured(name)
     head = il.Head(LAYER, 2)
     key = batch.label_positions[:, 1]
@@ -112,10 +110,10 @@ def test_leaving_a_writer_out_with_frozen_norms_is_a_hook_on_q_or_k(captured, na
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "qwen3"])
-def test_pairs_are_second_derivatives_of_hugging_faces_score(captured, family_folder, name):
+def test_pairs_are_second_derivatives_of_hugging_faces_score(captured, family_run, name):
     """S_cd = x_cᵀ (∂²S / ∂x_query ∂x_key) x_d with norms detached, for every pair of writers, from autograd."""
     _, batch, acts = captured(name)
-    hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager").double().eval()
+    hf = family_run(name).hf
     head, row, key = 3, 0, 2
     parts = il.attention_score_parts(acts, il.Head(LAYER, head))
     i, j = int(batch.last[row]), int(batch.label_positions[row, key])
@@ -240,8 +238,6 @@ def test_plain_text_has_parts_at_all_positions(gpt2):
 
 def test_parts_that_do_not_sum_are_refused_by_name(captured, monkeypatch):
     """Feed the check a family whose norm is read wrongly."""
-    from icl_lens.models.view import ModelView
-
     _, _, acts = captured("llama_gqa")
     norm = acts.view.attn_input_norm(LAYER)
     monkeypatch.setattr(ModelView, "attn_input_norm", lambda self, layer: norm._replace(gain=norm.gain * 1.1))
@@ -268,8 +264,6 @@ def test_words_of_parts(icl_mini):
 @pytest.mark.parametrize("name", ["gpt2", "gemma3", "qwen3", "olmo2"])
 def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, name, n_few):
     """W_O is multiplied first for all rows, or for the keys only (12 rows; 3 of queries)."""
-    from icl_lens.activations import writers
-
     _, batch, acts = captured(name)
     monkeypatch.setattr(writers.Writers, "_few_rows", 1000)
     with_vectors = acts.to("cpu")
@@ -298,8 +292,8 @@ def test_long_prompts_keep_no_attention_of_every_label(icl_mini):
     def bytes_per_token(n):
         demonstrations = [il.Demonstration("love", ("foo", "bar")[i % 2]) for i in range(n)]
         batch = il.tokenize(icl_mini, [il.Prompt(demonstrations, query="one", answer="foo")])
-        writers = il.capture(icl_mini, batch, writers=True).writers
-        tensors = [value for value in vars(writers).values() if isinstance(value, torch.Tensor)]
+        kept = vars(il.capture(icl_mini, batch, writers=True).writers)
+        tensors = [value for value in kept.values() if isinstance(value, torch.Tensor)]
         return sum(value.numel() * value.element_size() for value in tensors) / batch.tokens.shape[1]
 
     assert bytes_per_token(40) < 1.1 * bytes_per_token(10)

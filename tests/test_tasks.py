@@ -1,4 +1,4 @@
-"""Word and sentence tasks: which texts end up where, and what is refused. No network."""
+"""Word and sentence tasks: which texts end up where, and what is refused. No network; test_hub.py has the Hub."""
 
 import json
 import socket
@@ -11,8 +11,6 @@ import pytest
 from small_tokenizers import model_of
 
 from icl_lens.errors import InputError
-from icl_lens.prompts import text_task
-from icl_lens.prompts.datasets import RawTable
 from icl_lens.prompts.prompt import Template
 from icl_lens.prompts.tasks import load_task
 from icl_lens.prompts.text_task import TextTask
@@ -367,29 +365,6 @@ def test_sentences_that_cannot_be_used(folder, tmp_path):
     refused("20 words.*defaults: 14", path=many, classes="all")
     write(folder / "test.jsonl", [*rows_of("test"), {"text": "a new class", "label": "LOC"}])
     refused("0 of class 'LOC'")
-
-
-# The Hub; tests/test_hub.py has more
-
-
-def test_datasets_of_the_hub_are_read_like_files(monkeypatch):
-    """Of both splits at once; numbers of classes get their names, and -1 stands for a label kept secret."""
-    asked = []
-
-    def from_hub(dataset, splits):
-        asked.append((dataset, tuple(splits)))
-        rows = {split: [{"t": f"{split} {i}", "l": i % 3 - 1, "idx": 1} for i in range(30)] for split in splits}
-        return {split: RawTable(rows[split], {"l": ("bad", "good")}) for split in splits}, ("t", "l")
-
-    monkeypatch.setattr(text_task, "load_hub_splits", from_hub)
-    prompts = load_task(TextTask("sst2", columns=("un", "used"), classes="all"), n=10, labels=("bad", "good"))
-    for prompt in prompts:
-        assert prompt.query.startswith("test ")
-        for demonstration in prompt.demonstrations:
-            split, number = demonstration.text.split()
-            assert split == "train"
-            assert int(number) % 3 == {"bad": 1, "good": 2}[demonstration.label]
-    assert asked == [("sst2", ("train", "test"))]
 
 
 # Rows that align

@@ -11,7 +11,7 @@ from itertools import product
 
 import reference_hf
 import torch
-from tolerance import assert_close
+from tolerance import assert_close, tolerance
 
 import icl_lens as il
 
@@ -60,11 +60,6 @@ def references_of(batch, hf, *, folded=False):
     return references
 
 
-def others_of(against, row):
-    """The tokens that one prompt's target is compared with; -1 is none."""
-    return [] if against is None else [token for token in against[row].tolist() if token >= 0]
-
-
 def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventions=CONVENTIONS):
     """Every part's increase and contrasts, label log-probabilities and attention rows of a batch, prompt by prompt."""
     targets, references = batch.answer_tokens, references_of(batch, hf, folded=folded)
@@ -80,7 +75,7 @@ def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventio
             "neurons": torch.stack(neurons, dim=1),
         }
         for row, theirs in enumerate(references):
-            its = others_of(others, row)
+            its = [] if others is None else [token for token in others[row].tolist() if token >= 0]
             for part, found in ours.items():
                 expected = theirs.increase(part, int(targets[row]), its, final_norm=final_norm, bias=bias)
                 if part == "subheads":
@@ -88,7 +83,9 @@ def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventio
                     assert (found[row, ..., int(batch.last[row]) + 1 :] == 0).all(), "padding, without rounding"
                 assert_close(found[row], expected, msg=f"{part} of prompt {row}, {asked}")
     for row, theirs in enumerate(references):
-        assert_close(acts.label_log_probs[row], theirs.log_probs[batch.label_tokens])
+        assert_close(acts.token_log_probs(targets)[row], theirs.log_probs[targets[row]])
+        if len(batch.label_tokens):
+            assert_close(acts.label_log_probs[row], theirs.log_probs[batch.label_tokens])
         assert_close(acts.pattern[row], _padded(theirs.attention, acts.pattern))
 
 
@@ -96,11 +93,14 @@ def _padded(theirs, ours):
     return torch.nn.functional.pad(theirs, (0, ours.shape[-1] - theirs.shape[-1]))
 
 
-def check_search(acts, batch, *, certified, against=None, k=9):
-    """Assert that the certified search finds what trying everything finds; return what it found."""
-    top = il.top_subheads(acts, batch.answer_tokens, k=k, against=against)
+def check_search(acts, batch, *, certified, k=9, **convention):
+    """Assert that the certified search finds what trying everything finds, in order; return what it found."""
+    top = il.top_subheads(acts, batch.answer_tokens, k=k, **convention)
     assert top.certified == certified
-    everything = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against)
+    everything = il.subhead_log_prob_increase(acts, batch.answer_tokens, **convention)
+    assert torch.equal(top.n_parts, (batch.last + 1) * everything.shape[1] * everything.shape[2])
+    assert ((top.n_exact >= k) & (top.n_exact <= top.n_parts)).all()
+    assert (top.unevaluated_bound <= top.value[:, -1] + tolerance()).all()
     keys = torch.arange(everything.shape[-1])
     everything = everything.masked_fill((keys > batch.last[:, None])[:, None, None], -torch.inf)
     assert_close(top.value, everything.flatten(1).topk(k).values)

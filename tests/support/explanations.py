@@ -1,20 +1,31 @@
 """Explanations built by hand, of any size, for drawing: every number is a function of its indices."""
 
+import io
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rich.console import Console
+
 from icl_lens.explanation import Explanation
 from icl_lens.models.head import Head
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, SubheadReport
+from icl_lens.report.terminal import render
 
 PAPER = "love : bar like : bar eight : foo two : foo one :"
 SCRIPT = "</script><script>alert(1)</script>"
 IMAGE = "<img src=x onerror=alert(1)>"
 HOSTILE = [SCRIPT, IMAGE, "\"'><svg onload=alert(1)>", "<!--", "]]>", "&lt;b&gt;", "`${alert(1)}`"]
 """Strings that would run, or turn into something else, if a page took them for HTML or script."""
+
+
+def terminal_text(explanation: Explanation, width: int = 4000) -> str:
+    """What a terminal of this width shows, without colors."""
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(render(explanation))
+    return console.file.getvalue()
 
 
 def made(
@@ -103,12 +114,11 @@ def made(
     )
 
 
-def long_prompt(n_tokens: int = 200, seed: int = 0) -> Prompt:
-    """Demonstrations of one-word texts until the prompt has about `n_tokens` words."""
-    rng = random.Random(seed)
+def long_prompt() -> Prompt:
+    """Demonstrations of one-word texts: 200 words."""
+    rng = random.Random(0)
     words = ["river", "seven", "quiet", "nine", "brave", "eleven", "bitter", "forty"]
-    n = (n_tokens - 2) // 3
-    shown = [Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(n)]
+    shown = [Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(66)]
     return Prompt(shown, "twelve", answer="foo", labels=("bar", "foo"))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 97
@@ -145,15 +144,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> (Hugging Face model type, what its configuration says beyond vocabulary and special tokens)."""
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
-
-
-def _stores_gain_minus_one(module: nn.Module) -> bool:
-    """Gemma's norms multiply by 1 + weight."""
-    return type(module).__name__.startswith("Gemma")
-
-
 def randomise(model: PreTrainedModel, *, seed: int) -> None:
     """Draw every parameter of `model` afresh, in place; the same seed gives the same numbers."""
     generator = torch.Generator().manual_seed(seed)
@@ -166,8 +156,8 @@ def randomise(model: PreTrainedModel, *, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             if name == "bias":
                 values = _BIAS_STD * noise
-            elif _is_norm(module):
-                values = _GAIN_STD * noise + (0.0 if _stores_gain_minus_one(module) else 1.0)
+            elif "norm" in type(module).__name__.lower():  # Gemma's norms multiply by 1 + weight
+                values = _GAIN_STD * noise + (0.0 if type(module).__name__.startswith("Gemma") else 1.0)
             else:
                 values = _WEIGHT_STD * noise
             with torch.no_grad():

@@ -19,7 +19,7 @@ def assert_sentence(message: str, words: str) -> None:
     assert not re.search(r"Traceback|<class |object at 0x|NoneType'|\bself\b", message), message
 
 
-def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any, entry: Any = main) -> tuple[Any, str, str]:
+def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any) -> tuple[Any, str, str]:
     """Runs `icl-lens` in this process: exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
     monkeypatch.setattr("icl_lens.cli.program.quiet_libraries", logging.disable_progress_bar)  # not the whole process
@@ -27,7 +27,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any, entry: A
     capsys.readouterr()
     code: Any = 0
     try:
-        entry()
+        main()
     except SystemExit as stop:
         code = stop.code or 0
     out, err = capsys.readouterr()

@@ -1,36 +1,25 @@
 """Attention scores and what components wrote, computed with Hugging Face's GPT-2, Llama and Qwen 3 alone."""
 
+import reference_hf
 import torch
 
 
 def hf_writers(hf, ids, position, layer):
-    """Name -> vector of everything written at a position of a GPT-2 or Llama, from hooks on Hugging Face's modules."""
-    gpt2 = hf.config.model_type == "gpt2"
-    layers = hf.transformer.h if gpt2 else hf.model.layers
-    seen, found = {}, {}
-    handles = []
-    for number, block in enumerate(layers):
-        out = block.attn.c_proj if gpt2 else block.self_attn.o_proj
-        handles.append(out.register_forward_pre_hook(lambda m, a, n=number: seen.__setitem__(("z", n), a[0])))
-        handles.append(block.mlp.register_forward_hook(lambda m, a, o, n=number: seen.__setitem__(("mlp", n), o)))
-    with torch.no_grad():
-        states = hf(ids[None], output_hidden_states=True).hidden_states
-    for handle in handles:
-        handle.remove()
-    found["embed"] = states[0][0, position]
-    if gpt2:
-        found["pos_embed"] = hf.transformer.wpe.weight[position]
+    """Name -> vector of everything written at a position before a layer, and the layer's inputs [pos, d_model]."""
+    seen, found = reference_hf.capture(hf, ids), {}
+    found["embed"] = seen.x[0, position]
+    if hf.config.model_type == "gpt2":
+        found["pos_embed"] = hf.transformer.wpe.weight[position].detach()
         found["embed"] = found["embed"] - found["pos_embed"]
     bias = torch.zeros_like(found["embed"])
-    for number, block in enumerate(layers[:layer]):
-        out = block.attn.c_proj if gpt2 else block.self_attn.o_proj
-        weight = (out.weight if gpt2 else out.weight.T).detach()
-        z = seen["z", number][0, position].unflatten(-1, (hf.config.num_attention_heads, -1))
-        for head, one in enumerate(z):
-            found[f"L{number}H{head}"] = one @ weight.unflatten(0, z.shape)[head]
-        found[f"F{number}"] = seen["mlp", number][0, position]
-        bias = bias if getattr(out, "bias", None) is None else bias + out.bias.detach()
-    return found | {"bias": bias}, states[layer][0]
+    for number, block in enumerate(reference_hf._layers(hf)[:layer]):
+        out = block.get_submodule(reference_hf._WIRING[hf.config.model_type].out)
+        z = seen.z[number, position]
+        for head, weight in enumerate(reference_hf._weight_in_out(out).unflatten(0, z.shape)):
+            found[f"L{number}H{head}"] = z[head] @ weight
+        found[f"F{number}"] = seen.ffn_raw[number, position]
+        bias = bias + reference_hf._bias(out, bias)
+    return found | {"bias": bias}, seen.x[layer]
 
 
 def hf_score(hf, layer, head, x_query, x_key, i, j):

@@ -1,11 +1,15 @@
 """Programs started in other processes: forked ones to kill, and several started together by a launcher."""
 
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pandas as pd
+from tolerance import tolerance
 
 ROOT = Path(__file__).parent.parent.parent
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "PORT"]
@@ -56,6 +60,12 @@ def ended(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def undisturbed(main, arguments, out):
+    """Every file of a run in a child process that nothing disturbs."""
+    assert ended(forked(main, arguments)) == 0
+    return contents(out)
+
+
 def contents(out):
     """Every file under a folder but locks."""
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if _kept(path)}
@@ -69,6 +79,24 @@ def stamps(out, pattern):
 
 def _kept(path):
     return path.is_file() and path.name != ".lock"
+
+
+def assert_shared(chunks, numbers):
+    """Assert that two processes computed different parts, these together, each about half of them."""
+    assert sorted(rank for rank, _ in chunks) == [0, 1]
+    first, second = (chunks[key] for key in sorted(chunks))
+    assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in numbers]
+    assert abs(len(first) - len(second)) <= 1
+
+
+def same_numbers(out, expected):
+    """Assert that the tables of a run are those of another: equal heads and prompts, values up to rounding."""
+    found = contents(out)
+    assert found.keys() == expected.keys()
+    for name in found:
+        if name.endswith(".parquet"):
+            ours, theirs = (pd.read_parquet(io.BytesIO(data)) for data in (found[name], expected[name]))
+            pd.testing.assert_frame_equal(ours, theirs, check_exact=False, rtol=0, atol=tolerance())
 
 
 def launched(launch, arguments, log, **environment):

@@ -11,6 +11,8 @@ import torch
 import icl_lens as il
 from experiments.framework.study import Study
 from experiments.framework.tasks import Task
+from experiments.ground_truth import WRITING, task_of
+from experiments.planted import Kind, build
 
 CATEGORIES = {
     "sentiment": "love like hate happy sad good bad yes".split(),
@@ -23,6 +25,13 @@ def tiny_study(model: Any, folder: Path, n: int = 12) -> Study:
     path = folder / "words.json"
     path.write_text(json.dumps({"categories": CATEGORIES}), encoding="utf-8")
     return Study(model, Task("tiny", "sentiment-number", path=str(path)), n)
+
+
+def planted_study(kind: Kind, folder: Path) -> Study:
+    """Return a study of a planted model that locates as many heads as write labels."""
+    planted = build(kind, folder, seed=0)
+    n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4
+    return Study(il.load_model(str(planted.folder), device="cpu"), task_of(planted), 40, n_heads=n_heads)
 
 
 def log_odds(model: Any, batch: il.PromptBatch, row: int, hooks: Any = (), answer: int | None = None) -> float:
@@ -40,13 +49,13 @@ def labels_of(prompt: il.Prompt) -> list[str]:
     return [demonstration.label for demonstration in prompt.demonstrations]
 
 
-def rank_by_chance(monkeypatch: pytest.MonkeyPatch, study: Study, *, seed: int = 0) -> None:
+def rank_by_chance(monkeypatch: pytest.MonkeyPatch, study: Study) -> None:
     """Make every study rank heads at random, those that are really located last."""
     located = {head for ranking in ("contrast", "increase") for head in study.ranked_by(ranking).located}
 
     def ranked_heads(self: Study) -> list[il.Head]:
         others = [head for head in self.view.heads() if head not in located]
-        random.Random(seed).shuffle(others)
+        random.Random(0).shuffle(others)
         return [*others, *sorted(located)]
 
     monkeypatch.setattr(Study, "ranked_heads", ranked_heads)

@@ -29,7 +29,8 @@ def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "
     Tensors have a precision of their own; other numbers came out of float32 models. `scale` is the size of the numbers
     behind the result where they are larger than 1 and than the result itself, as where large ones are subtracted.
     """
-    both = [x.detach().cpu() if isinstance(x, torch.Tensor) else _float32(x) for x in (actual, expected)]
+    both = [x if isinstance(x, torch.Tensor) else np.asarray(x, dtype=np.float32) for x in (actual, expected)]
+    both = [torch.as_tensor(x).detach().cpu() for x in both]
     coarser = max((x.dtype for x in both), key=lambda dtype: torch.finfo(dtype).eps)
     ours, theirs = (x.double() for x in both)
     size = max([scale, *theirs[theirs.isfinite()].abs().tolist()])
@@ -40,10 +41,6 @@ def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "
         rtol=0,
         msg=lambda text: f"{msg}: {text}" if msg else text,
     )
-
-
-def _float32(numbers: Any) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(numbers, dtype=np.float32))
 
 
 class Float64(TorchFunctionMode):
