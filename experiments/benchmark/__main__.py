@@ -18,8 +18,7 @@ import icl_lens as il
 from experiments.benchmark.dataset_timings import fixing, locating, mean_effects, removing, removing_at_last, shares
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
-from experiments.benchmark.records import Peak, Row
-from experiments.benchmark.report import document
+from experiments.benchmark.report import Peak, Row, document
 from experiments.benchmark.two_processes import two_processes
 from experiments.benchmark.variants import explaining, measure
 from icl_lens.errors import InputError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import icl_lens as il
-from experiments.benchmark.records import Row
+from experiments.benchmark.report import Row
 from experiments.benchmark.variants import K, forward_only, timed
 from icl_lens.interventions.edited_scores import PASS_TOKENS
 from icl_lens.locate.locate import mean_head_increases

@@ -10,7 +10,7 @@ import torch
 
 import icl_lens as il
 from experiments.benchmark.model_shapes import random_prompts
-from experiments.benchmark.records import Peak
+from experiments.benchmark.report import Peak
 from experiments.benchmark.variants import VARIANTS
 
 EXAMPLE = "love : bar like : bar eight : foo two : foo one :"

@@ -90,9 +90,9 @@ def build(shape: Shape, folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
 
 
-def random_prompts(n: int, n_tokens: int, *, seed: int = 0) -> list[il.Prompt]:
+def random_prompts(n: int, n_tokens: int) -> list[il.Prompt]:
     """Prompts of four demonstrations with texts as long as makes `n_tokens` tokens of one word each."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     known = sorted({word for category in load_words().categories.values() for word in category})
     each, rest = divmod(n_tokens - 9, 5)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.benchmark.records import Row
+from experiments.benchmark.report import Row
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -30,25 +30,8 @@ def two_processes(folder: Path, n: int) -> Iterator[Row]:
 
 
 def _located(launcher: tuple[str, ...], folder: Path, n: int, out: Path) -> tuple[float, pd.DataFrame]:
-    task = (
-        "--task",
-        "sentiment-number",
-        "-n",
-        str(n),
-        "--top",
-        "20",
-        "--by",
-        "increase",
-        "--model",
-        str(folder),
-        "--out",
-        str(out),
-    )
+    task = ["--task", "sentiment-number", "-n", str(n), "--top", "20", "--by", "increase"]
+    command = [sys.executable, *launcher, "-m", "icl_lens", "locate", *task, "--model", str(folder), "--out", str(out)]
     start = time.perf_counter()
-    subprocess.run(
-        [sys.executable, *launcher, "-m", "icl_lens", "locate", *task],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
     return time.perf_counter() - start, pd.read_parquet(out / "heads.parquet")

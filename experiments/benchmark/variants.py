@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.benchmark.model_shapes import random_prompts
-from experiments.benchmark.records import Row
+from experiments.benchmark.report import Row
 from icl_lens.models.view import ModelView
 
 K = 20
@@ -93,65 +93,8 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-@dataclass
-class Measured:
-    """What the turns of one batch have given so far, by variant."""
-
-    seconds: dict[str, list[float]]
-    left_out: dict[str, str]
-    """Why a variant has no times."""
-    location: list[float]
-    """Seconds of the certified search alone, without the pass and the capture."""
-    top: il.TopSubheads | None = None
-    exhaustively: dict[str, Float[Tensor, "batch k"]] = field(default_factory=dict)
-    """The largest increases, as the slow variants find them."""
-
-    def time_round(self, model: Any, batch: il.PromptBatch, *, first: bool) -> None:
-        """Time every variant that is not omitted once; the slow ones only in the first turn."""
-        for key, variant in VARIANTS.items():
-            if key in self.left_out or (variant.slow and not first):
-                continue
-            try:
-                seconds, result = timed(lambda run=variant.run: run(model, batch))
-            except (AttributeError, RuntimeError, KeyError, AssertionError, TypeError) as error:
-                if key != "linear":
-                    raise
-                # The yardstick is someone else's: where it does not run on a model, the table says so.
-                self.left_out[key] = f"fails: {str(error).splitlines()[0][:80]}"
-                continue
-            self.seconds[key].append(seconds)
-            if key == "captured":
-                self.location.append(timed(lambda acts=result: il.top_subheads(acts, batch.answer_tokens, k=K))[0])
-            elif key == "certified":
-                self.top = result
-            elif variant.slow:
-                self.exhaustively[key] = result
-
-    def rows(self, name: str, prompts: str, parts: int) -> Iterator[Row]:
-        """A line for each variant: medians, ratios to the bare pass, and whether searches that must agree do."""
-        assert self.top is not None
-        median = {key: statistics.median(seconds) for key, seconds in self.seconds.items() if seconds}
-        for key, variant in VARIANTS.items():
-            if key not in median:
-                yield Row(name, prompts, variant.label, note=self.left_out[key])
-                continue
-            exact, note = "", ""
-            if key == "certified":
-                exact = f"{float(self.top.n_exact.double().mean()):.1f} of {parts}"
-                own = statistics.median(self.location)
-                note = f"location alone {own:.3g} s"
-                if "exhaustive" in median:
-                    note += f", {(median['exhaustive'] - median['captured']) / own:.0f} × faster than exhaustive"
-            elif variant.slow:
-                exact = f"{parts} of {parts}"
-                error = float((self.exhaustively[key] - self.top.value).abs().max())
-                note = f"its {K} largest are certified's within {error:.0e} nats"
-            ratio, runs = median[key] / median["bare"], len(self.seconds[key])
-            yield Row(name, prompts, variant.label, median[key], ratio, runs, exact, note)
-
-
 def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow: bool) -> Iterator[Row]:
-    """Every variant on one batch, in turns; the slow ones once, if at all."""
+    """Every variant on one batch, in turns; the slow ones once, if at all. Searches that must agree are compared."""
     batch = il.tokenize(model, random_prompts(n, n_tokens))
     view = ModelView.of(model)
     parts = view.n_layers * view.n_heads * n_tokens
@@ -160,10 +103,44 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
     if results > MOST_RESULTS:
         left_out["linear"] = f"left out: holds {results / 2**30:.0f} GiB of head results"
     forward_only(model, batch)  # whatever happens once only happens here
-    measured = Measured(seconds={key: [] for key in VARIANTS}, left_out=left_out, location=[])
+    times: dict[str, list[float]] = {key: [] for key in VARIANTS}
+    search: list[float] = []  # seconds of the certified search alone, without the pass and the capture
+    found: dict[str, Any] = {}
     for turn in range(repeats):
-        measured.time_round(model, batch, first=turn == 0)
-    yield from measured.rows(name, f"{n} × {n_tokens}", parts)
+        for key, variant in VARIANTS.items():
+            if key in left_out or (variant.slow and turn > 0):
+                continue
+            try:
+                seconds, result = timed(lambda run=variant.run: run(model, batch))
+            except (AttributeError, RuntimeError, KeyError, AssertionError, TypeError) as error:
+                if key != "linear":
+                    raise
+                # The yardstick is someone else's: where it does not run on a model, the table says so.
+                left_out[key] = f"fails: {str(error).splitlines()[0][:80]}"
+                continue
+            times[key].append(seconds)
+            if key == "captured":
+                search.append(timed(lambda acts=result: il.top_subheads(acts, batch.answer_tokens, k=K))[0])
+            elif key == "certified" or variant.slow:
+                found[key] = result
+    median = {key: statistics.median(seconds) for key, seconds in times.items() if seconds}
+    for key, variant in VARIANTS.items():
+        if key not in median:
+            yield Row(name, f"{n} × {n_tokens}", variant.label, note=left_out[key])
+            continue
+        exact, note = "", ""
+        if key == "certified":
+            exact = f"{float(found[key].n_exact.double().mean()):.1f} of {parts}"
+            own = statistics.median(search)
+            note = f"location alone {own:.3g} s"
+            if "exhaustive" in median:
+                note += f", {(median['exhaustive'] - median['captured']) / own:.0f} × faster than exhaustive"
+        elif variant.slow:
+            exact = f"{parts} of {parts}"
+            error = float((found[key] - found["certified"].value).abs().max())
+            note = f"its {K} largest are certified's within {error:.0e} nats"
+        ratio, runs = median[key] / median["bare"], len(times[key])
+        yield Row(name, f"{n} × {n_tokens}", variant.label, median[key], ratio, runs, exact, note)
 
 
 def explaining(model: Any, name: str, *, repeats: int) -> Iterator[Row]:

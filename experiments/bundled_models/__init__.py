@@ -4,7 +4,7 @@
 2. `episodes`: prompts of 1 to 16 demonstrations with fillers, strays, near categories, wrong labels and uneven classes;
    plus lists and named words, from which categories are learned.
 3. `curriculum`: levels from easy to hard, each ended by a running accuracy.
-4. `train` (with `architectures`, `muon`, `validation`): ends by an accuracy on held-out pairs of categories that was
+4. `train` (with `architectures`, `muon`): ends by an accuracy on held-out pairs of categories that was
    fixed beforehand.
 5. `model_card` (with `metrics`, `head_locations`): what the model does, and in which layers and heads.
 6. `emergence`: how accuracy, heads and their attention came about, over a run's snapshots.

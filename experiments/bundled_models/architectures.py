@@ -25,51 +25,29 @@ INITIAL_STD = 0.06
 def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
     """A freshly drawn model of about one million parameters, from torch's global generator."""
     common = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 1, "initializer_range": INITIAL_STD}
+    common |= {"vocab_size": vocab_size}
+    gpt = {"n_positions": N_POSITIONS, "n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEADS}
+    gpt |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     if arch == "gpt2":
-        config = GPT2Config(
-            vocab_size=vocab_size,
-            n_positions=N_POSITIONS,
-            n_embd=D_MODEL,
-            n_layer=N_LAYERS,
-            n_head=N_HEADS,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            **common,
-        )
-        model = GPT2LMHeadModel(config)
+        model = GPT2LMHeadModel(GPT2Config(**gpt, **common))
         # Waves instead of noise: attention to the word before is then one linear map for all positions.
         angles = torch.arange(N_POSITIONS)[:, None] * torch.logspace(0.2, -1.5, D_MODEL // 2)
         waves = torch.cat([angles.sin(), angles.cos()], dim=1)
         model.transformer.wpe.weight.data = math.sqrt(2) * INITIAL_STD * waves
         return model
-    if arch == "llama":
-        config = LlamaConfig(
-            vocab_size=vocab_size,
-            max_position_embeddings=N_POSITIONS,
-            hidden_size=D_MODEL,
-            intermediate_size=256,
-            num_hidden_layers=N_LAYERS,
-            num_attention_heads=N_HEADS,
-            num_key_value_heads=N_HEADS // 2,
-            tie_word_embeddings=False,
-            **common,
-        )
-        return LlamaForCausalLM(config)
-    config = GPTJConfig(
-        vocab_size=vocab_size,
-        n_positions=N_POSITIONS,
-        n_embd=D_MODEL,
-        n_layer=N_LAYERS,
-        n_head=N_HEADS,
-        rotary_dim=8,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+    if arch == "gptj":
+        return GPTJForCausalLM(GPTJConfig(rotary_dim=8, tie_word_embeddings=False, **gpt, **common))
+    config = LlamaConfig(
+        max_position_embeddings=N_POSITIONS,
+        hidden_size=D_MODEL,
+        intermediate_size=256,
+        num_hidden_layers=N_LAYERS,
+        num_attention_heads=N_HEADS,
+        num_key_value_heads=N_HEADS // 2,
         tie_word_embeddings=False,
         **common,
     )
-    return GPTJForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
 def blocks(model: PreTrainedModel) -> nn.ModuleList:

@@ -80,11 +80,11 @@ def names_of(n_layers: int, n_heads: int) -> list[str]:
     return [str(Head(layer, head)) for layer in range(n_layers) for head in range(n_heads)]
 
 
-def repeated_tokens(tokenizer: Any, n: int = N_SEQUENCES, *, seed: int = 0) -> Int[Tensor, "sequence pos"]:
+def repeated_tokens(tokenizer: Any) -> Int[Tensor, "sequence pos"]:
     """Sequences of different drawn tokens, each shown twice."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     usual = torch.tensor([i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids])
-    drawn = [usual[torch.randperm(len(usual), generator=generator)[:N_REPEATED]] for _ in range(n)]
+    drawn = [usual[torch.randperm(len(usual), generator=generator)[:N_REPEATED]] for _ in range(N_SEQUENCES)]
     return torch.stack([torch.cat([tokens, tokens]) for tokens in drawn])
 
 

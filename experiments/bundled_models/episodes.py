@@ -72,17 +72,17 @@ class Vocabulary:
         return {name: tuple(o for o in group if o != name) for group in NEAR for name in group}
 
 
-def load_words(path: Path = BUNDLED / "words.json") -> Vocabulary:
-    """Read the word list from `path`."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
+def load_words() -> Vocabulary:
+    """Read the bundled word list."""
+    raw = json.loads((BUNDLED / "words.json").read_text(encoding="utf-8"))
     categories = {name: tuple(words) for name, words in raw["categories"].items()}
     return Vocabulary(categories, tuple(raw["labels"]), tuple(raw["fillers"]))
 
 
-def held_out_pairs(words: Vocabulary, *, seed: int = 0, share: float = 0.1) -> frozenset[frozenset[str]]:
-    """Category pairs that no training episode contains: the word tasks and `share` of all pairs by `seed`."""
+def held_out_pairs(words: Vocabulary, *, seed: int = 0) -> frozenset[frozenset[str]]:
+    """Category pairs that no training episode contains: the word tasks and a tenth of all pairs, drawn by `seed`."""
     pairs = list(itertools.combinations(sorted(words.categories), 2))
-    drawn = random.Random(seed).sample(pairs, round(share * len(pairs)))
+    drawn = random.Random(seed).sample(pairs, round(0.1 * len(pairs)))
     return frozenset(frozenset(pair) for pair in [*ALWAYS_HELD_OUT, *drawn])
 
 
@@ -275,11 +275,11 @@ def draw_episode(
     return make_episode(rng, words, categories, sides, how, held_out=held_out)
 
 
-def list_sequence(rng: random.Random, words: Vocabulary, n: int, *, near: float = 0.25) -> list[str]:
-    """`n` different words of one category, or with probability `near` of one group: plain language modeling."""
+def list_sequence(rng: random.Random, words: Vocabulary, n: int) -> list[str]:
+    """`n` different words of one category, or with probability ¼ of one group: plain language modeling."""
     name = rng.choice(sorted(words.categories))
     pool = list(words.categories[name])
-    if rng.random() < near:
+    if rng.random() < 0.25:
         pool += itertools.chain.from_iterable(words.categories[other] for other in words.near.get(name, ()))
     return rng.sample(sorted(set(pool)), n)
 

@@ -86,7 +86,7 @@ def word_episodes(words: Vocabulary, n: int) -> list[Episode]:
     return [episode for some in zip(*sets, strict=True) for episode in some]
 
 
-def halves(episodes: Sequence[Episode], *, seed: int = 0) -> tuple[list[Episode], list[Episode]]:
+def halves(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
     """Return the episodes in two parts that share no query: each category's queries are dealt out at random."""
     queries: dict[str, set[tuple[str, ...]]] = {}
     for episode in episodes:
@@ -94,7 +94,7 @@ def halves(episodes: Sequence[Episode], *, seed: int = 0) -> tuple[list[Episode]
     part_of: dict[tuple[str, ...], int] = {}
     for category in sorted(queries):
         order = sorted(queries[category])
-        random.Random(f"{seed} {category}").shuffle(order)
+        random.Random(f"0 {category}").shuffle(order)
         part_of |= {query: i % 2 for i, query in enumerate(order)}
     parts: tuple[list[Episode], list[Episode]] = ([], [])
     for episode in episodes:

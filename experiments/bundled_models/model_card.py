@@ -141,9 +141,9 @@ def bias_table(model: Any, words: Vocabulary, unseen: Pairs, n: int) -> str:
     return markdown.table(columns, rows)
 
 
-def history_table(history: Sequence[dict[str, Any]], n: int = 12) -> str:
-    """Return at most `n` validations, evenly spaced, the last among them."""
-    spacing = max(1, -(-len(history) // n))
+def history_table(history: Sequence[dict[str, Any]]) -> str:
+    """Return at most twelve validations, evenly spaced, the last among them."""
+    spacing = max(1, -(-len(history) // 12))
     columns = ["step", "level", "held-out pairs, words", "held-out pairs, texts", "seen pairs, texts"]
     names = ("step", "level", "words", "texts", "texts of seen pairs")
     rows = [[str(entry[name]) for name in names] for entry in history[::-1][::spacing][::-1]]

@@ -14,11 +14,11 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 """The quintic of the Newton-Schulz iteration that takes singular values from (0, 1] to about 1 in five steps."""
 
 
-def orthogonalized(matrix: Float[Tensor, "rows columns"], *, steps: int = 5) -> Float[Tensor, "rows columns"]:
+def orthogonalized(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
     """The nearest matrix whose singular values are all equal to 1, to within about 30%, by Newton-Schulz."""
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         square = x @ x.T
         x = _A * x + (_B * square + _C * square @ square) @ x
     return x.T if matrix.shape[0] > matrix.shape[1] else x

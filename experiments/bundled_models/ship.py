@@ -87,9 +87,9 @@ def store(source: Path, target: Path) -> None:
         path.chmod(0o644)  # safetensors writes files only the owner may read
 
 
-def moved(before: Path, after: Path, words: Vocabulary, *, n: int = N_COMPARED) -> PrecisionDrift:
+def moved(before: Path, after: Path, words: Vocabulary) -> PrecisionDrift:
     """Return the differences of labels' log-probabilities and accuracy between two folders' models, both in float32."""
-    episodes = word_episodes(words, n)
+    episodes = word_episodes(words, N_COMPARED)
     found = []
     for folder in (before, after):
         model = load_model(str(folder), device="cpu")

@@ -56,11 +56,11 @@ def learn_merges(words: Iterable[str], n: int, *, never: frozenset[str]) -> list
     return merges
 
 
-def make_tokenizer(words: Vocabulary, n_positions: int, *, n_merges: int = N_MERGES) -> PreTrainedTokenizerFast:
+def make_tokenizer(words: Vocabulary, n_positions: int) -> PreTrainedTokenizerFast:
     """Words separated by blanks, content words in pieces; nothing is added before or after a text."""
     content = sorted(words.owners)
     whole = [*SPECIAL, *words.fillers, *words.labels, *words.names.values()]
-    merges = learn_merges(content, n_merges, never=frozenset([*content, *whole]))
+    merges = learn_merges(content, N_MERGES, never=frozenset([*content, *whole]))
     letters = [*ascii_letters, *(INSIDE + letter for letter in ascii_lowercase)]
     tokens = dict.fromkeys([*whole, *letters, *map(_joined, merges)])
     backend = Tokenizer(

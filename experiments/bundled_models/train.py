@@ -6,8 +6,11 @@ and resumed is the run it would have been.
 
 import json
 import os
+import random
 import shutil
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +25,23 @@ from torch.nn import functional
 
 from experiments.bundled_models.architectures import N_POSITIONS, NAMES, Arch, fuse_activations, make_model, matrices
 from experiments.bundled_models.curriculum import LEVELS, Data
-from experiments.bundled_models.episodes import LABEL_WEIGHT, Vocabulary, load_words
+from experiments.bundled_models.episodes import (
+    LABEL_WEIGHT,
+    Episode,
+    Vocabulary,
+    even_episode,
+    load_words,
+    seen_pairs,
+)
 from experiments.bundled_models.muon import Muon
 from experiments.bundled_models.tokenizer import make_tokenizer
-from experiments.bundled_models.validation import label_accuracy, validation_episodes
 from icl_lens.errors import InputError
 
 CHECKPOINT = "checkpoint.safetensors"
 N_SNAPSHOTS = 10
+SHOWN = (2, 4, 8, 16)
+"""Numbers of demonstrations in validation, all that training episodes can have."""
+CHUNK = 32
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,28 @@ def known_label_accuracy(
     """Share of the fully weighted tokens (names, labels shown before) that are the most probable of all tokens."""
     counted = weights[:, 1:] == LABEL_WEIGHT
     return (logits[:, :-1].argmax(-1) == tokens[:, 1:])[counted].float().mean().item()
+
+
+def validation_episodes(data: Data, n: int, *, longest: int, held_out: bool = True) -> list[Episode]:
+    """Return `n` prompts of two classes, always the same: 2 to 16 right demonstrations, half of each class."""
+    rng = random.Random(f"validation {longest} {held_out}")
+    pairs = sorted(tuple(sorted(pair)) for pair in data.held_out) if held_out else seen_pairs(data.words, data.held_out)
+    return [even_episode(rng, data.words, pairs, SHOWN[i % len(SHOWN)], longest=longest) for i in range(n)]
+
+
+@torch.no_grad()
+def label_accuracy(model: Any, data: Data, episodes: Sequence[Episode]) -> float:
+    """Return the percentage of prompts whose correct label is more probable than the episode's other labels."""
+    right: list[bool] = []
+    for start in range(0, len(episodes), CHUNK):
+        part = episodes[start : start + CHUNK]
+        rows = [[index for token in episode.tokens[:-1] for index in data.pieces[token]] for episode in part]
+        longest, pad = max(map(len, rows)), data.pieces["<pad>"]
+        logits = model(input_ids=torch.tensor([row + pad * (longest - len(row)) for row in rows])).logits
+        for row, episode, scores in zip(rows, part, logits, strict=True):
+            labels = [data.pieces[label][0] for label in episode.labels]
+            right.append(int(scores[len(row) - 1, labels].argmax()) == episode.items[-1].side)
+    return 100 * statistics.fmean(right)
 
 
 class Trainer:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 import icl_lens as il
 from experiments.framework.estimate import compare
-from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of, rows_or_reason
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, reason_rows, rows_or_reason
 from experiments.framework.label_attention import label_edges, random_edges, text_edges
 from experiments.framework.plotting import curves
 from experiments.framework.study import Study, clusters_of, thin_out
@@ -58,7 +58,7 @@ def measure(study: Study) -> Measured:
     try:
         rows, details = _blocked_rows(study, halves)
     except il.InputError as error:
-        rows = rows_of(dict.fromkeys((one.name for one in (TEXT, LABEL, *RANDOM, INTACT)), str(error)))
+        rows = reason_rows((TEXT, LABEL, *RANDOM, INTACT), error)
         details = pd.DataFrame()
     rows += rows_or_reason(SALIENCY, lambda: _saliency_rows(study, halves))
     return Measured(rows, details)

@@ -12,7 +12,7 @@ import pandas as pd
 import icl_lens as il
 from experiments.framework.arrangements import prompts_by_frequency, without_last_true
 from experiments.framework.estimate import compare_ratios
-from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, reason_rows
 from experiments.framework.label_attention import attention_by_class, dropped
 from experiments.framework.label_bias import (
     N_CHOOSING,
@@ -67,7 +67,7 @@ def measure(study: Study) -> Measured:
         fixed, fixes = measure_fix(study, "majority", choosing, tested)
         rows, details = rows + fixed, details + fixes
     except il.InputError as error:
-        rows += rows_of(dict.fromkeys((one.name for one in FIX), str(error)))
+        rows += reason_rows(FIX, error)
     return Measured([*rows, *attention_rows(study)], pd.DataFrame(details))
 
 

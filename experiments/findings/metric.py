@@ -119,19 +119,16 @@ def head_columns(study: Study, batch: il.PromptBatch) -> dict[str, Float[np.ndar
 def close_categories(study: Study) -> Comparison | str:
     """Compare located heads' forms with the cosine on categories of close meaning, or say why it is impossible."""
     chosen = [name for name in CLOSE if not {*study.task.data.split("-")} & {*name.split("-")}][:3]
+    tasks = [replace(study.task, name=name, data=name, path=None) for name in chosen]
+    n = max(8, study.n // 3)
     try:
-        batches = study.memoize("close", lambda: [_other_task(study, name).held_out for name in chosen])
+        batches = study.memoize("close", lambda: [Study(study.model, one, n, study.seed).held_out for one in tasks])
     except InputError as error:
         return str(error)
     columns = [head_columns(study, batch) for batch in batches]
     own, baseline = (np.concatenate([one[name] for one in columns]) for name in ("form", "cosine"))
     clusters = np.concatenate([len(batch) * 10 * i + clusters_of(batch) for i, batch in enumerate(batches)])
     return compare_same_heads(own, baseline, clusters, bounds=(0, 1))
-
-
-def _other_task(study: Study, data: str) -> Study:
-    """The same model, labels and template on other categories."""
-    return Study(study.model, replace(study.task, name=data, data=data, path=None), max(8, study.n // 3), study.seed)
 
 
 FINDING = Finding(

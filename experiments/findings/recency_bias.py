@@ -3,19 +3,25 @@
 Two orders of the same demonstrations are compared, with one query: the last demonstration changes places with one of
 the other label from between the first and the last. The gap is the difference between the order in which the answer's
 label is last and the other one. Words, query, labels and their frequency are the same in both.
+
+Neighbors: located heads get the queries of prompts in which one text differs. Keys, values and labels stay those of
+the intact prompt, so a demonstration's text counts only as part of the query.
 """
 
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 
 import icl_lens as il
 from experiments.framework.arrangements import orders_by_label
 from experiments.framework.estimate import compare, compare_ratios
-from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of, rows_or_reason
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, reason_rows, rows_or_reason
 from experiments.framework.label_attention import attention_by_class
 from experiments.framework.label_bias import (
     N_CHOOSING,
@@ -25,10 +31,11 @@ from experiments.framework.label_bias import (
     fix_measures,
     gap_rows,
     measure_fix,
+    scores,
 )
-from experiments.framework.neighbors import exchange_texts, query_effects
 from experiments.framework.plotting import accuracy_pairs
 from experiments.framework.study import Study, clusters_of, thin_out
+from icl_lens.metrics import label_log_odds
 
 GAP = percent(
     "gap",
@@ -66,14 +73,18 @@ def measure(study: Study) -> Measured:
     locating, held_out = (list(half.prompts) for half in study.halves())
     last, first = (ordered(study, held_out, place) for place in (-1, 0))
     by_last, by_first = answered(study, last), answered(study, first)
-    rows = [*gap_rows(by_last, by_first, study.clusters), _accuracy_by_order(study)]
+    shown_last, shown_first = (study.halves(layout)[1] for layout in ("order", "reorder"))
+    found = compare(
+        *(scores(study, one).correct[:, 0] for one in (shown_first, shown_last)), clusters_of(shown_last), bounds=(0, 1)
+    )
+    rows = [*gap_rows(by_last, by_first, study.clusters), Row.from_result("order", found)]
     details = [accuracies("no fix", *by_last)]
     try:
         choosing = ordered(study, thin_out(locating, N_CHOOSING), -1)
         fixed, fixes = measure_fix(study, "recency", choosing, last)
         rows, details = rows + fixed, details + fixes
     except il.InputError as error:
-        rows += rows_of(dict.fromkeys((one.name for one in FIX), str(error)))
+        rows += reason_rows(FIX, error)
     rows += rows_or_reason([ATTENTION], lambda: _attention_rows(study))
     rows += rows_or_reason([NEIGHBOR], lambda: _neighbor_rows(study))
     return Measured(rows, pd.DataFrame(details))
@@ -83,12 +94,6 @@ def ordered(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pairs:
     """Return prompts with the answer's label at `place`, 0 or -1, and with the other label there."""
     favored, unfavored = orders_by_label(prompts, place, study.seed)
     return Pairs(study.tokenize(favored), study.tokenize(unfavored))
-
-
-def _accuracy_by_order(study: Study) -> Row:
-    first, last = answered(study, Pairs(study.halves("reorder")[1], study.halves("order")[1]))
-    found = compare(first.correct[:, 0], last.correct[:, 0], clusters_of(study.halves("order")[1]), bounds=(0, 1))
-    return Row.from_result("order", found)
 
 
 def _attention_rows(study: Study) -> list[Row]:
@@ -113,7 +118,7 @@ def attention_on_true(study: Study, batch: il.PromptBatch, heads: Sequence[il.He
 
 
 def _neighbor_rows(study: Study) -> list[Row]:
-    """Measure how far texts next to the query move the answer through located heads' queries; see `neighbors`."""
+    """Measure how far texts next to the query move the answer through located heads' queries."""
     prompts = study.prompts_with(study.task.demonstrations + 1, same_length_for=True)[1]
     exchanged = exchange_texts(prompts, study.seed)
     clusters, rows = clusters_of(study.tokenize(exchanged.intact)), []
@@ -123,6 +128,58 @@ def _neighbor_rows(study: Study) -> list[Row]:
         found = compare_ratios(*shares, clusters, total="the effect of the input's and the last demonstration's text")
         rows.append(Row.from_result("neighbor", found, ranking=ranked.ranking))
     return rows
+
+
+@dataclass(frozen=True)
+class ExchangedTexts:
+    """Prompts, and the same with one text exchanged for one of the other class; labels stay."""
+
+    intact: list[il.Prompt]
+    input: list[il.Prompt]
+    """The query's text exchanged."""
+    last: list[il.Prompt]
+    """The last demonstration's."""
+    before_last: list[il.Prompt]
+    """That of the demonstration before the last."""
+
+
+def exchange_texts(prompts: Sequence[il.Prompt], seed: int) -> ExchangedTexts:
+    """Take one random demonstration of each class out of each prompt, and exchange other texts for theirs."""
+    rng = random.Random(seed)
+    found = ExchangedTexts([], [], [], [])
+    for prompt in prompts:
+        shown, spare = list(prompt.demonstrations), {}
+        for own in (True, False):
+            spare[own] = rng.choice([one for one in shown if (one.label == prompt.answer) == own])
+            shown.remove(spare[own])
+        found.intact.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
+        found.input.append(il.Prompt(shown, spare[False].text, prompt.answer, prompt.labels))
+        for some, place in ((found.last, -1), (found.before_last, -2)):
+            other = list(shown)
+            other[place] = replace(shown[place], text=spare[shown[place].label != prompt.answer].text)
+            some.append(il.Prompt(other, prompt.query, prompt.answer, prompt.labels))
+    return found
+
+
+def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head]) -> Float[np.ndarray, "row 3"]:
+    """Return what the answer's log-odds lose by each exchange in the last position's queries of these heads, nats.
+
+    Columns: input, last, before_last. Where the exchanged text was of the other class than the query, an answer that
+    follows it should gain, and the gain is returned instead.
+    """
+    intact = study.tokenize(texts.intact)
+    size = len(study.pieces(intact)[0])
+    same = torch.ones(len(intact), 3)
+    same[:, 1:] = (intact.label_index[:, [-1, -2]] == intact.answer[:, None]).cpu() * 2 - 1
+    columns = []
+    for prompts in (texts.input, texts.last, texts.before_last):
+        lost = []
+        for piece, source in zip(intact.split(size), study.tokenize(prompts).split(size), strict=True):
+            before = il.label_log_probs(study.model, piece)
+            patched = il.label_log_probs_patched(study.model, piece, [heads], source, activation="q", positions="last")
+            lost.append((label_log_odds(before, piece.answer) - label_log_odds(patched[:, 0], piece.answer)).cpu())
+        columns.append(torch.cat(lost))
+    return (torch.stack(columns, dim=1) * same).double().numpy()
 
 
 FINDING = Finding(

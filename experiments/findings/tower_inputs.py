@@ -8,20 +8,20 @@
    what distinguishes the classes in any head is then not specific to located heads.
 """
 
+from functools import partial
+
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
 from experiments.framework.estimate import compare_same_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
-from experiments.framework.plotting import COLORS, panels
+from experiments.framework.plotting import group_lines
 from experiments.framework.study import Study
 from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
 
-SIDES = ("key", "query")
 OTHERS = "other heads of the same layers"
 UNIT = "score, true minus false labels"
 WHERE = {"key": "at labels", "query": "at the last position"}
@@ -49,20 +49,31 @@ def measure(study: Study) -> Measured:
         study.held_out, study.compared, lambda acts: score_groups(acts, study.compared), writers=True
     )
     key, query = groups.unbind(3)
-    early = torch.tensor([group in EARLY for group in GROUPS])
-    late = torch.tensor([group.startswith("late") for group in GROUPS])
     values = {"total": key.sum(-1)}
     for side, parts in (("key", key), ("query", query)):
-        values |= {f"early_{side}": parts[..., early].sum(-1), f"late_{side}": parts[..., late].sum(-1)}
-        values |= {f"{group}_{side}": parts[..., number] for number, group in enumerate(GROUPS)}
+        values |= {f"{name}_{side}": numbers for name, numbers in by_group(parts).items()}
     rows: list[Row] = []
     for ranked in study.by_ranking():
         found = {name: ranked.compare_heads(numbers) for name, numbers in values.items()}
-        for side in SIDES:
+        for side in WHERE:
             of_early, of_late = (ranked.of_located(values[f"{half}_{side}"]) for half in ("early", "late"))
             found[f"early_minus_late_{side}"] = compare_same_heads(of_early, of_late, study.clusters)
         rows += rows_of({one.name: found[one.name] for one in MEASURES}, ranking=ranked.ranking)
-    return Measured(rows, _by_group(study, key, query))
+    details = pd.DataFrame(
+        {"head": str(head), "side": side, "group": group, "value": float(parts[:, *head, number].mean())}
+        for side, parts in (("at labels", key), ("at the last position", query))
+        for head in study.located
+        for number, group in enumerate(GROUPS)
+    )
+    return Measured(rows, details)
+
+
+def by_group(parts: Float[Tensor, "*rest group"]) -> dict[str, Float[Tensor, "*rest"]]:
+    """Return the sums over early and over late groups of writers, and each group's own part."""
+    early = torch.tensor([group in EARLY for group in GROUPS])
+    late = torch.tensor([group.startswith("late") for group in GROUPS])
+    found = {"early": parts[..., early].sum(-1), "late": parts[..., late].sum(-1)}
+    return found | dict(zip(GROUPS, parts.unbind(-1), strict=True))
 
 
 def score_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "row head 2 group"]:
@@ -74,31 +85,6 @@ def score_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "r
         sides = [group_sums(side, acts.view, why.writers) for side in (why.key_side, why.query_side)]
         found.append(torch.stack(sides, dim=1))
     return torch.stack(found, dim=1)
-
-
-def _by_group(
-    study: Study, key: Float[Tensor, "row layer head group"], query: Float[Tensor, "row layer head group"]
-) -> pd.DataFrame:
-    """Mean difference of scores of each located head, by group and side."""
-    return pd.DataFrame(
-        {"head": str(head), "side": side, "group": group, "value": float(parts[:, *head, number].mean())}
-        for side, parts in (("at labels", key), ("at the last position", query))
-        for head in study.located
-        for number, group in enumerate(GROUPS)
-    )
-
-
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw each located head's difference of scores by group of writers, at labels and at the last position."""
-    figure, parts = panels(details, by=("model", "task", "side"))
-    for axes, part in parts:
-        axes.set_title("\n".join(part[["model", "task", "side"]].iloc[0]), fontsize=7)
-        axes.axhline(0, color="#bbbbbb", lw=0.8)
-        for color, (head, of_head) in zip(COLORS * 8, part.groupby("head", sort=False), strict=False):
-            axes.plot(of_head["group"], of_head["value"], "o-", ms=3, lw=0.6, color=color, label=head)
-        axes.tick_params(axis="x", rotation=60, labelsize=7)
-    figure.supylabel(f"{UNIT} (a line per head)", fontsize=8)
-    return figure
 
 
 FINDING = Finding(
@@ -124,5 +110,5 @@ FINDING = Finding(
         "Halves of the layers were chosen before these numbers were computed, but after one prompt had been looked at.",
         "Groups sum to the whole difference on either side; the two sides are two splits of the same difference.",
     ),
-    draw=draw,
+    draw=partial(group_lines, by=("model", "task", "side"), label=UNIT, title_size=7),
 )

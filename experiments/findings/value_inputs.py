@@ -6,18 +6,20 @@
    layer.
 """
 
+from functools import partial
+
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
+from experiments.findings.tower_inputs import by_group
 from experiments.framework.estimate import compare_same_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
-from experiments.framework.plotting import COLORS, panels
+from experiments.framework.plotting import group_lines
 from experiments.framework.study import Study, compared_tokens
-from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
+from icl_lens.attribution.writer_groups import GROUPS, group_sums
 
 OTHERS = "other heads of the same layers"
 UNIT = "log-odds added to the answer, nats"
@@ -36,10 +38,7 @@ def measure(study: Study) -> Measured:
     groups = study.map_heads(
         study.held_out, study.compared, lambda acts: value_groups(acts, study.compared), writers=True
     )
-    early = torch.tensor([group in EARLY for group in GROUPS])
-    late = torch.tensor([group.startswith("late") for group in GROUPS])
-    values = {"early": groups[..., early].sum(-1), "late": groups[..., late].sum(-1), "total": groups.sum(-1)}
-    values |= {group: groups[..., number] for number, group in enumerate(GROUPS)}
+    values = by_group(groups) | {"total": groups.sum(-1)}
     rows: list[Row] = []
     for ranked in study.by_ranking():
         found = {name: ranked.compare_heads(numbers) for name, numbers in values.items()}
@@ -64,19 +63,6 @@ def value_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "r
     return torch.stack(found, dim=1)
 
 
-def draw(details: pd.DataFrame) -> Figure:
-    """Draw what each located head adds to the answer's log-odds from labels, by group of writers."""
-    figure, parts = panels(details, by=("model", "task"))
-    for axes, part in parts:
-        axes.set_title("\n".join(part[["model", "task"]].iloc[0]), fontsize=8)
-        axes.axhline(0, color="#bbbbbb", lw=0.8)
-        for color, (head, of_head) in zip(COLORS * 8, part.groupby("head", sort=False), strict=False):
-            axes.plot(of_head["group"], of_head["value"], "o-", ms=3, lw=0.6, color=color, label=head)
-        axes.tick_params(axis="x", rotation=60, labelsize=7)
-    figure.supylabel(f"{UNIT} (a line per head)", fontsize=8)
-    return figure
-
-
 FINDING = Finding(
     id="value-inputs",
     short="what feeds the values",
@@ -96,5 +82,5 @@ FINDING = Finding(
         "The split is exact but not causal: if a late head passes on what an early head wrote, the late head counts.",
         "Halves of the layers were chosen before these numbers were computed, but after one prompt had been looked at.",
     ),
-    draw=draw,
+    draw=partial(group_lines, by=("model", "task"), label=UNIT),
 )

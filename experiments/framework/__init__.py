@@ -6,5 +6,5 @@
 3. `estimate` compares a quantity with its control: the difference and its 95% interval, clustered by query word.
 4. `finding` is one question with its answer as rows; `run` computes every finding on every model and task, resumably.
 5. `pages` writes one page per finding, and the page that sums them up.
-6. `arrangements`, `label_attention`, `label_bias` and `neighbors` hold what the findings on labels and order share.
+6. `arrangements`, `label_attention` and `label_bias` hold what the findings on labels and order share.
 """

@@ -88,7 +88,12 @@ def rows_or_reason(measures: Iterable[Measure], compute: Callable[[], list[Row]]
     try:
         return compute()
     except InputError as error:
-        return rows_of(dict.fromkeys((one.name for one in measures), str(error)))
+        return reason_rows(measures, error)
+
+
+def reason_rows(measures: Iterable[Measure], reason: InputError) -> list[Row]:
+    """Return a row for each measure that says why it does not apply."""
+    return rows_of(dict.fromkeys((one.name for one in measures), str(reason)))
 
 
 @dataclass(frozen=True)

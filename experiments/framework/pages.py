@@ -164,10 +164,11 @@ def span(values: Iterable[float], measure: Measure) -> str:
     return low if low == high else f"{low} … {high}"
 
 
-def interval_text(row: Row, measure: Measure) -> str:
-    """Return the difference and its interval as shown on the page."""
-    difference, low, high = (number_text(value, measure) for value in (row.quantity - row.control, row.low, row.high))
-    return f"{difference} [{low}, {high}]"
+def row_cells(row: Row, measure: Measure) -> list[str]:
+    """Return quantity, control, and the difference with its interval as shown on the page."""
+    values = (row.quantity, row.control, row.quantity - row.control, row.low, row.high)
+    quantity, control, difference, low, high = (number_text(value, measure) for value in values)
+    return [quantity, control, f"{difference} [{low}, {high}]"]
 
 
 # Tables
@@ -182,12 +183,11 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
             if not row.applies:
                 notes.append(f"{cell.model} on {cell.task}: {row.note}")
                 continue
-            numbers = (number_text(row.quantity, measure), number_text(row.control, measure))
             seeds = _other_seeds(cells, cell, row)
             ends = " … ".join(number_text(end(seeds), measure) for end in (min, max)) if seeds else ""
             spread = [f"{ends} ({len(seeds)})" if seeds else ""] * with_seeds
-            name = cell.model + _by(row)
-            lines.append([name, cell.task, *numbers, interval_text(row, measure), *spread, str(row.n_prompts or "–")])
+            name, prompts = cell.model + _by(row), str(row.n_prompts or "–")
+            lines.append([name, cell.task, *row_cells(row, measure), *spread, prompts])
     for who, value in measure.paper.items():
         lines.append(["the paper", who, f"{value:.{measure.digits}f}", *[""] * (3 + with_seeds)])
     names = ["difference [95%]", *["other seeds: range (number)"] * with_seeds, "prompts"]
@@ -207,8 +207,7 @@ def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
                 if not row.applies:
                     notes.append(f"{measure.quantity} on {cell.model}, {cell.task}: {row.note}")
                     continue
-                numbers = (number_text(row.quantity, measure), number_text(row.control, measure))
-                lines.append([said, f"{cell.model}, {cell.task}{_by(row)}", *numbers, interval_text(row, measure)])
+                lines.append([said, f"{cell.model}, {cell.task}{_by(row)}", *row_cells(row, measure)])
                 said = ""
         if rows := applicable(small, measure.name):
             ranges = (span((getattr(row, name) for _, row in rows), measure) for name in ("quantity", "control"))
@@ -254,22 +253,18 @@ def _other_seeds(cells: Sequence[Stored], cell: Stored, row: Row) -> list[float]
 
 def write_figures(folder: Path, finding: Finding, cells: Sequence[Stored]) -> None:
     """Write <id>.svg with the main measure, and <id>-details.svg if the finding draws its details."""
-    with rc_context(STYLE):
-        save_figure(forest_figure(finding, cells), folder / f"{finding.id}.svg")
-        details = [cell.details for cell in shipped(cells) if len(cell.details)]
-        if finding.draw is not None and details:
-            save_figure(finding.draw(pd.concat(details, ignore_index=True)), folder / f"{finding.id}-details.svg")
-
-
-def forest_figure(finding: Finding, cells: Sequence[Stored]) -> Figure:
-    """Draw the main measure: one line per model and task of the models that ship, other seeds as small dots."""
     main, lines = finding.main, []
-    for cell, row in applicable(shipped(cells), main.name):
+    for cell, row in applicable(shipped(cells), main.name):  # other training seeds are small dots
         scaled = {name: getattr(row, name) * main.scale for name in ("quantity", "control", "low", "high")}
         seeds = [value * main.scale for value in _other_seeds(cells, cell, row)]
         lines.append({"label": f"{cell.model}, {cell.task}", **scaled, "seeds": seeds})
-    columns = ["label", "quantity", "control", "low", "high", "seeds"]
-    return forest(pd.DataFrame(lines, columns=columns), f"{main.quantity} — {main.unit}", dict(main.paper))
+    points = pd.DataFrame(lines, columns=["label", "quantity", "control", "low", "high", "seeds"])
+    with rc_context(STYLE):
+        figure = forest(points, f"{main.quantity} — {main.unit}", dict(main.paper))
+        save_figure(figure, folder / f"{finding.id}.svg")
+        details = [cell.details for cell in shipped(cells) if len(cell.details)]
+        if finding.draw is not None and details:
+            save_figure(finding.draw(pd.concat(details, ignore_index=True)), folder / f"{finding.id}-details.svg")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

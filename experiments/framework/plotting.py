@@ -54,13 +54,11 @@ def forest(table: pd.DataFrame, unit: str, paper: dict[str, float]) -> Figure:
     return figure
 
 
-def overview_forest(
-    findings: Sequence[tuple[str, str, Sequence[tuple[bool, Sequence[float]]]]], columns: int = 3
-) -> Figure:
+def overview_forest(findings: Sequence[tuple[str, str, Sequence[tuple[bool, Sequence[float]]]]]) -> Figure:
     """Draw a panel per finding: its name, its unit, and lines (in color or gray, [quantity, control, low, high])."""
-    rows = -(-len(findings) // columns)
+    rows = -(-len(findings) // 3)
     figure = Figure(figsize=(7.4, 1.75 * rows), layout="constrained")
-    every = figure.subplots(rows, columns, squeeze=False).flatten()
+    every = figure.subplots(rows, 3, squeeze=False).flatten()
     for axes in every[len(findings) :]:
         axes.set_visible(False)
     for axes, (title, unit, lines) in zip(every, findings, strict=False):
@@ -94,6 +92,19 @@ def panels(
         axes.set_title("\n".join(map(str, names)), fontsize=8)
         found.append((axes, part))
     return figure, found
+
+
+def group_lines(table: pd.DataFrame, *, by: Sequence[str], label: str, title_size: int = 8) -> Figure:
+    """Draw the column value of each head by group of writers, a line per head; a panel for each value of `by`."""
+    figure, parts = panels(table, by=by)
+    for axes, part in parts:
+        axes.title.set_fontsize(title_size)
+        axes.axhline(0, color="#bbbbbb", lw=0.8)
+        for color, (head, of_head) in zip(COLORS * 8, part.groupby("head", sort=False), strict=False):
+            axes.plot(of_head["group"], of_head["value"], "o-", ms=3, lw=0.6, color=color, label=head)
+        axes.tick_params(axis="x", rotation=60, labelsize=7)
+    figure.supylabel(f"{label} (a line per head)", fontsize=8)
+    return figure
 
 
 def curves(table: pd.DataFrame, *, x: str, y: str, by: str, label: str) -> Figure:
@@ -149,7 +160,7 @@ def accuracy_pairs(details: pd.DataFrame, favored: str, unfavored: str) -> Figur
     return figure
 
 
-def condition_dots(table: pd.DataFrame, x: str, *, label: str, names: tuple[str, str], line: float = 0.0) -> Figure:
+def condition_dots(table: pd.DataFrame, x: str, *, label: str, names: tuple[str, str]) -> Figure:
     """Draw a quantity with its interval and its control for each value of x, one panel per model and task.
 
     `table` has the columns quantity, control, low and high (of the difference), as rows of findings do.
@@ -160,7 +171,7 @@ def condition_dots(table: pd.DataFrame, x: str, *, label: str, names: tuple[str,
         axes.hlines(part[x], *ends, color=COLORS[0], lw=2)
         axes.plot(part["quantity"], part[x], "o", color=COLORS[0], ms=6, label=names[0])
         axes.plot(part["control"], part[x], "o", mfc="none", mec=COLORS[1], mew=1.3, ms=8, label=names[1])
-        axes.axvline(line, color="black", lw=0.8, ls="--")
+        axes.axvline(0, color="black", lw=0.8, ls="--")
         axes.margins(y=0.12)
         axes.invert_yaxis()
         _label_conditions(axes, i, label)
@@ -181,11 +192,11 @@ def dots(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
 
 
 def cell_rows(
-    table: pd.DataFrame, columns: int, *, height: float = 2.1, **options: Any
+    table: pd.DataFrame, columns: int, **options: Any
 ) -> tuple[Figure, list[tuple[Sequence[Axes], str, pd.DataFrame]]]:
     """Return a figure with one row of panels per model and task: the panels, the row's title, and its part."""
     groups: list[tuple[Any, pd.DataFrame]] = list(table.groupby(["model", "task"], sort=False))
-    figure = Figure(figsize=(7.2, 0.5 + height * len(groups)), layout="constrained")
+    figure = Figure(figsize=(7.2, 0.5 + 2.1 * len(groups)), layout="constrained")
     every = figure.subplots(len(groups), columns, squeeze=False, **options)
     return figure, [
         ([*row], ", ".join(map(str, names)), part) for row, (names, part) in zip(every, groups, strict=True)

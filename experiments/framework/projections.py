@@ -119,8 +119,8 @@ def _last_tokens(batch: il.PromptBatch) -> Int[Tensor, "row demo"]:
     return batch.tokens.gather(1, batch.text_ranges[..., 1] - 1)
 
 
-def top_words(acts: il.Activations, head: il.Head, n: int = 10) -> pd.DataFrame:
-    """Return the first n content words of the values and keys of one prompt's last four labels, and of its query."""
+def top_words(acts: il.Activations, head: il.Head) -> pd.DataFrame:
+    """Return the first ten content words of the values and keys of one prompt's last four labels, and of its query."""
     positions, last = acts.batch.label_positions[0, -4:].tolist(), int(acts.batch.last[0])
     found = []
     for part, at, vectors in (
@@ -128,7 +128,7 @@ def top_words(acts: il.Activations, head: il.Head, n: int = 10) -> pd.DataFrame:
         ("key", positions, il.label_keys(acts, head)[:, -4:]),
         ("query", [last], il.last_query(acts, head)[:, None]),
     ):
-        names = acts.readout.top_tokens(vectors, n, keep=il.is_content_word)[0]
+        names = acts.readout.top_tokens(vectors, 10, keep=il.is_content_word)[0]
         for position, words in zip(at, names, strict=True):
             token = acts.batch.token_strings[0][position].strip()
             row = {"part": part, "head": str(head), "position": position, "token": token}

@@ -63,37 +63,18 @@ class Task:
         exchange = None
         if self.natural and exchanged:
             exchange = dict(zip(self.labels, self.labels[::-1], strict=True))
-        prompts = load_task(
-            self.data,
-            n=n,
-            seed=seed,
-            layout=layout,
-            query_class="both",
-            balanced=not (self.natural or fixed),
-            labels=labels,
-            demonstrations=self.demonstrations,
-            path=self.path,
-            same_length_for=same_length_for,
-            template=self.template,
-        )
+        how = {"layout": layout, "query_class": "both", "balanced": not (self.natural or fixed)}
+        aligned = {"same_length_for": same_length_for, "template": self.template}
+        prompts = self._load(n, seed, labels=labels, **how, **aligned)
         return [with_labels(prompt, self.labels, exchange) for prompt in prompts]
+
+    def _load(self, n: int, seed: int, **how: Any) -> list[Prompt]:
+        return load_task(self.data, n=n, seed=seed, demonstrations=self.demonstrations, path=self.path, **how)
 
     def other_queries(self, n: int, *, seed: int = 0) -> list[Prompt]:
         """Return `prompts(n)`, each with a query of its other class, so that the answer is the other label."""
-        draws = [
-            load_task(
-                self.data,
-                n=n,
-                seed=seed,
-                layout="random",
-                query_class=asked,
-                balanced=False,
-                labels=self.labels,
-                demonstrations=self.demonstrations,
-                path=self.path,
-            )
-            for asked in ("true", "false")
-        ]
+        how = {"layout": "random", "balanced": False, "labels": self.labels}
+        draws = [self._load(n, seed, query_class=asked, **how) for asked in ("true", "false")]
         found = []
         for own, *drawn in zip(self.prompts(n, seed=seed), *draws, strict=True):
             query = next(one.query for one in drawn if one.query != own.query)
