@@ -4,8 +4,8 @@ import families
 import pytest
 import reference_hf
 import torch
-from conftest import PROMPTS
-from test_effects import EXACT, hf_twin, remains
+from conftest import PROMPTS, QUICK_FAMILIES
+from test_effects import hf_twin, remains
 from tolerance import assert_close
 
 import icl_lens as il
@@ -115,7 +115,7 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, float64, n
         assert_close(ours[row], theirs)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", sorted(QUICK_FAMILIES))
 @pytest.mark.parametrize("labeled", [True, False])
 def test_many_vectors_behind_many_layers_are_as_one_by_one(load_tiny, name, labeled):
     model = load_tiny(name)
