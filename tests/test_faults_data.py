@@ -68,9 +68,7 @@ BAD_FILES = [
 def test_bad_files(tmp_path, suffix, content, words):
     path = tmp_path / f"data{suffix}"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(il.InputError) as caught:
-        load_task("mine-yours" if suffix == ".json" else "mine", path=path, n=2)
-    faults.assert_sentence(str(caught.value), words)
+    faults.assert_refused(words, load_task, "mine-yours" if suffix == ".json" else "mine", path=path, n=2)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,7 @@ def test_the_digest_follows_the_content(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", DEEP, b"\xff\xfe"], ids=range(4))
 def test_bad_manifests(tmp_path, text):
     (tmp_path / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(il.InputError) as caught:
-        RunFolder(tmp_path, {"a": 1}).initialize()
-    faults.assert_sentence(str(caught.value), "choose another folder")
+    faults.assert_refused("choose another folder", RunFolder(tmp_path, {"a": 1}).initialize)
 
 
 def chunk(folder):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from faults import assert_refused
 from hub import Hub
 from huggingface_hub import constants
 
@@ -138,12 +139,6 @@ def load_task(name, **options):
 def kept(cache):
     """The number of files in the cache."""
     return sum(path.is_file() for path in cache.glob("*/snapshots/*/**/*"))
-
-
-def assert_refused(words, call, *args, **options):
-    with pytest.raises(il.InputError) as caught:
-        call(*args, **options)
-    faults.assert_sentence(str(caught.value), words)
 
 
 @pytest.mark.parametrize(

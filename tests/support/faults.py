@@ -2,12 +2,14 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers.utils import logging
 
+import icl_lens as il
 from icl_lens.cli import main
 
 
@@ -17,6 +19,13 @@ def assert_sentence(message: str, words: str) -> None:
     assert "\n" not in message, message
     assert len(message) >= 20, message
     assert not re.search(r"Traceback|<class |object at 0x|NoneType'|\bself\b", message), message
+
+
+def assert_refused(words: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Assert that a call raises InputError, in one sentence with the words in it."""
+    with pytest.raises(il.InputError) as caught:
+        function(*arguments, **options)
+    assert_sentence(str(caught.value), words)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any) -> tuple[Any, str, str]:
