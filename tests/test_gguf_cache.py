@@ -4,12 +4,13 @@ import logging
 import os
 import resource
 import signal
+import sys
 import time
 
 import gguf_files
 import pytest
 import torch
-from launches import ended
+from launches import ended, forked
 
 import icl_lens as il
 from icl_lens.models import gguf
@@ -48,45 +49,35 @@ def conversions(caplog):
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("converting")]
 
 
-class Child:
-    """A process that loads a file, and writes its id and what it logs to a file of its own.
+def child(file, log, *, ready=lambda: True, limit=None):
+    """The id of a process that loads a file, and writes its id and what it logs to a file of its own.
 
     The converted weights, all of them written, are not put in place until `ready()`.
     """
 
-    def __init__(self, file, log, *, ready=lambda: True, limit=None):
-        self.log = log
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 1
+    def main():
+        logger = logging.getLogger("icl_lens")
+        logger.handlers = [logging.FileHandler(log)]
+        logger.warning("process %d", os.getpid())
+        convert = gguf._convert
+
+        def convert_and_wait(*given):
+            converted = convert(*given)
+            while not ready():
+                time.sleep(0.01)
+            return converted
+
+        gguf._convert = convert_and_wait
+        if limit is not None:  # no file may grow larger, as on a disk that is full
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
-            logger = logging.getLogger("icl_lens")
-            logger.handlers = [logging.FileHandler(log)]
-            logger.warning("process %d", os.getpid())
-            convert = gguf._convert
-
-            def convert_and_wait(*given):
-                converted = convert(*given)
-                while not ready():
-                    time.sleep(0.01)
-                return converted
-
-            gguf._convert = convert_and_wait
-            if limit is not None:  # no file may grow larger, as on a disk that is full
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             load(file)
-            logger.warning("loaded")
-            code = 0
         except il.InputError as error:
             logger.warning("refused: %s", error)
-            code = 2
-        finally:
-            os._exit(code)
+            sys.exit(2)
+        logger.warning("loaded")
 
-    @property
-    def said(self):
-        return self.log.read_text().splitlines() if self.log.exists() else []
+    return forked(main, [])
 
 
 def test_the_same_content_is_converted_once_wherever_it_lies(file, cache, caplog, tmp_path):
@@ -114,9 +105,9 @@ def test_other_content_under_the_same_name_is_converted_anew(file, cache, caplog
 
 
 def test_a_killed_conversion_leaves_nothing_that_is_taken_for_a_model(file, cache, tmp_path):
-    child = Child(file, tmp_path / "log", ready=lambda: os.kill(os.getpid(), signal.SIGKILL))
-    assert ended(child.pid) == -9
-    assert not any(line == "loaded" for line in child.said)
+    log = tmp_path / "log"
+    assert ended(child(file, log, ready=lambda: os.kill(os.getpid(), signal.SIGKILL))) == -9
+    assert "loaded" not in log.read_text().splitlines()
     (partial,) = folders(cache)
     assert ".partial-" in partial
     assert (cache / partial / "model" / "model.safetensors").is_file()  # killed with all of it written
@@ -130,9 +121,9 @@ def test_a_killed_conversion_leaves_nothing_that_is_taken_for_a_model(file, cach
 
 def test_two_processes_convert_a_file_once(file, cache, tmp_path):
     logs = [tmp_path / f"log {number}" for number in range(2)]
-    children = [Child(file, log, ready=lambda: all(log.exists() for log in logs)) for log in logs]
-    assert [ended(child.pid) for child in children] == [0, 0]
-    said = [child.said for child in children]
+    children = [child(file, log, ready=lambda: all(log.exists() for log in logs)) for log in logs]
+    assert [ended(one) for one in children] == [0, 0]
+    said = [log.read_text().splitlines() for log in logs]
     pids = {line for lines in said for line in lines if line.startswith("process")}
     assert len(pids) == 2
     assert sum(line.startswith("converting") for lines in said for line in lines) == 1
@@ -142,9 +133,8 @@ def test_two_processes_convert_a_file_once(file, cache, tmp_path):
 
 
 def test_a_full_disk(file, cache, tmp_path):
-    child = Child(file, tmp_path / "log", limit=100_000)
-    assert ended(child.pid) == 2
-    *_, refused = child.said
+    assert ended(child(file, tmp_path / "log", limit=100_000)) == 2
+    *_, refused = (tmp_path / "log").read_text().splitlines()
     assert refused.startswith("refused: cannot write the converted weights of 'x.gguf'")
     assert "free space there, or set the environment variable XDG_CACHE_HOME" in refused
     assert folders(cache) == []

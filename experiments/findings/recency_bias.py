@@ -74,9 +74,8 @@ def measure(study: Study) -> Measured:
     last, first = (ordered(study, held_out, place) for place in (-1, 0))
     by_last, by_first = answered(study, last), answered(study, first)
     shown_last, shown_first = (study.halves(layout)[1] for layout in ("order", "reorder"))
-    found = compare(
-        *(scores(study, one).correct[:, 0] for one in (shown_first, shown_last)), clusters_of(shown_last), bounds=(0, 1)
-    )
+    if_last, if_first = (scores(study, batch).correct[:, 0] for batch in (shown_last, shown_first))
+    found = compare(if_first, if_last, clusters_of(shown_last), bounds=(0, 1))
     rows = [*gap_rows(by_last, by_first, study.clusters), Row.from_result("order", found)]
     details = [accuracies("no fix", *by_last)]
     try:
