@@ -24,6 +24,8 @@ def percent(value: float) -> str:
 
 def mean_and_range(shares: Sequence[float]) -> str:
     """Format the mean of probabilities with their range, as "46.8% (18.8%–64.3%)"; one alone without a range."""
+    if not shares:
+        return "–"
     mean = percent(fmean(shares))
     return mean if len(shares) == 1 else f"{mean} ({percent(min(shares))}–{percent(max(shares))})"
 

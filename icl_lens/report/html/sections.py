@@ -115,8 +115,8 @@ def removal_table(e: Findings) -> Table:
     for i, label in enumerate(e.labels):
         before, after = math.exp(e.label_log_probs[i]), math.exp(e.ablation.located[i])
         draws = [math.exp(draw[i]) for draw in e.ablation.random]
-        random = mean_and_range(draws) if draws else "–"
-        rows.append([Chip(label, i), percent(before), percent(after), random, Dots(before, after, draws)])
+        dots = Dots(before, after, draws)
+        rows.append([Chip(label, i), percent(before), percent(after), mean_and_range(draws), dots])
     columns = ["#no ablation", "#located zeroed", f"#{len(e.ablation.heads)} random zeroed", "0 – 100%"]
     return Table([unit_name(e), *columns], rows, "removal")
 
