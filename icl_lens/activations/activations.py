@@ -142,8 +142,8 @@ class Activations:
     @property
     def predicted(self) -> Tensor:
         """[batch] index of the most probable label among each prompt's labels."""
-        mask = self.batch.label_mask.to(self.label_log_probs.device)
-        return self.label_log_probs.masked_fill(~mask, -torch.inf).argmax(-1)
+        log_probs = self.label_log_probs
+        return log_probs.masked_fill(~self.batch.label_mask.to(log_probs.device), -torch.inf).argmax(-1)
 
     @property
     def padding(self) -> Bool[Tensor, "batch key"]:
