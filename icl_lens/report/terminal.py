@@ -178,8 +178,8 @@ def _why(explanation: Findings) -> list[RenderableType]:
         table.add_row(*(cell for one in row for cell in (("", "") if one is None else (one[0], f"{one[1]:+.3f}"))))
     pairs = ", ".join(f"{one} × {other} {value:+.2f}" for one, other, value in why.pairs[:3])
     note = (
-        f"Each score column sums to the difference {why.score_difference:+.2f} over all {why.n_writers} writers: "
-        f"{WRITER_NAMES}. Largest pairs of query and key writers shown: {pairs}."
+        f"Each score column sums to the difference {why.score_difference:+.2f} over all {why.n_writers} writers "
+        f"({WRITER_NAMES}). Largest pairs of query and key writers shown: {pairs}."
     )
     if why.value:
         note += f" Values: {'exact' if why.value_is_exact else 'first-order'} parts."
