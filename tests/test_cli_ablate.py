@@ -8,7 +8,8 @@ import families
 import pytest
 
 import icl_lens as il
-from icl_lens.cli.ablate import AblateTask, ablate
+from icl_lens.cli.ablate import ablate
+from icl_lens.cli.options import SplitTask
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.prompts.word_task import word_list
 from icl_lens.report.number_format import percent, signed
@@ -79,7 +80,7 @@ def test_a_task(icl_mini, capsys, tmp_path, options, by, layout):
 
 @pytest.mark.parametrize(("options", "n"), [({"task": "sentiment-number"}, 30), ({"task": "animal-country"}, 201)])
 def test_no_query_recurs(options, n):
-    task = AblateTask(**options, n=n)
+    task = SplitTask(**options, n=n)
     locating, testing = task.split_prompts(0)
     assert not {prompt.query for prompt in locating} & {prompt.query for prompt in testing}
     assert len(testing) == n
@@ -96,7 +97,7 @@ def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
     for n, is_few in ((7, True), (9, False)):
         categories = {name: words[:n] for name, words in word_list().items() if name in ("animal", "country")}
         path.write_text(json.dumps({"categories": categories}))
-        locating, testing = AblateTask(task="animal-country", path=path, n=40).split_prompts(0)
+        locating, testing = SplitTask(task="animal-country", path=path, n=40).split_prompts(0)
         assert bool({one.query for one in locating} & {one.query for one in testing}) == is_few
         if is_few:
             ablate(task="animal-country", path=path, n=8, k=1, random_sets=1, check=False, positions="last")

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from icl_lens.cli.ablate import ablate
+from icl_lens.cli.circuit import circuit
 from icl_lens.cli.compare import compare
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
@@ -30,7 +31,7 @@ def root(
         raise typer.Exit
 
 
-for command in (explain, ablate, compare, locate, models):
+for command in (explain, ablate, circuit, compare, locate, models):
     app.command()(command)
 
 

@@ -3,80 +3,42 @@
 import shlex
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import By, ModelOptions, OutputOptions, SeedOption, TaskOptions, TokenOptions, preview
+from icl_lens.cli.options import (
+    By,
+    HeadChoice,
+    ModelOptions,
+    OutputOptions,
+    SeedOption,
+    SplitTask,
+    TokenOptions,
+    located_on,
+    preview,
+)
 from icl_lens.errors import InputError
 
-if TYPE_CHECKING:
-    from icl_lens.models.head import Head
-    from icl_lens.prompts.batch import PromptBatch
-    from icl_lens.prompts.prompt import Prompt
-
-
-MIN_QUERIES = 16
-"""Smallest number of a task's different queries to locate heads on one half and ablate them on the other."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class AblateTask(TaskOptions):
-    """A task to evaluate instead of a single prompt."""
-
-    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts; heads are located on n others.")] = 200
-
-    def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
-        """Return prompts to locate heads on and `n` to ablate them on, with other queries if there are enough."""
-        from icl_lens.prompts.tasks import split_by_query
-
-        half = self.n + -self.n % 4  # classes and labels are balanced within four prompts
-        balanced = self.classes == "binary"  # with all classes, labels are fixed and answers vary
-        prompts = self.prompts(n=4 * half, seed=seed, balanced=balanced)
-        if len({prompt.query for prompt in prompts}) >= min(2 * self.n, MIN_QUERIES):
-            locating, testing = split_by_query(prompts, half)[0], split_by_query(prompts, self.n)[1]
-            if (len(locating), len(testing)) == (half, self.n):
-                return locating, testing
-        return prompts[:half], prompts[half:][: self.n]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadsOptions:
+class HeadsOptions(HeadChoice):
     """The heads to ablate, and the random sets to compare them with."""
 
-    panel: ClassVar[str] = "Heads"
-
-    heads: Annotated[str | None, Option(help="Heads to ablate, e.g. L1H2,L3H0.", show_default="located heads")] = None
-    k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")] = None
     by: Annotated[
         By | None, Option(help="Score that locates heads.", show_default="contrast; increase with one label")
     ] = None
     positions: Annotated[Literal["all", "last"], Option(help="Positions to zero; last is faster.")] = "all"
     random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets, of the same and of all layers.")] = 10
 
-    def choose(self, model: Any, prompts: "PromptBatch") -> "tuple[list[Head], str]":
-        """Return the heads named by the options or located on the prompts, and how they were chosen."""
-        from icl_lens.locate.locate import top_heads_by
-        from icl_lens.models.view import ModelView
-
-        if self.heads is not None:
-            names = dict.fromkeys(self.heads.replace(",", " ").split())
-            if not names:
-                raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")
-            return [ModelView.of(model).check_head(name) for name in names], "selected"
-        k = 6 if self.k is None else self.k
-        by = self.by or ("contrast" if len(prompts.labels) > 1 else "increase")
-        with progress() as report:
-            return top_heads_by(model, prompts, k, by=by, progress=report), f"located by {by}"
-
 
 @grouped
 def ablate(
     output: OutputOptions,
     heads: HeadsOptions,
-    task: AblateTask,
+    task: SplitTask,
     tokens: TokenOptions,
     model: ModelOptions,
     prompt: Annotated[str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".')] = None,
@@ -109,12 +71,10 @@ def ablate(
             batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])
         reference = batch
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)
-    chosen, how = heads.choose(loaded, reference)
+    by = heads.by or ("contrast" if len(reference.labels) > 1 else "increase")
+    chosen, how = heads.choose(loaded, reference, by=by)
     if heads.heads is None and prompt is None:
-        tested, located = ({one.query for one in prompts} for prompts in (batch.prompts, reference.prompts))
-        shared = len(tested & located)
-        recur = f"{shared} of their {len(located)} queries also occur here" if shared else "with other queries"
-        how += f" on {len(reference)} other prompts ({recur})"
+        how += located_on(reference, batch)
     sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)
@@ -129,7 +89,7 @@ def ablate(
     output.show(page, console)
 
 
-def _check(prompt: str | None, answer: str | None, task: AblateTask, heads: HeadsOptions) -> None:
+def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: HeadsOptions) -> None:
     """Raise InputError for options that conflict or have no effect."""
     if (prompt is None) == (task.name is None):
         raise InputError("pass either a prompt or --task, e.g. --task sentiment-number")

@@ -1,8 +1,5 @@
 """`icl-lens locate`: locate the heads with the largest mean contrast, increase or effect over a task."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -12,13 +9,10 @@ from typer import Option
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
-from icl_lens.errors import InputError
 from icl_lens.report.rich_table import new_table
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from icl_lens.locate.distributed import Distributed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +71,7 @@ def locate(
     distributed = Distributed.from_environment()
     console, folder = PlainConsole(quiet=not distributed.is_main), None
     batches = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
-    with output.running(is_main=distributed.is_main) as warn, _report_once(distributed):
+    with output.running(distributed) as warn:
         loaded, batch = task.start(console, model, reading, n=n, seed=seed, device=distributed.device)
         k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         if rank.by == "effect":
@@ -105,22 +99,6 @@ def locate(
         console.print(sentence)
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
-
-
-@contextmanager
-def _report_once(distributed: "Distributed") -> Iterator[None]:
-    """Report an error once: from the main process, or from the only process in which it occurs.
-
-    Most errors occur in all processes. The others therefore wait for seconds: the launcher ends them as soon as the
-    main process has reported its own.
-    """
-    try:
-        yield
-    except InputError as error:
-        if distributed.is_main:
-            raise
-        time.sleep(5)
-        raise InputError(f"process {distributed.rank} of {distributed.size}: {error}") from None
 
 
 def _heads(table: "pd.DataFrame", by: By) -> Table:

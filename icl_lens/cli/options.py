@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,9 @@ from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
     from icl_lens.locate.configuration import BatchOptions
+    from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.run_folder import RunFolder
+    from icl_lens.models.head import Head
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.prompt import Prompt, Template
     from icl_lens.task_behavior import TaskCheck
@@ -316,6 +319,61 @@ class TaskOptions:
         )
 
 
+MIN_QUERIES = 16
+"""Smallest number of a task's different queries to locate heads on one half and test them on the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitTask(TaskOptions):
+    """A task whose prompts are split: heads are located on some and tested on others."""
+
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts; heads are located on n others.")] = 200
+
+    def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
+        """Return prompts to locate heads on and `n` to test them on, with other queries if there are enough."""
+        from icl_lens.prompts.tasks import split_by_query
+
+        half = self.n + -self.n % 4  # classes and labels are balanced within four prompts
+        balanced = self.classes == "binary"  # with all classes, labels are fixed and answers vary
+        prompts = self.prompts(n=4 * half, seed=seed, balanced=balanced)
+        if len({prompt.query for prompt in prompts}) >= min(2 * self.n, MIN_QUERIES):
+            locating, testing = split_by_query(prompts, half)[0], split_by_query(prompts, self.n)[1]
+            if (len(locating), len(testing)) == (half, self.n):
+                return locating, testing
+        return prompts[:half], prompts[half:][: self.n]
+
+
+def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:
+    """Return on how many other prompts heads were located, and whether queries recur, as the end of a sentence."""
+    tested, located = ({one.query for one in prompts} for prompts in (testing.prompts, locating.prompts))
+    shared = len(tested & located)
+    recur = f"{shared} of their {len(located)} queries also occur here" if shared else "with other queries"
+    return f" on {len(locating)} other prompts ({recur})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadChoice:
+    """Heads that are named, or located."""
+
+    panel: ClassVar[str] = "Heads"
+
+    heads: Annotated[str | None, Option(help="Heads to test, e.g. L1H2,L3H0.", show_default="located heads")] = None
+    k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")] = None
+
+    def choose(self, model: Any, prompts: "PromptBatch", *, by: By = "contrast") -> "tuple[list[Head], str]":
+        """Return the heads named by the options or located on the prompts, and how they were chosen."""
+        from icl_lens.locate.locate import top_heads_by
+        from icl_lens.models.view import ModelView
+
+        if self.heads is not None:
+            names = dict.fromkeys(self.heads.replace(",", " ").split())
+            if not names:
+                raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")
+            return [ModelView.of(model).check_head(name) for name in names], "selected"
+        with progress() as report:
+            return top_heads_by(model, prompts, self.k or 6, by=by, progress=report), f"located by {by}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOutput:
     """The output folder of a resumable run."""
@@ -325,17 +383,25 @@ class RunOutput:
     out: Annotated[Path | None, Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")] = None
 
     @contextmanager
-    def running(self, *, is_main: bool = True) -> Iterator[Callable[[str], None]]:
+    def running(self, distributed: "Distributed | None" = None) -> Iterator[Callable[[str], None]]:
         """Lock the folder, in the main process, and return a function that prints warnings.
 
-        On Ctrl-C, end the run with a line that explains how to resume it.
+        On Ctrl-C, end the run with a line that explains how to resume it. An error is reported once: by the main
+        process, or by the only process in which it occurs. Most errors occur in all processes. The others therefore
+        wait for seconds: the launcher ends them as soon as the main process has reported its own.
         """
         from icl_lens.locate.run_folder import locked_folder
 
+        is_main = distributed is None or distributed.is_main
         console = PlainConsole(stderr=True, quiet=not is_main, soft_wrap=True, highlight=False)
         try:
             with locked_folder(self.out) if self.out is not None and is_main else nullcontext():
                 yield lambda line: console.print(f"icl-lens: {line}")
+        except InputError as error:
+            if distributed is None or is_main:
+                raise
+            time.sleep(5)
+            raise InputError(f"process {distributed.rank} of {distributed.size}: {error}") from None
         except KeyboardInterrupt:
             hint = "" if self.out is None else f"; rerun the same command to resume from {str(self.out)!r}"
             console.print(f"icl-lens: interrupted{hint}")
@@ -348,7 +414,7 @@ class RunOutput:
         options: "BatchOptions",
         task: TaskOptions,
         model: ModelOptions,
-        reading: ReadoutOptions,
+        reading: TokenOptions,
         *,
         n: int,
         seed: int,

@@ -53,6 +53,16 @@ class ScorePartsOptions(BatchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CircuitOptions(BatchOptions):
+    """Arguments of `locate_circuit` that determine its numbers; its folder's `batch` has the prompts of both halves."""
+
+    heads: tuple[str, ...]
+    n_edges: int = 30
+    n_random: int = 20
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """Model and prompt options of a run as given by the user, stored verbatim in the manifest."""
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from icl_lens.attribution.search import TopHeads
 from icl_lens.locate.chunk import chunk_name
+from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_effects import MeanEffects
 from icl_lens.locate.mean_score_parts import MeanScoreParts
 from icl_lens.locate.run_folder import RunFolder
@@ -104,6 +105,13 @@ def write_score_parts(folder: RunFolder, found: MeanScoreParts) -> None:
     _write_table(folder, "writers", found.to_frame())
     _write_table(folder, "groups", found.to_frame("groups"))
     folder.write_bytes("result.json", (json.dumps(found.to_dict(), indent=1) + "\n").encode())
+
+
+def write_circuit(folder: RunFolder, found: Circuit) -> None:
+    """Write edges, curve, groups and scores as Parquet and CSV, and result.json. Raise InputError if not writable."""
+    for name in ("edges", "curve", "groups", "scores"):
+        _write_table(folder, name, getattr(found, name))
+    folder.write_bytes("result.json", (json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def _write(folder: RunFolder, table: "pd.DataFrame", found: dict[str, Any]) -> None:

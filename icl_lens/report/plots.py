@@ -14,14 +14,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from icl_lens.errors import InputError
+from icl_lens.locate.circuit import Circuit
+from icl_lens.report.circuit_graph import circuit as circuit
 from icl_lens.report.findings import Findings
-from icl_lens.report.notebook_figure import NotebookFigure
+from icl_lens.report.notebook_figure import COLUMN, NotebookFigure
+from icl_lens.report.notebook_figure import PAGE as PAGE
 from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE, PINK, SKY
 
-COLUMN, PAGE = 3.3, 6.8
 DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, PALE, BLUE])
 COLORS = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GRAY)
 _INCREASE = "log-probability increase (nats)"
@@ -267,6 +269,36 @@ def writer_pairs(
     return figure
 
 
+def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
+    """Plot the faithfulness of the first edges of `il.locate_circuit` over the share of edges kept, on a log scale.
+
+    The band is the 95% interval; gray are random rankings with as many edges of every part, role and sender's layer:
+    mean, and range of single rankings. Raise InputError if the edges carry nothing, so that faithfulness is undefined.
+    """
+    if not circuit.is_defined:
+        raise InputError("circuit must carry a part of the answer, got an interval of m(all) − m(none) that includes 0")
+    rows = circuit.curve
+    figure, ax = _axes(width, 0.8 * width)
+    share = 100 * rows["share"].to_numpy(dtype=float)
+    for middle, low, high, color, label in (
+        ("faithfulness", "low", "high", BLUE, "first edges (95% interval)"),
+        ("random", "random_low", "random_high", GRAY, f"random edges (mean, range of {circuit.n_random})"),
+    ):
+        ax.fill_between(share, rows[low], rows[high], color=color, alpha=0.25, linewidth=0)
+        ax.plot(share, rows[middle], color=color, marker="o", markersize=2.5, linewidth=1.2, label=label)
+    for value in (0, 1):
+        ax.axhline(value, color=GRAY, linewidth=0.6, linestyle=":")
+    ax.set_xscale("log")
+    ax.set_xlim(right=100)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+    ax.minorticks_off()
+    ax.set_xlabel(f"edges kept, % of {circuit.n_edges:,}")
+    ax.set_ylabel("faithfulness (0: no edge, 1: all)")
+    _legend(ax, ncols=1)
+    _tidy(ax)
+    return figure
+
+
 def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
     """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and "why".
 
@@ -302,10 +334,10 @@ def _tidy(ax: Axes) -> None:
         text.set_fontsize(8)
 
 
-def _legend(ax: Axes) -> None:
+def _legend(ax: Axes, *, ncols: int = 3) -> None:
     """Place the legend above the axes."""
     ax.legend(
-        frameon=False, fontsize=7, handlelength=1, columnspacing=1, ncols=3, loc="lower left", bbox_to_anchor=(0, 1)
+        frameon=False, fontsize=7, handlelength=1, columnspacing=1, ncols=ncols, loc="lower left", bbox_to_anchor=(0, 1)
     )
 
 

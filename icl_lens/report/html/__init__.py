@@ -1,6 +1,7 @@
 """HTML visualizations: circuitsvis elements for notebooks, and self-contained pages without external resources."""
 
 from icl_lens.report.html.ablation import ablation_page
+from icl_lens.report.html.circuit import circuit_page
 from icl_lens.report.html.compare import compare_page, most_changed
 from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
 from icl_lens.report.html.visualizations import (
@@ -19,6 +20,7 @@ __all__ = [
     "ablation_page",
     "attention_patterns",
     "attention_to_labels",
+    "circuit_page",
     "compare_page",
     "explanation_inline",
     "explanation_page",

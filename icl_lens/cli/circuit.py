@@ -1,0 +1,108 @@
+"""`icl-lens circuit`: locate the edges through which heads work over a task, and test them on other prompts."""
+
+import json
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from typer import Option
+
+from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.option_groups import grouped
+from icl_lens.cli.options import (
+    HeadChoice,
+    ModelOptions,
+    OutputOptions,
+    RunOutput,
+    SeedOption,
+    SplitTask,
+    TokenOptions,
+    located_on,
+    preview,
+)
+from icl_lens.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CircuitTask(SplitTask):
+    """A task whose prompts are split: edges are ranked on some and tested on others."""
+
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts; edges are ranked on n others.")] = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeOptions(HeadChoice):
+    """The heads whose edges are located, and how many edges."""
+
+    edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
+    random_sets: Annotated[int, Option(min=2, max=1000, help="Random rankings to compare with.")] = 20
+
+
+@grouped
+def circuit(
+    output: OutputOptions,
+    run: RunOutput,
+    heads: EdgeOptions,
+    task: CircuitTask,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    seed: SeedOption = 0,
+) -> None:
+    """Locate the edges through which heads raise the answer over a task, and test how much of it they carry.
+
+    An edge is what an earlier head, FFN or embedding wrote, as read by a head's query, keys or values. Edges are ranked
+    on some prompts. On others, the first ones are removed one by one and kept alone, next to random edges.
+
+    With --out, an interrupted run resumes where it stopped and writes the same files. `torchrun --nproc_per_node 2 -m
+    icl_lens circuit …` distributes the prompts over processes.
+    """
+    import icl_lens as il
+    from icl_lens.locate.configuration import CircuitOptions
+    from icl_lens.locate.distributed import Distributed
+    from icl_lens.locate.table import write_circuit
+    from icl_lens.models.view import ModelView
+    from icl_lens.report.circuit import render
+    from icl_lens.report.html import circuit_page
+
+    if heads.heads is not None and heads.k is not None:
+        raise InputError("pass either --heads, or --top to locate them, not both")
+    output.check()
+    distributed = Distributed.from_environment()
+    is_main = distributed.is_main
+    console, folder = PlainConsole(quiet=not is_main), None
+    with run.running(distributed) as warn:
+        locating, testing = task.split_prompts(seed)
+        loaded = model.load(default_device=None if distributed.device is None else str(distributed.device))
+        both = tokens.tokenize(loaded, [*locating, *testing])  # the folder depends on all prompts
+        ranked, tested = both[: len(locating)], both[len(locating) :]
+        console.print(preview(tested))
+        chosen, how = distributed.run_on_main(lambda: heads.choose(loaded, ranked))
+        if heads.heads is None:
+            how += located_on(ranked, tested)
+        options = CircuitOptions(
+            heads=tuple(map(str, chosen)), n_edges=heads.edges, n_random=heads.random_sets, seed=seed
+        )
+        behavior = None
+        if is_main:
+            folder = run.prepare(loaded, both, options, task, model, tokens, n=task.n, seed=seed, by="circuit")
+            behavior = task.print_behavior(console, loaded, tokens, seed=seed)
+        with progress(hidden=not is_main) as report:
+            settings: dict[str, Any] = asdict(options) | {"folder": folder, "distributed": distributed}
+            settings |= {"progress": report, "warn": warn}
+            found = il.locate_circuit(loaded, ranked, tested, settings.pop("heads"), **settings)
+        if not is_main:
+            return
+        if folder is not None:
+            write_circuit(folder, found)
+        about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
+        first = {"text": tested.texts[0], "behavior": str(behavior or "")}
+        page = output.write(lambda: circuit_page(found, chosen=f"{how.capitalize()}.", **first, **about))
+        check = None if behavior is None else behavior.to_frame()["value"].to_dict() | {"sentence": str(behavior)}
+        written = about | {"chosen": how, "task_check": check} | found.to_dict()
+        output.write_json(lambda: json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+        console.print(f"{about['model']}: {', '.join(map(str, found.receivers))}, {how}")
+        console.print(render(found))
+        output.show(page, console)
+        if folder is not None:
+            console.print(f"Tables: {folder.path / 'edges.parquet'}, curve, groups, scores, also as CSV")

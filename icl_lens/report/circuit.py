@@ -1,0 +1,107 @@
+"""A circuit in words and numbers, for the terminal and the page."""
+
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from icl_lens.locate.circuit import MEAN_PROMPTS, Circuit
+from icl_lens.report.number_format import signed
+from icl_lens.report.rich_table import new_table
+
+N_SHOWN = 12
+"""Number of edges that the terminal shows."""
+EDGE_COLUMNS = ("edge", "log-odds\ndrop, nats", "95%\ninterval", "kept-only\ndrop, nats")
+CURVE_COLUMNS = ("edges kept", "% of\nedges", "faith-\nfulness", "95%\ninterval", "random:\nmean (range)")
+GROUP_COLUMNS = ("edges", "log-odds\ndrop, nats", "95%\ninterval", "random\nheads, nats", "difference,\n95% interval")
+
+
+def edge_rows(found: Circuit) -> list[list[str]]:
+    """Return the cells of `EDGE_COLUMNS` for each edge."""
+    return [
+        [row["edge"], signed(row["effect"]), _nats(row["low"], row["high"]), signed(row["needed"])]
+        for row in found.edges.to_dict("records")
+    ]
+
+
+def curve_rows(found: Circuit) -> list[list[str]]:
+    """Return the cells of `CURVE_COLUMNS` for each number of kept edges; none if faithfulness is not defined."""
+    if not found.is_defined:
+        return []
+    return [
+        [
+            f"{row['kept']:,}",
+            f"{100 * row['share']:.2g}%" if row["share"] < 1 else "100%",
+            _share(row["faithfulness"]),
+            _ends(row["low"], row["high"], _share),
+            f"{_share(row['random'])} ({_share(row['random_low'])} … {_share(row['random_high'])})",
+        ]
+        for row in found.curve.to_dict("records")
+    ]
+
+
+def group_rows(found: Circuit) -> list[list[str]]:
+    """Return the cells of `GROUP_COLUMNS` for each group of edges."""
+    return [
+        [
+            row["group"],
+            signed(row["effect"]),
+            _nats(row["low"], row["high"]),
+            signed(row["control"]),
+            _nats(row["difference_low"], row["difference_high"]),
+        ]
+        for row in found.groups.to_dict("records")
+    ]
+
+
+def notes(found: Circuit) -> list[str]:
+    """Return what a reader must know of the tables' terms and numbers."""
+    n_edges, n_mean = len(found.edges), min(found.n_located, MEAN_PROMPTS)
+    lines = [
+        "An edge, such as F0 → L4H1.k (true label), is what a sender wrote to tokens of one role, as read by a head's "
+        "query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 head 1 of layer 4; true labels are those "
+        "equal to the answer.",
+        "Removing an edge replaces what the sender wrote by its mean over tokens of the same role in "
+        f"{n_mean} prompts. Edges are ranked on {found.n_located} prompts and tested on {found.n_prompts} others with "
+        f"{found.n_queries} queries, which the 95% intervals resample.",
+        "Log-odds drop: the drop in the answer's log-odds against the other labels when the edge is removed. "
+        f"Kept-only drop: the same in a model that keeps only the {n_edges} edges.",
+        "Groups: early senders are embeddings, heads and FFNs of the first half of the layers. Random heads: the drop "
+        "when the same group is removed from random heads of the same layers.",
+    ]
+    if found.is_defined:
+        lines.insert(
+            3,
+            "Faithfulness: the log-odds with only the first edges kept, on a scale from no edge (0%) to all (100%). "
+            f"Random: {found.n_random} rankings with as many edges of each part, role and sender's layer.",
+        )
+    return lines
+
+
+def render(found: Circuit) -> Group:
+    """Return what `icl-lens circuit` prints."""
+    edges = edge_rows(found)
+    tables = {EDGE_COLUMNS: edges[:N_SHOWN], CURVE_COLUMNS: curve_rows(found), GROUP_COLUMNS: group_rows(found)}
+    shown: list[RenderableType] = [Text(sentence, "bold") for sentence in found.sentences()]
+    for columns, rows in tables.items():
+        if rows:
+            table = new_table(*columns, left=() if columns is CURVE_COLUMNS else (0,))
+            for column in table.columns[1:]:
+                column.no_wrap = True
+            for row in rows:
+                table.add_row(*map(Text, row))
+            shown.append(table)
+    more = [f"{len(edges) - N_SHOWN} more edges: --html, --json and --out have all."] if len(edges) > N_SHOWN else []
+    return Group(*shown, Text(" ".join([*more, *notes(found)]), "dim"))
+
+
+def _share(value: float) -> str:
+    return f"{round(100 * value)}%".replace("-", "−") if value == value else "–"
+
+
+def _nats(low: float, high: float) -> str:
+    return _ends(low, high, signed)
+
+
+def _ends(low: float, high: float, shown: Callable[[float], str]) -> str:
+    return "–" if low != low else f"{shown(low)} … {shown(high)}"

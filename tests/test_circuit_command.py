@@ -1,0 +1,282 @@
+"""`icl-lens circuit`: the tables of Python; killed and resumed, or shared by processes, the same bytes; its figures."""
+
+import io
+import json
+import signal
+from dataclasses import replace
+from itertools import combinations
+
+import pandas as pd
+import pytest
+from families import save
+from faults import call
+from launches import LAUNCHES, contents, ended, forked, launched, stamps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from test_html import Page
+
+import icl_lens as il
+from icl_lens.cli import main
+from icl_lens.cli.circuit import CircuitTask
+from icl_lens.report import html, plots
+from icl_lens.report.number_format import signed
+
+WORDS = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
+TASK = "sentiment-number"
+N, HEADS = 130, ["L2H0", "L1H3"]
+TABLES = ("edges", "curve", "groups", "scores")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    path.write_text(json.dumps({"categories": WORDS}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def inputs(words, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save("gpt2", folder)
+    task = ["circuit", "--task", TASK, "--path", words, "-n", N, "--no-check", "--edges", 5, "--random-sets", 2]
+    return [*task, "--heads", ",".join(HEADS), "--model", folder, "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("unbroken") / "out"
+    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
+    return contents(out)
+
+
+@pytest.fixture(scope="module")
+def found(inputs, words):
+    """What Python finds on the same prompts."""
+    model = il.load_model(str(inputs[inputs.index("--model") + 1]), device="cpu")
+    halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
+    return il.locate_circuit(model, *halves, HEADS, n_edges=5, n_random=2)
+
+
+def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path, monkeypatch, capsys):
+    page, numbers = tmp_path / "page.html", tmp_path / "circuit.json"
+    code, said, _ = call(monkeypatch, capsys, *inputs, "--html", page, "--json", numbers)
+    assert code == 0
+    for name in TABLES:
+        table = pd.read_parquet(io.BytesIO(unbroken[f"{name}.parquet"]))
+        pd.testing.assert_frame_equal(table, pd.read_csv(io.BytesIO(unbroken[f"{name}.csv"])))
+        pd.testing.assert_frame_equal(table, getattr(found, name), rtol=1e-4, atol=1e-5)
+    result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())
+    assert written["sentences"] == result["sentences"] == found.sentences()
+    assert (written["model"], written["chosen"], written["task_check"]) == ("tiny", "selected", None)
+    assert written["edges"] == result["edges"]
+    text, html_text = (" ".join(shown.split()) for shown in (said, Page(page.read_text()).text))
+    assert text.startswith(f"First of {N} prompts:")
+    for shown in (text, html_text):
+        for sentence in found.sentences():
+            assert sentence in shown
+        for row in found.edges.to_dict("records"):
+            assert row["edge"] in shown
+            assert f"{signed(row['low'])} … {signed(row['high'])}" in shown
+        assert "replaces what the sender wrote by its mean over tokens of the same role in 64 prompts" in shown
+    links = [a[k] for _, a in Page(page.read_text()).elements for k in ("src", "href") if a.get(k)]
+    assert links[0] == "data:,"
+    assert len(links) == 2 + found.is_defined
+    assert all(link.startswith("data:image/png;base64,") for link in links[1:])
+
+
+def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
+    """By contrast on the locating half; the folder refuses other heads and other prompts of either half."""
+    out, numbers = tmp_path / "out", tmp_path / "circuit.json"
+    task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 2, "--device", "cpu"]
+    code, said, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
+    assert code == 0
+    locating, _ = CircuitTask(task=TASK, n=8).split_prompts(0)
+    from icl_lens.locate.locate import top_heads_by
+
+    heads = list(map(str, top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by="contrast")))
+    assert json.loads(numbers.read_text())["receivers"] == heads
+    assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in said
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 2)
+    ranked, tested = task.index("-n") + 1, ["--seed", 1]
+    for others, named in (([*task, "--heads", heads[0]], "heads"), ([*task, "-k", 2, *tested], "seed")):
+        code, _, said = call(monkeypatch, capsys, *others, "--out", out)
+        assert (code, f"holds a run with {named}=" in said) == (2, True)
+    task[ranked] = 7  # 8 prompts rank edges as before, 7 test them
+    code, _, said = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
+    assert (code, "holds a run with n=8, got n=7 (and 2 more differ)" in said) == (2, True), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["estimate", "circuit"])
+def test_a_killed_run_resumes_and_writes_the_same_bytes(inputs, unbroken, tmp_path, kind):
+    """SIGKILL in the middle of writing the second chunk of either pass; finished chunks are not written again."""
+    out = tmp_path / "out"
+    assert sum(name.startswith(f"{kind}-") for name in unbroken) == 3
+    assert ended(forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1, kind=kind)) == -signal.SIGKILL
+    kept = stamps(out, "*-*.parquet")
+    assert len(kept) == {"estimate": 1, "circuit": 4}[kind]
+    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
+    assert contents(out) == unbroken
+    assert {name: stamp for name, stamp in stamps(out, "*-*.parquet").items() if name in kept} == kept
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
+    page = tmp_path / "page.html"
+    arguments = [*inputs, "--out", tmp_path / "out", "--html", page]
+    (run,), chunks = launched(LAUNCHES["torchrun"], arguments, tmp_path / "log")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("First of") == run.stdout.count("With all") == 1
+    assert [rank for rank, _ in sorted(chunks)] == [0, 1]
+    computed = sorted(name for names in chunks.values() for name in names)
+    assert computed == sorted(name for name in unbroken if name.startswith(("estimate-", "circuit-")))
+    assert contents(tmp_path / "out") == unbroken
+    assert page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["-k", "3"], "pass either --heads, or --top to locate them"),
+        (["--split", "train"], "--split has no effect here"),
+        (["--heads", "L9H9"], "L9H9"),
+        (["--heads", ","], "--heads must name at least one head"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(inputs, given, says, monkeypatch, capsys):
+    code, _, said = call(monkeypatch, capsys, *inputs, *given)
+    assert (code, said.count("\n")) == (2, 1)
+    assert says in said
+
+
+def test_a_task_is_required(monkeypatch, capsys):
+    code, _, said = call(monkeypatch, capsys, "circuit")
+    assert (code, "pass --task" in said) == (2, True)
+
+
+# Figures
+
+
+def made(rows):
+    """A circuit with these edges: receiver, part, sender, role, effect, and half of its interval."""
+    edges = pd.DataFrame(
+        [
+            {
+                "edge": str(il.Edge(il.Head.parse(receiver), part, sender, role)),
+                "receiver": receiver,
+                "part": part,
+                "sender": sender,
+                "role": role,
+                "estimate": effect,
+                "effect": effect,
+                "low": effect - half,
+                "high": effect + half,
+                "needed": effect,
+                "needed_low": effect - half,
+                "needed_high": effect + half,
+            }
+            for receiver, part, sender, role, effect, half in rows
+        ]
+    )
+    curve = {"kept": [1, len(rows)], "share": [0.01, 0.1], "faithfulness": [0.4, 0.9], "low": [0.3, 0.8]}
+    curve |= {"high": [0.5, 1.0], "random": [0.0, 0.1], "random_low": [-0.1, 0.0], "random_high": [0.1, 0.3]}
+    curve |= {name: [0.1, 0.1] for name in ("difference", "difference_low", "difference_high")}
+    groups = {"group": ["early → query"], "control": [0.0]}
+    groups |= {name: [0.5] for name in ("effect", "low", "high", "difference", "difference_low", "difference_high")}
+    scores = {"name": ["all", "none", "all − none"], "value": [2.0, 0.5, 1.5], "low": [1.0, 0, 1], "high": [3.0, 1, 2]}
+    receivers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["receiver"]))
+    return il.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, scores)))
+
+
+FEW = [
+    ("L3H1", "k", "F0", "true label", 2.0, 0.1),
+    ("L3H1", "v", "F0", "true label", -1.0, 0.1),
+    ("L3H1", "q", "L1H0", "last", 0.5, 0.6),
+    ("L1H0", "q", "embed", "last", 0.2, 0.1),
+]
+
+
+def edges_drawn(ax):
+    return [(patch.get_linewidth(), patch.get_edgecolor()[:3], patch.get_linestyle()) for patch in ax.patches]
+
+
+def test_the_graph_has_widths_signs_and_intervals():
+    from matplotlib.colors import to_rgb
+
+    (ax,) = plots.circuit(made(FEW)).axes
+    drawn = edges_drawn(ax)
+    blue, orange = to_rgb(plots.BLUE), to_rgb(plots.ORANGE)
+    assert [color for _, color, _ in drawn] == [blue, orange, blue, blue]
+    assert [style for *_, style in drawn] == ["-", "-", "--", "-"] or [s for *_, s in drawn] == [
+        *("solid", "solid", "dashed", "solid")
+    ]
+    widths = [width for width, *_ in drawn]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] - widths[1] == pytest.approx(2 * (widths[1] - widths[2]))  # 2, 1 and 0.5 nats
+    names = [text.get_text() for text in ax.texts]
+    assert names.count("L1H0") == 1  # at the last token, it is read and reads
+    assert names.count("F0") == 1
+    places = {text.get_text(): text.get_position() for text in ax.texts}
+    assert places["embed"][1] < places["F0"][1] < places["L1H0"][1] < places["L3H1"][1]
+    assert places["true\nlabels"][0] == places["F0"][0] < places["last\ntoken"][0]
+    assert len(edges_drawn(plots.circuit(made(FEW), n=2).axes[0])) == 2
+
+
+def many():
+    """Six heads, and up to five senders of one role and layer."""
+    roles = il.ROLES
+    for i in range(40):
+        receiver = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
+        part = "qkv"[i % 3]
+        role = "last" if part == "q" else roles[i // 6 % len(roles)]
+        sender = f"F{i % 4}" if i % 5 else f"L{i % 3 + 17}H{10 + i % 4}"
+        yield receiver, part, sender, role, 1 / (1 + i), 0.1
+
+
+@pytest.mark.parametrize("rows", [FEW, list(many())], ids=["few", "many"])
+@pytest.mark.parametrize("width", [plots.PAGE, 10])
+def test_no_name_covers_another(rows, width):
+    figure = plots.circuit(made(rows), n=40, width=width)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (ax,) = figure.axes
+    boxes = [
+        (text.get_text(), (text.get_bbox_patch() or text).get_window_extent(canvas.get_renderer()))
+        for text in [*ax.texts, *ax.get_yticklabels(), *figure.legends[0].get_texts()]
+    ]
+    covered = [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.overlaps(other)]
+    assert covered == []
+    inside = figure.bbox
+    assert [name for name, box in boxes if box.x0 < 0 or box.x1 > inside.x1 or box.y0 < 0 or box.y1 > inside.y1] == []
+
+
+def test_the_curve_is_the_table():
+    (ax,) = plots.circuit_curve(made(FEW)).axes
+    first, random, *lines = ax.lines
+    assert first.get_xydata().tolist() == pytest.approx([[1.0, 0.4], [10.0, 0.9]])
+    assert random.get_ydata().tolist() == [0.0, 0.1]
+    assert [line.get_ydata()[0] for line in lines] == [0, 1]
+    assert "3" in ax.get_legend().get_texts()[1].get_text()
+    assert "% of 100" in ax.get_xlabel()
+
+
+def test_without_an_effect_there_is_no_curve():
+    found = made(FEW)
+    found = replace(found, scores=found.scores.assign(low=-1.0))
+    with pytest.raises(il.InputError, match="includes 0"):
+        plots.circuit_curve(found)
+    with pytest.raises(il.InputError, match="n must be at least 1"):
+        plots.circuit(found, n=0)
+    page = Page(html.circuit_page(found, model="m"))
+    assert len(page.all("img")) == 1
+    assert "faithfulness is not defined" in page.text
+    assert "random edges" not in page.text
+
+
+def test_user_text_on_the_page_stays_text():
+    word = "<img src=x onerror=alert(1)>"
+    given = dict.fromkeys(("model", "text", "chosen", "behavior", "command"), word)
+    page = Page(html.circuit_page(made(FEW), **given))
+    assert page.text.count(word) >= 5
+    assert len(page.all("img")) == 2
