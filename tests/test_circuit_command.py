@@ -224,7 +224,9 @@ def test_the_graph_has_widths_signs_and_intervals():
 
 
 def many():
-    """Six heads, and up to five senders of one role and layer."""
+    """Seven heads, more than fit next to each other, and five senders of one role and layer."""
+    for i in range(5):
+        yield "L29H1", "k", f"L17H1{i}", "false label", 0.1, 0.2
     roles = il.ROLES
     for i in range(40):
         receiver = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
@@ -235,9 +237,9 @@ def many():
 
 
 @pytest.mark.parametrize("rows", [FEW, list(many())], ids=["few", "many"])
-@pytest.mark.parametrize("width", [plots.PAGE, 10])
+@pytest.mark.parametrize("width", [plots.PAGE, 10.0])
 def test_no_name_covers_another(rows, width):
-    figure = plots.circuit(made(rows), n=40, width=width)
+    figure = plots.circuit(made(rows), n=50, width=width)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (ax,) = figure.axes
@@ -254,7 +256,7 @@ def test_no_name_covers_another(rows, width):
 def test_the_curve_is_the_table():
     (ax,) = plots.circuit_curve(made(FEW)).axes
     first, random, *lines = ax.lines
-    assert first.get_xydata().tolist() == pytest.approx([[1.0, 0.4], [10.0, 0.9]])
+    assert first.get_xydata().ravel().tolist() == pytest.approx([1.0, 0.4, 10.0, 0.9])
     assert random.get_ydata().tolist() == [0.0, 0.1]
     assert [line.get_ydata()[0] for line in lines] == [0, 1]
     assert "3" in ax.get_legend().get_texts()[1].get_text()

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from icl_lens.cli import app
 from icl_lens.cli.ablate import ablate
+from icl_lens.cli.circuit import circuit
 from icl_lens.cli.compare import compare
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
@@ -56,6 +57,7 @@ def test_a_command_gets_its_groups():
 PANELS = {
     "explain": ["Arguments", "Options", "Output", "Why a head attends", "Text", "Task", "Reading", "Model"],
     "ablate": ["Arguments", "Options", "Output", "Heads", "Task", "Reading", "Model"],
+    "circuit": ["Options", "Output", "Heads", "Task", "Reading", "Model"],
     "compare": ["Arguments", "Options", "Output", "Task", "Reading", "Model"],
     "locate": ["Options", "Task", "Output", "Reading", "Model"],
 }
@@ -75,9 +77,9 @@ def test_help_shows_the_panels(name, width, monkeypatch):
 def test_shared_options_are_the_same_everywhere():
     """Declared once: names, defaults and help of the model's, the reading's and the task's options."""
     shared = (
-        (ModelOptions, (explain, ablate, locate)),
+        (ModelOptions, (explain, ablate, circuit, locate)),
         (ReadoutOptions, (explain, compare, locate)),
-        (TaskOptions, (explain, compare, ablate, locate)),
+        (TaskOptions, (explain, compare, ablate, circuit, locate)),
     )
     for group, commands in shared:
         for field in fields(group):

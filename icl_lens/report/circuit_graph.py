@@ -29,6 +29,8 @@ TITLES = {
 PER_LINE, HEADS_PER_LINE = 3, 6
 LINE, AROUND = 0.42, 1.15
 """Heights of a line of nodes, and of the titles and the legend, inches."""
+NARROWEST, MARGIN = 0.42, 0.6
+"""Smallest width of a node, and the width of the layers' names, inches."""
 THINNEST, THICKEST = 0.8, 4.0
 BENDS = (0.0, 0.05, -0.05, 0.1, -0.1, 0.15, -0.15, 0.2, -0.2)
 """Curvatures of an edge, from the preferred one."""
@@ -44,8 +46,8 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
 
     Each head that is read into is at the last token, above its query (q), keys (k) and values (v). The width of an edge
     is the size of its effect; removing a blue one lowers the answer's log-odds, removing an orange one raises them;
-    dashed edges have a 95% interval that includes 0. Layers without a node are omitted. Raise InputError if `n` is
-    below 1.
+    dashed edges have a 95% interval that includes 0. Layers without a node are omitted. The figure is wider than
+    `width` if names need it. Raise InputError if `n` is below 1.
     """
     if n < 1:
         raise InputError(f"n must be at least 1, got {n}")
@@ -62,10 +64,11 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
             x, y = place[reader]
             place[*reader, part] = (x + 0.42 * (number - 1), y - 0.38 - 0.11 * number)  # edges come from the left
 
+    width = max(width, MARGIN + NARROWEST * size[0])
     figure = NotebookFigure(figsize=(width, AROUND + LINE * size[1]), dpi=200, layout="constrained")
     ax = figure.subplots()
     reach = max(abs(row["effect"]) for row in edges) or 1.0
-    _draw_edges(graph, place, ax, reach, ((width - 0.6) / size[0], LINE))
+    _draw_edges(graph, place, ax, reach, ((width - MARGIN) / size[0], LINE))
     _draw_nodes(graph, place, readers, ax)
     for left, right, role in columns:
         ax.text((left + right) / 2, size[1] + 0.2, TITLES[role], ha="center", va="bottom", fontsize=7)
@@ -105,11 +108,11 @@ def _places(
         line_of[reader] = used[layer, slot]
         used[layer, slot] += 1
         lines[layer] = max(lines[layer], used[layer, slot])
-    bottom, layers = {}, {}
-    height = 0.0
+    bottom, layers, height = {}, {}, 0.0
     for layer in sorted(lines):
-        bottom[layer], layers[layer] = height, height + (lines[layer] - 1) * 1.3 / 2 + 0.5
-        height += 1.3 * (lines[layer] - 1) + 1.75
+        bottom[layer] = height + (0.65 if any(layer_of(name) == layer for name, _ in readers) else 0.0)  # q, k, v
+        layers[layer] = bottom[layer] + 0.65 * (lines[layer] - 1) + 0.5
+        height = bottom[layer] + 1.3 * (lines[layer] - 1) + 1.1
     place: dict[Any, tuple[float, float]] = {}
     columns: list[tuple[float, float, str]] = []
     left = 0.0
@@ -132,7 +135,7 @@ def _places(
             right += 1.4 * min(len(readers), HEADS_PER_LINE) + 0.2
         columns.append((left, right, role))
         left = right
-    return place, layers, columns, (left, height - 0.75)
+    return place, layers, columns, (left, height - 0.1)
 
 
 def _draw_edges(

@@ -29,7 +29,7 @@ def circuit_page(
     `text` is the first prompt; `chosen` says how the heads were chosen, `behavior` what the model does on the task
     (`il.task_check`), and `command` reproduces the page.
     """
-    curve = curve_rows(found)
+    curve, graph = curve_rows(found), plots.circuit(found)
     return render_page(
         "circuit.html.j2",
         title=f"{model}: circuit of {len(found.receivers)} heads",
@@ -40,7 +40,8 @@ def circuit_page(
         behavior=behavior,
         command=command,
         sentences=found.sentences(),
-        graph=_image(plots.circuit(found)),
+        graph=_image(graph),
+        graph_width=round(125 * graph.get_figwidth()),  # names are about as large as the page's text
         curve_figure=_image(plots.circuit_curve(found)) if curve else "",
         edges=_table(EDGE_COLUMNS, edge_rows(found)),
         curve=_table(CURVE_COLUMNS, curve, numbers=0),
