@@ -215,7 +215,9 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
     assert compared >= 4
 
 
-def test_prompts_alone_and_padded_and_full_passes_agree(grouped):
+def test_pieces_prompts_alone_and_full_passes_agree(grouped, monkeypatch):
+    from icl_lens.interventions import head_edges
+
     model, batch, _ = grouped
     together = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"])
     assert together.fallback_reason == ""
@@ -225,6 +227,13 @@ def test_prompts_alone_and_padded_and_full_passes_agree(grouped):
             model, batch[[row]], [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"]
         )
         assert_close(alone.log_prob[0], together.log_prob[row], scale=8.0)
+    estimates = head_edges.estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
+    with monkeypatch.context() as patched:
+        patched.setattr(head_edges, "WRITER_BYTES", 1)  # a prompt at a time, each as wide as it is long
+        pieces = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
+        of_pieces = head_edges.estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
+    assert_close(pieces.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)
+    assert_close(of_pieces, estimates, scale=8.0)
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models
         passes = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
     assert "hooks" in passes.fallback_reason

@@ -41,6 +41,11 @@ def _writer_names(has_pos_embed: bool, n_heads: int, layer: int) -> tuple[str, .
     return (*first, *(name for block in blocks for name in block), "bias")
 
 
+def vector_bytes(view: ModelView) -> int:
+    """Return the memory of what all writers add to one row, with biases by layer."""
+    return 4 * (len(writer_names(view, view.n_layers)) + view.n_layers) * view.d_model
+
+
 def _has_pos_embed(view: ModelView) -> bool:
     return attention_scores.attention_scoring(view, 0).position == "standard"
 
@@ -93,8 +98,11 @@ class Writers:
         return rows.masked_fill(positions < 0, -1)
 
     def vectors(self, rows: Int[Tensor, " row"], layer: int) -> Float[Tensor, "row writer d_model"]:
-        """Return what each writer added to a layer's input, in the order of `names`."""
-        if self._keeps_vectors:
+        """Return what each writer added to a layer's input, in the order of `names`.
+
+        If those of all rows fit in `WRITER_BYTES`, they are computed once.
+        """
+        if len(self.z) <= WRITER_BYTES // vector_bytes(self.view):
             vectors, bias = self._vectors
             return torch.cat([vectors[rows, : len(self.names(layer)) - 1], bias[rows, layer, None]], dim=1)
         written = list(self._vectors_by_layer(rows, layer))
@@ -150,17 +158,11 @@ class Writers:
     @property
     def _few_rows(self) -> int:
         """Number of rows up to which vectors take fewer operations than products of W_O, and fit in `WRITER_BYTES`."""
-        per_row = 4 * (self.n_writers + self.view.n_layers) * self.view.d_model
-        return min(self.view.d_model // (self.view.n_heads + 1), WRITER_BYTES // per_row)
+        return min(self.view.d_model // (self.view.n_heads + 1), WRITER_BYTES // vector_bytes(self.view))
 
     @property
     def _keeps_vectors(self) -> bool:
         return len(self.z) <= self._few_rows
-
-    @property
-    def n_writers(self) -> int:
-        """Number of writers to the last layer's output, without biases."""
-        return 1 + (self.pos_embed is not None) + self.view.n_layers * (self.view.n_heads + 1)
 
     @property
     def _max_rows(self) -> int:

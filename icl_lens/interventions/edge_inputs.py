@@ -84,19 +84,23 @@ class EdgeInputs:
         """
         projection = HeadProjection(self.acts, self.head, part, self.last if part == "q" else self.every)
         rows, positions = projection.rows.flatten(), projection.positions
-        roles = role_indices(self.acts.batch).to(rows.device).gather(1, positions.clamp(min=0)).flatten().clamp(min=0)
+        roles = role_indices(self.acts.batch).to(rows.device).gather(1, positions.clamp(min=0)).flatten()
         n_variants = self.n_senders if removed is None else removed.shape[1]
-        each = 4 * self.view.d_model * (self.n_senders + 2 * n_variants)
-        pieces = []
-        for some in torch.arange(len(rows), device=rows.device).split(max(1, PIECE_BYTES // each)):
-            u = self.writers.vectors(rows[some], self.head.layer)[:, :-1]
-            if self.means is not None:
-                u = u - self.means[:, : self.n_senders].to(u)[roles[some]]
-            if removed is not None:
-                u = einsum(removed.to(u)[roles[some]], u, "row variant sender, row sender d -> row variant d")
-            x = self.writers.resid_pre[rows[some], self.head.layer, None].to(u)
-            pieces.append(project(self.view, self.head, part, projection.norm(x - u)))
-        found = torch.cat(pieces).unflatten(0, projection.rows.shape)
+        found = self.q.new_zeros(len(rows), n_variants, self.view.d_head)
+        for role in roles[roles >= 0].unique().tolist():
+            chosen, variant_of = None, slice(None)
+            if removed is not None:  # many variants agree on most roles
+                chosen, variant_of = removed[role].to(rows.device).unique(dim=0, return_inverse=True)
+            each = 4 * self.view.d_model * (self.n_senders + 2 * (n_variants if chosen is None else len(chosen)))
+            for some in (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // each)):
+                u = self.writers.vectors(rows[some], self.head.layer)[:, :-1]
+                if self.means is not None:
+                    u = u - self.means[role, : self.n_senders].to(u)
+                if chosen is not None:
+                    u = chosen.to(u) @ u
+                x = self.writers.resid_pre[rows[some], self.head.layer, None].to(u)
+                found[some] = project(self.view, self.head, part, projection.norm(x - u))[:, variant_of]
+        found = found.unflatten(0, projection.rows.shape)
         rotated = projection.rotate(found, positions)
         return rotated * projection.scoring.scale if part == "q" else rotated
 
@@ -105,6 +109,7 @@ class EdgeInputs:
     ) -> Float[Tensor, "batch group sender d_head"]:
         """Return z when each sender is removed alone, from the query, keys or values of each group of tokens."""
         new = self.rebuilt(part)
+        groups = groups[..., : self.every.shape[1]]  # these prompts may be shorter
         if part == "q":
             in_group = groups.to(new.device).gather(2, self.last[:, None].expand(-1, groups.shape[1], -1))
             return torch.where(in_group[..., None], self.z_from(q=new[:, 0])[:, None], self.z[:, None, None])

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.writers import writer_names
+from icl_lens.activations.writers import WRITER_BYTES, vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.attribution.increases import check_against_ids, check_target_ids
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
@@ -40,9 +40,6 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.roles import ROLES, Role, role_indices, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
-
-# Memory for what is captured of one piece's prompts.
-CAPTURE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, order=True)
@@ -262,7 +259,7 @@ def sender_means(model: Any, batch: PromptBatch) -> Means:
         prompt, position = (roles >= 0).nonzero().unbind(1)
         rows, of_row = writers.row[prompt, position], roles[prompt, position].cpu()
         count += torch.bincount(of_row, minlength=len(ROLES))
-        for some in torch.arange(len(rows)).split(max(1, CAPTURE_BYTES // (4 * total[0].numel()))):
+        for some in torch.arange(len(rows)).split(max(1, WRITER_BYTES // vector_bytes(view))):
             u = writers.vectors(rows[some.to(rows.device)], view.n_layers)[:, :-1]
             total.index_add_(0, of_row[some], u.double().cpu())
     return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype)
@@ -316,9 +313,8 @@ def _masks(batch: PromptBatch, at: Role | TokenPositions) -> Bool[Tensor, "batch
 def _captured(model: Any, batch: PromptBatch, positions: TokenPositions) -> Iterator[tuple[Activations, list[int]]]:
     """Yield activations with the writers at `positions`, and the rows, for pieces of the prompts."""
     view = ModelView.of(model)
-    kept = 1 if positions == "last" else batch.tokens.shape[1]
-    each = 4 * view.n_layers * (3 * kept + 2 * batch.tokens.shape[1]) * view.d_model
-    for rows in torch.arange(len(batch)).split(max(1, CAPTURE_BYTES // each)):
+    per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
+    for rows in torch.arange(len(batch)).split(max(1, WRITER_BYTES // per_prompt)):
         yield capture(model, batch[rows.tolist()], writers=positions), rows.tolist()
 
 
