@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct with 4-bit weights, a real model: its numbers agree with transformers and the reference."""
 
 import shutil
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,3 +99,48 @@ def test_certified_parts_are_the_largest_of_all(acts, references):
         assert (found.value[i] - places).abs().max() <= ATOL
         assert (found.value[i] - everything.flatten().topk(K).values).abs().max() <= ATOL
         assert found.n_exact[i] < found.n_parts[i] == everything.numel()  # most are left out by their bounds
+
+
+def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
+    """On random tokens shown twice, for the four heads that attend most to the token after the earlier occurrence."""
+    ids = torch.randint(200, 20000, (24, 20), generator=torch.Generator().manual_seed(0))
+    batch = il.PromptBatch.from_tokens(torch.cat([ids, ids[:, :6]], dim=1), model=model, targets=ids[:, 6])
+    follows = il.capture(model, batch).pattern[..., 6].mean(0)  # after the earlier copy of the last token
+    previous = il.previous_token_scores(model)
+    heads = [il.Head.from_index(int(index), follows.shape[1]) for index in follows.flatten().topk(4).indices]
+    assert min(float(follows[head]) for head in heads) > 0.5
+    found = il.head_to_head_effects(model, batch, heads, part="k", at=6)
+    for number, head in enumerate(heads):
+        effects = found.log_prob[:, number].mean(0)
+        sender = il.Head.parse(found.senders[int(effects.argmax())])
+        assert previous[sender] > 0.5, f"{sender} → {head}"
+        assert effects.max() > 0.1
+
+
+def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_subject(model):
+    """Indirect-object identification (Wang et al. 2022): movers attend to the name that S-inhibition heads leave."""
+    names, texts, targets, against = ["Mary", "John", "Tom", "Anna", "James", "Paul"], [], [], []
+    for number, (other, subject) in enumerate(permutations(names, 2)):
+        first, second = (other, subject) if number % 2 else (subject, other)
+        texts.append(f"When {first} and {second} went to the store, {subject} gave a drink to")
+        targets.append(f" {other}")
+        against.append(f" {subject}")
+    batch = il.tokenize_text(model, texts, targets=targets, against=against)
+    acts, rows = il.capture(model, batch), torch.arange(len(batch))
+    at = {
+        name: torch.tensor([pick([i for i, id in enumerate(row) if id == token]) for row, token in tokens])
+        for name, pick, tokens in (
+            ("object", min, list(zip(batch.tokens.tolist(), batch.answer_tokens.tolist(), strict=True))),
+            ("subject", max, list(zip(batch.tokens.tolist(), batch.against[:, 0].tolist(), strict=True))),
+        )
+    }
+    attention = {name: acts.pattern[rows, ..., place].mean(0) for name, place in at.items()}
+    increase = il.head_log_prob_increase(acts, batch.answer_tokens, against=batch.against).mean(0)
+    movers = [head for head in acts.view.heads() if attention["object"][head] > 0.4 and increase[head] > 0.3]
+    assert movers
+    found = il.head_to_head_effects(model, batch, movers, part="q", against=batch.against)
+    for number, mover in enumerate(movers):
+        effects = found.logit_diff[:, number].mean(0)
+        sender = il.Head.parse(found.senders[int(effects.argmax())])
+        assert effects.max() > 0.1, mover
+        assert attention["subject"][sender] > 0.4, f"{sender} → {mover}"

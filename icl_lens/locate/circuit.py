@@ -119,7 +119,7 @@ class Circuit(ShownAsTable):
         else:
             difference = _interval(100 * row["difference_low"], 100 * row["difference_high"], "{:+.0f}")
             kept += f": not better than random (difference {100 * row['difference']:+.0f} points{difference})."
-        above = [row for row in self.groups.to_dict("records") if row["difference_low"] > 0]
+        above = [row for row in self.groups.to_dict("records") if min(row["low"], row["difference_low"]) > 0]
         above.sort(key=lambda row: -row["difference"])
         named = [f"{row['group']} ({row['effect']:+.2f})" for row in above]
         groups = (

@@ -1,0 +1,190 @@
+"""Circuits: planted edges are found, models without any show none, and tables follow from single sets of edges."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerance import assert_close
+
+import icl_lens as il
+from experiments.framework.study import Study
+from experiments.ground_truth import task_of
+from experiments.planted import build
+from icl_lens.attribution.writer_groups import layer_of
+from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.locate.run_folder import RunFolder
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.roles import ROLES
+
+TASK = "sentiment-number"
+
+
+def planted(kind: str, folder: Path, role: str, seed: int = 0):
+    """A planted model's circuit into the heads of a role, and the truth about it."""
+    truth = build(kind, folder, seed=seed)
+    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
+    heads = truth.heads[role] or truth.heads["decoy"]
+    return truth, il.locate_circuit(study.model, *study.halves(), heads, n_edges=24, n_random=6)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
+    truth, circuit = planted("two-tower", tmp_path, "two-tower", seed)
+    (mover,), heads = truth.heads["mover"], truth.heads["two-tower"]
+    expected = {il.Edge(head, "q", str(mover)) for head in heads}
+    expected |= {il.Edge(head, "k", str(mover), role) for head in heads for role in ("true label", "false label")}
+    expected |= {il.Edge(head, "v", "embed", "true label") for head in heads}
+    table = circuit.to_frame()
+    assert set(table["edge"][: len(expected)]) == set(map(str, expected))  # precision and recall are 1
+    assert (table["low"][: len(expected)] > 0).all()
+    assert table["effect"][len(expected) :].abs().max() < table["effect"][: len(expected)].min()
+    first = circuit.to_frame("curve").set_index("kept").loc[24]
+    assert first["low"] > 0.95
+    assert first["random_high"] < 0.95
+    assert first["difference_low"] > 0.3
+    groups = circuit.to_frame("groups").set_index("group")
+    carrying = groups[groups["effect"] > 1]
+    assert set(carrying.index) == {"early → query", "early → keys at the labels", "early → values at the labels"}
+    assert (carrying["difference_low"] > 1).all()
+    assert groups["control"].abs().max() < 0.1
+    assert "not better" not in " ".join(circuit.sentences())
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        ("last-label", "last-label"),
+        pytest.param("majority", "majority", marks=pytest.mark.slow),
+        pytest.param("untrained", "decoy", marks=pytest.mark.slow),
+    ],
+)
+def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, role):
+    """In balanced order, heads that copy the last label, or all of them, raise the answer as often as the other."""
+    truth = build(kind, tmp_path, seed=0)
+    heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
+    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
+    circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=12, n_random=4)
+    groups = circuit.to_frame("groups").set_index("group")
+    for name in ("early → query", "late → query", "early → keys at the labels"):
+        assert groups.loc[name, "low"] < 0.05, name
+    assert not circuit.is_defined
+    assert len(circuit.sentences()) == 1
+    assert "not distinguishable from nothing" in circuit.sentences()[0]
+
+
+@pytest.fixture(scope="module")
+def small(load_tiny, tmp_path_factory):
+    """A circuit of a random model, and prompts that measured it."""
+    words = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    path.write_text(json.dumps({"categories": words}))
+    model = load_tiny("llama_gqa")
+    ranking, testing = il.split_by_query(il.load_task(TASK, n=60, layout="random", path=path), 12)
+    heads = [il.Head(2, 1), il.Head(1, 3)]
+    return model, ranking, testing, heads, il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3)
+
+
+def log_odds(model, batch, sets, reference):
+    scores = il.label_log_probs_without_edges(model, batch, sets, reference=reference)
+    return torch.stack([il.metrics.label_log_odds(one, batch.answer) for one in scores.unbind(1)], dim=1)
+
+
+def test_tables_follow_from_sets_of_edges(small):
+    """Removed and kept sets, built edge by edge, and intervals by the general bootstrap."""
+    model, ranking, testing, heads, circuit = small
+    reference, batch = il.tokenize(model, ranking), il.tokenize(model, testing)
+    space = EdgeSpace.of(ModelView.of(model), heads)
+    every = [space.edge(number) for number in range(len(space))]
+    assert len(set(every)) == len(every) == circuit.n_edges == 13 * (11 + 6)
+    edges = circuit.to_frame()
+    first = [next(edge for edge in every if str(edge) == name) for name in edges["edge"]]
+    kept = [edge for edge in every if edge not in first]
+    without = [[*kept, edge] for edge in first]
+    found = log_odds(model, batch, [[], every, kept, *([edge] for edge in first), *without], reference).double()
+    m = found.mean(0)
+    assert_close(circuit.score("all")[0], m[0], scale=8.0)
+    assert_close(circuit.score("none")[0], m[1], scale=8.0)
+    assert_close(edges["effect"].to_numpy(), m[0] - m[3:8], scale=8.0)
+    assert_close(edges["needed"].to_numpy(), m[2] - m[8:], scale=8.0)
+    row = circuit.to_frame("curve").set_index("kept").loc[5]
+    assert row["faithfulness"] == pytest.approx(float((m[2] - m[1]) / (m[0] - m[1])), rel=1e-3)
+    queries = [prompt.query for prompt in testing]
+    assert len(set(queries)) > 1
+    for number in range(5):
+        interval = il.metrics.bootstrap_interval(found[:, 0] - found[:, 3 + number], clusters=queries)
+        assert_close(edges.loc[number, ["low", "high"]].tolist(), [interval.low, interval.high], scale=8.0)
+
+
+def test_areas_are_trapezoids_from_no_edge_to_all(small):
+    curve, circuit = small[-1].to_frame("curve"), small[-1]
+    shares = [0, *curve["share"], 1]
+    faithfulness = [0, *curve["faithfulness"], 1]
+    assert circuit.score("cpr")[0] == pytest.approx(np.trapezoid(faithfulness, shares))
+    assert circuit.score("cmd")[0] == pytest.approx(np.trapezoid(np.abs(1 - np.array(faithfulness)), shares))
+    assert circuit.score("cpr, difference")[0] == pytest.approx(
+        circuit.score("cpr")[0] - np.trapezoid([0, *curve["random"], 1], shares)
+    )
+
+
+def test_groups_partition_the_edges_and_random_sets_match_strata(small):
+    model, *_, heads, _ = small
+    space = EdgeSpace.of(ModelView.of(model), heads)
+    assert (sum(chosen.astype(int) for chosen in space.groups.values()) == 1).all()
+    ranked = np.random.default_rng(1).permutation(len(space))
+    small_set, large_set = space.random_like(ranked, [9, 60], seed=3)
+    assert set(small_set) <= set(large_set)
+    for size, chosen in ((9, small_set), (60, large_set)):
+        strata = [
+            sorted((edge.part, edge.role, layer_of(edge.sender)) for edge in map(space.edge, some.tolist()))
+            for some in (chosen, ranked[:size])
+        ]
+        assert strata[0] == strata[1]
+    assert set(small_set) != set(ranked[:9])
+    assert not np.array_equal(small_set, space.random_like(ranked, [9], seed=4)[0])
+
+
+def test_estimates_rank_on_other_prompts_and_batches_do_not_matter(small):
+    model, ranking, testing, heads, circuit = small
+    again = il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3, batch_size=5)
+    assert again.to_frame()["edge"].tolist() == circuit.to_frame()["edge"].tolist()
+    for table in ("edges", "curve", "groups"):
+        ours, theirs = (one.to_frame(table).select_dtypes("number").to_numpy() for one in (again, circuit))
+        assert_close(ours, theirs, scale=64.0)
+    other = il.locate_circuit(model, ranking, testing[:5], heads, n_edges=5, n_random=3)
+    assert other.to_frame()["estimate"].tolist() == pytest.approx(circuit.to_frame()["estimate"].tolist(), abs=1e-5)
+    assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing
+    assert "Circuit: mean over 12 prompts" in repr(circuit)
+    assert json.loads(json.dumps(circuit.to_dict()))["receivers"] == ["L2H1", "L1H3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"receivers": []}, "at least one head"),
+        ({"receivers": ["L9H0"]}, "L9H0"),
+        ({"n_edges": 0}, "n_edges must be at least 1"),
+        ({"n_random": 1}, "n_random must be at least 2"),
+        ({"folder": RunFolder}, "by='circuit', got 'increase'"),
+    ],
+)
+def test_wrong_arguments_are_named(small, tmp_path, options, says):
+    model, ranking, testing, heads, _ = small
+    options = {name: RunFolder(tmp_path, {}) if value is RunFolder else value for name, value in options.items()}
+    with pytest.raises(il.InputError, match=says):
+        il.locate_circuit(model, ranking, testing, options.pop("receivers", heads), **options)
+
+
+def test_roles_of_tokens(load_tiny):
+    model = load_tiny("llama_gqa")
+    prompts = [
+        il.Prompt.parse("love : bar the two : foo sad like :", answer="bar"),
+        il.Prompt.parse("a : foo one :", answer="foo"),
+    ]
+    roles = il.token_roles(il.tokenize(model, prompts, prepend_bos=False))
+    assert roles[0] == ["text", "other", "true label", "text", "text", "other", "false label", "query", "query", "last"]
+    assert roles[1] == ["text", "other", "true label", "query", "last"]
+    assert set(roles[0]) == set(ROLES)
+    plain = il.tokenize_text(model, ["love like one"], targets=" two")
+    assert il.token_roles(plain)[0][-3:] == ["other", "other", "last"]
