@@ -17,7 +17,7 @@ def token_roles(batch: PromptBatch) -> list[list[Role]]:
 
     "text" and "query" are texts of demonstrations and of the query; "true label" and "false label" the last tokens of
     labels that equal the answer or do not; "last" the last token; "other" everything else: separators, a shared prefix,
-    a beginning-of-sequence token. Tokens of texts without demonstrations are "other" up to the last.
+    a beginning-of-sequence token. Texts without demonstrations are all "query" up to the last token.
 
     Example:
         >>> il.token_roles(batch)[0][-4:]
