@@ -24,6 +24,7 @@ IDS = (
     "other-papers",
     "tower-inputs",
     "value-inputs",
+    "circuit",
 )
 """One module each: "label-attention" is experiments/findings/label_attention.py, whose FINDING describes it."""
 
