@@ -97,6 +97,15 @@ EXPECTED = {
     ),
     ("tower-inputs", "early_key"): Expected(PLANTED, (NAMES,)),
     ("value-inputs", "early"): Expected(PLANTED, (NAMES,)),
+    ("circuit", "cpr"): Expected(PLANTED, (NAMES,)),
+    ("circuit", "early → query"): Expected(
+        ("two-tower",), ("compare-copy", "lookup", NAMES), "copiers read the label that the comparer picked, in the "
+        "fourth of eight layers; noise heads read what the FFN looked up, which moves the answer by hundredths of nats"
+    ),
+    ("circuit", "early → keys at the labels"): Expected(
+        PLANTED, ("lookup", NAMES), "noise heads move the answer by hundredths of nats"
+    ),
+    ("circuit", "early → values at the labels"): Expected(PLANTED, (NAMES,)),
     ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}` labels are not learned from the demonstrations"),
     ("label-attention", "share"): Expected(PLANTED),
     ("two-towers", "auroc"): Expected(PLANTED),
