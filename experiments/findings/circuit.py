@@ -112,8 +112,8 @@ FINDING = Finding(
         "Where the control of a group is below zero, random heads of these layers work against the answer.",
         "A model that copies the last label has no edges that carry the answer here: in balanced order, that label is "
         "as often false as true.",
+        "Chosen after SmolLM2 and icl-mini had been looked at on 32 to 40 prompts: the further measure of 1% of the "
+        "edges, and the groups. CPR was not.",
     ),
-    post_hoc="The further measure of 1% of the edges, and the groups of edges, were chosen after SmolLM2 and icl-mini "
-    "had been looked at on 32 to 40 prompts; the main measure was not.",
     draw=draw,
 )
