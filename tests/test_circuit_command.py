@@ -17,6 +17,7 @@ from test_html import Page
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.cli.circuit import CircuitTask
+from icl_lens.prompts.roles import ROLES
 from icl_lens.report import html, plots
 from icl_lens.report.number_format import signed
 
@@ -227,11 +228,10 @@ def many():
     """Seven heads, more than fit next to each other, and five senders of one role and layer."""
     for i in range(5):
         yield "L29H1", "k", f"L17H1{i}", "false label", 0.1, 0.2
-    roles = il.ROLES
     for i in range(40):
         receiver = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
         part = "qkv"[i % 3]
-        role = "last" if part == "q" else roles[i // 6 % len(roles)]
+        role = "last" if part == "q" else ROLES[i // 6 % len(ROLES)]
         sender = f"F{i % 4}" if i % 5 else f"L{i % 3 + 17}H{10 + i % 4}"
         yield receiver, part, sender, role, 1 / (1 + i), 0.1
 

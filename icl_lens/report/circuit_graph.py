@@ -176,7 +176,7 @@ def _n_crossed(
     t = np.linspace(0, 1, 40)[:, None]
     points = ((1 - t) ** 2 * a + 2 * t * (1 - t) * middle + t**2 * b) / unit
     places, half_sizes = np.split(np.array(nodes), 2, axis=1)
-    covered = (np.abs(points[:, None] - places) < half_sizes).all(-1).any(1)
+    covered = (np.abs(points[:, None] - places) < half_sizes).all(-1).any(-1)
     low, high = sorted((start[1], end[1]))
     return int((covered | (points[:, 1] < low - 0.02) | (points[:, 1] > high + 0.02)).sum())
 
@@ -186,9 +186,9 @@ def _draw_nodes(graph: nx.DiGraph, place: dict[Any, tuple[float, float]], reader
     names = {node: node[0].replace("_", " ") for node in place if len(node) == 2}
     ports = {node: node[2] for node in place if len(node) == 3}
     for labels, fontsize, weight, shape in (
-        ({node: name for node, name in names.items() if node not in readers}, 6.5, "normal", "round,pad=0.25"),
-        ({node: names[node] for node in readers}, 6.5, "bold", "square,pad=0.3"),
-        (ports, 5.5, "normal", "circle,pad=0.12"),
+        ({node: name for node, name in names.items() if node not in readers}, 6.5, 400, "round,pad=0.25"),
+        ({node: names[node] for node in readers}, 6.5, 700, "square,pad=0.3"),
+        (ports, 5.5, 400, "circle,pad=0.12"),
     ):
         nx.draw_networkx_labels(
             graph,
