@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 import icl_lens as il
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent
 from experiments.framework.plotting import COLORS, panels
-from experiments.framework.study import Study
+from experiments.framework.study import Study, thin_out
 
-N_PROMPTS, N_RANDOM = 48, 20
-"""Prompts of either half, and random rankings."""
+N_PROMPTS, N_RANDOM = 40, 20
+"""Least number of prompts of either half, and random rankings."""
 SHARE = 0.01
 RANDOM = "random edges of the same parts, roles and layers"
 HEADS = "the same edges into random heads of the same layers"
@@ -38,7 +38,7 @@ MEASURES = [CPR, KEPT, *(Measure(group, words, HEADS, NATS) for group, words in 
 
 def measure(study: Study) -> Measured:
     """The circuit into the heads located by contrast: areas, the first 1% of edges, and groups of edges."""
-    ranking, testing = (half[: min(len(half), N_PROMPTS)] for half in study.halves())
+    ranking, testing = (thin_out(half, N_PROMPTS) for half in study.halves())  # of all classes and labels
     circuit = il.locate_circuit(study.model, ranking, testing, study.located, n_random=N_RANDOM)
     sizes = {
         "ranking": study.ranking,
@@ -105,7 +105,7 @@ FINDING = Finding(
     "over other prompts' tokens of the same role, with norms recomputed; the head's output changes at the last "
     "position, and later components run as usual. Heads read the intact model's input without the removed edges. "
     "Faithfulness is (m − m(none)) / (m(all) − m(none)) of the mean log-odds m; CPR is the area under it over the "
-    f"share of edges kept (MIB). {N_PROMPTS} prompts rank the edges, as many others test them.",
+    f"share of edges kept (MIB). At least {N_PROMPTS} prompts rank the edges, as many others test them.",
     caveats=(
         "Edges lead one step back from located heads: what a removal changes in one head does not reach another.",
         "CPR is near 1 for any ranking that soon keeps everything, so read it next to that of random rankings.",

@@ -208,7 +208,8 @@ def locate_circuit(
             "set it, so that its chunks are not mistaken for others"
         )
     plans = [plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget) for batch in (ranking, testing)]
-    means = sender_means(model, ranking[: min(len(ranking), MEAN_PROMPTS)])
+    spaced = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)  # of every label
+    means = sender_means(model, ranking[spaced.tolist()])
 
     with reported(progress) as report:
         streams = [ChunkStream(plan, folder, distributed, report, warn) for plan in plans]
