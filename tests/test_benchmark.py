@@ -65,6 +65,17 @@ def test_explaining_alone(tmp_path):
     assert float(rows[3][3]) > float(rows[2][3])
 
 
+def test_edges_alone(tmp_path):
+    rows = rows_of(tmp_path / "edges.md", "--only edges --shape small --repeats 1", "| small")
+    assert [(row[1], row[2].split("the ")[-1].split()[0]) for row in rows] == [
+        (f"1 × {tokens}", part) for tokens in (14, 200) for part in ("queries", "keys", "values")
+    ]
+    for row in rows:
+        pairs, times = int(row[6].split()[0]), float(re.search(r"takes (\d+) times", row[-1])[1])
+        assert times == pytest.approx(pairs / float(row[4]), rel=0.05, abs=1)
+        assert "full passes" not in row[-1]
+
+
 def test_a_bad_size_is_one_line():
     result = run("--sizes", "14by2")
     assert result.exit_code == 2

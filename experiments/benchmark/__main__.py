@@ -15,7 +15,15 @@ import typer
 from rich.console import Console
 
 import icl_lens as il
-from experiments.benchmark.dataset_timings import fixing, locating, mean_effects, removing, removing_at_last, shares
+from experiments.benchmark.dataset_timings import (
+    edges,
+    fixing,
+    locating,
+    mean_effects,
+    removing,
+    removing_at_last,
+    shares,
+)
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
 from experiments.benchmark.report import Peak, Row, document
@@ -57,7 +65,8 @@ def batches(
         per_token = (rows[0].seconds or 0.0) / (tokens * batch)
 
 
-Only = Literal["everything", "explain"]
+Only = Literal["everything", "explain", "edges"]
+EDGE_TOKENS = (14, 200)
 EXPLAINED = ("smollm2-135m", "gemma-3-270m")
 """Shapes of the models that one prompt is explained by, for the time."""
 
@@ -103,7 +112,7 @@ def main(
     largest: Annotated[
         str, typer.Option(help="Shape of a model that one prompt is explained by, for its memory; empty: none.")
     ] = "llama-7b",
-    only: Annotated[Only, typer.Option(help="Everything, or explaining a prompt.")] = "everything",
+    only: Annotated[Only, typer.Option(help="Everything, explaining a prompt, or edges between heads.")] = "everything",
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
     """Time and memory of location, relative to a forward pass: one table, one run."""
@@ -128,8 +137,14 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         for name in EXPLAINED:
             build(SHAPES[name], Path(temporary) / name)
-            add(explaining(il.load_model(str(Path(temporary) / name), device=device), name, repeats=repeats))
-        if only == "explain":
+            if only != "edges":
+                add(explaining(il.load_model(str(Path(temporary) / name), device=device), name, repeats=repeats))
+        for name in dict.fromkeys((shape, EXPLAINED[0])) if only != "explain" else ():
+            build(SHAPES[name], Path(temporary) / name)
+            model = il.load_model(str(Path(temporary) / name), device=device)
+            for tokens in EDGE_TOKENS:
+                add(edges(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=min(repeats, 2)))
+        if only != "everything":
             say.print(f"Table: {out}")
             return
         for name in dict.fromkeys([shape, "llama-7b"] if device == "cuda" else [shape]):

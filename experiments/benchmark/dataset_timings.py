@@ -167,3 +167,27 @@ def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: i
         forward, seconds = times[way]
         heads = f"{n_heads} heads" if way == "exact" else ""
         yield Row(name, prompts, label, seconds, seconds / forward, repeats, heads, note)
+
+
+N_RECEIVERS = 20
+
+
+def edges(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
+    """Exact edges from all earlier heads into heads of the last quarter of the layers, in turns with a forward pass."""
+    view = ModelView.of(model)
+    late = [head for head in view.heads() if 4 * head.layer >= 3 * view.n_layers]
+    receivers = late[:: max(1, len(late) // N_RECEIVERS)][:N_RECEIVERS]
+    n_pairs = view.n_heads * sum(head.layer for head in receivers)
+    forward_only(model, batch)
+    for part, what in (("q", "queries"), ("k", "keys"), ("v", "values")):
+        forward, seconds, _, found = in_turns(
+            repeats,
+            lambda: forward_only(model, batch),
+            lambda part=part: il.head_to_head_effects(model, batch, receivers, part=part),
+        )
+        note = f"one forward a pair takes {n_pairs * forward / seconds:.0f} times as long"
+        if found.fallback_reason:
+            note += f"; full passes: {found.fallback_reason}"
+        label = f"exact edges from all earlier heads to the {what} of {len(receivers)} heads"
+        prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
+        yield Row(name, prompts, label, seconds, seconds / forward, repeats, f"{n_pairs} pairs", note)
