@@ -34,8 +34,9 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     truth, circuit = planted("two-tower", tmp_path, "two-tower", seed)
     (mover,), heads = truth.heads["mover"], truth.heads["two-tower"]
     expected = {il.Edge(head, "q", str(mover)) for head in heads}
-    expected |= {il.Edge(head, "k", str(mover), role) for head in heads for role in ("true label", "false label")}
-    expected |= {il.Edge(head, "v", "embed", "true label") for head in heads}
+    expected |= {
+        il.Edge(head, part, sender, "label") for head in heads for part, sender in (("k", str(mover)), ("v", "embed"))
+    }
     table = circuit.to_frame()
     assert set(table["edge"][: len(expected)]) == set(map(str, expected))  # precision and recall are 1
     assert (table["low"][: len(expected)] > 0).all()
@@ -97,7 +98,7 @@ def test_tables_follow_from_sets_of_edges(small):
     reference, batch = il.tokenize(model, ranking), il.tokenize(model, testing)
     space = EdgeSpace.of(ModelView.of(model), heads)
     every = [space.edge(number) for number in range(len(space))]
-    assert len(set(every)) == len(every) == circuit.n_edges == 13 * (11 + 6)
+    assert len(set(every)) == len(every) == circuit.n_edges == 11 * (11 + 6)
     edges = circuit.to_frame()
     first = [next(edge for edge in every if str(edge) == name) for name in edges["edge"]]
     kept = [edge for edge in every if edge not in first]

@@ -17,7 +17,7 @@ from test_html import Page
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.cli.circuit import CircuitTask
-from icl_lens.prompts.roles import ROLES
+from icl_lens.prompts.roles import EDGE_ROLES
 from icl_lens.report import html, plots
 from icl_lens.report.number_format import signed
 
@@ -191,8 +191,8 @@ def made(rows):
 
 
 FEW = [
-    ("L3H1", "k", "F0", "true label", 2.0, 0.1),
-    ("L3H1", "v", "F0", "true label", -1.0, 0.1),
+    ("L3H1", "k", "F0", "label", 2.0, 0.1),
+    ("L3H1", "v", "F0", "label", -1.0, 0.1),
     ("L3H1", "q", "L1H0", "last", 0.5, 0.6),
     ("L1H0", "q", "embed", "last", 0.2, 0.1),
 ]
@@ -227,11 +227,11 @@ def test_the_graph_has_widths_signs_and_intervals():
 def many():
     """Seven heads, more than fit next to each other, and five senders of one role and layer."""
     for i in range(5):
-        yield "L29H1", "k", f"L17H1{i}", "false label", 0.1, 0.2
+        yield "L29H1", "k", f"L17H1{i}", "label", 0.1, 0.2
     for i in range(40):
         receiver = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
         part = "qkv"[i % 3]
-        role = "last" if part == "q" else ROLES[i // 6 % len(ROLES)]
+        role = "last" if part == "q" else EDGE_ROLES[i // 6 % len(EDGE_ROLES)]
         sender = f"F{i % 4}" if i % 5 else f"L{i % 3 + 17}H{10 + i % 4}"
         yield receiver, part, sender, role, 1 / (1 + i), 0.1
 

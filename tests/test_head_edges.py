@@ -7,7 +7,7 @@ from family_tables import EXACT
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.prompts.roles import ROLES, role_indices
+from icl_lens.prompts.roles import EDGE_ROLES, ROLES, role_indices
 
 RECEIVER = il.Head(2, 1)
 SENDERS = ("embed", "L0H2", "F0", "L1H3", "F1")
@@ -51,6 +51,11 @@ def hooked_effect(model, batch, receiver, part, change, where):
     final = log_probs(model, batch, [writing(z, mask, seen["z"])])
     answer = batch.answer_tokens[:, None]
     return (log_probs(model, batch).gather(1, answer) - final.gather(1, answer))[:, 0]
+
+
+def at_role(roles, role):
+    kinds = ("true label", "false label") if role == "label" else (role,)
+    return sum(roles == ROLES.index(kind) for kind in kinds)
 
 
 def written(acts, sender, layer):
@@ -101,21 +106,24 @@ def test_means_replace_senders_and_roles_align_prompts_of_any_length(grouped):
     assert set(of_reference.flatten().tolist()) == set(range(len(ROLES)))
     for sender in SENDERS:
         u, mean = written(acts, sender, 2), torch.zeros(len(ROLES), acts.view.d_model)
-        for role in range(len(ROLES)):
-            mean[role] = written(reference, sender, 2)[of_reference == role].mean(0)
+        for role, name in enumerate(ROLES):  # labels of either kind have one mean
+            mean[role] = written(reference, sender, 2)[
+                at_role(of_reference, "label" if "label" in name else name) > 0
+            ].mean(0)
         change = (u - mean[roles.clamp(min=0)]) * (roles >= 0)[..., None]
-        found = il.head_to_head_effects(
-            model, batch, [RECEIVER], part="k", senders=[sender], at="text", reference=other
-        )
-        expected = hooked_effect(model, batch, RECEIVER, "k", change, roles == ROLES.index("text"))
-        assert_close(found.log_prob[:, 0, 0], expected, scale=8.0, msg=sender)
+        for at in ("text", "true label"):
+            found = il.head_to_head_effects(
+                model, batch, [RECEIVER], part="k", senders=[sender], at=at, reference=other
+            )
+            expected = hooked_effect(model, batch, RECEIVER, "k", change, roles == ROLES.index(at))
+            assert_close(found.log_prob[:, 0, 0], expected, scale=8.0, msg=sender)
 
 
 EDGES = [
-    il.Edge(il.Head(1, 2), "v", "L0H1", "true label"),
+    il.Edge(il.Head(1, 2), "v", "L0H1", "label"),
     il.Edge(il.Head(2, 1), "q", "L1H2"),
     il.Edge(il.Head(2, 1), "q", "F0"),
-    il.Edge(il.Head(2, 1), "k", "embed", "false label"),
+    il.Edge(il.Head(2, 1), "k", "embed", "label"),
     il.Edge(il.Head(2, 1), "v", "F1", "other"),
 ]
 
@@ -129,8 +137,7 @@ def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
         for part in "qkv":
             chosen = [edge for edge in EDGES if (edge.receiver, edge.part) == (receiver, part)]
             change = sum(
-                written(acts, edge.sender, receiver.layer) * (roles == ROLES.index(edge.role))[..., None]
-                for edge in chosen
+                written(acts, edge.sender, receiver.layer) * at_role(roles, edge.role)[..., None] for edge in chosen
             )
             if chosen:
                 hooks = [(f"{prefix}hook_resid_pre", lambda x, hook, change=change: x - change)]
@@ -168,7 +175,7 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
         )
         assert_close(found.log_prob[:, 0, 0], log_prob[:, 0] - log_prob[:, number], scale=8.0, msg=str(edge))
         exact.append(found.log_odds[:, 0, 0])
-        at = "qkv".index(edge.part), ROLES.index(edge.role), (*acts_names(2),).index(edge.sender)
+        at = "qkv".index(edge.part), EDGE_ROLES.index(edge.role), (*acts_names(2),).index(edge.sender)
         estimated.append(estimates[edge.receiver][:, *at])
     exact, estimated = torch.stack(exact).flatten(), torch.stack(estimated).flatten()
     assert torch.corrcoef(torch.stack([exact, estimated]))[0, 1] > 0.9
@@ -184,15 +191,15 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
 
     model, batch, acts = grouped
     estimates = estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
-    roles, last = role_indices(batch), ROLES.index("last")
-    assert estimates.shape == (3, 3, len(ROLES), len(acts_names(2)))
-    assert (estimates[:, 0, [role for role in range(len(ROLES)) if role != last]] == 0).all()
+    roles, last = role_indices(batch), EDGE_ROLES.index("last")
+    assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(2)))
+    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != last]] == 0).all()
     at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
     mask, z_hook = at_last[..., None] & (torch.arange(4) == RECEIVER.head), "blocks.2.attn.hook_z"
     compared = 0
     for edge in EDGES[1:]:
-        seen, role = {}, ROLES.index(edge.role)
-        change = written(acts, edge.sender, 2) * (roles == role)[..., None]
+        seen, role = {}, EDGE_ROLES.index(edge.role)
+        change = written(acts, edge.sender, 2) * at_role(roles, edge.role)[..., None]
         inputs = f"blocks.2.attn.hook_{edge.part}"
         log_probs(
             model,

@@ -38,7 +38,7 @@ from icl_lens.interventions.prefix_cache import RowEdits, RowsOfLayer
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.roles import ROLES, Role, role_indices, role_masks
+from icl_lens.prompts.roles import ROLES, EdgeRole, members, role_indices, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 
 
@@ -46,7 +46,8 @@ from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 class Edge:
     """What a sender wrote to tokens of one role, as read by a part of a receiver.
 
-    The role is that of the tokens whose keys or values the receiver reads; "last" for its query.
+    The role is that of the tokens whose keys or values the receiver reads ("label" for labels of either kind), and
+    "last" for its query.
 
     Example:
         >>> print(il.Edge(il.Head(5, 1), "k", "L2H0", "true label"))
@@ -56,7 +57,7 @@ class Edge:
     receiver: Head
     part: Part
     sender: str
-    role: Role = "last"
+    role: EdgeRole = "last"
 
     def __str__(self) -> str:
         where = "" if self.part == "q" else f" ({self.role})"
@@ -112,7 +113,7 @@ def head_to_head_effects(
     *,
     part: Part,
     senders: Sequence[Head | tuple[int, int] | str] | None = None,
-    at: Role | TokenPositions = "all",
+    at: EdgeRole | TokenPositions = "all",
     targets: Int[Tensor, " batch"] | None = None,
     against: Int[Tensor, "batch *n"] | None = None,
     reference: PromptBatch | None = None,
@@ -120,8 +121,9 @@ def head_to_head_effects(
     """Return the exact effect of each sender on the answer through one part of each receiver: "q", "k" or "v".
 
     The receiver's query at the last position, or its keys or values at the tokens `at`, are rebuilt without what the
-    sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`), positions, or "all". Only this
-    receiver changes, and only its output at the last position; all later components run as usual.
+    sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`; "label" for both kinds of
+    labels), positions, or "all". Only this receiver changes, and only its output at the last position; all later
+    components run as usual.
 
     `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads before the last
     receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same role
@@ -213,12 +215,13 @@ def removed_senders(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Rem
     for place, edges in enumerate(sets):
         for edge in edges:
             check_choice("part", edge.part, PARTS)
-            check_choice("role", edge.role, ROLES)
+            check_choice("role", edge.role, (*ROLES, "label"))
             check_choice("sender", edge.sender, names[edge.receiver])
             if edge.part == "q" and edge.role != "last":
                 raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
-            at = PARTS.index(edge.part), ROLES.index(edge.role), names[edge.receiver].index(edge.sender)
-            removed[edge.receiver][place, *at] = True
+            sender = names[edge.receiver].index(edge.sender)
+            for role in members(edge.role):
+                removed[edge.receiver][place, PARTS.index(edge.part), role, sender] = True
     return removed
 
 
@@ -249,7 +252,10 @@ def score_removed(
 
 
 def sender_means(model: Any, batch: PromptBatch) -> Means:
-    """Return the mean of what each sender wrote to tokens of each role, [role sender d_model]; 0 for missing roles."""
+    """Return the mean of what each sender wrote to tokens of each role, [role sender d_model]; 0 for missing roles.
+
+    True and false labels have the same mean, so that what replaces a label does not tell which kind it is.
+    """
     view = ModelView.of(model)
     total = torch.zeros(len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64)
     count = torch.zeros(len(ROLES), dtype=torch.float64)
@@ -262,13 +268,18 @@ def sender_means(model: Any, batch: PromptBatch) -> Means:
         for some in torch.arange(len(rows)).split(max(1, WRITER_BYTES // vector_bytes(view))):
             u = writers.vectors(rows[some.to(rows.device)], view.n_layers)[:, :-1]
             total.index_add_(0, of_row[some], u.double().cpu())
+    labels = list(members("label"))
+    total[labels], count[labels] = total[labels].sum(0), count[labels].sum()
     return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype)
 
 
 def estimated_edges(
     model: Any, batch: PromptBatch, receivers: Sequence[Head], means: Means | None
-) -> dict[Head, Float[Tensor, "batch part role _"]]:
-    """Return first-order effects of single edges on the answer's log-odds: exact up to z, linear after it."""
+) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
+    """Return first-order effects of single edges on the answer's log-odds: exact up to z, linear after it.
+
+    Roles are `EDGE_ROLES`.
+    """
     view, masks = ModelView.of(model), role_masks(batch)
     found: dict[Head, list[Tensor]] = {head: [] for head in receivers}
     for acts, rows in _captured(model, batch, "all"):
@@ -300,10 +311,10 @@ def _n_senders(view: ModelView, head: Head) -> int:
     return len(writer_names(view, head.layer)) - 1
 
 
-def _masks(batch: PromptBatch, at: Role | TokenPositions) -> Bool[Tensor, "batch 1 pos"]:
+def _masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tensor, "batch 1 pos"]:
     """Return where the tokens `at` are; raise InputError for positions outside a row."""
-    if isinstance(at, str) and at in ROLES:
-        return role_masks(batch)[:, ROLES.index(at)][:, None]
+    if isinstance(at, str) and at in (*ROLES, "label"):
+        return role_masks(batch, [cast(EdgeRole, at)])
     mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row, positions in enumerate(resolve_positions(cast(TokenPositions, at), (batch.last + 1).tolist())):
         mask[row, positions] = True

@@ -55,7 +55,7 @@ class Circuit(ShownAsTable):
         >>> prompts = il.load_task("sentiment-number", n=60, layout="random")
         >>> circuit = il.locate_circuit(model, *il.split_by_query(prompts, 16), ["L5H0"], n_edges=6, n_random=4)
         >>> len(circuit.to_frame()), circuit.n_edges
-        (6, 481)
+        (6, 407)
     """
 
     receivers: tuple[Head, ...]
@@ -174,10 +174,11 @@ def locate_circuit(
     """Return the edges through which heads raise the answer over other labels, ranked on `prompts`, tested on others.
 
     Senders are all earlier heads, FFNs and embeddings; receivers read them in their query at the last position and in
-    their keys and values at tokens of each role. Each receiver reads the intact model's input without the removed
-    edges, so what a removal changes in one receiver does not reach another. `n_random` random rankings are compared
-    with; `held_out` should have other queries (`il.split_by_query`). `folder`, `distributed`, `progress` and `warn` are
-    those of `locate_effects`.
+    their keys and values at tokens of each role. True and false labels are one role, because a set of edges from true
+    labels alone would be given the answer. Each receiver reads the intact model's input without the removed edges, so
+    what a removal changes in one receiver does not reach another. `n_random` random rankings are compared with;
+    `held_out` should have other queries (`il.split_by_query`). `folder`, `distributed`, `progress` and `warn` are those
+    of `locate_effects`.
 
     Raise InputError for unknown heads, receivers in the first layer alone, prompts without an answer or with one label,
     an unsupported family, and for a `folder` whose configuration does not have `by="circuit"`.

@@ -1,4 +1,8 @@
-"""All edges into some heads, in a fixed order, and sets of them as masks."""
+"""All edges into some heads, in a fixed order, and sets of them as masks.
+
+An edge from labels is from labels of either kind: a set of edges that keeps those that equal the answer, and not the
+others, would be given the answer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +19,10 @@ from icl_lens.interventions.edge_inputs import PARTS
 from icl_lens.interventions.head_edges import Edge, Removed
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.roles import ROLES
+from icl_lens.prompts.roles import EDGE_ROLES, ROLES, members
 
 PLACES = {
-    "the labels": ("true label", "false label"),
+    "the labels": ("label",),
     "demonstrations' texts": ("text",),
     "other tokens": ("query", "last", "other"),
 }
@@ -42,12 +46,12 @@ class EdgeSpace:
     def of(cls, view: ModelView, receivers: Sequence[Head]) -> "EdgeSpace":
         """Return the edges of a model into receivers, without those that the model's layers rule out."""
         senders = tuple(writer_names(view, head.layer)[:-1] for head in receivers)
-        last = ROLES.index("last")
+        last = EDGE_ROLES.index("last")
         rows = [
             (receiver, part, role, sender)
             for receiver, names in enumerate(senders)
             for part, name in enumerate(PARTS)
-            for role in ([last] if name == "q" else range(len(ROLES)))
+            for role in ([last] if name == "q" else range(len(EDGE_ROLES)))
             for sender in range(len(names))
         ]
         return cls(tuple(receivers), view.n_layers, senders, np.array(rows, dtype=np.int64).reshape(-1, 4))
@@ -58,7 +62,7 @@ class EdgeSpace:
     def edge(self, number: int) -> Edge:
         """Return one edge by its number."""
         receiver, part, role, sender = self.index[number]
-        return Edge(self.receivers[receiver], PARTS[part], self.senders[receiver][sender], ROLES[role])
+        return Edge(self.receivers[receiver], PARTS[part], self.senders[receiver][sender], EDGE_ROLES[role])
 
     @cached_property
     def sender_layer(self) -> Int[np.ndarray, " edge"]:
@@ -72,7 +76,7 @@ class EdgeSpace:
         keys = np.column_stack([self.index[:, 1:3], self.sender_layer])
         return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
-    def flat(self, values: dict[Head, Float[Tensor, "batch part role _"]]) -> Float[Tensor, "batch edge"]:
+    def flat(self, values: dict[Head, Float[Tensor, "batch part edge_role _"]]) -> Float[Tensor, "batch edge"]:
         """Return values by receiver, part, role and sender in the order of the edges."""
         receiver, part, role, sender = torch.from_numpy(self.index).unbind(1)
         pieces = []
@@ -87,7 +91,10 @@ class EdgeSpace:
         for number, (head, names) in enumerate(zip(self.receivers, self.senders, strict=True)):
             own = self.index[:, 0] == number
             mask = np.zeros((len(chosen), len(PARTS), len(ROLES), len(names)), dtype=bool)
-            mask[:, self.index[own, 1], self.index[own, 2], self.index[own, 3]] = chosen[:, own]
+            for place, role in enumerate(EDGE_ROLES):
+                here = own & (self.index[:, 2] == place)
+                for member in members(role):
+                    mask[:, self.index[here, 1], member, self.index[here, 3]] = chosen[:, here]
             removed[head] = torch.from_numpy(mask)
         return removed
 
@@ -115,7 +122,7 @@ class EdgeSpace:
         groups = {f"{depth} → query": own & (self.index[:, 1] == PARTS.index("q")) for depth, own in of_depth.items()}
         for part, name in (("k", "keys"), ("v", "values")):
             for place, roles in PLACES.items():
-                here = np.isin(self.index[:, 2], [ROLES.index(role) for role in roles])
+                here = np.isin(self.index[:, 2], [EDGE_ROLES.index(role) for role in roles])
                 here &= self.index[:, 1] == PARTS.index(part)
                 groups |= {f"{depth} → {name} at {place}": own & here for depth, own in of_depth.items()}
         return {name: chosen for name, chosen in groups.items() if chosen.any()}

@@ -1,5 +1,6 @@
 """The role of every token of an in-context prompt, which aligns prompts of any length."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -10,6 +11,18 @@ from icl_lens.prompts.batch import PromptBatch
 
 Role = Literal["text", "true label", "false label", "query", "last", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
+
+
+EdgeRole = Role | Literal["label"]
+"""A role of tokens, or "label" for labels of either kind."""
+EDGE_ROLES: tuple[EdgeRole, ...] = ("text", "label", "query", "last", "other")
+"""Roles that a model can tell apart without knowing the answer."""
+
+
+def members(role: EdgeRole) -> tuple[int, ...]:
+    """Return the roles that a role of edges stands for, as indices into `ROLES`."""
+    names = ("true label", "false label") if role == "label" else (role,)
+    return tuple(ROLES.index(name) for name in names)
 
 
 def token_roles(batch: PromptBatch) -> list[list[Role]]:
@@ -43,6 +56,8 @@ def role_indices(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
     return roles.masked_fill(position > batch.last[:, None], -1)
 
 
-def role_masks(batch: PromptBatch) -> Bool[Tensor, "batch role pos"]:
+def role_masks(batch: PromptBatch, roles: Sequence[EdgeRole] = EDGE_ROLES) -> Bool[Tensor, "batch role pos"]:
     """Return where the tokens of each role are."""
-    return role_indices(batch)[:, None] == torch.arange(len(ROLES), device=batch.tokens.device)[:, None]
+    found = role_indices(batch)
+    members_of = [torch.tensor(members(role), device=found.device) for role in roles]
+    return torch.stack([torch.isin(found, one) for one in members_of], dim=1)

@@ -58,9 +58,9 @@ def notes(found: Circuit) -> list[str]:
     """Return what a reader must know of the tables' terms and numbers."""
     n_edges, n_mean = len(found.edges), min(found.n_located, MEAN_PROMPTS)
     lines = [
-        "An edge, such as F0 → L4H1.k (true label), is what a sender wrote to tokens of one role, as read by a head's "
-        "query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 head 1 of layer 4; true labels are those "
-        "equal to the answer.",
+        "An edge, such as F0 → L4H1.k (label), is what a sender wrote to tokens of one role, as read by a head's "
+        "query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 head 1 of layer 4. Labels are taken "
+        "together, whether they equal the answer or not.",
         "Removing an edge replaces what the sender wrote by its mean over tokens of the same role in "
         f"{n_mean} prompts. Edges are ranked on {found.n_located} prompts and tested on {found.n_prompts} others with "
         f"{found.n_queries} queries, which the 95% intervals resample.",

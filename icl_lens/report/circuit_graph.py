@@ -19,8 +19,7 @@ from icl_lens.report.palette import BLUE, GRAY, ORANGE
 # Columns from left to right, by role.
 TITLES = {
     "text": "demonstrations'\ntexts",
-    "false label": "false\nlabels",
-    "true label": "true\nlabels",
+    "label": "labels",
     "other": "other\ntokens",
     "query": "query",
     "last": "last\ntoken",
