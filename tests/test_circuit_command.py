@@ -220,7 +220,7 @@ def test_the_graph_has_widths_signs_and_intervals():
     assert names.count("F0") == 1
     places = {text.get_text(): text.get_position() for text in ax.texts}
     assert places["embed"][1] < places["F0"][1] < places["L1H0"][1] < places["L3H1"][1]
-    assert places["true\nlabels"][0] == places["F0"][0] < places["last\ntoken"][0]
+    assert places["labels"][0] == places["F0"][0] < places["last\ntoken"][0]
     assert len(edges_drawn(plots.circuit(made(FEW), n=2).axes[0])) == 2
 
 
