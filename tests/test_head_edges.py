@@ -111,12 +111,12 @@ def test_means_replace_senders_and_roles_align_prompts_of_any_length(grouped):
                 at_role(of_reference, "label" if "label" in name else name) > 0
             ].mean(0)
         change = (u - mean[roles.clamp(min=0)]) * (roles >= 0)[..., None]
-        for at in ("text", "true label"):
+        for receiver, part, at in ((RECEIVER, "k", "text"), (il.Head(2, 0), "v", "true label")):  # which it attends to
             found = il.head_to_head_effects(
-                model, batch, [RECEIVER], part="k", senders=[sender], at=at, reference=other
+                model, batch, [receiver], part=part, senders=[sender], at=at, reference=other
             )
-            expected = hooked_effect(model, batch, RECEIVER, "k", change, roles == ROLES.index(at))
-            assert_close(found.log_prob[:, 0, 0], expected, scale=8.0, msg=sender)
+            expected = hooked_effect(model, batch, receiver, part, change, roles == ROLES.index(at))
+            assert_close(found.log_prob[:, 0, 0], expected, msg=f"{sender}, {at}")
 
 
 EDGES = [
