@@ -10,6 +10,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.report import Row
 from experiments.benchmark.variants import K, forward_only, timed
+from icl_lens.interventions.edge_inputs import PARTS
 from icl_lens.interventions.edited_scores import PASS_TOKENS
 from icl_lens.locate.locate import mean_head_increases
 from icl_lens.locate.stream import plan_batches
@@ -179,7 +180,7 @@ def edges(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iter
     receivers = late[:: max(1, len(late) // N_RECEIVERS)][:N_RECEIVERS]
     n_pairs = view.n_heads * sum(head.layer for head in receivers)
     forward_only(model, batch)
-    for part, what in (("q", "queries"), ("k", "keys"), ("v", "values")):
+    for part, what in zip(PARTS, ("queries", "keys", "values"), strict=True):
         forward, seconds, _, found = in_turns(
             repeats,
             lambda: forward_only(model, batch),
