@@ -89,7 +89,7 @@ def draw(details: pd.DataFrame) -> Figure:
 
 FINDING = Finding(
     id="circuit",
-    short="the edges that located heads work through",
+    short="the circuit into located heads",
     title="Through which earlier components do located heads work?",
     question="Do a few edges from earlier components into located heads carry the answer, more than random edges of "
     "the same kinds, and are they those of the paper's flow?",
