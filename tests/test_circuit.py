@@ -109,6 +109,7 @@ def test_tables_follow_from_sets_of_edges(small):
     assert_close(circuit.score("none")[0], m[1], scale=8.0)
     assert_close(edges["effect"].to_numpy(), m[0] - m[3:8], scale=8.0)
     assert_close(edges["needed"].to_numpy(), m[2] - m[8:], scale=8.0)
+    assert 0 < circuit.score("largest estimate left out")[0] <= edges["estimate"].abs().min()
     row = circuit.to_frame("curve").set_index("kept").loc[5]
     assert row["faithfulness"] == pytest.approx(float((m[2] - m[1]) / (m[0] - m[1])), rel=1e-3)
     queries = [prompt.query for prompt in testing]

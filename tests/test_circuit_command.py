@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import signal
 from dataclasses import replace
 from itertools import combinations
@@ -66,6 +67,8 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
         table = pd.read_parquet(io.BytesIO(unbroken[f"{name}.parquet"]))
         pd.testing.assert_frame_equal(table, pd.read_csv(io.BytesIO(unbroken[f"{name}.csv"])))
         pd.testing.assert_frame_equal(table, getattr(found, name), rtol=1e-4, atol=1e-5)
+    graph, drawn = unbroken["circuit.svg"].decode(), found.edges.to_dict("records")
+    assert all(f"<!-- {edge['sender']} -->" in graph for edge in drawn)
     result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())
     assert written["sentences"] == result["sentences"] == found.sentences()
     assert (written["model"], written["chosen"], written["task_check"]) == ("tiny", "selected", None)
@@ -185,7 +188,13 @@ def made(rows):
     curve |= {name: [0.1, 0.1] for name in ("difference", "difference_low", "difference_high")}
     groups = {"group": ["early → query"], "control": [0.0]}
     groups |= {name: [0.5] for name in ("effect", "low", "high", "difference", "difference_low", "difference_high")}
-    scores = {"name": ["all", "none", "all − none"], "value": [2.0, 0.5, 1.5], "low": [1.0, 0, 1], "high": [3.0, 1, 2]}
+    names = ["all", "none", "all − none", "largest estimate left out"]
+    scores = {
+        "name": names,
+        "value": [2.0, 0.5, 1.5, 0.01],
+        "low": [1.0, 0, 1, math.nan],
+        "high": [3.0, 1, 2, math.nan],
+    }
     receivers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["receiver"]))
     return il.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, scores)))
 

@@ -62,7 +62,9 @@ def circuit(
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.table import write_circuit
     from icl_lens.models.view import ModelView
+    from icl_lens.report import plots
     from icl_lens.report.circuit import render
+    from icl_lens.report.circuit_graph import svg
     from icl_lens.report.html import circuit_page
 
     if heads.heads is not None and heads.k is not None:
@@ -95,6 +97,7 @@ def circuit(
             return
         if folder is not None:
             write_circuit(folder, found)
+            folder.write_bytes("circuit.svg", svg(plots.circuit(found)))
         about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
         first = {"text": tested.texts[0], "behavior": str(behavior or "")}
         page = output.write(lambda: circuit_page(found, chosen=f"{how.capitalize()}.", **first, **about))
@@ -105,4 +108,6 @@ def circuit(
         console.print(render(found))
         output.show(page, console)
         if folder is not None:
-            console.print(f"Tables: {folder.path / 'edges.parquet'}, curve, groups, scores, also as CSV")
+            console.print(
+                f"Tables: {folder.path / 'edges.parquet'}, curve, groups, scores, also as CSV; graph: circuit.svg"
+            )

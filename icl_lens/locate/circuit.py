@@ -87,7 +87,7 @@ class Circuit(ShownAsTable):
         return getattr(self, table).copy()
 
     def score(self, name: str) -> tuple[float, float, float]:
-        """Return the mean, low and high of a score: "all", "none", "cpr", "cmd", "completeness" or their controls."""
+        """Return the mean, low and high of a row of `scores`: "all", "none", "cpr", "cmd", "completeness", …."""
         check_choice("name", name, tuple(self.scores["name"]))
         row = self.scores.set_index("name").loc[name]
         return float(row["value"]), float(row["low"]), float(row["high"])

@@ -174,6 +174,10 @@ class _Tables:
         ]
         scores["completeness"] = np.mean(gaps, axis=0)
         rows = [{"name": name, **_interval("value", "", values)} for name, values in scores.items()]
+        rest = np.delete(np.abs(estimates), sets.circuit)
+        rows.append(
+            {"name": "largest estimate left out", "value": float(rest.max(initial=0)), "low": np.nan, "high": np.nan}
+        )
         return {
             "edges": pd.DataFrame(edges),
             "curve": pd.DataFrame(curve),

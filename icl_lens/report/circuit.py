@@ -63,7 +63,8 @@ def notes(found: Circuit) -> list[str]:
         "together, whether they equal the answer or not.",
         "Removing an edge replaces what the sender wrote by its mean over tokens of the same role in "
         f"{n_mean} prompts. Edges are ranked on {found.n_located} prompts and tested on {found.n_prompts} others with "
-        f"{found.n_queries} queries, which the 95% intervals resample.",
+        f"{found.n_queries} queries, which the 95% intervals resample. The largest first-order effect of the other "
+        f"{found.n_edges - n_edges:,} edges is {found.score('largest estimate left out')[0]:.3f} nats.",
         "Log-odds drop: the drop in the answer's log-odds against the other labels when the edge is removed. "
         f"Kept-only drop: the same in a model that keeps only the {n_edges} edges.",
         "Groups: early senders are embeddings, heads and FFNs of the first half of the layers. Random heads: the drop "

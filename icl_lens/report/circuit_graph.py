@@ -1,10 +1,12 @@
 """A circuit as a graph: senders by role of the token and layer, on the left of the heads that read them."""
 
+import io
 from collections import Counter, defaultdict
 from typing import Any
 
 import networkx as nx
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -214,3 +216,11 @@ def _legend(reach: float) -> list[Line2D]:
         line("q, k, v: read in the query, keys, values", linestyle="none"),
         line("F0: FFN of layer 0; L1H2: head 2 of layer 1", linestyle="none"),
     ]
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure as SVG, the same bytes for the same figure."""
+    written = io.BytesIO()
+    with rc_context({"svg.hashsalt": "icl_lens"}):
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    return written.getvalue()
