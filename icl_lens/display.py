@@ -46,6 +46,19 @@ def format_signed(value: float) -> str:
     return "–" if value != value else f"{value:+.3f}"
 
 
+def interval_texts(table: pd.DataFrame) -> list[str]:
+    """Return the columns low and high of each row as "+0.123 … +0.456"."""
+    return [
+        f"{format_signed(low)} … {format_signed(high)}" for low, high in zip(table["low"], table["high"], strict=True)
+    ]
+
+
+def json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a table's rows for JSON, which has no NaN: it becomes None."""
+    rows = table.to_dict("records")
+    return [{str(column): None if value != value else value for column, value in row.items()} for row in rows]
+
+
 def text_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
     """Format a small table as text; `total` is the number of rows of the full table."""
     names, rows = list(columns), _rows(columns)

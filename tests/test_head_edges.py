@@ -236,7 +236,7 @@ def test_pieces_prompts_alone_and_full_passes_agree(grouped, monkeypatch):
         assert_close(alone.log_prob[0], together.log_prob[row], scale=8.0)
     estimates = head_edges.estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
     with monkeypatch.context() as patched:
-        patched.setattr(head_edges, "WRITER_BYTES", 1)  # a prompt at a time, each as wide as it is long
+        patched.setattr(head_edges, "WRITER_BYTES", 1)  # one prompt at a time, without padding
         pieces = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
         of_pieces = head_edges.estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
     assert_close(pieces.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)

@@ -1,6 +1,7 @@
 """Circuits: planted edges are found, models without any show none, and tables follow from single sets of edges."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,30 @@ def test_estimates_rank_on_other_prompts_and_batches_do_not_matter(small):
     assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing
     assert "Circuit: mean over 12 prompts" in repr(circuit)
     assert json.loads(json.dumps(circuit.to_dict()))["receivers"] == ["L2H1", "L1H3"]
+
+
+def test_sentences_say_no_where_intervals_do(small):
+    """On made-up tables: edges that are no better than random, groups that matter no more than in random heads."""
+    circuit = small[-1]
+    scores = circuit.scores.assign(low=0.5, high=1.5)
+    curve = circuit.curve.assign(faithfulness=0.9, low=0.8, high=1.0, random=0.1, difference=0.8)
+    good = curve.assign(difference_low=0.1, difference_high=0.9)
+    groups = circuit.groups.assign(
+        effect=2.0, low=1.0, high=3.0, difference=1.0, difference_low=0.1, difference_high=2.0
+    )
+    carried, kept, removed = replace(circuit, scores=scores, curve=good, groups=groups).sentences()
+    assert "not" not in carried + kept
+    assert "early → query (+2.00)" in removed
+    no_better = curve.assign(difference_low=-0.1, difference_high=0.9)
+    for changed in ({"difference_low": -0.1}, {"low": -0.1}):  # no more than in random heads; not above zero itself
+        *_, kept, removed = replace(
+            circuit, scores=scores, curve=no_better, groups=groups.assign(**changed)
+        ).sentences()
+        assert "not better than random" in kept
+        assert removed.startswith("No group of edges")
+    undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
+    assert not undefined.is_defined
+    assert "faithfulness is not defined" in " ".join(undefined.sentences())
 
 
 @pytest.mark.parametrize(

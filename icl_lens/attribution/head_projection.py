@@ -13,7 +13,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
 from icl_lens.activations.writers import Writers
-from icl_lens.attribution.qk_metric import project
+from icl_lens.attribution.qk_metric import part_weights, project
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -61,11 +61,7 @@ class HeadProjection:
         self.scoring = attention_scores.attention_scoring(view, layer)
         self.rows = self.writers.rows_at(positions).clamp(min=0)
         self.index = head.head if kind == "q" else view.kv_head(head.head)
-        weight, bias, self.own_norm = {
-            "q": lambda: (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer)),
-            "k": lambda: (view.W_K(layer), view.b_K(layer), view.k_norm(layer)),
-            "v": lambda: (view.W_V(layer), view.b_V(layer), None),
-        }[kind]()
+        weight, bias, self.own_norm = part_weights(view, layer, kind)
         dtype = view.compute_dtype
         weight = weight[self.index].to(dtype)
         matrix = self.norm.gain_as(dtype).to(weight.device)[..., None] * weight

@@ -152,14 +152,18 @@ class QueryKeyMetric:
         return replace(self, key_side=self.key_side @ turn, key_rotation=turn)
 
 
+def part_weights(view: ModelView, layer: int, name: str) -> tuple[Tensor, Tensor | None, NormView | None]:
+    """Return the weights, the bias, and the norm of a layer's queries ("q"), keys ("k") or values ("v")."""
+    if name == "q":
+        return view.W_Q(layer), view.b_Q(layer), view.q_norm(layer)
+    if name == "k":
+        return view.W_K(layer), view.b_K(layer), view.k_norm(layer)
+    return view.W_V(layer), view.b_V(layer), None
+
+
 def project(view: ModelView, head: Head, name: str, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
     """Return a head's queries, keys or values of residual streams after the norm before attention, not rotated."""
-    layer = head.layer
-    weight, bias, own = {
-        "q": lambda: (view.W_Q(layer), view.b_Q(layer), view.q_norm(layer)),
-        "k": lambda: (view.W_K(layer), view.b_K(layer), view.k_norm(layer)),
-        "v": lambda: (view.W_V(layer), view.b_V(layer), None),
-    }[name]()
+    weight, bias, own = part_weights(view, head.layer, name)
     index = head.head if name == "q" else view.kv_head(head.head)
     if own is None or own.width == view.d_head:
         y = x @ weight[index].to(x)

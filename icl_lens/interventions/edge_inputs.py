@@ -84,7 +84,8 @@ class EdgeInputs:
         """
         projection = HeadProjection(self.acts, self.head, part, self.last if part == "q" else self.every)
         rows, positions = projection.rows.flatten(), projection.positions
-        roles = role_indices(self.acts.batch).to(rows.device).gather(1, positions.clamp(min=0)).flatten()
+        roles = role_indices(self.acts.batch).to(rows.device).gather(1, positions.clamp(min=0))
+        roles = roles.masked_fill(positions < 0, -1).flatten()
         n_variants = self.n_senders if removed is None else removed.shape[1]
         found = self.q.new_zeros(len(rows), n_variants, self.view.d_head)
         for role in roles[roles >= 0].unique().tolist():
@@ -128,10 +129,7 @@ class EdgeInputs:
 
         def rebuild(part: Part) -> Tensor | None:
             of_sets = removed[part][..., : self.n_senders]
-            if not bool(of_sets.any()):
-                return None
-            variants, variant_of = of_sets.unique(dim=0, return_inverse=True)
-            return self.rebuilt(part, variants.transpose(0, 1))[:, :, variant_of]
+            return self.rebuilt(part, of_sets.transpose(0, 1)) if bool(of_sets.any()) else None
 
         q, k, v = (rebuild(part) for part in PARTS)
         return self.z_from(q=None if q is None else q[:, 0], k=k, v=v)

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.attribution.increases import check_target_ids
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, interval_texts, json_records, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edited_scores import read_labels
 from icl_lens.interventions.head_edges import estimated_edges, score_removed, sender_means
@@ -136,22 +136,14 @@ class Circuit(ShownAsTable):
             "sentences": self.sentences(),
             "receivers": [str(head) for head in self.receivers],
             **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
-            **{
-                name: [
-                    {column: None if value != value else value for column, value in row.items()}  # NaN is not JSON
-                    for row in getattr(self, name).to_dict("records")
-                ]
-                for name in ("scores", "edges", "curve", "groups")
-            },
+            **{name: json_records(getattr(self, name)) for name in ("scores", "edges", "curve", "groups")},
         }
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         rows = self.edges.head(SHOWN_ROWS)
         columns: dict[str, list[Any]] = {"edge": rows["edge"].tolist()}
         columns["log-odds drop"] = [format_signed(value) for value in rows["effect"]]
-        columns["95% interval"] = [
-            f"{format_signed(low)} … {format_signed(high)}" for low, high in zip(rows["low"], rows["high"], strict=True)
-        ]
+        columns["95% interval"] = interval_texts(rows)
         return f"Circuit: mean over {plural_prompts(self.n_prompts)}", columns, len(self.edges)
 
 

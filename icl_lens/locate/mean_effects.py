@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.attribution.increases import check_against_ids, check_target_ids, select_rows
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, plural_prompts
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import Algorithm, HeadEffects, Method, Score, head_effects
@@ -140,14 +140,10 @@ class MeanEffects(ShownAsTable):
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS // 2)
-        intervals = [
-            f"{format_signed(low)} … {format_signed(high)}"
-            for low, high in zip(frame["low"], frame["high"], strict=True)
-        ]
         columns: dict[str, list[Any]] = {
             "head": frame["name"].tolist(),
             "log p drop": [format_signed(value) for value in frame["effect"]],
-            "95% interval": intervals,
+            "95% interval": interval_texts(frame),
             "log-odds drop": [format_signed(value) for value in frame["log_odds"]],
         }
         title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"

@@ -28,7 +28,7 @@ from icl_lens.attribution.reasons import because
 from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, interval_texts, json_records, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
@@ -116,22 +116,15 @@ class MeanScoreParts(ShownAsTable):
             "n_queries": self.n_queries,
             "values_are_exact": self.values_are_exact,
             "sentences": {str(head): self.sentence(head) for head in self.heads},
-            **{
-                name: [
-                    {column: None if value != value else value for column, value in row.items()}  # NaN is not JSON
-                    for row in table.to_dict("records")
-                ]
-                for name, table in (("writers", self.writers), ("groups", self.groups))
-            },
+            "writers": json_records(self.writers),
+            "groups": json_records(self.groups),
         }
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         rows = self.writers.groupby(["name", "side"], sort=False).head(3).head(SHOWN_ROWS)
         columns: dict[str, list[Any]] = {name: rows[name].tolist() for name in ("name", "side", "writer")}
         columns["mean"] = [format_signed(value) for value in rows["value"]]
-        columns["95% interval"] = [
-            f"{format_signed(low)} … {format_signed(high)}" for low, high in zip(rows["low"], rows["high"], strict=True)
-        ]
+        columns["95% interval"] = interval_texts(rows)
         return f"MeanScoreParts: mean over {plural_prompts(self.n_prompts)}", columns, len(self.writers)
 
 
