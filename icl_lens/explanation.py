@@ -24,8 +24,7 @@ from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report import explanation_json
 from icl_lens.report.findings import By, ExplainOptions, Findings
-from icl_lens.report.html import page
-from icl_lens.report.html.page import HasPage
+from icl_lens.report.html.page import HasPage, content
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +82,7 @@ class Explanation(HasPage, Findings):
         return explanation_json.load(cls, path)
 
     def _page(self) -> tuple[str, dict[str, Any]]:
-        return page.TEMPLATE, page.content(self)
+        return "explanation.html.j2", content(self)
 
 
 @locks_model

@@ -107,7 +107,7 @@ def joined(texts):
 @pytest.mark.parametrize("which", ["paper", "long"])
 def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width):
     explanation = request.getfixturevalue(which)
-    page = show(html.explanation_page(explanation), width=width, scheme=scheme)
+    page = show(explanation.to_html(), width=width, scheme=scheme)
     n_layers, n_heads = len(explanation.head_increases), len(explanation.head_increases[0])
     assert page.locator(".cells button").count() == n_layers * n_heads
     assert page.locator("figure.bars rect").count() == 2 * n_layers
@@ -137,7 +137,7 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
 
 def test_a_click_on_a_head_shows_its_panel(show, paper):
     """From the table of located heads, and on the map for one that is not located."""
-    page = show(html.explanation_page(paper))
+    page = show(paper.to_html())
     name = str(paper.heads[3].head)
     page.locator(f'[data-show="{name}"]').click()
     assert page.locator(".panel:visible h3").inner_text() == name
@@ -162,7 +162,7 @@ def test_a_click_on_a_head_shows_its_panel(show, paper):
 
 @pytest.mark.parametrize(("width", "key"), [(1280, "ArrowRight"), (400, "ArrowDown")])
 def test_the_keyboard_alone_reaches_every_head(show, paper, width, key):
-    page = show(html.explanation_page(paper), width=width)
+    page = show(paper.to_html(), width=width)
     for _ in range(40):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.matches('.cells button')"):
@@ -188,7 +188,7 @@ def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
         meter.append(page.context.new_cdp_session(page))
         meter[0].send("Performance.enable", {"timeDomain": "threadTicks"})
 
-    page = show(html.explanation_page(ex.large()), prepare=measure)
+    page = show(ex.large().to_html(), prepare=measure)
     metrics = {entry["name"]: entry["value"] for entry in meter[0].send("Performance.getMetrics")["metrics"]}
     assert 0 < metrics["TaskDuration"] <= 1.5  # processor seconds of the page's own thread
     assert page.locator(".cells button").count() == 720
@@ -198,7 +198,7 @@ def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
 def test_any_token_is_shown_in_its_place_and_never_run(show, text):
     """Right-to-left tokens too stay in the order of the positions."""
     tokens = ["love", ":", text, "like", ":", "bar", text, text, "foo", "two", text, "foo", "one", ":"]
-    page = show(html.explanation_page(ex.made(tokens=tokens, words=[text, "two"])))
+    page = show(ex.made(tokens=tokens, words=[text, "two"]).to_html())
     strips = page.locator(".panel:visible .colored-tokens")
     for strip in strips.all():
         spans = strip.locator("> span")

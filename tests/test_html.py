@@ -79,19 +79,19 @@ def paper():
 
 @pytest.fixture(scope="module")
 def paper_page(paper):
-    return Page(html.explanation_page(paper))
+    return Page(paper.to_html())
 
 
 def test_nothing_on_a_page_points_outside(paper):
     other = ex.made(seed=1)
-    for source in [html.explanation_page(paper), html.compare_page(paper, other), *map(str, every_element(paper))]:
+    for source in [paper.to_html(), il.compare(paper, other).to_html(), *map(str, every_element(paper))]:
         page = Page(source)
         links = [a[k] for _, a in page.elements for k in ("src", "href", "srcset", "action", "data") if a.get(k)]
         assert links == ["data:,"]  # the empty icon, without which browsers ask for one
         styles = "".join(re.findall(r"<style>(.*?)</style>", source, re.S))
         assert "url(" not in styles
         assert "@import" not in styles
-    assert html.explanation_page(paper) == html.explanation_page(ex.made()), "the same explanation gives the same page"
+    assert paper.to_html() == ex.made().to_html(), "the same explanation gives the same page"
 
 
 def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(paper):
@@ -100,7 +100,7 @@ def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(p
     bundle = gzip.decompress(base64.b64decode(packed)).decode()
     assert "var CircuitsVis=" in bundle[:60]
     assert "sourceMappingURL" not in bundle  # developer tools would fetch it
-    assert html.explanation_page(paper).count(packed) == 1
+    assert paper.to_html().count(packed) == 1
     counts = [str(element).count(packed) for element in every_element(paper)]
     assert counts == [1, 1, 1, 1, 0, 1, 0]  # words are ours alone; so is a heatmap without panels
 
@@ -117,7 +117,7 @@ def test_nothing_asks_the_network(monkeypatch, paper):
     monkeypatch.setattr(render, "internet_on", refuse)
     monkeypatch.setattr(render.RenderedHTML, "_repr_html_", refuse)
     monkeypatch.setattr(render.RenderedHTML, "__str__", refuse)
-    html.explanation_page(paper)
+    paper.to_html()
     paper._repr_html_()
     for element in every_element(paper):
         str(element)
@@ -144,7 +144,7 @@ def test_a_large_page_is_small_and_quick():
     assert (len(explanation.head_increases), len(explanation.head_increases[0])) == (36, 20)
     assert len(explanation.tokens) == 200
     start = time.process_time()  # not the wall's: other work on the machine is not the page's
-    page = html.explanation_page(explanation)
+    page = explanation.to_html()
     assert time.process_time() - start < 3
     assert len(page.encode()) <= 3_000_000
     assert len(explanation._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
@@ -165,7 +165,7 @@ def pages_and_twins(word):
     one_word = word.replace(" ", "_")
     free, own = ex.free(f"a b {one_word} d", target=one_word, other="x"), hostile_explanation(word)
     elements = every_element(own)
-    pages = [*map(html.explanation_page, (free, own)), html.compare_page(free, own), *map(str, elements)]
+    pages = [free.to_html(), own.to_html(), il.compare(free, own).to_html(), *map(str, elements)]
     return [*map(Page, pages)], [twin(one) for one in (free, own, il.compare(free, own), *elements)]
 
 
@@ -214,7 +214,7 @@ def test_circuitsvis_gets_tokens_that_are_the_same_as_html_and_as_text():
 )
 def test_unusual_tokens_are_shown(text, shown):
     explanation = hostile_explanation(text)
-    source = html.explanation_page(explanation)
+    source = explanation.to_html()
     source.encode("utf-8")  # a lone surrogate would not
     page = Page(source)
     assert page.text.count(shown) >= 20
@@ -227,7 +227,7 @@ def test_unusual_tokens_are_shown(text, shown):
 
 def test_white_space_tokens_can_be_seen():
     explanation = ex.made(tokens=["love", "\n", "bar", " ", "", *"xxxxxxxxx"])
-    text = Page(html.explanation_page(replace(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))))).text
+    text = Page(replace(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))).to_html()).text
     assert "⏎ 50.0%" in text
     assert "␣ 20.0%" in text
     assert "∅ 10.0%" in text
@@ -273,7 +273,7 @@ def test_the_style_sheet_has_the_palettes_colors():
 
 def test_layer_bars_are_drawn_to_scale(paper):
     explanation = replace(paper, layer_attn=(1.0, -1.0), layer_ffn=(0.5, 0.0))
-    bars = Page(html.explanation_page(explanation)).all("rect")
+    bars = Page(explanation.to_html()).all("rect")
     # Zero lies half way between +1 and −1.
     assert [(a["class"], a["y"], a["height"]) for a in bars] == [
         ("p", "0.00%", "50.00%"),
@@ -290,7 +290,7 @@ def test_probabilities_of_answer_and_removal(paper):
         label_log_probs=(-2 * log2, -log2),
         ablation=replace(paper.ablation, located=(-log2, -3 * log2), random=((-log2, -log2), (-2 * log2, -log2))),
     )
-    page = Page(html.explanation_page(explanation))
+    page = Page(explanation.to_html())
     assert "The model predicts foo, correctly" in page.text
     assert "Probability 50.0%, after" in page.text
     removal = page.text[page.text.index("Ablating the located heads") : page.text.index("Largest parts")]
@@ -300,7 +300,7 @@ def test_probabilities_of_answer_and_removal(paper):
 
 def test_the_located_table_sums_attention_by_label(paper):
     report = replace(paper.heads[0], attention=tuple(0.01 * i for i in range(14)), ablated=(-1.0, -1e9))
-    text = Page(html.explanation_page(replace(paper, heads=(report,)))).text
+    text = Page(replace(paper, heads=(report,)).to_html()).text
     # bar at 2 and 5, foo at 8 and 11
     assert f"{report.head}{signed(report.increase)}0.070.190.0%" in text
 
@@ -325,14 +325,14 @@ SHARED_TOKENS = SEVERAL_TOKENS | {"label_token_names": (("␣", "bar"), ("␣", 
     ],
 )
 def test_what_the_page_says(paper, changes, said, unsaid):
-    text = Page(html.explanation_page(replace(paper, **changes))).text
+    text = Page(replace(paper, **changes).to_html()).text
     assert [words in text for words in said] == [True] * len(said)
     assert unsaid not in text
 
 
 def test_more_labels_than_colors():
     prompt = il.Prompt([il.Demonstration(f"t{i}", f"label{i}") for i in range(9)], "q", answer="label8")
-    text = Page(html.explanation_page(ex.made(prompt))).text
+    text = Page(ex.made(prompt).to_html()).text
     assert all(text.count(f"label{i}") > 5 for i in range(9))
 
 
@@ -378,7 +378,7 @@ def test_a_frame_holds_the_whole_page(paper):
     element = html.words_by_position(paper)
     held = [a["data-page"] for a in Page(element._repr_html_()).all("b") if "data-page" in a]
     assert held == [str(element)]
-    assert html.explanation_page(paper) in [a.get("data-page") for a in Page(paper._repr_html_()).all("b")]
+    assert paper.to_html() in [a.get("data-page") for a in Page(paper._repr_html_()).all("b")]
 
 
 @pytest.mark.parametrize("strip", [False, True])
@@ -488,7 +488,7 @@ def test_comparing_ranks_heads_by_change(paper):
     increases[2][3] -= 5
     increases[0][1] += 3
     other = replace(paper, head_increases=tuple(map(tuple, increases)))
-    page = Page(html.compare_page(paper, other))
+    page = Page(il.compare(paper, other).to_html())
     changed = page.text[page.text.index("Heads that changed most") :]
     assert re.findall(r"L\dH\d", changed)[:2] == ["L2H3", "L0H1"]
     assert "−5.000" in changed
@@ -501,22 +501,22 @@ def test_comparing_ranks_heads_by_change(paper):
 
 def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     wide = replace(ex.made(layers=3, heads=8), model="wide")
-    text = Page(html.compare_page(paper, wide)).text
+    text = Page(il.compare(paper, wide).to_html()).text
     assert "One prompt, tiny and wide" in text
     assert "their heads do not correspond" in text
     other = ex.made("cat : yes red : no dog :", answer="yes")
-    text = Page(html.compare_page(paper, other)).text
+    text = Page(il.compare(paper, other).to_html()).text
     assert "Two prompts, tiny" in text
     assert "A explains foo, B explains yes" in text
     assert "–" in text[text.index("Attention to labels") :]  # A knows no “yes”
-    text = Page(html.compare_page(ex.free(), ex.free("John met Mary", target="␣him"))).text
+    text = Page(il.compare(ex.free(), ex.free("John met Mary", target="␣him")).to_html()).text
     assert "Two prompts, tiny" in text
     assert "Attention to labels" not in text
 
 
 def test_a_free_page_has_tokens_instead_of_labels():
     explanation = ex.free()
-    page = Page(html.explanation_page(explanation))
+    page = Page(explanation.to_html())
     assert "Explained token: ␣Mary" in page.text
     assert "against ␣John" in page.text
     assert "attends most to" in page.text
@@ -575,7 +575,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     named = {which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which] for _, _, which in SUPPORTS}
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
     line = " ".join(f"Support {name}: {', '.join(named[which])}." for name, which in groups.items())
-    text = Page(html.explanation_page(explanation)).text
+    text = Page(explanation.to_html()).text
     assert line in text
     assert "contrast, nats" in text
     assert line in ex.terminal_text(explanation)
@@ -591,7 +591,7 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
         heads=tuple(replace(report, **{by: -report.increase}) for report in paper.heads),
         **{f"head_{by}s": scores},
     )
-    page = Page(html.explanation_page(explanation))
+    page = Page(explanation.to_html())
     cells = [float(a["data-value"]) for a in page.all("button") if "data-value" in a]
     assert cells == pytest.approx([x for row in scores for x in row], rel=1e-4)
     first = explanation.heads[0]

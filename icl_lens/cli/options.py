@@ -166,12 +166,12 @@ class PageOptions:
 
         Returns None if neither is given. Raise InputError if the folder is not writable.
         """
-        from icl_lens.report.html import write_page
+        from icl_lens.files import write_text
 
         if self.html is None and not self.open_page:
             return None
         path = self.html or Path(tempfile.mkdtemp(prefix="icl-lens-")) / "page.html"
-        write_page(page(), path)
+        write_text(path, page())
         return path
 
     def show(self, path: Path | None, console: Console) -> None:

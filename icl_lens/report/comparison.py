@@ -1,7 +1,7 @@
 """Comparison of two explanations, as a table and a page."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 from rich.console import Group, RenderableType
@@ -10,14 +10,15 @@ from rich.text import Text
 from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.report.findings import By, Findings
-from icl_lens.report.html.compare import TEMPLATE, check_same_shape, compared_scores, content
+from icl_lens.report.html.compare import content
 from icl_lens.report.html.page import HasPage
 from icl_lens.report.number_format import percent
 from icl_lens.report.rich_table import new_table
 
 SHOWN = 8
 """Heads in the representation in Python."""
-SHOWN_IN_TERMINAL = 12
+N_CHANGED = 12
+"""Heads on the page and in the terminal."""
 RELATED = Text("Heads of two models correspond only if one model was trained from the other.", "dim")
 
 
@@ -41,16 +42,30 @@ class Comparison(HasPage):
         """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
         return self.a.shape == self.b.shape
 
+    @property
+    def scores(self) -> list[By]:
+        """The scores that both explanations have of every head.
+
+        Heads are ranked by the change of the first: the score that ranks the heads of both, or the increase if these
+        differ.
+        """
+        a, b = self.a, self.b
+        first: By = a.settings.by if a.settings.by == b.settings.by else "increase"
+        return [first, *(by for by in get_args(By) if by != first and a.scores_by(by) and b.scores_by(by))]
+
     def to_frame(self) -> pd.DataFrame:
         """Return every head's scores in A and B and their change (nats), largest change first.
 
-        Columns: layer, head, name, a, b, change, and contrast_a, contrast_b and contrast_change if both explanations
-        have contrasts. The first score is the one that ranks the heads of both explanations, or the increase if these
-        differ. Scores refer to each explanation's own target. Raise InputError if the models have different numbers of
-        layers or heads.
+        Columns: layer, head, name, a, b, change (of the first of `scores`), and contrast_a, contrast_b and
+        contrast_change if both explanations have contrasts. Scores refer to each explanation's own target. Raise
+        InputError if the models have different numbers of layers or heads.
         """
-        check_same_shape(self.a, self.b)
-        first, *others = compared_scores(self.a, self.b)
+        if not self.same_heads:
+            raise InputError(
+                f"models must have the same (layers, heads), got {self.a.shape} for {self.a.model} and {self.b.shape} "
+                f"for {self.b.model}; use a.to_frame() and b.to_frame() instead"
+            )
+        first, *others = self.scores
         frame = self.a.to_frame("heads").filter(["layer", "head", "name"])
         named: list[tuple[By, str]] = [(first, ""), *((by, f"{by}_") for by in others)]
         for by, prefix in named:
@@ -60,7 +75,8 @@ class Comparison(HasPage):
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
     def _page(self) -> tuple[str, dict[str, Any]]:
-        return TEMPLATE, content(self.a, self.b)
+        changed = self.to_frame().head(N_CHANGED) if self.same_heads else None
+        return "compare.html.j2", content(self.a, self.b, self.scores, changed)
 
     def __rich__(self) -> Group:
         """Return the probability of each label, and the heads that changed most or the best heads of each."""
@@ -77,10 +93,10 @@ class Comparison(HasPage):
                 scores = x.scores[a.settings.by], y.scores[b.settings.by]
                 table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
             return Group(*shown, Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
-        first, *others = compared_scores(a, b)
+        first, *others = self.scores
         table = new_table("head", *(column for by in (first, *others) for column in (f"{by} in A", "in B", "change")))
         columns = [prefix + name for prefix in ("", *(f"{by}_" for by in others)) for name in ("a", "b", "change")]
-        for row in self.to_frame().head(SHOWN_IN_TERMINAL).to_dict("records"):
+        for row in self.to_frame().head(N_CHANGED).to_dict("records"):
             table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
         shown += [Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table]
         shown += [RELATED] if a.model != b.model else []

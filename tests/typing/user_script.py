@@ -30,4 +30,4 @@ located = il.locate_heads(model, il.load_task("sentiment-number", n=20, layout="
 names: list[str] = [str(head) for head in located.heads]
 frame: pd.DataFrame = il.tables.head_table(increases)
 accuracy: float = il.metrics.accuracy(without, batch.answer)
-il.html.write_page(page, Path("page.html"))
+explanation.to_html(Path("page.html"))

@@ -2,8 +2,6 @@
 
 from icl_lens.report.html.ablation import ablation_page
 from icl_lens.report.html.circuit import circuit_page
-from icl_lens.report.html.compare import compare_page, most_changed
-from icl_lens.report.html.page import explanation_inline, explanation_page, write_page
 from icl_lens.report.html.visualizations import (
     Element,
     attention_patterns,
@@ -21,14 +19,9 @@ __all__ = [
     "attention_patterns",
     "attention_to_labels",
     "circuit_page",
-    "compare_page",
-    "explanation_inline",
-    "explanation_page",
     "head_heatmap",
-    "most_changed",
     "similarity_matrix",
     "subhead_values",
     "token_values",
     "words_by_position",
-    "write_page",
 ]

@@ -1,69 +1,26 @@
 """A page that compares two explanations; templates/compare.html.j2 draws it."""
 
 import math
-from typing import Any, get_args
+from typing import Any
 
-from icl_lens.errors import InputError
+import pandas as pd
+
 from icl_lens.models.head import Head
 from icl_lens.report.command import command
 from icl_lens.report.findings import By, Findings
 from icl_lens.report.html.heads import attention_bar, label_sum
 from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
 from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
-from icl_lens.report.html.templating import render_page
 from icl_lens.report.number_format import percent, signed
 
-TEMPLATE, N_CHANGED = "compare.html.j2", 12
 
+def content(a: Findings, b: Findings, scores: list[By], changed: pd.DataFrame | None) -> dict[str, Any]:
+    """Return what the page shows of two explanations.
 
-def compare_page(a: Findings, b: Findings) -> str:
-    """Return a self-contained page that compares two prompts or two models.
-
-    The page shows label probabilities, layer bars on a shared scale, and attention to labels. If both models have the
-    same number of layers and heads, it also shows the heads whose increase changed most and the change of every head;
-    otherwise, the best heads of each. Increases refer to each explanation's own target; the page notes where the
-    targets differ.
+    `changed` are the rows of `Comparison.to_frame` to show; None if the models have different numbers of layers or
+    heads: the page then shows the best heads of each.
     """
-    return render_page(TEMPLATE, **content(a, b))
-
-
-def check_same_shape(a: Findings, b: Findings) -> None:
-    """Raise InputError if the models have different numbers of layers or heads."""
-    if a.shape != b.shape:
-        raise InputError(
-            f"models must have the same (layers, heads), got {a.shape} for {a.model} and {b.shape} for {b.model}; use "
-            "a.to_frame() and b.to_frame() instead"
-        )
-
-
-def most_changed(a: Findings, b: Findings) -> list[Head]:
-    """Return the heads whose score differs most between two explanations, largest change first.
-
-    The score is the one that ranks the heads of both explanations, or the increase if these differ.
-
-    Raise InputError if the models have different numbers of layers or heads.
-    """
-    check_same_shape(a, b)
-    heads = [Head(layer, head) for layer in range(a.shape[0]) for head in range(a.shape[1])]
-    x, y = (e.scores_by(compared_by(a, b)) for e in (a, b))
-    heads.sort(key=lambda head: -abs(y[head.layer][head.head] - x[head.layer][head.head]))
-    return heads[:N_CHANGED]
-
-
-def compared_by(a: Findings, b: Findings) -> By:
-    """Return the score that ranks the heads of both explanations, or the increase if they are ranked differently."""
-    return a.settings.by if a.settings.by == b.settings.by else "increase"
-
-
-def compared_scores(a: Findings, b: Findings) -> list[By]:
-    """Return the scores that both explanations have of every head; the one that ranks changes is first."""
-    first = compared_by(a, b)
-    return [first, *(by for by in get_args(By) if by != first and a.scores_by(by) and b.scores_by(by))]
-
-
-def content(a: Findings, b: Findings) -> dict[str, Any]:
-    """Return what the page shows of two explanations."""
-    plain_text = a.is_plain_text or b.is_plain_text
+    plain_text, by = a.is_plain_text or b.is_plain_text, scores[0]
     shown = {
         "title": "Two explanations compared",
         "a": a,
@@ -73,15 +30,14 @@ def content(a: Findings, b: Findings) -> dict[str, Any]:
         "same_prompt": a.prompt == b.prompt and a.text == b.text,
         "answers": _answers(a, b) if set(a.labels) == set(b.labels) else None,
         "changed": None,
-        "by": compared_by(a, b),
+        "by": by,
     }
-    if a.shape == b.shape:
-        heads = most_changed(a, b)
-        by = compared_by(a, b)
+    if changed is not None:
+        heads = list(map(Head, changed["layer"], changed["head"]))
         changes = [
             [y - x for x, y in zip(*rows, strict=True)] for rows in zip(a.scores_by(by), b.scores_by(by), strict=True)
         ]
-        shown |= {"changed": _changed_table(a, b, heads)}
+        shown |= {"changed": _changed_table(changed, scores)}
         shown |= {"changes": HeadMap(changes, set(heads), f"change of {by}, B minus A, nats")}
         if not plain_text:
             names = list(dict.fromkeys([*a.labels, *b.labels]))
@@ -122,16 +78,16 @@ def _answers(a: Findings, b: Findings) -> Table:
     return Table([unit_name(a), "#A", "#B", "#change of log p, nats"], rows)
 
 
-def _changed_table(a: Findings, b: Findings, heads: list[Head]) -> Table:
+def _changed_table(rows: pd.DataFrame, scores: list[By]) -> Table:
     columns: list[Cell] = ["head"]
-    rows: list[list[Cell]] = [[str(head)] for head in heads]
-    for by in compared_scores(a, b):
-        x, y = ([e.scores_by(by)[head.layer][head.head] for head in heads] for e in (a, b))
-        changes = [after - before for before, after in zip(x, y, strict=True)]
+    cells: list[list[Cell]] = [[name] for name in rows["name"]]
+    for by in scores:
+        prefix = "" if by == scores[0] else f"{by}_"
         columns += [f"#{by} in A", "#in B", "#change, nats"]
-        for row, *values, change in zip(rows, x, y, changes, strict=True):
-            row += [*map(signed, values), Bar.signed(change, largest(changes))]
-    return Table(columns, rows, "located")
+        changes = rows[f"{prefix}change"].tolist()
+        for row, a, b, change in zip(cells, rows[f"{prefix}a"], rows[f"{prefix}b"], changes, strict=True):
+            row += [signed(a), signed(b), Bar.signed(change, largest(changes))]
+    return Table(columns, cells, "located")
 
 
 def _attention_table(a: Findings, b: Findings, heads: list[Head], names: list[str]) -> Table:

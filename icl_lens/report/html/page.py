@@ -10,8 +10,6 @@ from icl_lens.report.html import heads, sections
 from icl_lens.report.html.parts import Chip
 from icl_lens.report.html.templating import render_notebook, render_page
 
-TEMPLATE = "explanation.html.j2"
-
 
 class HasPage:
     """A result that displays itself as a page in notebooks; `_page` returns the page's template and its contents."""
@@ -35,21 +33,6 @@ class HasPage:
     def _repr_html_(self) -> str:
         template, content = self._page()
         return render_notebook(template, height=720, **content)
-
-
-def explanation_page(e: Findings) -> str:
-    """Return the explanation as one self-contained HTML document that loads no external resources."""
-    return render_page(TEMPLATE, **content(e))
-
-
-def explanation_inline(e: Findings) -> str:
-    """Return the page as an inline frame for notebooks, with a static version for viewers that strip frames."""
-    return render_notebook(TEMPLATE, height=720, **content(e))
-
-
-def write_page(page: str, path: str | Path) -> None:
-    """Write a page to `path` atomically. Raise InputError if the folder is not writable."""
-    write_text(path, page)
 
 
 def content(e: Findings) -> dict[str, Any]:
