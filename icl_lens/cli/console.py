@@ -41,8 +41,7 @@ def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":
     """Return a context with a progress callback: bars on standard error, if it is a terminal."""
     from icl_lens.progress import progress_bar
 
-    console = PlainConsole(stderr=True)
-    return progress_bar(console, hidden=hidden or not console.is_terminal)
+    return progress_bar(hidden=hidden or not PlainConsole(stderr=True).is_terminal)
 
 
 def report_error(program: str, message: object) -> None:
