@@ -156,13 +156,13 @@ def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
 
 
 def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(grouped):
-    from icl_lens.interventions.head_edges import estimated_edges
+    from icl_lens.interventions.head_edges import estimate_effects
 
     model, batch, _ = grouped
     scored = il.label_log_probs_without_edges(model, batch, [[], *([edge] for edge in EDGES)])
     answer = batch.answer[:, None, None].expand(-1, scored.shape[1], 1)
     log_prob = scored.gather(2, answer)[..., 0]
-    estimates = estimated_edges(model, batch, [il.Head(1, 2), il.Head(2, 1)], None)
+    estimates = estimate_effects(model, batch, [il.Head(1, 2), il.Head(2, 1)], None)
     exact, estimated = [], []
     for number, edge in enumerate(EDGES, start=1):
         found = il.head_to_head_effects(
@@ -187,10 +187,10 @@ def acts_names(layer):
 
 
 def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
-    from icl_lens.interventions.head_edges import estimated_edges
+    from icl_lens.interventions.head_edges import estimate_effects
 
     model, batch, acts = grouped
-    estimates = estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
+    estimates = estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
     roles, last = role_indices(batch), EDGE_ROLES.index("last")
     assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(2)))
     assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != last]] == 0).all()
@@ -234,11 +234,11 @@ def test_pieces_prompts_alone_and_full_passes_agree(grouped, monkeypatch):
             model, batch[[row]], [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"]
         )
         assert_close(alone.log_prob[0], together.log_prob[row], scale=8.0)
-    estimates = head_edges.estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
+    estimates = head_edges.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
     with monkeypatch.context() as patched:
         patched.setattr(head_edges, "WRITER_BYTES", 1)  # one prompt at a time, without padding
         pieces = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
-        of_pieces = head_edges.estimated_edges(model, batch, [RECEIVER], None)[RECEIVER]
+        of_pieces = head_edges.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
     assert_close(pieces.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)
     assert_close(of_pieces, estimates, scale=8.0)
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models

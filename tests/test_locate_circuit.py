@@ -73,7 +73,7 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
         assert groups.loc[name, "low"] < 0.05, name
     assert not circuit.is_defined
     assert len(circuit.sentences()) == 1
-    assert "not distinguishable from nothing" in circuit.sentences()[0]
+    assert "not distinguishable from zero" in circuit.sentences()[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,11 @@
-"""Measure what one head's output does to the answer through another head's query, keys or values: exact edges.
+"""Measure how an earlier component (the *sender*) affects the answer through one head (the *receiver*).
 
-1. One pass over the prompts keeps what every earlier component (*sender*) wrote, and each head's queries, keys, values.
-2. Without a sender, the receiver's query, keys or values are rebuilt from the rest of the layer's input, and from them
-   its z at the last position (`edge_inputs`).
-3. The receiver's z is replaced at the last position, in single-token rows that share the prompt's cached keys and
-   values (`edited_scores`); everything after the receiver runs as usual. The drop in the answer's score is the edge's
-   effect.
+1. One pass over the prompts records what every sender wrote, and each head's queries, keys and values.
+2. The receiver's query, keys or values are rebuilt without the sender, and from them its z (`receiver`).
+3. This z replaces the receiver's at the last position; all later components run as usual (`edited_scores`). The drop in
+   the answer's score is the effect of the *edge* from the sender to this query, or to these keys or values.
 
-With several receivers, each reads the intact model's input without the removed senders: what a removal changes in one
-receiver does not reach the inputs of another.
+Several receivers are rebuilt independently from the same unedited pass: a change in one does not reach another.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,26 +25,23 @@ from icl_lens.attribution.head_projection import require_writers
 from icl_lens.attribution.increases import check_against_ids, check_target_ids
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edge_inputs import PARTS, EdgeInputs, Means, Part
 from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import Edit, Stage, editing, group_by_layer
 from icl_lens.interventions.effects import answer_scores, logit_differences
 from icl_lens.interventions.gradients import differentiable_pass
 from icl_lens.interventions.partial_forward import Read
 from icl_lens.interventions.prefix_cache import RowEdits, RowsOfLayer
+from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.roles import ROLES, EdgeRole, members, role_indices, role_masks
+from icl_lens.prompts.roles import ROLES, EdgeRole, indices_in_roles, role_indices, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 
 
 @dataclass(frozen=True, order=True)
 class Edge:
-    """What a sender wrote to tokens of one role, as read by a part of a receiver.
-
-    The role is that of the tokens whose keys or values the receiver reads ("label" for labels of either kind), and
-    "last" for its query.
+    """What a sender wrote to tokens of one role, as read by a receiver's query, keys or values.
 
     Example:
         >>> print(il.Edge(il.Head(5, 1), "k", "L2H0", "true label"))
@@ -56,8 +50,12 @@ class Edge:
 
     receiver: Head
     part: Part
+    """The query ("q"), keys ("k") or values ("v")."""
     sender: str
+    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
     role: EdgeRole = "last"
+    """Role of the tokens whose keys or values are read (see `il.token_roles`; "label" for both kinds of labels). For a
+    query, which is read at the last token, it must be "last"."""
 
     def __str__(self) -> str:
         where = "" if self.part == "q" else f" ({self.role})"
@@ -66,11 +64,12 @@ class Edge:
 
 @dataclass(frozen=True, repr=False)
 class HeadToHeadEffects(ShownAsTable):
-    """Drop in the answer's score when a sender is removed from one part of a receiver, nats; positive if it helps.
+    """Drop in the answer's score when a sender is removed from a receiver's query, keys or values, nats.
 
-    `log_prob` is the drop in log p(target); `log_odds` that in the answer's log-odds against the prompt's other labels,
-    NaN for prompts without an answer; `logit_diff` that in log p(target) − log p(against), None without `against`. All
-    are 0 where the sender is not in an earlier layer than the receiver.
+    A positive drop means that the edge helps the answer. `log_prob` is the drop in log p(target); `log_odds` that in
+    the answer's log-odds against the prompt's other labels, NaN for prompts without an answer; `logit_diff` that in
+    log p(target) − log p(against), None without `against`. Drops are 0 where the sender is not in a layer before the
+    receiver.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="k")
@@ -88,7 +87,10 @@ class HeadToHeadEffects(ShownAsTable):
     """Why full forward passes were used instead of single-token rows; empty if they were not."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return receiver, part, sender, and mean log_prob and log_odds over prompts, largest log_prob first."""
+        """Return receiver, part, sender, and mean drops over prompts, largest log_prob first.
+
+        The drops are the columns log_prob, log_odds and, with `against`, logit_diff.
+        """
         receivers = [str(head) for head in self.receivers for _ in self.senders]
         frame = pd.DataFrame({"receiver": receivers, "part": self.part, "sender": self.senders * len(self.receivers)})
         for name in ("log_prob", "log_odds", "logit_diff"):
@@ -118,16 +120,16 @@ def head_to_head_effects(
     against: Int[Tensor, "batch *n"] | None = None,
     reference: PromptBatch | None = None,
 ) -> HeadToHeadEffects:
-    """Return the exact effect of each sender on the answer through one part of each receiver: "q", "k" or "v".
+    """Return the exact effect of each sender on the answer through each receiver's query, keys or values.
 
-    The receiver's query at the last position, or its keys or values at the tokens `at`, are rebuilt without what the
-    sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`; "label" for both kinds of
-    labels), positions, or "all". Only this receiver changes, and only its output at the last position; all later
+    `part` is "q", "k" or "v". The receiver's query at the last position, or its keys or values at the tokens `at`, are
+    rebuilt without what the sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`; "label"
+    for both kinds of labels), positions, or "all". Only this receiver's output at the last position changes; all later
     components run as usual.
 
-    `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads before the last
-    receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same role
-    instead of zero. `targets` [batch] are token ids, by default those of the answers; with `against` ([batch] or
+    `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
+    last receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same
+    role instead of zero. `targets` [batch] are token ids, by default those of the answers; with `against` ([batch] or
     [batch n] token ids), `logit_diff` is computed as well.
 
     Each pair costs one single-token row per prompt, from the receiver's layer on, if the prefix cache is supported (see
@@ -150,30 +152,37 @@ def head_to_head_effects(
     targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
     others = check_against_ids(view, targets, against)
     means = None if reference is None else sender_means(model, reference)
-    masks = _masks(batch, at)
-    index = torch.tensor([writer_names(view, view.n_layers).index(name) for name in names])
-    pairs = [(i, j) for i, head in enumerate(heads) for j, at in enumerate(index) if at < _n_senders(view, head)]
+    masks = _token_masks(batch, at)
+    all_names = writer_names(view, view.n_layers)
+    writer_index = torch.tensor([all_names.index(name) for name in names])
+    # Indices into `heads` and `names` of each receiver and earlier sender, in the order of `new_z`.
+    pairs = [
+        (i, j)
+        for i, head in enumerate(heads)
+        for j, index in enumerate(writer_index)
+        if index < len(writer_names(view, head.layer)) - 1
+    ]
     if not pairs:
         raise InputError(f"senders must include one in a layer before a receiver, got {', '.join(names)}")
 
-    def rebuilt_z(acts: Activations, rows: list[int]) -> Tensor:
+    def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
         found = list[Tensor]()
         for i, head in enumerate(heads):
-            if own := [index[j] for one, j in pairs if one == i]:
-                inputs = EdgeInputs(acts, head, means)
-                found.append(inputs.without_each(part, masks[rows])[:, 0, torch.stack(own).to(acts.z.device)])
+            if earlier := [j for receiver, j in pairs if receiver == i]:
+                z = Receiver(acts, head, means).z_without_each(part, masks[prompts])[:, 0]
+                found.append(z[:, writer_index[earlier].to(z.device)])
         return torch.cat(found, dim=1)
 
-    new_z = torch.cat([rebuilt_z(*piece) for piece in _captured(model, batch, "last" if part == "q" else "all")])
-    found, reason = _score_replaced(
+    new_z = torch.cat([rebuild_z(*piece) for piece in _capture_pieces(model, batch, "last" if part == "q" else "all")])
+    scores, reason = _score_replaced(
         view,
         batch,
-        [{}, *({heads[i]: place} for place, (i, _) in enumerate(pairs))],
+        [{}, *({heads[i]: row} for row, (i, _) in enumerate(pairs))],
         new_z,
-        lambda log_probs, rows: answer_scores(log_probs, batch, targets, others, rows),
+        lambda log_probs, prompts: answer_scores(log_probs, batch, targets, others, prompts),
     )
-    drops = found.new_zeros(len(batch), len(heads), len(names), found.shape[-1])
-    drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = found[:, :1] - found[:, 1:]
+    drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
+    drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
     log_prob, log_odds, *logit_diff = drops.unbind(-1)
     return HeadToHeadEffects(heads, names, part, log_prob, log_odds, logit_diff[0] if logit_diff else None, reason)
 
@@ -183,10 +192,10 @@ def label_log_probs_without_edges(
 ) -> Float[Tensor, "batch set label"]:
     """Return the log-probability of each label after each prompt when all edges of a set are removed jointly, nats.
 
-    A set's receivers get their query, keys and values from what the intact model wrote, without the removed senders or,
-    with `reference` prompts, with these senders' means over tokens of the same role. An empty set means the intact
-    model. For a set of one edge, the drop is that of `head_to_head_effects`. Raise InputError for prompts without
-    labels, unknown heads or senders, and senders that are not in a layer before the receiver.
+    Each receiver is rebuilt from an unedited pass, so a change in one receiver does not reach another. With `reference`
+    prompts, removed senders are replaced by their means over tokens of the same role instead of zero. An empty set is
+    the unedited model. For a set of one edge, the drop equals that of `head_to_head_effects`. Raise InputError for
+    prompts without labels, unknown heads or senders, and senders that are not in a layer before the receiver.
 
     Example:
         >>> edges = [il.Edge(il.Head(5, 0), "k", "L2H0", "true label"), il.Edge(il.Head(5, 0), "q", "F3")]
@@ -195,24 +204,24 @@ def label_log_probs_without_edges(
     """
     view = ModelView.of(model)
     batch.require_labels("label to score", "use head_to_head_effects, which scores any target")
-    removed = removed_senders(view, edge_sets)
+    removed = removal_masks(view, edge_sets)
     means = None if reference is None else sender_means(model, reference)
-    return score_removed(model, batch, removed, means, read_labels(batch))[0]
+    return score_without_edges(model, batch, removed, means, read_labels(batch))[0]
 
 
-Removed = dict[Head, Bool[Tensor, "set part role _"]]
-"""Receiver -> the senders that each set removes from each of its parts, at tokens of each role."""
+RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
+"""For each receiver, the senders (last axis) that each set of edges removes from its queries, keys and values."""
 
 
-def removed_senders(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Removed:
-    """Return the edges of each set as masks; raise InputError for edges that the model does not have."""
+def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> RemovalMasks:
+    """Return sets of edges as masks; raise InputError for edges that the model does not have."""
     sets = [list(edges) for edges in edge_sets]
     heads = sorted({view.check_head(edge.receiver) for edges in sets for edge in edges})
     names = {head: writer_names(view, head.layer)[:-1] for head in heads}
     removed = {
         head: torch.zeros(len(sets), len(PARTS), len(ROLES), len(names[head]), dtype=torch.bool) for head in heads
     }
-    for place, edges in enumerate(sets):
+    for number, edges in enumerate(sets):
         for edge in edges:
             check_choice("part", edge.part, PARTS)
             check_choice("role", edge.role, (*ROLES, "label"))
@@ -220,76 +229,81 @@ def removed_senders(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Rem
             if edge.part == "q" and edge.role != "last":
                 raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
             sender = names[edge.receiver].index(edge.sender)
-            for role in members(edge.role):
-                removed[edge.receiver][place, PARTS.index(edge.part), role, sender] = True
+            for role in indices_in_roles(edge.role):
+                removed[edge.receiver][number, PARTS.index(edge.part), role, sender] = True
     return removed
 
 
-def score_removed(
-    model: Any, batch: PromptBatch, removed: Removed, means: Means | None, read: Read
+def score_without_edges(
+    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, read: Read
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return `read` of the log-probabilities without each set of edges, and why full passes were used, or ""."""
+    """Return the scores that `read` computes from the log-probabilities when each set of edges is removed.
+
+    The second value is the reason why full forward passes were used, "" if they were not.
+    """
     view = ModelView.of(model)
     n_sets = len(next(iter(removed.values()))) if removed else 1
-    sets: list[dict[Head, int]] = [{} for _ in range(n_sets)]
-    places: dict[Head, Tensor] = {}
-    count = 0
-    for head, of_head in sorted(removed.items()):
-        places[head] = of_head.flatten(1).any(1).nonzero()[:, 0]
-        for place in places[head].tolist():
-            sets[place][head] = count
-            count += 1
+    row_of_head: list[dict[Head, int]] = [{} for _ in range(n_sets)]  # by set; rows of `new_z`
+    sets_of_head: dict[Head, Tensor] = {}
+    n_rows = 0
+    for head, mask in sorted(removed.items()):
+        sets_of_head[head] = mask.flatten(1).any(1).nonzero()[:, 0]
+        for number in sets_of_head[head].tolist():
+            row_of_head[number][head] = n_rows
+            n_rows += 1
 
-    def rebuilt_z(acts: Activations, rows: list[int]) -> Tensor:
+    def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
         found = list[Tensor]()
-        for head, chosen in places.items():
-            parts = removed[head][chosen].to(acts.z.device).unbind(1)
-            found.append(EdgeInputs(acts, head, means).without_sets(dict(zip(PARTS, parts, strict=True))))
-        return torch.cat(found, dim=1) if found else acts.z.new_empty(len(rows), 0, view.d_head)
+        for head, numbers in sets_of_head.items():
+            q, k, v = removed[head][numbers].to(acts.z.device).unbind(1)
+            found.append(Receiver(acts, head, means).z_without_sets({"q": q, "k": k, "v": v}))
+        return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
 
-    new_z = torch.cat([rebuilt_z(*piece) for piece in _captured(model, batch, "all")])
-    return _score_replaced(view, batch, sets, new_z, read)
+    new_z = torch.cat([rebuild_z(*piece) for piece in _capture_pieces(model, batch, "all")])
+    return _score_replaced(view, batch, row_of_head, new_z, read)
 
 
 def sender_means(model: Any, batch: PromptBatch) -> Means:
-    """Return the mean of what each sender wrote to tokens of each role, [role sender d_model]; 0 for missing roles.
+    """Return the mean of what each sender wrote to tokens of each role; 0 for roles that do not occur.
 
-    True and false labels have the same mean, so that what replaces a label does not tell which kind it is.
+    True and false labels have one mean, so that it does not reveal which labels equal the answer.
     """
     view = ModelView.of(model)
     total = torch.zeros(len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64)
     count = torch.zeros(len(ROLES), dtype=torch.float64)
-    for acts, _ in _captured(model, batch, "all"):
+    for acts, _ in _capture_pieces(model, batch, "all"):
         writers = require_writers(acts)
         roles = role_indices(acts.batch).to(writers.row.device)
         prompt, position = (roles >= 0).nonzero().unbind(1)
-        rows, of_row = writers.row[prompt, position], roles[prompt, position].cpu()
-        count += torch.bincount(of_row, minlength=len(ROLES))
-        for some in torch.arange(len(rows)).split(max(1, WRITER_BYTES // vector_bytes(view))):
-            u = writers.vectors(rows[some.to(rows.device)], view.n_layers)[:, :-1]
-            total.index_add_(0, of_row[some], u.double().cpu())
-    labels = list(members("label"))
+        rows, role_of_row = writers.row[prompt, position], roles[prompt, position].cpu()
+        count += torch.bincount(role_of_row, minlength=len(ROLES))
+        for piece in torch.arange(len(rows)).split(max(1, WRITER_BYTES // vector_bytes(view))):
+            u = writers.vectors(rows[piece.to(rows.device)], view.n_layers)[:, :-1]
+            total.index_add_(0, role_of_row[piece], u.double().cpu())
+    labels = list(indices_in_roles("label"))
     total[labels], count[labels] = total[labels].sum(0), count[labels].sum()
     return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype)
 
 
-def estimated_edges(
+def estimate_effects(
     model: Any, batch: PromptBatch, receivers: Sequence[Head], means: Means | None
 ) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
-    """Return first-order effects of single edges on the answer's log-odds: exact up to z, linear after it.
+    """Estimate the effects of single edges on the answer's log-odds, by receiver; the last axis is its senders.
 
-    Roles are `EDGE_ROLES`.
+    The receiver's z without the sender is exact; its effect on the log-odds is linearized. Roles are `EDGE_ROLES`.
     """
     view, masks = ModelView.of(model), role_masks(batch)
     found: dict[Head, list[Tensor]] = {head: [] for head in receivers}
-    for acts, rows in _captured(model, batch, "all"):
-        slopes = _z_gradients(view, acts.batch)
+    for acts, prompts in _capture_pieces(model, batch, "all"):
+        gradients = _z_gradients(view, acts.batch)
         for head in receivers:
-            inputs = EdgeInputs(acts, head, means)
+            receiver = Receiver(acts, head, means)
             drops = []
             for part in PARTS:
-                change = inputs.z[:, None, None] - inputs.without_each(part, masks[rows].to(inputs.z.device))
-                drops.append(einsum(slopes[head.layer][:, head.head].to(change), change, "b d, b r s d -> b r s"))
+                rebuilt = receiver.z_without_each(part, masks[prompts].to(receiver.z.device))
+                change = receiver.z[:, None, None] - rebuilt
+                gradient = gradients[head.layer][:, head.head].to(change)
+                drops.append(einsum(gradient, change, "batch d, batch role sender d -> batch role sender"))
             found[head].append(torch.stack(drops, dim=1))
     return {head: torch.cat(pieces) for head, pieces in found.items()}
 
@@ -297,22 +311,21 @@ def estimated_edges(
 def sender_names(
     view: ModelView, receivers: Sequence[Head], senders: Sequence[Head | tuple[int, int] | str] | None
 ) -> tuple[str, ...]:
-    """Return the names of senders; by default, all heads before the last receiver."""
+    """Return the names of senders; by default, all heads in layers before the last receiver."""
     if senders is None:
-        return tuple(str(head) for head in view.heads() if head.layer < max(one.layer for one in receivers))
+        last_layer = max(head.layer for head in receivers)
+        return tuple(str(head) for head in view.heads() if head.layer < last_layer)
     known = writer_names(view, view.n_layers)[:-1]
-    names = [one if isinstance(one, str) and one in known else str(view.check_head(one)) for one in senders]
+    names = [
+        sender if isinstance(sender, str) and sender in known else str(view.check_head(sender)) for sender in senders
+    ]
     if not names:
         raise InputError("senders must name at least one head, FFN or embedding, got none; omit it for all heads")
     return tuple(dict.fromkeys(names))
 
 
-def _n_senders(view: ModelView, head: Head) -> int:
-    return len(writer_names(view, head.layer)) - 1
-
-
-def _masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tensor, "batch 1 pos"]:
-    """Return where the tokens `at` are; raise InputError for positions outside a row."""
+def _token_masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tensor, "batch 1 pos"]:
+    """Return which tokens `at` selects; raise InputError for positions outside a prompt."""
     if isinstance(at, str) and at in (*ROLES, "label"):
         return role_masks(batch, [cast(EdgeRole, at)])
     mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
@@ -321,12 +334,14 @@ def _masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tensor, "b
     return mask[:, None]
 
 
-def _captured(model: Any, batch: PromptBatch, positions: TokenPositions) -> Iterator[tuple[Activations, list[int]]]:
-    """Yield activations with the writers at `positions`, and the rows, for pieces of the prompts."""
+def _capture_pieces(
+    model: Any, batch: PromptBatch, positions: TokenPositions
+) -> Iterator[tuple[Activations, list[int]]]:
+    """Yield activations with the writers at `positions` for a few prompts at a time, and the indices of the prompts."""
     view = ModelView.of(model)
-    per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
-    for rows in torch.arange(len(batch)).split(max(1, WRITER_BYTES // per_prompt)):
-        yield capture(model, batch[rows.tolist()], writers=positions), rows.tolist()
+    bytes_per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
+    for piece in torch.arange(len(batch)).split(max(1, WRITER_BYTES // bytes_per_prompt)):
+        yield capture(model, batch[piece.tolist()], writers=positions), piece.tolist()
 
 
 def _z_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
@@ -335,11 +350,11 @@ def _z_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor,
         tokens, others, last = (
             x.clone().to(log_probs.device) for x in (batch.answer_tokens, batch.other_label_tokens, batch.last)
         )
-        own = log_probs.gather(1, tokens[:, None])
-        odds = logit_differences(log_probs, own, others, torch.arange(len(batch)))[0]
-        slopes = torch.autograd.grad(odds.sum(), zs)
-    rows = torch.arange(len(batch), device=last.device)
-    return {layer: slope[rows, last] for layer, slope in enumerate(slopes)}
+        of_answer = log_probs.gather(1, tokens[:, None])
+        odds = logit_differences(log_probs, of_answer, others, torch.arange(len(batch)))[0]
+        gradients = torch.autograd.grad(odds.sum(), zs)
+    prompts = torch.arange(len(batch), device=last.device)
+    return {layer: gradient[prompts, last] for layer, gradient in enumerate(gradients)}
 
 
 def _score_replaced(
@@ -349,19 +364,22 @@ def _score_replaced(
     new_z: Float[Tensor, "batch z d_head"],
     read: Read,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return `read` of the log-probabilities when receivers' z at the last position is replaced, and the reason to
-    fall back to full passes.
+    """Return the scores that `read` computes when each set's receivers have another z at the last position.
 
-    Each set maps receivers to their replacement, an index into `new_z`.
+    A set maps receivers to indices into `new_z`. The second value is the reason why full forward passes were used, ""
+    if they were not.
     """
-    marks = torch.zeros(len(sets), view.n_layers, 1, dtype=torch.long)
-    for place, one in enumerate(sets):
-        marks[place, [head.layer for head in one]] = 1 + place
+    marks = torch.zeros(len(sets), view.n_layers, 1, dtype=torch.long)  # see `RowEdits`: no two sets share edits
+    for number, replaced in enumerate(sets):
+        marks[number, [head.layer for head in replaced]] = 1 + number
 
     def edits_of(prompts: list[int]) -> RowEdits:
-        def edit_z(layer: int, shown: list[int], z: Tensor, values: RowsOfLayer) -> None:
+        def edit_z(layer: int, numbers: list[int], z: Tensor, values: RowsOfLayer) -> None:
             edits = [
-                (r, head.head, i) for r, s in enumerate(shown, 1) for head, i in sets[s].items() if head.layer == layer
+                (row, head.head, i)
+                for row, number in enumerate(numbers, start=1)
+                for head, i in sets[number].items()
+                if head.layer == layer
             ]
             if edits:
                 rows, heads, index = torch.tensor(edits, device=z.device).unbind(1)
@@ -370,13 +388,13 @@ def _score_replaced(
         return RowEdits(marks, edit_z)
 
     def run_full_passes() -> Tensor:
-        def edited(one: Mapping[Head, int]) -> AbstractContextManager[None]:
+        def edited(replaced: Mapping[Head, int]) -> AbstractContextManager[None]:
             def apply(z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
                 for head in heads:
-                    z[torch.arange(len(z)), last, head] = new_z[:, one[Head(layer, head)]].to(z)
+                    z[torch.arange(len(z)), last, head] = new_z[:, replaced[Head(layer, head)]].to(z)
 
-            by_layer = group_by_layer(view, one)
-            return editing(view, Edit(Stage.z, by_layer, apply, required_batch=batch)) if one else nullcontext()
+            by_layer = group_by_layer(view, replaced)
+            return editing(view, Edit(Stage.z, by_layer, apply, required_batch=batch)) if replaced else nullcontext()
 
         return score_passes(view, batch, map(edited, sets), read)
 

@@ -1,18 +1,21 @@
-"""Find which earlier components some heads work through, over a task, and how faithful these edges are: resumable.
+"""Rank the edges into some heads over a task, and test on held-out prompts how much of the answer the first ones carry.
 
-1. Means: what each sender writes to tokens of each role, over some of the prompts. To remove an edge is to replace what
-   the sender wrote by this mean (`head_edges`).
-2. Screening: first-order effects of all edges on the answer's log-odds, averaged over the prompts, rank them.
-3. Exact effects of the first edges, on held-out prompts.
-4. Faithfulness on held-out prompts: F(k) = (m(k) − m(none)) / (m(all) − m(none)), where m(k) is the mean log-odds with
-   only the first k edges kept. Random rankings with as many edges of every part, role and sender's layer are controls.
-5. Groups of edges, removed jointly: from early or late layers, to the query, keys or values. The same groups into
-   random heads of the same layers are controls.
+An edge is what an earlier component (the sender) wrote, as read by the query, keys or values of a head (the receiver).
 
-Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality and completeness: Wang et al., IOI (arXiv
-2211.00593).
+1. Average what each sender writes to tokens of each role. To remove an edge is to replace its sender by this mean.
+2. Rank all edges by the size of their mean first-order effect on the answer's log-odds.
+3. On held-out prompts, measure the exact effect of removing each of the first edges of this ranking, the *circuit*.
+4. Measure faithfulness F(k) = (m(k) − m(none)) / (m(all) − m(none)), where m(k) is the mean log-odds when only the
+   first k edges are kept. CPR is the area under F, and CMD the area under |1 − F|, over the share of edges kept. The
+   controls are random rankings with the same number of edges of each part, role and sender's layer.
+5. Remove groups of edges jointly, such as those from early layers to queries. The controls are the same groups into
+   random heads of the same layers.
+
+Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`needed`) and completeness: Wang et al., IOI
+(arXiv 2211.00593).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,7 +27,7 @@ from icl_lens.attribution.increases import check_target_ids
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, interval_texts, json_records, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edited_scores import read_labels
-from icl_lens.interventions.head_edges import estimated_edges, score_removed, sender_means
+from icl_lens.interventions.head_edges import estimate_effects, score_without_edges, sender_means
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
@@ -38,7 +41,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
-# Prompts over which senders' means are taken.
+# Maximum number of prompts over which senders' means are taken.
 MEAN_PROMPTS = 64
 
 Table = Literal["edges", "curve", "groups"]
@@ -46,10 +49,10 @@ Table = Literal["edges", "curve", "groups"]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Circuit(ShownAsTable):
-    """The edges through which some heads work, and how much of the answer they carry; made by `locate_circuit`.
+    """The strongest edges into some heads, and how much of the answer they carry; made by `locate_circuit`.
 
-    Effects are drops in the answer's log-odds, nats, on held-out prompts; intervals are 95% bootstrap intervals over
-    queries (NaN for a single query).
+    Effects are drops in the answer's log-odds, nats, on held-out prompts: positive if the edge helps. `low` and `high`
+    are the ends of 95% bootstrap intervals over queries (NaN for a single query).
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60, layout="random")
@@ -62,73 +65,84 @@ class Circuit(ShownAsTable):
     n_edges: int
     """Number of all edges into the receivers."""
     n_random: int
+    """Number of random rankings."""
     n_located: int
-    """Number of prompts that ranked the edges."""
+    """Number of prompts on which edges are ranked."""
     n_prompts: int
     """Number of held-out prompts, on which everything else is measured."""
     n_queries: int
+    """Number of distinct queries of the held-out prompts."""
     edges: pd.DataFrame = field(repr=False)
+    """See `to_frame`, also for `curve` and `groups`."""
     curve: pd.DataFrame = field(repr=False)
     groups: pd.DataFrame = field(repr=False)
     scores: pd.DataFrame = field(repr=False)
+    """See `score`."""
 
     def to_frame(self, table: Table = "edges") -> pd.DataFrame:
         """Return a table.
 
-        "edges": the first edges of the ranking, with receiver, part, sender, role, estimate (first-order, on the
-        prompts that ranked them), effect, low, high (exact, held-out) and needed, needed_low, needed_high: the drop
-        when the edge is removed from a model with only these edges.
-        "curve": by number and share of edges kept, faithfulness, low, high; random (mean), random_low, random_high (of
-        single rankings); difference, difference_low, difference_high.
-        "groups": effect, low, high of removing a group of edges; control (the same into random heads of the same
-        layers), difference, difference_low, difference_high.
+        - "edges", one row per edge of the circuit, strongest first: edge, receiver, part, sender, role; estimate (the
+          first-order effect, on the prompts that rank the edges); effect, low, high (exact, held-out); needed,
+          needed_low, needed_high (the drop when the edge is removed while only the circuit is kept).
+        - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low, high; random,
+          random_low, random_high (mean, lowest and highest of the random rankings); difference, difference_low,
+          difference_high (from the mean of the random rankings).
+        - "groups", one row per group of edges, removed jointly: group; effect, low, high; control (for the same group
+          into random heads of the same layers); difference, difference_low, difference_high (from the control).
         """
         check_choice("table", table, ("edges", "curve", "groups"))
         return getattr(self, table).copy()
 
     def score(self, name: str) -> tuple[float, float, float]:
-        """Return the mean, low and high of a row of `scores`: "all", "none", "cpr", "cmd", "completeness", …."""
+        """Return a score, with the low and high end of its interval.
+
+        - "all", "none", "all − none": mean log-odds with all edges kept, with none, and their difference, nats.
+        - "cpr", "cmd": the areas under F and |1 − F|; "cpr, random" and "cmd, random": for random rankings; "cpr,
+          difference" and "cmd, difference".
+        - "completeness": mean |difference| of the log-odds between the model and the circuit when the same random half
+          of the circuit is removed from both, nats. 0 is best.
+        - "largest estimate left out": largest size of a first-order effect outside the circuit, nats (no interval).
+        """
         check_choice("name", name, tuple(self.scores["name"]))
         row = self.scores.set_index("name").loc[name]
         return float(row["value"]), float(row["low"]), float(row["high"])
 
     @property
     def is_defined(self) -> bool:
-        """Whether the edges carry anything: whether the interval of m(all) − m(none) excludes zero."""
+        """Whether faithfulness is defined: whether the interval of m(all) − m(none) excludes zero."""
         _, low, high = self.score("all − none")
         return low > 0 or high < 0
 
     def sentences(self) -> list[str]:
-        """Return in words what the edges carry, whether the first ones are better than random, and by which groups."""
+        """Return in words what all edges carry, how much of it the circuit keeps, and which groups of edges matter."""
         all_edges, none = (self.score(name)[0] for name in ("all", "none"))
         value, low, high = self.score("all − none")
         carried = (
             f"With all {self.n_edges:,} edges into {len(self.receivers)} heads, the answer's log-odds are "
-            f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{_interval(low, high)}"
+            f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{_interval_text(low, high)}"
         )
         if not self.is_defined:
-            return [f"{carried}, which is not distinguishable from nothing, so faithfulness is not defined."]
+            return [f"{carried}, which is not distinguishable from zero, so faithfulness is not defined."]
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
-        shown = _interval(100 * row["low"], 100 * row["high"], "{:.0f}")
+        interval = _interval_text(100 * row["low"], 100 * row["high"], "{:.0f}")
         kept = (
-            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:.0f}% of this{shown}, random "
-            f"edges of the same parts, roles and layers {100 * row['random']:.0f}%"
+            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:.0f}% of this{interval}; random "
+            f"edges of the same parts, roles and layers keep {100 * row['random']:.0f}%"
         )
         if row["difference_low"] > 0:
             kept += "."
         else:
-            difference = _interval(100 * row["difference_low"], 100 * row["difference_high"], "{:+.0f}")
-            kept += f": not better than random (difference {100 * row['difference']:+.0f} points{difference})."
-        above = [row for row in self.groups.to_dict("records") if min(row["low"], row["difference_low"]) > 0]
-        above.sort(key=lambda row: -row["difference"])
-        named = [f"{row['group']} ({row['effect']:+.2f})" for row in above]
-        groups = (
-            f"Removed jointly, these groups lower the log-odds more than into random heads: {', '.join(named[:4])}"
-            + (f", and {len(named) - 4} more." if len(named) > 4 else ".")
-            if named
-            else "No group of edges lowers the log-odds more than the same group into random heads."
-        )
-        return [f"{carried}.", kept, groups]
+            interval = _interval_text(100 * row["difference_low"], 100 * row["difference_high"], "{:+.0f}")
+            kept += f". This is not better than random (difference {100 * row['difference']:+.0f} points{interval})."
+        groups = [row for row in self.groups.to_dict("records") if min(row["low"], row["difference_low"]) > 0]
+        if not groups:
+            return [f"{carried}.", kept, "No group of edges matters more than the same group into random heads."]
+        groups.sort(key=lambda row: -row["difference"])
+        texts = [f"{row['group']} ({row['effect']:+.2f})" for row in groups]
+        texts = [*texts[:4], f"and {len(texts) - 4} more"] if len(texts) > 4 else texts
+        start = "Groups of edges that matter more than the same groups into random heads, with the drop when removed: "
+        return [f"{carried}.", kept, f"{start}{', '.join(texts)}."]
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, receivers and tables as numbers and strings for JSON."""
@@ -163,17 +177,19 @@ def locate_circuit(
     progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Circuit:
-    """Return the edges through which heads raise the answer over other labels, ranked on `prompts`, tested on others.
+    """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer the first ones carry.
 
-    Senders are all earlier heads, FFNs and embeddings; receivers read them in their query at the last position and in
-    their keys and values at tokens of each role. True and false labels are one role, because a set of edges from true
-    labels alone would be given the answer. Each receiver reads the intact model's input without the removed edges, so
-    what a removal changes in one receiver does not reach another. `n_random` random rankings are compared with;
-    `held_out` should have other queries (`il.split_by_query`). `folder`, `distributed`, `progress` and `warn` are those
-    of `locate_effects`.
+    An edge leads from an earlier head, FFN or embedding to a receiver's query at the last position, or to its keys or
+    values at tokens of one role. True and false labels are one role, because a set of edges that kept only true labels
+    would reveal the answer. The receivers are rebuilt independently from an unedited pass, so a change in one does not
+    reach another.
 
-    Raise InputError for unknown heads, receivers in the first layer alone, prompts without an answer or with one label,
-    an unsupported family, and for a `folder` whose configuration does not have `by="circuit"`.
+    The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
+    `held_out` should have other queries than `prompts` (see `il.split_by_query`). `folder`, `distributed`, `progress`
+    and `warn` are those of `locate_effects`.
+
+    Raise InputError for unknown heads, more receivers than half of the model's heads, prompts without an answer or with
+    one label, an unsupported family, and a `folder` whose configuration does not have `by="circuit"`.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60, layout="random")
@@ -181,68 +197,80 @@ def locate_circuit(
         >>> circuit.to_frame("curve").columns.tolist()[:4]
         ['kept', 'share', 'faithfulness', 'low']
     """
-    ranking, testing = (one if isinstance(one, PromptBatch) else tokenize(model, one) for one in (prompts, held_out))
+    ranking = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    testing = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
     distributed, view = distributed or Distributed(), ModelView.of(model)
-    chosen = tuple(dict.fromkeys(view.check_head(head) for head in receivers))
-    space = EdgeSpace.of(view, chosen)
-    if not chosen or not len(space):
+    heads = tuple(dict.fromkeys(view.check_head(head) for head in receivers))
+    if not heads:
         raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
-    for name, value, least in (("n_edges", n_edges, 1), ("n_random", n_random, 2)):
-        if value < least:
-            raise InputError(f"{name} must be at least {least}, got {value}")
+    for name, value, minimum in (("n_edges", n_edges, 1), ("n_random", n_random, 2)):
+        if value < minimum:
+            raise InputError(f"{name} must be at least {minimum}, got {value}")
     for batch in (ranking, testing):
         batch.require_labels("log-odds against the other labels", "pass prompts with demonstrations")
         check_target_ids(view, batch.answer_tokens, len(batch))
         if bool((batch.label_mask.sum(1) < 2).any()):
-            raise InputError("prompts must have at least two labels, whose log-odds edges change; got one")
+            raise InputError("prompts must have at least two labels to compare, got one")
     if folder is not None and folder.configuration.get("by") != "circuit":
         raise InputError(
             f"the folder's configuration must have by='circuit', got {folder.configuration.get('by', 'increase')!r}; "
             "set it, so that its chunks are not mistaken for others"
         )
-    plans = [plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget) for batch in (ranking, testing)]
-    spaced = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)  # of every label
-    means = sender_means(model, ranking[spaced.tolist()])
+    ranking_plan, testing_plan = (
+        plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget) for batch in (ranking, testing)
+    )
+    # Evenly spaced, because prompts may be sorted by label.
+    mean_prompts = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
+    means = sender_means(model, ranking[mean_prompts.tolist()])
+    space = EdgeSpace.of(view, heads)
 
     with reported(progress) as report:
-        streams = [ChunkStream(plan, folder, distributed, report, warn) for plan in plans]
 
         def estimate(number: int) -> dict[str, Any]:
-            found = estimated_edges(model, ranking[plans[0][number]], chosen, means)
-            return {"estimate": space.flat(found).double().sum(0).numpy()}
+            found = estimate_effects(model, ranking[ranking_plan[number]], heads, means)
+            return {"estimate": space.flatten(found).double().sum(0).numpy()}
 
+        stream = ChunkStream(ranking_plan, folder, distributed, report, warn)
         total = np.zeros(len(space))
-        for chunk in streams[0].chunks("estimate", range(len(plans[0])), estimate):
+        for chunk in stream.chunks("estimate", range(len(ranking_plan)), estimate):
             total += chunk.column("estimate").to_numpy()
         ranked = distributed.run_on_main(lambda: np.argsort(-np.abs(total), kind="stable"))
         sets = EdgeSets.of(space, ranked, n_edges=n_edges, n_random=n_random, seed=seed)
-        removed = sets.removed(view, seed=seed)
+        removed = sets.removal_masks(view, seed=seed)
 
         def score(number: int) -> dict[str, Any]:
-            rows = plans[1][number]
+            rows = testing_plan[number]
             batch = testing[rows]
-            labels, _ = score_removed(model, batch, removed, means, read_labels(batch))
-            n, count = labels.shape[:2]
-            answer, choices = (x.cpu().repeat_interleave(count, 0) for x in (batch.answer, batch.label_mask))
+            labels, _ = score_without_edges(model, batch, removed, means, read_labels(batch))
+            n, n_sets = labels.shape[:2]
+            answer, choices = (x.cpu().repeat_interleave(n_sets, 0) for x in (batch.answer, batch.label_mask))
             odds = label_log_odds(labels.cpu().flatten(0, 1), answer, choices=choices).float()
             return {
-                "prompt": np.repeat(np.array(rows, np.int32), count),
-                "set": np.tile(np.arange(count, dtype=np.int32), n),
+                "prompt": np.repeat(np.array(rows, np.int32), n_sets),
+                "set": np.tile(np.arange(n_sets, dtype=np.int32), n),
                 "log_odds": odds.numpy(),
             }
 
+        stream = ChunkStream(testing_plan, folder, distributed, report, warn)
         log_odds = np.full((len(testing), len(sets)), np.nan)
-        for rows, chunk in zip(plans[1], streams[1].chunks("circuit", range(len(plans[1])), score), strict=False):
+        chunks = stream.chunks("circuit", range(len(testing_plan)), score)
+        for rows, chunk in zip(testing_plan, chunks, strict=False):  # other processes than the first get no chunks
             log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
 
-    def collected() -> Circuit:
+    def make_circuit() -> Circuit:
         queries = [prompt.query for prompt in testing.prompts]
-        tables = sets.tables(log_odds, queries, total / len(ranking))
-        counts = len(space), n_random, len(ranking), len(testing), len(set(queries))
-        return Circuit(chosen, *counts, **tables)
+        return Circuit(
+            receivers=heads,
+            n_edges=len(space),
+            n_random=n_random,
+            n_located=len(ranking),
+            n_prompts=len(testing),
+            n_queries=len(set(queries)),
+            **sets.tables(log_odds, queries, total / len(ranking)),
+        )
 
-    return distributed.run_on_main(collected)
+    return distributed.run_on_main(make_circuit)
 
 
-def _interval(low: float, high: float, number: str = "{:+.2f}") -> str:
-    return "" if low != low else f" (95% interval {number.format(low)} … {number.format(high)})"
+def _interval_text(low: float, high: float, number: str = "{:+.2f}") -> str:
+    return "" if math.isnan(low) else f" (95% interval {number.format(low)} … {number.format(high)})"

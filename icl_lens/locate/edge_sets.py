@@ -1,4 +1,4 @@
-"""The sets of edges that a circuit's tests remove, and the tables of what their removal does to the log-odds."""
+"""The sets of edges that the tests of a circuit remove, and the tables of how this changes the log-odds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,83 +8,95 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from icl_lens.interventions.controlled_ablation import random_head_sets
-from icl_lens.interventions.head_edges import Removed
+from icl_lens.interventions.head_edges import RemovalMasks
 from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.metrics import resampled_means
 from icl_lens.models.view import ModelView
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Shares of all edges that are kept, as in MIB."""
-# Random subsets of the circuit for completeness, and sets of random receivers for groups.
-SUBSETS, RANDOM_RECEIVERS = 10, 5
+"""Shares of all edges that are kept, as in MIB (arXiv 2504.13151)."""
+# Random halves of the circuit for completeness, and random sets of receivers for groups.
+N_SUBSETS, N_RANDOM_RECEIVERS = 10, 5
+# Confidence level of intervals.
 LEVEL = 0.95
 
 
 @dataclass(eq=False)
 class EdgeSets:
-    """The edges that are removed in each of a circuit's tests, by the name of the test."""
+    """The edges that each test of a circuit removes. A set is named by a tuple:
+
+    - ("all",), ("none",): all edges are kept, or none.
+    - ("located", size): only the first `size` edges are kept; ("random", number, size): as many of a random ranking.
+    - ("edge", i): the i-th edge is removed; ("needed", i): only the circuit without it is kept.
+    - ("model without", j), ("circuit without", j): a random half of the circuit is removed, from all edges or from the
+      circuit alone.
+    - ("group", name): a group is removed; ("control", name, number): the same group into random heads.
+    """
 
     space: EdgeSpace
     circuit: Int[np.ndarray, " edge"]
-    """The first edges of the ranking."""
+    """The first edges of the ranking, as positions in `space`."""
     sizes: list[int]
-    """Numbers of kept edges of the curve."""
+    """Numbers of edges that are kept in the curve of faithfulness."""
     n_random: int
+    """Number of random rankings."""
     names: list[tuple[object, ...]] = field(default_factory=list)
     masks: list[Bool[np.ndarray, " edge"]] = field(default_factory=list)
+    """The removed edges of each set."""
 
     @classmethod
     def of(
         cls, space: EdgeSpace, ranked: Int[np.ndarray, " edge"], *, n_edges: int, n_random: int, seed: int
     ) -> "EdgeSets":
-        """Return the sets of every test, given all edges from the strongest to the weakest."""
+        """Return the sets of all tests; `ranked` are all edges, from the strongest to the weakest."""
         n = len(space)
         sizes = sorted({min(n_edges, n), *(max(1, round(share * n)) for share in SHARES)})
         sets = cls(space, ranked[:n_edges], sizes, n_random)
-        sets._remove("all", chosen=np.array([], dtype=np.int64))
-        sets._keep("none", chosen=np.array([], dtype=np.int64))
+        sets._add_removed("all", chosen=np.array([], dtype=np.int64))
+        sets._add_kept("none", chosen=np.array([], dtype=np.int64))
         for size in sizes:
-            sets._keep("located", size, chosen=ranked[:size])
+            sets._add_kept("located", size, chosen=ranked[:size])
         for number in range(n_random):
             for size, chosen in zip(sizes, space.random_like(ranked, sizes, seed=seed + number), strict=True):
-                sets._keep("random", number, size, chosen=chosen)
+                sets._add_kept("random", number, size, chosen=chosen)
         rng = np.random.default_rng(seed)
         for number, edge in enumerate(sets.circuit):
-            sets._remove("edge", number, chosen=edge[None])
-            sets._keep("needed", number, chosen=np.setdiff1d(sets.circuit, edge))
-        for number in range(SUBSETS):
+            sets._add_removed("edge", number, chosen=edge[None])
+            sets._add_kept("needed", number, chosen=np.setdiff1d(sets.circuit, edge))
+        for number in range(N_SUBSETS):
             subset = rng.choice(sets.circuit, size=(len(sets.circuit) + 1) // 2, replace=False)
-            sets._remove("model without", number, chosen=subset)
-            sets._keep("circuit without", number, chosen=np.setdiff1d(sets.circuit, subset))
+            sets._add_removed("model without", number, chosen=subset)
+            sets._add_kept("circuit without", number, chosen=np.setdiff1d(sets.circuit, subset))
         for name, chosen in space.groups.items():
-            sets._remove("group", name, chosen=np.flatnonzero(chosen))
-            for number in range(RANDOM_RECEIVERS):
-                sets._remove("control", name, number, chosen=np.array([], dtype=np.int64))  # in other receivers
+            sets._add_removed("group", name, chosen=np.flatnonzero(chosen))
+            for number in range(N_RANDOM_RECEIVERS):
+                # No edges into the receivers; `removal_masks` adds those into random heads.
+                sets._add_removed("control", name, number, chosen=np.array([], dtype=np.int64))
         return sets
 
-    def _remove(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
+    def _add_removed(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
         mask = np.zeros(len(self.space), dtype=bool)
         mask[chosen] = True
         self.names.append(name)
         self.masks.append(mask)
 
-    def _keep(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
-        self._remove(*name, chosen=np.setdiff1d(np.arange(len(self.space)), chosen))
+    def _add_kept(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
+        self._add_removed(*name, chosen=np.setdiff1d(np.arange(len(self.space)), chosen))
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def removed(self, view: ModelView, *, seed: int) -> Removed:
+    def removal_masks(self, view: ModelView, *, seed: int) -> RemovalMasks:
         """Return what each set removes from the receivers and, in controls of groups, from random heads."""
-        removed = self.space.removing(np.stack(self.masks))
-        randoms = random_head_sets(view, self.space.receivers, draws=RANDOM_RECEIVERS, seed=seed, same_layers=True)
+        removed = self.space.removal_masks(np.stack(self.masks))
+        randoms = random_head_sets(view, self.space.receivers, draws=N_RANDOM_RECEIVERS, seed=seed, same_layers=True)
         for number, heads in enumerate(randoms):
             space = EdgeSpace.of(view, heads)
             masks = np.zeros((len(self), len(space)), dtype=bool)
             for name, chosen in space.groups.items():
                 if ("control", name, number) in self.names:
                     masks[self.names.index(("control", name, number))] = chosen
-            for head, mask in space.removing(masks).items():
+            for head, mask in space.removal_masks(masks).items():
                 removed[head] = removed[head] | mask if head in removed else mask
         return removed
 
@@ -94,65 +106,80 @@ class EdgeSets:
         queries: Sequence[str],
         estimates: Float[np.ndarray, " edge"],
     ) -> dict[str, pd.DataFrame]:
-        """Return the tables edges, curve, groups and scores, with 95% intervals over queries."""
-        return _Tables(self, log_odds, queries).tables(estimates)
+        """Return the tables edges, curve, groups and scores of `Circuit`; queries are resampled for 95% intervals."""
+        tables = _Tables(self, log_odds, queries)
+        return {
+            "edges": tables.edges(estimates),
+            "curve": tables.curve(),
+            "groups": tables.groups(),
+            "scores": tables.scores(estimates),
+        }
 
 
 class _Tables:
-    """Means and bootstrap draws of the sets' log-odds: [draw set], the first row being the means themselves."""
+    """Each set's mean log-odds, [draw set]: row 0 is the mean over all prompts, the others are bootstrap draws."""
 
     def __init__(self, sets: EdgeSets, log_odds: Float[np.ndarray, "prompt set"], queries: Sequence[str]):
-        self.sets, self.number = sets, {name: i for i, name in enumerate(sets.names)}
+        self.sets, self.space = sets, sets.space
+        self.column = {name: i for i, name in enumerate(sets.names)}
         draws = resampled_means(log_odds, queries) if len(set(queries)) > 1 else np.full((1, len(sets)), np.nan)
         self.means = np.concatenate([log_odds.mean(0, keepdims=True), draws])
-        self.carried = self.at("all") - self.at("none")
+        self.carried = self.mean("all") - self.mean("none")
+        self.located = np.stack([self.faithfulness("located", size) for size in sets.sizes], axis=1)  # draw, size
+        self.random = np.stack(
+            [[self.faithfulness("random", number, size) for size in sets.sizes] for number in range(sets.n_random)]
+        ).transpose(2, 0, 1)  # draw, ranking, size
 
-    def at(self, *name: object) -> Float[np.ndarray, " draw"]:
-        return self.means[:, self.number[name]]
+    def mean(self, *name: object) -> Float[np.ndarray, " draw"]:
+        return self.means[:, self.column[name]]
 
     def faithfulness(self, *name: object) -> Float[np.ndarray, " draw"]:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return (self.at(*name) - self.at("none")) / self.carried
+            return (self.mean(*name) - self.mean("none")) / self.carried
 
-    def tables(self, estimates: Float[np.ndarray, " edge"]) -> dict[str, pd.DataFrame]:
-        sets, space = self.sets, self.sets.space
-        located = np.stack([self.faithfulness("located", size) for size in sets.sizes], axis=1)
-        random = np.stack(
-            [[self.faithfulness("random", number, size) for size in sets.sizes] for number in range(sets.n_random)]
-        ).transpose(2, 0, 1)  # draw, ranking, size
-        edges, curve, groups = [], [], []
-        for number, edge in enumerate(sets.circuit):
-            named = space.edge(int(edge))
-            whole = self.at("located", len(sets.circuit))
-            edges.append(
+    def edges(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
+        rows = []
+        circuit = self.mean("located", len(self.sets.circuit))
+        for number, index in enumerate(self.sets.circuit):
+            edge = self.space.edge(int(index))
+            rows.append(
                 {
-                    "edge": str(named),
-                    "receiver": str(named.receiver),
-                    "part": named.part,
-                    "sender": named.sender,
-                    "role": named.role,
-                    "estimate": float(estimates[edge]),
-                    **_interval("effect", "", self.at("all") - self.at("edge", number)),
-                    **_interval("needed", "needed_", whole - self.at("needed", number)),
+                    "edge": str(edge),
+                    "receiver": str(edge.receiver),
+                    "part": edge.part,
+                    "sender": edge.sender,
+                    "role": edge.role,
+                    "estimate": float(estimates[index]),
+                    **_interval("effect", "", self.mean("all") - self.mean("edge", number)),
+                    **_interval("needed", "needed_", circuit - self.mean("needed", number)),
                 }
             )
-        for i, size in enumerate(sets.sizes):
-            means = random[0, :, i]
-            curve.append(
+        return pd.DataFrame(rows)
+
+    def curve(self) -> pd.DataFrame:
+        rows = []
+        for i, size in enumerate(self.sets.sizes):
+            located, random = self.located[:, i], self.random[:, :, i]
+            rows.append(
                 {
                     "kept": size,
-                    "share": size / len(space),
-                    **_interval("faithfulness", "", located[:, i]),
-                    "random": float(means.mean()),
-                    "random_low": float(means.min()),
-                    "random_high": float(means.max()),
-                    **_interval("difference", "difference_", located[:, i] - random[:, :, i].mean(1)),
+                    "share": size / len(self.space),
+                    **_interval("faithfulness", "", located),
+                    "random": float(random[0].mean()),
+                    "random_low": float(random[0].min()),
+                    "random_high": float(random[0].max()),
+                    **_interval("difference", "difference_", located - random.mean(1)),
                 }
             )
-        for name in space.groups:
-            effect = self.at("all") - self.at("group", name)
-            control = self.at("all") - np.mean([self.at("control", name, r) for r in range(RANDOM_RECEIVERS)], axis=0)
-            groups.append(
+        return pd.DataFrame(rows)
+
+    def groups(self) -> pd.DataFrame:
+        rows = []
+        for name in self.space.groups:
+            effect = self.mean("all") - self.mean("group", name)
+            controls = [self.mean("control", name, number) for number in range(N_RANDOM_RECEIVERS)]
+            control = self.mean("all") - np.mean(controls, axis=0)
+            rows.append(
                 {
                     "group": name,
                     **_interval("effect", "", effect),
@@ -160,37 +187,30 @@ class _Tables:
                     **_interval("difference", "difference_", effect - control),
                 }
             )
-        shares = np.array([0, *(size / len(space) for size in sets.sizes), 1])
-        areas = {"cpr": lambda f: f, "cmd": lambda f: np.abs(1 - f)}
-        scores = {"all": self.at("all"), "none": self.at("none"), "all − none": self.carried}
-        for name, of in areas.items():
-            own, controls = (
-                np.trapezoid(of(np.concatenate([0 * f[..., :1], f, 0 * f[..., :1] + 1], axis=-1)), shares, axis=-1)
-                for f in (located, random)
-            )
-            scores |= {name: own, f"{name}, random": controls.mean(1), f"{name}, difference": own - controls.mean(1)}
-        gaps = [
-            np.abs(self.at("model without", j) - self.at("circuit without", j)) for j in range(len(self._subsets()))
-        ]
+        return pd.DataFrame(rows)
+
+    def scores(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
+        scores = {"all": self.mean("all"), "none": self.mean("none"), "all − none": self.carried}
+        for name in ("cpr", "cmd"):
+            located, random = self.area(name, self.located), self.area(name, self.random).mean(1)
+            scores |= {name: located, f"{name}, random": random, f"{name}, difference": located - random}
+        gaps = [np.abs(self.mean("model without", j) - self.mean("circuit without", j)) for j in range(N_SUBSETS)]
         scores["completeness"] = np.mean(gaps, axis=0)
         rows = [{"name": name, **_interval("value", "", values)} for name, values in scores.items()]
-        rest = np.delete(np.abs(estimates), sets.circuit)
-        rows.append(
-            {"name": "largest estimate left out", "value": float(rest.max(initial=0)), "low": np.nan, "high": np.nan}
-        )
-        return {
-            "edges": pd.DataFrame(edges),
-            "curve": pd.DataFrame(curve),
-            "groups": pd.DataFrame(groups),
-            "scores": pd.DataFrame(rows),
-        }
+        others = np.delete(np.abs(estimates), self.sets.circuit)
+        largest = {"value": float(others.max(initial=0)), "low": np.nan, "high": np.nan}
+        return pd.DataFrame([*rows, {"name": "largest estimate left out", **largest}])
 
-    def _subsets(self) -> list[tuple[object, ...]]:
-        return [name for name in self.sets.names if name[0] == "model without"]
+    def area(self, name: str, faithfulness: Float[np.ndarray, "draw *n size"]) -> Float[np.ndarray, "draw *n"]:
+        """Return the area under F ("cpr") or |1 − F| ("cmd") by share of edges kept, with F(0) = 0 and F(1) = 1."""
+        shares = [0, *(size / len(self.space) for size in self.sets.sizes), 1]
+        zero = 0 * faithfulness[..., :1]  # NaN where faithfulness is not defined
+        F = np.concatenate([zero, faithfulness, zero + 1], axis=-1)
+        return np.trapezoid(F if name == "cpr" else np.abs(1 - F), shares, axis=-1)
 
 
 def _interval(name: str, prefix: str, draws: Float[np.ndarray, " draw"]) -> dict[str, float]:
-    """Return the value (first of `draws`) and the ends of its interval, as columns."""
+    """Return the columns `name`, low and high: the first of `draws`, and the interval of the others."""
     finite = draws[1:][np.isfinite(draws[1:])]
     low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(finite) else (np.nan, np.nan)
     return {name: float(draws[0]), f"{prefix}low": float(low), f"{prefix}high": float(high)}

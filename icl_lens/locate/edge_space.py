@@ -1,7 +1,7 @@
-"""All edges into some heads, in a fixed order, and sets of them as masks.
+"""All edges into some heads (the receivers), in a fixed order, and sets of them as masks.
 
-An edge from labels is from labels of either kind: a set of edges that keeps those that equal the answer, and not the
-others, would be given the answer.
+True and false labels are one role here: a set that kept edges at true labels but not at false ones would reveal the
+answer.
 """
 
 from collections.abc import Sequence
@@ -15,36 +15,34 @@ from torch import Tensor
 
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.writer_groups import layer_of
-from icl_lens.interventions.edge_inputs import PARTS
-from icl_lens.interventions.head_edges import Edge, Removed
+from icl_lens.interventions.head_edges import Edge, RemovalMasks
+from icl_lens.interventions.receiver import PARTS
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.roles import EDGE_ROLES, ROLES, members
+from icl_lens.prompts.roles import EDGE_ROLES, ROLES, indices_in_roles
 
-PLACES = {
+TOKEN_GROUPS = {
     "the labels": ("label",),
     "demonstrations' texts": ("text",),
     "other tokens": ("query", "last", "other"),
 }
-"""Where keys and values are read, in groups of edges."""
-DEPTHS = ("early", "late")
-"""Senders of the first half of the layers, embeddings included, and those of the second half."""
+"""Roles of the tokens whose keys or values are read, by the words that name them in groups of edges."""
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpace:
-    """Every edge into each receiver: from each earlier component to its query, and to its keys and values by role."""
+    """Every edge from an earlier component to a receiver's query, or to its keys or values at tokens of one role."""
 
     receivers: tuple[Head, ...]
     n_layers: int
     senders: tuple[tuple[str, ...], ...]
     """Names of each receiver's senders."""
     index: Int[np.ndarray, "edge 4"]
-    """Each edge's receiver, part, role and sender, as indices."""
+    """Receiver, part, role and sender of each edge, as indices."""
 
     @classmethod
     def of(cls, view: ModelView, receivers: Sequence[Head]) -> "EdgeSpace":
-        """Return the edges of a model into receivers, without those that the model's layers rule out."""
+        """Return all edges into the receivers."""
         senders = tuple(writer_names(view, head.layer)[:-1] for head in receivers)
         last = EDGE_ROLES.index("last")
         rows = [
@@ -60,24 +58,24 @@ class EdgeSpace:
         return len(self.index)
 
     def edge(self, number: int) -> Edge:
-        """Return one edge by its number."""
+        """Return an edge by its position in the order."""
         receiver, part, role, sender = self.index[number]
         return Edge(self.receivers[receiver], PARTS[part], self.senders[receiver][sender], EDGE_ROLES[role])
 
     @cached_property
     def sender_layer(self) -> Int[np.ndarray, " edge"]:
         """The layer of each edge's sender; -1 for embeddings."""
-        longest = max(self.senders, key=len)
-        return np.array([layer_of(name) for name in longest])[self.index[:, 3]]
+        all_senders = max(self.senders, key=len)  # those of other receivers are the first of these
+        return np.array([layer_of(name) for name in all_senders])[self.index[:, 3]]
 
     @cached_property
     def stratum(self) -> Int[np.ndarray, " edge"]:
-        """A number for each edge's part, role and sender's layer, within which random sets are drawn."""
+        """Number of each edge's stratum: edges with the same part, role and layer of the sender."""
         keys = np.column_stack([self.index[:, 1:3], self.sender_layer])
         return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
-    def flat(self, values: dict[Head, Float[Tensor, "batch part edge_role _"]]) -> Float[Tensor, "batch edge"]:
-        """Return values by receiver, part, role and sender in the order of the edges."""
+    def flatten(self, values: dict[Head, Float[Tensor, "batch part edge_role _"]]) -> Float[Tensor, "batch edge"]:
+        """Return the value of each edge; the last axis of `values` is each receiver's senders."""
         receiver, part, role, sender = torch.from_numpy(self.index).unbind(1)
         pieces = []
         for number, head in enumerate(self.receivers):
@@ -85,44 +83,50 @@ class EdgeSpace:
             pieces.append(values[head].cpu()[:, part[own], role[own], sender[own]])
         return torch.cat(pieces, dim=1)
 
-    def removing(self, chosen: Bool[np.ndarray, "set edge"]) -> Removed:
-        """Return masks that remove each set's chosen edges."""
-        removed = {}
+    def removal_masks(self, removed: Bool[np.ndarray, "set edge"]) -> RemovalMasks:
+        """Return sets of removed edges in the form that `score_without_edges` needs."""
+        masks = {}
         for number, (head, names) in enumerate(zip(self.receivers, self.senders, strict=True)):
-            own = self.index[:, 0] == number
-            mask = np.zeros((len(chosen), len(PARTS), len(ROLES), len(names)), dtype=bool)
-            for place, role in enumerate(EDGE_ROLES):
-                here = own & (self.index[:, 2] == place)
-                for member in members(role):
-                    mask[:, self.index[here, 1], member, self.index[here, 3]] = chosen[:, here]
-            removed[head] = torch.from_numpy(mask)
-        return removed
+            mask = np.zeros((len(removed), len(PARTS), len(ROLES), len(names)), dtype=bool)
+            for role, name in enumerate(EDGE_ROLES):
+                edges = (self.index[:, 0] == number) & (self.index[:, 2] == role)
+                for i in indices_in_roles(name):
+                    mask[:, self.index[edges, 1], i, self.index[edges, 3]] = removed[:, edges]
+            masks[head] = torch.from_numpy(mask)
+        return masks
 
     def random_like(self, ranked: Int[np.ndarray, " edge"], sizes: Sequence[int], seed: int) -> list[np.ndarray]:
-        """Return a random set for the first `sizes` of `ranked` edges, each with as many edges of every stratum.
+        """For each size, return random edges, as many of every stratum as in the first `size` edges of `ranked`.
 
-        They are nested, so they make one random ranking. A stratum is a part, a role and the layer of the sender;
-        receivers and senders within it are random.
+        Smaller sets are subsets of larger ones, so they follow one random ranking.
         """
         order = np.random.default_rng(seed).permutation(len(self))
         order = order[np.argsort(self.stratum[order], kind="stable")]
-        counts = np.bincount(self.stratum)
-        rank = np.empty(len(self), dtype=np.int64)
-        rank[order] = np.concatenate([np.arange(count) for count in counts])
-        return [
-            np.flatnonzero(rank < np.bincount(self.stratum[ranked[:size]], minlength=len(counts))[self.stratum])
-            for size in sizes
-        ]
+        stratum_sizes = np.bincount(self.stratum)
+        rank_in_stratum = np.empty(len(self), dtype=np.int64)  # random
+        rank_in_stratum[order] = np.concatenate([np.arange(n) for n in stratum_sizes])
+        sets = []
+        for size in sizes:
+            wanted = np.bincount(self.stratum[ranked[:size]], minlength=len(stratum_sizes))
+            sets.append(np.flatnonzero(rank_in_stratum < wanted[self.stratum]))
+        return sets
 
     @cached_property
     def groups(self) -> dict[str, Bool[np.ndarray, " edge"]]:
-        """Edges by the depth of the sender, the part, and where keys and values are read ("early → keys at …")."""
+        """Groups of edges by name, such as "early → query" and "late → keys at the labels", without empty ones.
+
+        Early senders are embeddings and components in the first half of the layers.
+        """
         is_early = 2 * self.sender_layer < self.n_layers
-        of_depth = dict(zip(DEPTHS, (is_early, ~is_early), strict=True))
-        groups = {f"{depth} → query": own & (self.index[:, 1] == PARTS.index("q")) for depth, own in of_depth.items()}
+        depths = {"early": is_early, "late": ~is_early}
+        readers = {"query": self.index[:, 1] == PARTS.index("q")}
         for part, name in (("k", "keys"), ("v", "values")):
-            for place, roles in PLACES.items():
-                here = np.isin(self.index[:, 2], [EDGE_ROLES.index(role) for role in roles])
-                here &= self.index[:, 1] == PARTS.index(part)
-                groups |= {f"{depth} → {name} at {place}": own & here for depth, own in of_depth.items()}
-        return {name: chosen for name, chosen in groups.items() if chosen.any()}
+            for tokens, roles in TOKEN_GROUPS.items():
+                has_role = np.isin(self.index[:, 2], [EDGE_ROLES.index(role) for role in roles])
+                readers[f"{name} at {tokens}"] = (self.index[:, 1] == PARTS.index(part)) & has_role
+        groups = {
+            f"{depth} → {reader}": is_depth & is_read
+            for reader, is_read in readers.items()
+            for depth, is_depth in depths.items()
+        }
+        return {name: in_group for name, in_group in groups.items() if in_group.any()}

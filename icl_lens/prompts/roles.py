@@ -1,4 +1,4 @@
-"""The role of every token of an in-context prompt, which aligns prompts of any length."""
+"""Roles of tokens, such as label or query text, by which prompts of different lengths are compared."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -11,26 +11,26 @@ from icl_lens.prompts.batch import PromptBatch
 
 Role = Literal["text", "true label", "false label", "query", "last", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
-
-
 EdgeRole = Role | Literal["label"]
-"""A role of tokens, or "label" for labels of either kind."""
+"""A role, or "label" for both true and false labels."""
 EDGE_ROLES: tuple[EdgeRole, ...] = ("text", "label", "query", "last", "other")
-"""Roles that a model can tell apart without knowing the answer."""
+"""The roles that do not depend on the answer."""
 
 
-def members(role: EdgeRole) -> tuple[int, ...]:
-    """Return the roles that a role of edges stands for, as indices into `ROLES`."""
+def indices_in_roles(role: EdgeRole) -> tuple[int, ...]:
+    """Return the role's index in `ROLES`; for "label", those of both kinds of labels."""
     names = ("true label", "false label") if role == "label" else (role,)
     return tuple(ROLES.index(name) for name in names)
 
 
 def token_roles(batch: PromptBatch) -> list[list[Role]]:
-    """Return the role of every token of every prompt: one of `ROLES`.
+    """Return the role of every token of every prompt.
 
-    "text" and "query" are texts of demonstrations and of the query; "true label" and "false label" the last tokens of
-    labels that equal the answer or do not; "last" the last token; "other" everything else: separators, a shared prefix,
-    a beginning-of-sequence token. Texts without demonstrations are all "query" up to the last token.
+    - "text": a demonstration's text.
+    - "true label", "false label": the last token of a label that equals the answer, or of one that does not.
+    - "query": the query's text. In a text without demonstrations, all tokens but the last have this role.
+    - "last": the prompt's last token, whatever it is.
+    - "other": everything else, such as separators, a shared prefix, and the beginning-of-sequence token.
 
     Example:
         >>> il.token_roles(batch)[0][-4:]
@@ -44,20 +44,20 @@ def role_indices(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
     n, width = batch.tokens.shape
     position = torch.arange(width, device=batch.tokens.device)
     roles = torch.full((n, width), ROLES.index("other"), device=position.device)
-    starts_ends = {"text": batch.text_ranges, "query": batch.query_range[:, None]}
-    for name, ranges in starts_ends.items():
-        inside = (position >= ranges[..., :1]) & (position < ranges[..., 1:]) & (ranges[..., :1] >= 0)
+    for name, ranges in (("text", batch.text_ranges), ("query", batch.query_range[:, None])):
+        start, end = ranges[..., :1], ranges[..., 1:]
+        inside = (position >= start) & (position < end) & (start >= 0)
         roles[inside.any(1)] = ROLES.index(name)
     is_true = batch.label_index == batch.answer[:, None]
-    for name, chosen in (("true label", is_true), ("false label", ~is_true)):
-        row, demonstration = ((batch.label_positions >= 0) & chosen).nonzero().unbind(1)
+    for name, is_kind in (("true label", is_true), ("false label", ~is_true)):
+        row, demonstration = ((batch.label_positions >= 0) & is_kind).nonzero().unbind(1)
         roles[row, batch.label_positions[row, demonstration]] = ROLES.index(name)
     roles[torch.arange(n), batch.last] = ROLES.index("last")
     return roles.masked_fill(position > batch.last[:, None], -1)
 
 
 def role_masks(batch: PromptBatch, roles: Sequence[EdgeRole] = EDGE_ROLES) -> Bool[Tensor, "batch role pos"]:
-    """Return where the tokens of each role are."""
+    """Return which tokens have each role."""
     found = role_indices(batch)
-    members_of = [torch.tensor(members(role), device=found.device) for role in roles]
-    return torch.stack([torch.isin(found, one) for one in members_of], dim=1)
+    indices = [torch.tensor(indices_in_roles(role), device=found.device) for role in roles]
+    return torch.stack([torch.isin(found, index) for index in indices], dim=1)
