@@ -126,7 +126,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
         monkeypatch.setattr(
             "icl_lens.attribution.increases.min_prompts_to_fold", lambda d_head, d_model, limit=limit: limit
         )
-        found.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, batch.answer_tokens))
+        found.append(every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, batch.answer_tokens))
     assert_close(found[0], found[1])
     assert found[0].abs().max() > 1e-2
 

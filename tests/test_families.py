@@ -30,7 +30,7 @@ def test_identities(family_run, name):
     assert_close(acts.resid_pre + acts.attn_out + acts.mlp_out, following)
     for layer in range(view.n_layers):
         heads = acts.head_outputs(layer)
-        parts = subhead_values(acts.head_pattern(layer), acts.head_values(layer), view.W_O(layer))
+        parts = subhead_values(acts.scaled_pattern(layer), acts.head_values(layer), view.W_O(layer))
         assert_close(parts.sum(2), heads)
         b_O = view.b_O(layer)
         scale = 1.0 if acts.attn_scale is None else acts.attn_scale[:, layer, None]

@@ -154,7 +154,7 @@ def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):
     parts = il.value_parts(acts, head, batch.answer_tokens)
     assert not parts.is_exact
     at = batch.label_positions[:, :1]
-    pattern = acts.head_pattern(LAYER)[:, 1].gather(1, at)[..., None]
+    pattern = acts.scaled_pattern(LAYER)[:, 1].gather(1, at)[..., None]
     values = acts.head_values(LAYER)[:, :, 1][torch.arange(len(batch))[:, None], at]
     u = (pattern * values) @ acts.view.W_O(LAYER)[1]
     x = acts.resid_pre[:, LAYER, None].double()

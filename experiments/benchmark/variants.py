@@ -56,7 +56,7 @@ def paper_loop(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
         for layer in range(acts.view.n_layers):
             x = acts.resid_pre[:, layer].to(acts.readout.dtype)
             base = acts.readout.log_probs(x)[0, target]
-            pattern, v, W_O = acts.head_pattern(layer), acts.head_values(layer), acts.view.W_O(layer)
+            pattern, v, W_O = acts.scaled_pattern(layer), acts.head_values(layer), acts.view.W_O(layer)
             for head in range(acts.view.n_heads):
                 vectors = (pattern[0, head, :, None] * v[0, :, head]) @ W_O[head].to(x.dtype)
                 log_probs = acts.readout.log_probs((x + vectors)[None])[0]

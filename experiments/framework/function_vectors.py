@@ -113,7 +113,7 @@ def _vectors(
     study: Study, reference: il.PromptBatch, sets: Sequence[Sequence[il.Head]]
 ) -> Float[Tensor, "set d_model"]:
     """The function vector of each set, as `il.function_vector` makes it, from one run for all sets."""
-    mean = study.map(reference, lambda acts: acts.head_inputs).double().mean(0)
+    mean = study.map(reference, lambda acts: acts.scaled_z).double().mean(0)
     W_O = [study.view.W_O(layer).double().cpu() for layer in range(study.view.n_layers)]
     nothing = torch.zeros(study.view.d_model, dtype=torch.double)
     return torch.stack([sum((mean[head] @ W_O[head.layer][head.head] for head in one), nothing) for one in sets])

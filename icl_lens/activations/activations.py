@@ -1,4 +1,4 @@
-"""Record the activations of one forward pass: last-position vectors, last-query attention rows, label inputs."""
+"""Record one forward pass: vectors at the last position and at labels, the last query's attention, and all values."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +21,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions
 
-# Relative tolerance of the checked sums, by dtype. Some families' RMSNorm always rounds to float32.
+# Relative tolerance of the checked sums, by dtype. Float64 allows more than its own rounding, because the RMSNorm of
+# some families always computes in float32.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 KIND, VERSION = "activations", 2
@@ -32,13 +33,13 @@ KIND, VERSION = "activations", 2
 class Activations:
     """Activations of one forward pass; made by `capture` or `Activations.from_cache`.
 
-    All tensors are at each prompt's own last position unless they have a position axis. Vectors are in
-    residual-stream units and the model's dtype (`readout` computes in float32, or float64 for float64 models).
+    Tensors without a `key` or `demo` axis are at each row's last position. Vectors are in residual-stream units and the
+    model's dtype (`readout` computes in float32, or float64 for float64 models).
     For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are the normed outputs that
     reach the residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
 
-    Rows that are positions of the same prompt share its values (`pass_v`, `pass_index`); `v` and `values` expand them
-    to one per row.
+    Rows that end at different positions of one prompt come from one pass and share its values: row i has
+    `pass_v[pass_index[i]]`. `v` and `values` return them for every row.
 
     Example:
         >>> acts.resid_pre.shape, acts.pattern.shape
@@ -51,15 +52,22 @@ class Activations:
     view: ModelView
     readout: Readout
     resid_pre: Float[Tensor, "batch layer d_model"]
+    """The residual stream before each layer."""
     attn_out: Float[Tensor, "batch layer d_model"]
     mlp_out: Float[Tensor, "batch layer d_model"]
     resid_final: Float[Tensor, "batch d_model"]
+    """The residual stream after the last layer, before the final norm."""
     z: Float[Tensor, "batch layer head d_head"]
+    """Each head's attention-weighted sum of values, before W_O."""
     pattern: Float[Tensor, "batch layer head key"]
+    """Attention probabilities of the last query."""
     pass_v: Float[Tensor, "pass layer key kv_head d_head"]
     q: Float[Tensor, "batch layer head d_head"]
+    """Queries before rotation and before their norm, if they have one."""
     mlp_post: Float[Tensor, "batch layer neuron"] | None
+    """Neuron activations; None if the model does not expose them."""
     label_resid_pre: Float[Tensor, "batch layer demo d_model"]
+    """`resid_pre` at the labels."""
     label_attn_out: Float[Tensor, "batch layer demo d_model"]
     attn_scale: Float[Tensor, "batch layer"] | None = None
     mlp_scale: Float[Tensor, "batch layer"] | None = None
@@ -82,15 +90,15 @@ class Activations:
     ) -> "Activations":
         """Build activations from an existing TransformerLens cache (`model.run_with_cache(batch.tokens, …)`).
 
-        `positions` and `writers` are those of `capture`. The cache must come from these tokens, have a
-        batch axis, and hold all hooks of an unfiltered `run_with_cache`. Raise InputError if a hook is missing (the
-        message names the first), if shapes do not match the batch, or if the cached embeddings are not those of the
-        batch's tokens.
+        `positions`, `writers` and `check` are those of `capture`, but there are no logits to check. The
+        cache must come from these tokens, have a batch axis, and hold all hooks of an unfiltered `run_with_cache`.
+        Raise InputError if a hook is missing (the message names the first), if shapes do not match the batch, or if the
+        cached embeddings are not those of the batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
         plan = ReadPlan(batch, batch) if positions is None else ReadPlan.at(batch, positions)
         recorder = Recorder(ModelView.of(model), plan, writers)
-        for name, keep in recorder.hooks():
+        for name, record in recorder.hooks():
             try:
                 value = cache[name]
             except KeyError:
@@ -103,7 +111,7 @@ class Activations:
                     f"cache[{name!r}] must have {len(batch)} rows, one per prompt, got shape {tuple(value.shape)}; "
                     "keep the batch axis and cache batch.tokens itself"
                 )
-            keep(value)
+            record(value)
         acts = cls(**recorder.fields())
         if check:
             _check_sums(acts)
@@ -115,7 +123,7 @@ class Activations:
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
-        """Values at every position, copied per row where rows share them; `values` copies only one layer."""
+        """Values at every position of every row, b_V included, with shared ones copied; `values` copies one layer."""
         return self.pass_v if self.pass_index is None else self.pass_v[self.pass_index]
 
     def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
@@ -123,16 +131,19 @@ class Activations:
         return self.pass_v[:, layer] if self.pass_index is None else self.pass_v[self.pass_index, layer]
 
     def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Return the model's log-probability of one token per row (`batch.answer_tokens`), nats, with all biases."""
+        """Return the model's log-probability of one token per row, such as `batch.answer_tokens`, nats.
+
+        All biases are included, regardless of `readout.bias`.
+        """
         self.check_device()
         readout = self.readout.using(final_norm="frozen", bias=True)
         return readout.token_log_probs(self.resid_final[:, None], tokens.to(self.resid_final.device))[:, 0]
 
     @property
     def label_log_probs(self) -> Float[Tensor, "batch label"]:
-        """Log-probability of each label's token after the prompt, nats, with all biases regardless of `readout.bias`.
+        """Log-probability of each label's token after the prompt, nats.
 
-        Raise InputError for prompts without demonstrations.
+        All biases are included, regardless of `readout.bias`. Raise InputError for prompts without demonstrations.
         """
         self.batch.require_labels("label to score", NO_LABELS_HINT)
         self.check_device()
@@ -140,8 +151,8 @@ class Activations:
         return log_probs[:, self.batch.label_tokens.to(log_probs.device)]
 
     @property
-    def predicted(self) -> Tensor:
-        """[batch] index of the most probable label among each prompt's labels."""
+    def predicted(self) -> Int[Tensor, " batch"]:
+        """Each prompt's most probable label, as an index into `batch.labels`."""
         log_probs = self.label_log_probs
         return log_probs.masked_fill(~self.batch.label_mask.to(log_probs.device), -torch.inf).argmax(-1)
 
@@ -152,8 +163,8 @@ class Activations:
         return keys > self.batch.last.to(keys.device)[:, None]
 
     @property
-    def head_inputs(self) -> Float[Tensor, "batch layer head d_head"]:
-        """Each head's z times the scale of a norm after attention; multiplied by W_O it is the head output."""
+    def scaled_z(self) -> Float[Tensor, "batch layer head d_head"]:
+        """Each head's z times the scale of a norm after attention, if there is one: `scaled_z` · W_O is its output."""
         z = self.z.to(self.readout.dtype)
         return z if self.attn_scale is None else z * self.attn_scale[..., None, None]
 
@@ -161,8 +172,11 @@ class Activations:
         """Return what each head of a layer writes into the residual stream at the last position."""
         return head_outputs(self._scaled(self.z, layer), self.view.W_O(layer))
 
-    def head_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
-        """Return the attention row times the scale of a norm after attention: pattern · v · W_O is the head output."""
+    def scaled_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
+        """Return the last query's attention, times the scale of a norm after attention, if there is one.
+
+        `scaled_pattern` · `head_values` · W_O is the head's output.
+        """
         return self._scaled(self.pattern, layer)
 
     def _scaled(self, x: Float[Tensor, "batch layer head d"], layer: int) -> Float[Tensor, "batch head d"]:
@@ -193,10 +207,10 @@ class Activations:
 
     def check_device(self) -> None:
         """Raise InputError unless the activations are on the model's device."""
-        here, home = self.z.device, self.view.unembed_device
-        if here != home:
+        device, needed = self.z.device, self.view.unembed_device
+        if device != needed:
             raise InputError(
-                f"activations must be on the model's device {home}, got {here}; use acts.to({str(home)!r})"
+                f"activations must be on the model's device {needed}, got {device}; use acts.to({str(needed)!r})"
             )
 
     def save(self, path: str | Path) -> None:
@@ -212,20 +226,17 @@ class Activations:
             >>> again
             Activations(icl-mini: 1 prompt × 19 tokens, 8 layers × 6 heads)
         """
-        of_batch, about_batch = self.batch.to_state()
-        about = {
+        batch_tensors, batch_values = self.batch.to_state()
+        metadata = {
+            **_model_facts(self.view),
             "model": self.view.name,
-            "architecture": self.view.architecture,
-            "layers": self.view.n_layers,
-            "heads": self.view.n_heads,
-            "dtype": str(self.view.model.W_U.dtype).removeprefix("torch."),
             "weights": self.view.fingerprint(),
             "final_norm": self.readout.final_norm,
             "bias": self.readout.bias,
-            "batch": about_batch,
+            "batch": batch_values,
         }
-        tensors = self._tensors() | {f"batch.{name}": value for name, value in of_batch.items()}
-        write_tensors(path, KIND, VERSION, tensors, about)
+        tensors = self._tensors() | {f"batch.{name}": value for name, value in batch_tensors.items()}
+        write_tensors(path, KIND, VERSION, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path, model: Any) -> "Activations":
@@ -235,39 +246,44 @@ class Activations:
         processed weights, further training).
         """
         view = ModelView.of(model)
-        about = read_metadata(path, KIND, VERSION)
-        theirs = [about[name] for name in ("architecture", "layers", "heads", "dtype")]
-        dtype = str(view.model.W_U.dtype).removeprefix("torch.")
-        ours = [view.architecture, view.n_layers, view.n_heads, dtype]
-        if theirs != ours or about["weights"] != view.fingerprint():
-            shown = ["{} of {} layers × {} heads in {}".format(*one) for one in (theirs, ours)]
-            what = "with other weights (training or processing)" if theirs == ours else shown[1]
+        metadata = read_metadata(path, KIND, VERSION)
+        facts = _model_facts(view)
+        recorded = {name: metadata[name] for name in facts}
+        if recorded != facts or metadata["weights"] != view.fingerprint():
+            text = "{architecture} of {layers} layers × {heads} heads in {dtype}"
+            what = "with other weights (training or processing)" if recorded == facts else text.format(**facts)
             raise InputError(
-                f"{str(path)!r} was recorded from {about['model']} ({shown[0]}), got model {view.name} ({what}); load "
-                "the recorded model or capture again"
+                f"{str(path)!r} was recorded from {metadata['model']} ({text.format(**recorded)}), got model "
+                f"{view.name} ({what}); load the recorded model or capture again"
             )
         tensors = read_tensors(path, view.unembed_device)
-        of_batch = {
+        batch_tensors = {
             name.removeprefix("batch."): tensors.pop(name) for name in list(tensors) if name.startswith("batch.")
         }
-        readout = view.readout(tensors["resid_final"]).using(final_norm=about["final_norm"], bias=about["bias"])
-        batch = PromptBatch.from_state(of_batch, about["batch"])
+        readout = view.readout(tensors["resid_final"]).using(final_norm=metadata["final_norm"], bias=metadata["bias"])
+        batch = PromptBatch.from_state(batch_tensors, metadata["batch"])
         return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout)
 
     def __getitem__(self, index: Any) -> "Activations":
-        """Select prompts by slice or index list."""
+        """Select rows by integer, slice or index list."""
         if isinstance(index, int):
             index = slice(index, index + 1)
-        parts = {name: value[index] for name, value in self._tensors().items() if name != "pass_v"}
         batch = self.batch[index]
         width = batch.tokens.shape[1]
-        parts["pattern"] = parts["pattern"][..., :width]
-        v, runs = self.pass_v[:, :, :width], index
-        if "pass_index" in parts:
-            runs, parts["pass_index"] = parts["pass_index"].unique(return_inverse=True)
-        parts["pass_v"] = v[runs]
+        tensors = {name: value[index] for name, value in self._tensors().items() if name != "pass_v"}
+        tensors["pattern"] = tensors["pattern"][..., :width]
+        passes = index
+        if "pass_index" in tensors:  # keep only the passes of the selected rows, and renumber them
+            passes, tensors["pass_index"] = tensors["pass_index"].unique(return_inverse=True)
+        tensors["pass_v"] = self.pass_v[:, :, :width][passes]
         writers = None if self.writers is None else self.writers.select(index)
-        return replace(self, batch=batch, readout=self.readout.select_prompts(index), writers=writers, **parts)
+        return replace(self, batch=batch, readout=self.readout.select_prompts(index), writers=writers, **tensors)
+
+
+def _model_facts(view: ModelView) -> dict[str, str | int]:
+    """Return what a file of activations records about the model, in addition to its name and weights."""
+    dtype = str(view.model.W_U.dtype).removeprefix("torch.")
+    return {"architecture": view.architecture, "layers": view.n_layers, "heads": view.n_heads, "dtype": dtype}
 
 
 @locks_model
@@ -282,22 +298,25 @@ def capture(
     """Run one forward pass over the batch and keep only what the analysis reads.
 
     Logits are computed at each prompt's last position only. Memory: per prompt and layer, the values at every
-    position plus a few last-position and label-position vectors.
+    position plus a few vectors at the last position and at labels.
 
-    `positions` reads positions other than the last from the same pass, one row per prompt and position: the result's
-    batch is `batch.at(positions)`. A batch made by `at` or `tokenize_text(positions=…)` also runs each prompt once,
-    unless hooks are active on the model: then each row runs separately, as the hooks expect. Memory for p positions of
-    a prompt of n tokens: the prompt's values once, layers · n · key-value heads · d_head numbers, plus, for each
-    position, layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n). That makes 0.4 GB in float32 for 50 positions
-    of 1,000 tokens in GPT-2 large. Capture larger inputs in pieces (`batch.split`).
+    `positions` selects positions other than the last. All positions of a prompt are read from one pass, and the result
+    has one row per prompt and position; its batch is `batch.at(positions)`. A batch made by `at` or
+    `tokenize_text(positions=…)` also runs each prompt once. If hooks are active on the model, it runs each row
+    separately instead, because a hook may depend on where the row ends.
 
-    `writers` also keeps what every earlier component wrote, by which `attention_score_parts` and `value_parts` split
-    scores and values: True at the labels and the last position (at all positions of prompts without labels), else at
-    these positions and the last one. It needs memory for layers · (p · (3 d_model + heads · n) + n · key-value heads ·
-    d_head) numbers per prompt of n tokens with p positions.
+    A prompt of n tokens needs memory for its values, layers · n · key-value heads · d_head numbers, and for each of its
+    positions layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers. For 50 positions of 1,000 tokens in
+    GPT-2 large, these are 0.4 GB in float32. Capture larger inputs in pieces (`batch.split`).
 
-    `check` (cheap) verifies that Σ heads + b_O = attention output and x + attn + ffn = next x, and raises InputError
-    for a model family where they do not hold. Turn it off inside interventions that edit the residual stream itself.
+    `writers=True` also keeps what each component wrote at the labels and at the last position (for prompts without
+    labels, at all positions). `attention_score_parts` and `value_parts` need this. `writers=positions` keeps it at
+    these positions and at the last one. With p positions, this takes layers · (p · (3 d_model + heads · n) + n ·
+    key-value heads · d_head) numbers per prompt.
+
+    `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x, and that the readout
+    gives the model's logits. It raises InputError for a model family where one of these does not hold. Turn it off
+    inside interventions that edit the residual stream itself.
 
     Example:
         >>> acts = il.capture(model, batch)
@@ -362,10 +381,10 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
     check_vocabulary(model, batch, "batch")
     with (
         torch.no_grad(),
-        view.inference_pass() as lean,
+        view.inference_pass() as arguments,
         model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
     ):
-        logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)[:, 0]
+        logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **arguments)[:, 0]
     check_finite(logits)
     return logits
 
@@ -401,10 +420,10 @@ def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
         raise InputError(
             f"cache must be of tokens of shape {tuple(batch.tokens.shape)}, got {tuple(cached.shape[:2])}; {remedy}"
         )
-    own = _embedded(model, batch).to(cached.device)
+    expected = _embedded(model, batch).to(cached.device)
     real = batch.attention_mask.to(cached.device).bool()
-    error = (own.to(cached) - cached)[real].abs().max()
-    if not error <= 1e-3 * own[real].abs().max():
+    error = (expected.to(cached) - cached)[real].abs().max()
+    if not error <= 1e-3 * expected[real].abs().max():
         raise InputError(f"cache must be of the batch's tokens, got other embeddings; {remedy}")
 
 
@@ -451,14 +470,14 @@ def _check_sums(acts: Activations) -> None:
 
 
 def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:
-    """Raise InputError if the readout does not reproduce the logits; only each pass's last positions have logits."""
-    of = torch.arange(len(logits), device=plan.rows.last.device) if plan.of is None else plan.of
-    at_last = (plan.rows.last == plan.run.last[of]).nonzero()[:, 0]
-    if not len(at_last):
+    """Raise InputError if the readout does not give the model's logits, which exist where a row ends with its pass."""
+    device, last = logits.device, plan.rows.last
+    passes = torch.arange(len(logits), device=last.device) if plan.pass_index is None else plan.pass_index
+    rows = (last == plan.run.last[passes]).nonzero()[:, 0].to(device)
+    if not len(rows):
         return
-    rows = at_last.to(logits.device)
     ours = acts.readout.select_prompts(rows).logits(acts.resid_final[rows])
-    theirs = logits[of.to(logits.device)[rows]].to(ours.device, ours.dtype)
+    theirs = logits[passes.to(device)[rows]].to(ours.device, ours.dtype)
     error = float((ours - theirs).abs().max() / (ours.abs().max() + 1e-30))
     tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
     if not error <= tolerance:

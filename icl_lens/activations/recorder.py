@@ -23,24 +23,23 @@ class ReadPlan:
 
     run: PromptBatch
     rows: PromptBatch
-    of: Int[Tensor, " batch"] | None = None
+    pass_index: Int[Tensor, " batch"] | None = None
     """Row of `run` that each row is read from; None if they are the same."""
 
     @classmethod
     def at(cls, batch: PromptBatch, positions: TokenPositions) -> "ReadPlan":
         rows = replace(batch, prompt_index=None).at(positions)
         assert rows.prompt_index is not None
-        of = rows.prompt_index
-        known = batch.prompt_index
-        return cls(batch, rows if known is None else replace(rows, prompt_index=known[of]), of)
+        index, prompt_index = rows.prompt_index, batch.prompt_index
+        return cls(batch, rows if prompt_index is None else replace(rows, prompt_index=prompt_index[index]), index)
 
     @classmethod
     def shared(cls, batch: PromptBatch) -> "ReadPlan":
         """Run only the longest row of each prompt; the other rows are prefixes of it."""
         assert batch.prompt_index is not None
-        prompts, of = batch.prompt_index.unique(return_inverse=True)
-        last = torch.where(of[None] == torch.arange(len(prompts), device=of.device)[:, None], batch.last, -1)
-        return cls(batch[last.argmax(1)], batch, of)
+        prompts, index = batch.prompt_index.unique(return_inverse=True)
+        last = torch.where(index[None] == torch.arange(len(prompts), device=index.device)[:, None], batch.last, -1)
+        return cls(batch[last.argmax(1)], batch, index)
 
 
 class Recorder:
@@ -48,7 +47,7 @@ class Recorder:
 
     def __init__(self, view: ModelView, plan: ReadPlan, writers: bool | TokenPositions = False):
         self.view, self.batch, self.device = view, plan.rows, view.unembed_device
-        self.pass_index = None if plan.of is None else plan.of.to(self.device)
+        self.pass_index = None if plan.pass_index is None else plan.pass_index.to(self.device)
         self.store: dict[str, Tensor] = {}
         self.writers = None if writers is False else self._writer_recorder(writers)
 

@@ -1,12 +1,12 @@
 """Exact log-probability increases of all layers, heads, (head, position) pairs and neurons.
 
 `I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token w in `targets`.
-Increases are not additive: those of the parts need not sum to that of their sum.
+Increases are not additive: the increases of several parts need not sum to the increase of the parts' sum.
 
-With `against`, the increase of the contrast log p(w) − log Σ p(w'_i) instead; the softmax's normalizer cancels. With
-one other token, a frozen norm and no soft-cap, the contrast is linear: `C(u) = u · g` with one `g` for all layers, so
-parts add up and no vocabulary projection is needed. Otherwise the contrast is evaluated before and after adding u, like
-increases, but only on the columns of W_U for these tokens.
+With `against`, all functions return increases of the contrast log p(w) − log Σ p(w'_i), in which the softmax's
+normalizer cancels. With one other token, a frozen norm and no soft-cap, the contrast is linear: `C(u) = u · g` with one
+`g` for all layers, so parts add up. Otherwise the contrast is evaluated before and after adding u, like increases, but
+only on the columns of W_U for these tokens.
 
 Source: the paper's appendix E; docs/howto/numbers.md. `icl_lens.attribution.search` finds only the largest increases,
 at a fraction of the cost.
@@ -53,11 +53,11 @@ class LayerIncreases(ShownAsTable):
     ffn: Float[Tensor, "batch layer"]
 
     def __iter__(self) -> Iterator[Tensor]:
-        """`attn, ffn = …`"""
+        """Allow unpacking: `attn, ffn = il.layer_log_prob_increase(…)`."""
         return iter((self.attn, self.ffn))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return prompt, layer, component ("attn" | "ffn") and value (nats), one row per combination."""
+        """Return prompt, layer, component ("attn" | "ffn") and value (nats): one row for each."""
         frames = []
         for component, values in (("attn", self.attn), ("ffn", self.ffn)):
             frame = long_frame(values, ("prompt", "layer"))
@@ -77,7 +77,7 @@ class LayerIncreases(ShownAsTable):
 
 
 def check_target_ids(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
-    """Return `targets` on the readout's device; raise InputError unless they are one valid token id for each of `n`."""
+    """Return `targets` on the model's device; raise InputError unless they are one valid token id per prompt, `n`."""
     targets = _ids("targets", targets, view)
     d_vocab = view.model.W_U.shape[1]
     if targets.shape != (n,):
@@ -102,10 +102,10 @@ def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
 
 
 def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
-    """Return `against` on the readout's device, for checked `targets`: left-aligned and trimmed to the widest prompt.
+    """Return `against` on the model's device as [prompt, token], with padding on the right and no wider than needed.
 
-    Raise InputError unless every prompt has at least one token to compare with and its tokens are in the vocabulary,
-    distinct, and different from its target.
+    `targets` must be checked. Raise InputError unless every prompt has at least one token to compare with and its
+    tokens are in the vocabulary, distinct, and different from its target.
     """
     if against is None:
         return None
@@ -136,9 +136,9 @@ def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: 
             "from against"
         )
     against = against.sort(dim=1, descending=True).values[:, : int(count.max())]
-    twice = ((against[:, 1:] == against[:, :-1]) & (against[:, 1:] >= 0)).any(1)
-    if bool(twice.any()):
-        row = int(twice.nonzero()[0])
+    has_duplicate = ((against[:, 1:] == against[:, :-1]) & (against[:, 1:] >= 0)).any(1)
+    if bool(has_duplicate.any()):
+        row = int(has_duplicate.nonzero()[0])
         raise InputError(f"against must have distinct tokens per prompt, got a duplicate in prompt {row}")
     return against
 
@@ -146,7 +146,7 @@ def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: 
 def check_scoring(
     acts: Activations, targets: Int[Tensor, " batch"], against: Against, final_norm: FinalNorm, bias: bool
 ) -> tuple[Int[Tensor, " batch"], CheckedAgainst, Readout]:
-    """Return checked `targets` and `against`, and the readout in this convention; raise InputError for invalid ids."""
+    """Return checked `targets` and `against`, and the readout with these settings; raise InputError for invalid ids."""
     acts.check_device()
     targets = check_target_ids(acts.view, targets, len(acts.batch))
     others = check_against_ids(acts.view, targets, against)
@@ -166,7 +166,7 @@ def linear_direction(
 
 
 def select_rows(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
-    """Select the tokens of some prompts."""
+    """Return `against` for some prompts."""
     return None if against is None else against[rows]
 
 
@@ -181,8 +181,8 @@ def layer_log_prob_increase(
     """Return what each layer's attention and FFN add to the log-probability of the target, nats.
 
     Attention is relative to the layer input x, the FFN to x + attention (to x for parallel blocks, whose FFN reads the
-    same input). With `against`, what they add to log p(target) − log Σ p(against); with one other token, the layers sum
-    to its final value minus the embedding's, in parallel blocks too.
+    same input). With `against`, what they add to log p(target) − log Σ p(against). With one other token, attention and
+    FFNs of all layers sum to the model's final contrast minus that of the embedding, in parallel blocks too.
     Raise InputError for invalid targets or against.
 
     Example:
@@ -216,7 +216,7 @@ def head_log_prob_increase(
     """Return what each head adds to the log-probability of the target, nats, relative to its layer's input.
 
     With `against`, what it adds to log p(target) − log Σ p(against): how well it discriminates the target from these
-    tokens. With one other token this is additive: heads and b_O sum to the attention layer's value.
+    tokens. With one other token, the values of a layer's heads and of b_O sum to that of its attention.
     Raise InputError for invalid targets or against.
 
     Example:
@@ -226,7 +226,7 @@ def head_log_prob_increase(
         torch.Size([1, 8, 6])
     """
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
-    return every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, others)
+    return every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others)
 
 
 def every_head_increase(
@@ -237,12 +237,12 @@ def every_head_increase(
     targets: Int[Tensor, " batch"],
     against: CheckedAgainst = None,
 ) -> Float[Tensor, "batch layer head"]:
-    """Return `head_log_prob_increase` computed from layer inputs and `Activations.head_inputs`.
+    """Return `head_log_prob_increase` computed from layer inputs `x` and `Activations.scaled_z`.
 
-    Below `min_prompts_to_fold` prompts, head outputs are multiplied by W_U. From there on, each head's W_O·W_U is
-    computed once and multiplied by z: the product costs d_head · d_model · d_vocab, and each prompt d_head · d_vocab
-    instead of d_model · d_vocab. With `final_norm="own"` or a logit soft-cap W_O·W_U cannot be folded; contrasts do not
-    need it.
+    For fewer than `min_prompts_to_fold` prompts, each head output is multiplied by W_U, which takes d_model · d_vocab
+    operations per prompt and head. For more, each head's product W_O·W_U is computed once, with d_head · d_model ·
+    d_vocab operations, and multiplied by z, with d_head · d_vocab operations per prompt. This requires affine logits,
+    and contrasts do not need it, because they read only a few columns of W_U.
     """
     if (g := linear_direction(readout, targets, against)) is not None:
         return project_heads(view, z, g[:, None].expand(-1, view.n_layers, -1))
@@ -256,18 +256,18 @@ def every_head_increase(
             y = x[rows, :, None].repeat(1, 1, 1 + n_heads, 1)
             for layer in range(n_layers):
                 y[:, layer, 1:] += head_outputs(z[rows, layer], view.W_O(layer))
-            part, others = readout.select_prompts(rows), select_rows(against, rows)
-            log_probs = part.token_log_probs(y.flatten(1, 2), targets[rows], against=others)
+            sub_readout, others = readout.select_prompts(rows), select_rows(against, rows)
+            log_probs = sub_readout.token_log_probs(y.flatten(1, 2), targets[rows], against=others)
             log_probs = log_probs.unflatten(1, (n_layers, -1))
             out[rows] = log_probs[..., 1:] - log_probs[..., :1]
         return out
     for layer in range(n_layers):
         W_O = view.W_O(layer).to(readout.dtype)
         for rows, _ in readout.pieces(n, 1):
-            part = readout.select_prompts(rows)
-            logits = part.logits(x[rows, layer])
+            sub_readout = readout.select_prompts(rows)
+            logits = sub_readout.logits(x[rows, layer])
             base = _log_prob(logits, targets[rows])
-            scale = part.scale if readout.normalize else torch.ones_like(part.scale)
+            scale = sub_readout.scale if readout.normalize else torch.ones_like(sub_readout.scale)
             for head in range(n_heads):
                 after = torch.addmm(logits, z[rows, layer, head] * scale[:, None], readout.vocabulary_scores(W_O[head]))
                 out[rows, layer, head] = _log_prob(after, targets[rows]) - base
@@ -277,33 +277,33 @@ def every_head_increase(
 def project_heads(
     view: ModelView, z: Float[Tensor, "batch layer head d_head"], g: Float[Tensor, "batch layer d_model"]
 ) -> Float[Tensor, "batch layer head"]:
-    """Return each head's output times `g`, from `Activations.head_inputs`, without computing head outputs."""
-    columns = [
+    """Return the dot product of each head's output with `g`, from `Activations.scaled_z`, without computing outputs."""
+    by_layer = [
         (z[:, layer].to(g.dtype) * through_W_O(view, g[:, layer], layer)).sum(-1) for layer in range(view.n_layers)
     ]
-    return torch.stack(columns, dim=1)
+    return torch.stack(by_layer, dim=1)
 
 
 def through_W_O(view: ModelView, g: Float[Tensor, "batch d_model"], layer: int) -> Float[Tensor, "batch head d_head"]:
-    """Return `W_O g` for each head, so that its dot product with z is the head's output times `g`."""
+    """Return `W_O g` for each head: its dot product with z is that of the head's output with `g`."""
     return einsum(g, view.W_O(layer).to(g.dtype), "batch d_model, head d_head d_model -> batch head d_head")
 
 
 def project_subheads(
     acts: Activations, g: Float[Tensor, "batch d_model"], layer: int
 ) -> Float[Tensor, "batch head pos"]:
-    """Return what each head of a layer moves from each position, times `g`; undefined at padding."""
-    by_group = through_W_O(acts.view, g, layer).unflatten(1, (acts.view.n_kv_heads, -1))
-    along = einsum(
-        acts.v[:, layer].to(g.dtype),
-        by_group,
-        "batch key kv d_head, batch kv group d_head -> batch kv group key",
-    ).flatten(1, 2)
-    return acts.head_pattern(layer) * along
+    """Return the dot product with `g` of what each head moves from each position; undefined at padding."""
+    directions = through_W_O(acts.view, g, layer).unflatten(1, (acts.view.n_kv_heads, -1))
+    equation = "batch key kv d_head, batch kv group d_head -> batch kv group key"
+    by_value = einsum(acts.values(layer).to(g.dtype), directions, equation).flatten(1, 2)
+    return acts.scaled_pattern(layer) * by_value
 
 
 def min_prompts_to_fold(d_head: int, d_model: int) -> int:
-    """Return the smallest n with n · d_model > d_head · (d_model + n): from there W_O·W_U pays; 68 in GPT-2 large."""
+    """Return the number of prompts from which W_O·W_U saves time: n · d_model > d_head · (d_model + n).
+
+    It is 68 in GPT-2 large.
+    """
     return d_head * d_model // max(1, d_model - d_head) + 1
 
 
@@ -320,11 +320,11 @@ def subhead_log_prob_increase(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch layer head pos"]:
-    """Return what each head adds to the log-probability of the target by each position it reads, nats.
+    """Return what each head adds to the log-probability of the target through each position, nats; zero at padding.
 
-    Exhaustive: every (layer, head, position). `layers` restricts the layer axis to these layers, in this order.
-    Zero at padding. `icl_lens.top_subheads` finds the largest ones at a fraction of the cost. With `against`, what is
-    added to log p(target) − log Σ p(against); with one other token, positions sum to the head's value.
+    All (layer, head, position) parts are evaluated; `il.top_subheads` finds the largest at a fraction of the cost.
+    `layers` selects the layers of the result and their order. With `against`, what is added to
+    log p(target) − log Σ p(against); with one other token, the values of all positions sum to that of the head.
     Raise InputError for invalid targets, against or layers.
 
     Example:
@@ -347,13 +347,13 @@ def subhead_log_prob_increase(
     base = readout.token_log_probs(x, targets, against=others)
     step = max(1, PART_BYTES // (acts.view.n_heads * width * acts.view.d_model * x.element_size()))
     for i, layer in enumerate(chosen):
-        pattern, values, W_O = acts.head_pattern(layer), acts.head_values(layer), acts.view.W_O(layer)
+        pattern, values, W_O = acts.scaled_pattern(layer), acts.head_values(layer), acts.view.W_O(layer)
         for start in range(0, n, step):
             rows = slice(start, start + step)
             y = x[rows, i, None] + subhead_values(pattern[rows], values[rows], W_O).flatten(1, 2)
-            part, its_others = readout.select_prompts(rows), select_rows(others, rows)
-            increase = part.token_log_probs(y, targets[rows], against=its_others) - base[rows, i, None]
-            out[rows, i] = increase.unflatten(1, (acts.view.n_heads, width))
+            sub_readout = readout.select_prompts(rows)
+            log_probs = sub_readout.token_log_probs(y, targets[rows], against=select_rows(others, rows))
+            out[rows, i] = (log_probs - base[rows, i, None]).unflatten(1, (acts.view.n_heads, width))
     return out.masked_fill(padding, 0.0)
 
 
@@ -366,22 +366,22 @@ def head_position_increases(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch head pos"]:
-    """Return `subhead_log_prob_increase` of some heads, which share one product with W_U."""
+    """Return `subhead_log_prob_increase` of some heads, nats, with one product with W_U for all of them."""
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     padding = acts.padding[:, None]
     if (g := linear_direction(readout, targets, others)) is not None:
-        of_layer = {layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}}
-        return torch.stack([of_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(padding, 0.0)
+        by_layer = {layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}}
+        return torch.stack([by_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(padding, 0.0)
     pieces = []
     step = max(1, PART_BYTES // (acts.pattern[:, 0, 0].numel() * acts.view.d_model * 4))
-    for some in (heads[start : start + step] for start in range(0, len(heads), step)):
-        x = acts.resid_pre[:, [head.layer for head in some], None].to(readout.dtype)
+    for piece in (heads[start : start + step] for start in range(0, len(heads), step)):
+        x = acts.resid_pre[:, [head.layer for head in piece], None].to(readout.dtype)
         parts = []
-        for layer, head in some:
-            pattern, values = acts.head_pattern(layer)[:, [head]], acts.head_values(layer)[:, :, [head]]
+        for layer, head in piece:
+            pattern, values = acts.scaled_pattern(layer)[:, [head]], acts.head_values(layer)[:, :, [head]]
             parts.append(subhead_values(pattern, values, acts.view.W_O(layer)[[head]]))
         y = torch.cat([x, x + torch.cat(parts, dim=1)], dim=2).flatten(1, 2)
-        log_probs = readout.token_log_probs(y, targets, against=others).unflatten(1, (len(some), -1))
+        log_probs = readout.token_log_probs(y, targets, against=others).unflatten(1, (len(piece), -1))
         pieces.append(log_probs[..., 1:] - log_probs[..., :1])
     return torch.cat(pieces, dim=1).masked_fill(padding, 0.0)
 
@@ -397,9 +397,9 @@ def neuron_log_prob_increase(
 ) -> Float[Tensor, "batch neuron"]:
     """Return what each neuron of one FFN adds to the log-probability of the target, nats, relative to the FFN's input.
 
-    With `against`, what it adds to log p(target) − log Σ p(against); with one other token, neurons and b_out sum to the
-    FFN's value. Raise InputError for invalid token ids, an unknown layer, or an FFN whose neurons are not
-    exposed.
+    With `against`, what it adds to log p(target) − log Σ p(against); with one other token, the values of neurons and
+    b_out sum to that of the FFN. Raise InputError for invalid token ids, an unknown layer, or an FFN whose neurons are
+    not exposed.
 
     Example:
         >>> il.neuron_log_prob_increase(acts, targets, layer=2).shape

@@ -1,19 +1,19 @@
 """Find the largest log-probability increases exactly, without computing all of them.
 
 A part `u` is what one head, or one head at one position, adds to the layer input `x`. `I(u | x)` is the increase in
-log p(w), where `w` is the target token. `e_w` is the one-hot vector of `w`, and `N` is the frozen final norm.
+log p(w), where `w` is the target token. `e_w` is the one-hot vector of `w`, and `N` is the matrix of the final norm
+with its scale frozen.
 
-1. With a frozen norm scale, logits are affine in `u`, and Jensen's inequality gives `I(u | x) ≤ u · g`, where
+1. With a frozen scale, logits are affine in `u`, and Jensen's inequality gives `I(u | x) ≤ u · g`, where
    `g = N W_U (e_w − softmax(logits(x)))` is one d_model vector per prompt and layer.
-2. One dot product therefore bounds each (layer, head, position).
-3. Parts are evaluated exactly, largest bound first, until the k-th largest exact value is at least the next bound. The
-   top k are then exact, and that bound certifies them.
+2. One dot product therefore bounds the increase of each (layer, head, position).
+3. Parts are evaluated exactly, largest bound first, until the k-th largest exact value is at least as large as all
+   remaining bounds. No other part can then be in the top k.
 
-The contrast `C(u | x)` is the increase in log p(w) − log Σ p(w'_i). It has the same bound, with the tokens w'_i
-instead of the vocabulary: `C(u | x) = b_w(u) − log Σ q_i exp b_i(u) ≤ b_w(u) − Σ q_i b_i(u) = u · g`. Here, b_w(u) and
-b_i(u) are what `u` adds to the logits of w and w'_i, and q is the softmax over the w'_i at x, so `g` needs only the
-columns of W_U for w and the w'_i. With one w', this is an equality: the dot products are the exact values, and no
-search is needed.
+The contrast `C(u | x)` is the increase in log p(w) − log Σ p(w'_i). Let `b_w(u)` and `b_i(u)` be what `u` adds to the
+logits of w and w'_i, and q the softmax over the w'_i at x. Jensen's inequality then gives
+`C(u | x) = b_w(u) − log Σ q_i exp b_i(u) ≤ b_w(u) − Σ q_i b_i(u) = u · g`, where `g` needs only the columns of W_U for
+w and the w'_i. With one w', this is an equality: the dot products are the exact values, and no search is needed.
 Source: docs/howto/numbers.md.
 """
 
@@ -54,9 +54,9 @@ class TopSubheads(ShownAsTable):
     """The k largest (layer, head, position) increases of each prompt, largest first, in nats.
 
     `n_exact` of `n_parts` parts are evaluated exactly; every other part's bound is at most `unevaluated_bound`, which
-    does not exceed the k-th value. If no bound exists (own norm, logit soft-cap), the search is exhaustive and
-    `certified` is False; the result is exact either way. For a linear contrast (one token in `against`), the bounds are
-    the exact values, so all parts count as evaluated, at the cost of one dot product each.
+    does not exceed the k-th value, and `certified` is True. For a contrast with one token in `against`, the bounds are
+    the exact values, so all parts count as evaluated. If no bound exists (own norm, logit soft-cap), `certified` is
+    False: all parts are evaluated, and the values are just as exact.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
@@ -104,8 +104,8 @@ class TopSubheads(ShownAsTable):
         columns |= {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
         columns["increase"] = [format_signed(value) for value in frame["value"]]
-        how = f"{evaluated} parts evaluated{' per prompt' * (n > 1)}, {_certainty(self.certified)}"
-        return f"TopSubheads of {plural_prompts(n)}, nats: {how}", columns, self.value.numel()
+        summary = f"{evaluated} parts evaluated{' per prompt' if n > 1 else ''}, {_certainty(self.certified)}"
+        return f"TopSubheads of {plural_prompts(n)}, nats: {summary}", columns, self.value.numel()
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,10 +113,8 @@ class TopHeads(ShownAsTable):
     """The k heads with the largest mean increase over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
-    `unevaluated_bound`. `certified` is False if the search is exhaustive (own norm, logit soft-cap). `n_evaluations`
-    counts exact evaluations of a head on a prompt, including those of heads evaluated on only some prompts. For a
-    linear contrast (one token in `against`), the bounds are the exact values, so all heads count as evaluated and
-    certified.
+    `unevaluated_bound`. `certified` is as in `TopSubheads`. `n_evaluations` counts the (head, prompt) pairs that are
+    evaluated exactly, including those of heads that are evaluated on only some prompts.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -136,7 +134,7 @@ class TopHeads(ShownAsTable):
 
     @property
     def share_evaluated(self) -> float:
-        """Share of all (prompt, head) pairs that are evaluated exactly, 0 to 1."""
+        """Share of all (head, prompt) pairs that are evaluated exactly, 0 to 1."""
         return self.n_evaluations / (self.n_parts * self.n_prompts)
 
     @property
@@ -159,8 +157,8 @@ class TopHeads(ShownAsTable):
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns["mean increase"] = [format_signed(value) for value in frame["value"]]
-        how = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
-        return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {how}", columns, len(self.value)
+        summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
+        return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}", columns, len(self.value)
 
 
 def _certainty(certified: bool) -> str:
@@ -169,18 +167,18 @@ def _certainty(certified: bool) -> str:
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """Per prompt and layer: log p (or contrast) of the target at the layer's input, and the bound's direction `g`."""
+    """The value of each layer's input, and the direction whose dot product with a part bounds the part's increase."""
 
     base: Float[Tensor, "batch layer"]
+    """The target's log-probability, or contrast, at the layer's input, nats."""
     g: Float[Tensor, "batch layer d_model"]
 
 
 def layer_gradients(
     acts: Activations, targets: Int[Tensor, " batch"], readout: Readout, *, against: CheckedAgainst = None
 ) -> LayerGradients:
-    """Return the base values and bound directions of all layers, computed in memory-sized pieces.
+    """Return `LayerGradients`, computed in pieces that fit in memory; with `against`, those of the contrast.
 
-    With `against`, return those of the contrast, which need only the columns of W_U for the target and `against`.
     Raise InputError if the readout is not affine.
     """
     x = acts.resid_pre.to(readout.dtype)
@@ -197,7 +195,7 @@ def layer_gradients(
         log_probs = sub_readout.log_probs(x[rows, layers])
         index = targets[rows, None, None].expand(-1, log_probs.shape[1], 1)
         base[rows, layers] = log_probs.gather(-1, index)[..., 0]
-        # In place, because softmax(logits) − e_w needs as much memory as the logits; the much smaller g is negated.
+        # softmax − e_w, in place to save memory; its product with W_U is −g.
         weights = log_probs.exp_()
         weights.scatter_add_(-1, index, torch.full_like(index, -1, dtype=weights.dtype))
         g[rows, layers] = sub_readout.pull_back(weights).neg_()
@@ -206,13 +204,13 @@ def layer_gradients(
 
 def head_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head"]:
     """Return an upper bound on every head's increase, nats."""
-    return project_heads(acts.view, acts.head_inputs, gradients.g)
+    return project_heads(acts.view, acts.scaled_z, gradients.g)
 
 
 def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head pos"]:
     """Return an upper bound on the increase of every (layer, head, position), nats; -inf at padding."""
-    columns = [project_subheads(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
-    return torch.stack(columns, dim=1).masked_fill(acts.padding[:, None, None], -torch.inf)
+    by_layer = [project_subheads(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
+    return torch.stack(by_layer, dim=1).masked_fill(acts.padding[:, None, None], -torch.inf)
 
 
 def top_subheads(
@@ -227,11 +225,10 @@ def top_subheads(
 ) -> TopSubheads:
     """Return the k largest (layer, head, position) log-probability increases of each prompt, exact and certified.
 
-    `slack` (nats) is added to every bound to allow for float32 rounding. With `final_norm="own"` or a logit soft-cap,
-    there is no bound, so the search is exhaustive and `certified` is False. With `against`, return the k largest
-    contributions to log p(target) − log Σ p(against). With one token in `against`, all values are computed exactly and
-    no search is needed; with several, the search is the same. Raise InputError for invalid `targets` or `against`, or
-    if `k` exceeds the number of parts.
+    With `against`, return the k largest contributions to log p(target) − log Σ p(against). With `final_norm="own"` or a
+    logit soft-cap, there is no bound, so all parts are evaluated and `certified` is False. `slack` (nats) is added to
+    every bound to allow for float32 rounding. Raise InputError for invalid `targets` or `against`, or if `k` exceeds
+    the number of parts.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
@@ -256,33 +253,33 @@ def top_subheads(
     gradients = layer_gradients(acts, targets, readout, against=others)
     bounds = subhead_bounds(acts, gradients).flatten(1)
     batch, n_all = bounds.shape
-    m = min(k + 2, n_all)
-    value = bounds.new_full((batch, m), -torch.inf)
+    rows = torch.arange(batch, device=bounds.device)[:, None]
+    value, index = bounds[:, :0], rows[:, :0]
     active = torch.ones(batch, dtype=torch.bool, device=bounds.device)
     n_exact = torch.zeros(batch, dtype=torch.long, device=bounds.device)
     unevaluated_bound = bounds.new_full((batch,), -torch.inf)
-    done = 0
+    step = min(k + 2, n_all)
     while True:
-        # Take one more part than is evaluated: its bound is the largest of the remaining ones.
-        order = bounds.topk(min(m + 1, n_all), dim=-1)
-        index = order.indices[active, done:m]
-        rows = torch.nonzero(active)[:, :1].expand_as(index)
-        is_token = torch.isfinite(bounds[rows, index])
-        exact = torch.full_like(index, -torch.inf, dtype=value.dtype)
-        exact[is_token] = _exact_subheads(acts, targets, others, readout, gradients, rows[is_token], index[is_token])
-        value[active, done:m] = exact
-        n_exact[active] += is_token.sum(-1)
-        next_bound = order.values[:, m] if m < n_all else value.new_full((batch,), -torch.inf)
+        # Evaluate the parts with the largest bounds; the bound after these is the largest of the remaining ones.
+        largest = bounds.topk(min(step + 1, n_all), dim=-1)
+        chosen = largest.indices[:, :step]
+        evaluated = active[:, None] & torch.isfinite(largest.values[:, :step])  # not padding
+        of_prompt = rows.expand_as(chosen)[evaluated]
+        exact = torch.full_like(chosen, -torch.inf, dtype=value.dtype)
+        exact[evaluated] = _exact_subheads(acts, targets, others, readout, gradients, of_prompt, chosen[evaluated])
+        bounds.scatter_(1, chosen, -torch.inf)
+        value, index = torch.cat([value, exact], dim=1), torch.cat([index, chosen], dim=1)
+        n_exact += evaluated.sum(-1)
+        is_left = largest.values.shape[1] > step
+        next_bound = largest.values[:, step] if is_left else torch.full_like(value[:, 0], -torch.inf)
         unevaluated_bound = torch.where(active, next_bound, unevaluated_bound)
         kth = value.topk(k, dim=-1).values[:, -1]
         active = active & (next_bound + slack > kth)
         if not bool(active.any()):
             break
-        done, m = m, min(m + max(4, m // 2), n_all)
-        value = torch.cat([value, value.new_full((batch, m - done), -torch.inf)], dim=1)
+        step = min(max(4, value.shape[1] // 2), n_all - value.shape[1])
     best = value.topk(k, dim=-1)
-    flat_index = bounds.topk(value.shape[1], dim=-1).indices.gather(1, best.indices)
-    layer, head, position = _unravel(flat_index, n_heads, width)
+    layer, head, position = _unravel(index.gather(1, best.indices), n_heads, width)
     return TopSubheads(best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, True, tokens)
 
 
@@ -301,7 +298,7 @@ def _exact_subheads(
     for number in layer.unique().tolist():
         in_layer = layer == number
         y[in_layer] += selected_subhead_values(
-            acts.head_pattern(number),
+            acts.scaled_pattern(number),
             acts.head_values(number),
             acts.view.W_O(number),
             rows[in_layer],
@@ -325,10 +322,9 @@ def top_heads(
 ) -> TopHeads:
     """Return the k heads with the largest mean log-probability increase over the prompts, exact and certified.
 
-    The mean of a head's bounds is an upper bound on its mean increase, so only a few heads are evaluated exactly. With
-    `final_norm="own"` or a logit soft-cap, the search is exhaustive and `certified` is False. With `against`, return
-    the heads that contribute most to log p(target) − log Σ p(against); see `top_subheads`. Raise InputError for
-    invalid `targets`, `against` or `k`.
+    The mean of a head's bounds is an upper bound on its mean increase, so only a few heads are evaluated exactly.
+    `against`, `final_norm` and `slack` are those of `top_subheads`. Raise InputError for invalid `targets`, `against`
+    or `k`.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -343,31 +339,33 @@ def top_heads(
     means = HeadMeans(n_parts)
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
-        every = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, others)
-        exact = every.flatten(1).cpu().numpy()
+        increases = every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others)
+        exact = increases.flatten(1).cpu().numpy()
         means.add(exact if linear else None, np.arange(n_parts), exact)
         return means.top(k, acts.view.n_heads)
     gradients = layer_gradients(acts, targets, readout, against=others)
     bounds = head_bounds(acts, gradients).flatten(1).cpu().numpy()
-    means.add(bounds, np.arange(0), bounds[:, :0])
+    means.add(bounds, heads=np.arange(0), increase=bounds[:, :0])
     step = k
-    while len(heads := means.open_heads(k, slack)[:step]):
+    while len(heads := means.undecided_heads(k, slack)[:step]):
         means.add_exact(heads, exact_head_increases(acts, targets, readout, heads, gradients.base, against=others))
-        step = max(2, int((means.n_exact > 0).sum()) // 4)
+        step = max(2, int((means.n_exact > 0).sum()) // 4)  # a quarter more heads in each round
     return means.top(k, acts.view.n_heads)
 
 
 class HeadMeans:
-    """Running means of the bounds and increases of heads, in float64 and in batch order, in constant memory per head.
+    """Mean bounds and increases of all heads over prompts that are added in batches, summed in float64.
 
     Heads are indexed as `layer · n_heads + head`.
     """
 
     def __init__(self, n_parts: int):
-        self.n = 0
-        self.exact = np.zeros(n_parts)
+        self.n_prompts = 0
+        self.increase_sums = np.zeros(n_parts)
         self.n_exact = np.zeros(n_parts, dtype=np.int64)
-        self.upper = np.zeros(n_parts)
+        """Number of prompts on which each head is evaluated exactly."""
+        self.bound_sums = np.zeros(n_parts)
+        """Sums of each head's exact increase where `add` received it, else of its bound."""
         self.bounded = True
 
     def add(
@@ -377,31 +375,32 @@ class HeadMeans:
         increase: Float[np.ndarray, "batch head"],
     ) -> None:
         """Add a batch: bounds of all heads (None if no bound exists), and exact increases of some heads."""
-        self.n += len(increase)
+        self.n_prompts += len(increase)
         if bound is None:
             self.bounded = False
         else:
-            upper = bound.astype(np.float64).sum(0)
-            upper[heads] = increase.astype(np.float64).sum(0)
-            self.upper += upper
+            sums = bound.astype(np.float64).sum(0)
+            sums[heads] = increase.astype(np.float64).sum(0)
+            self.bound_sums += sums
         self.add_exact(heads, increase)
 
     def add_exact(self, heads: Int[np.ndarray, " head"], increase: Float[np.ndarray, "batch head"]) -> None:
         """Add a batch's exact increases of heads for which `add` received only bounds."""
-        self.exact[heads] += increase.astype(np.float64).sum(0)
+        self.increase_sums[heads] += increase.astype(np.float64).sum(0)
         self.n_exact[heads] += len(increase)
 
-    def open_heads(self, k: int, slack: float) -> Int[np.ndarray, " head"]:
+    def undecided_heads(self, k: int, slack: float) -> Int[np.ndarray, " head"]:
         """Return the heads that lack an exact mean and may still be in the top k, largest bound first."""
-        complete = self.n_exact == self.n
-        kth = np.sort(self.exact[complete] / self.n)[-k] if complete.sum() >= k else -np.inf
-        order = np.argsort(-self.upper, kind="stable")
-        return order[(~complete & ~(self.upper / self.n + slack <= kth))[order]]
+        complete = self.n_exact == self.n_prompts
+        kth = np.sort(self.increase_sums[complete] / self.n_prompts)[-k] if complete.sum() >= k else -np.inf
+        is_excluded = self.bound_sums / self.n_prompts + slack <= kth  # False for NaN, which must be evaluated
+        order = np.argsort(-self.bound_sums, kind="stable")
+        return order[~(complete | is_excluded)[order]]
 
     def top(self, k: int, n_heads: int) -> TopHeads:
         """Return the heads with the k largest exact means. Raise InputError if a mean is NaN or infinite."""
-        complete = np.flatnonzero(self.n_exact == self.n)
-        mean = self.exact[complete] / self.n
+        complete = np.flatnonzero(self.n_exact == self.n_prompts)
+        mean = self.increase_sums[complete] / self.n_prompts
         if not np.isfinite(mean).all():
             head = Head.from_index(int(complete[~np.isfinite(mean)][0]), n_heads)
             raise InputError(
@@ -409,17 +408,17 @@ class HeadMeans:
                 "edits"
             )
         order = np.argsort(-mean, kind="stable")[:k]
-        unevaluated = self.upper[self.n_exact < self.n] / self.n
+        unevaluated = self.bound_sums[self.n_exact < self.n_prompts] / self.n_prompts
         return TopHeads(
             value=torch.from_numpy(mean[order]),
             layer=torch.from_numpy(complete[order] // n_heads),
             head=torch.from_numpy(complete[order] % n_heads),
             n_exact=len(complete),
-            n_parts=len(self.exact),
+            n_parts=len(self.increase_sums),
             unevaluated_bound=float(unevaluated.max()) if len(unevaluated) else -float("inf"),
             certified=self.bounded,
             n_evaluations=int(self.n_exact.sum()),
-            n_prompts=self.n,
+            n_prompts=self.n_prompts,
         )
 
 
@@ -432,10 +431,9 @@ def exact_head_increases(
     *,
     against: CheckedAgainst = None,
 ) -> Float[np.ndarray, "batch n"]:
-    """Return the exact increases of the chosen heads (`layer · n_heads + head`), nats, with one product with W_U.
+    """Return the exact increases of some heads, given as `layer · n_heads + head`, nats, with one product with W_U.
 
-    `base` is the target's log-probability (or contrast) at each layer's input, `LayerGradients.base`; it is computed if
-    None.
+    `base` is `LayerGradients.base`, computed if None.
     """
     index = torch.as_tensor(heads, device=readout.W_U.device)
     layer, head = index // acts.view.n_heads, index % acts.view.n_heads
@@ -443,7 +441,7 @@ def exact_head_increases(
     if base is None:
         base = readout.scale.new_zeros((len(targets), acts.view.n_layers))
         base[:, layers] = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets, against=against)
-    y, z = acts.resid_pre[:, layer].to(readout.dtype), acts.head_inputs
+    y, z = acts.resid_pre[:, layer].to(readout.dtype), acts.scaled_z
     for number in layers.tolist():
         in_layer = layer == number
         y[:, in_layer] += head_outputs(z[:, number, head[in_layer]], acts.view.W_O(number)[head[in_layer]])
@@ -455,7 +453,7 @@ def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, T
 
 
 def check_k(k: int, n_parts: int, what: str) -> None:
-    """Raise InputError unless `k` is an integer from 1 to `n_parts`."""
+    """Raise InputError unless `k` is an integer from 1 to `n_parts`; `what` names the parts in the message."""
     check_integers(k=k)
     if not 1 <= k <= n_parts:
         raise InputError(f"k must be between 1 and {n_parts} ({what}), got {k}")

@@ -122,7 +122,7 @@ def value_parts(
     positions = key_positions(acts, keys)
     projection = HeadProjection(acts, head, "v", positions)
     through_W_O = einsum(g, view.W_O(head.layer)[head.head].to(g), "batch model, d model -> batch d")
-    attention = acts.head_pattern(head.layer)[:, head.head].gather(1, positions.clamp(min=0))
+    attention = acts.scaled_pattern(head.layer)[:, head.head].gather(1, positions.clamp(min=0))
     direction = attention.masked_fill(positions < 0, 0)[..., None] * through_W_O[:, None]
     parts = einsum(projection.parts(), direction, "batch key writer d, batch key d -> batch key writer")
     return ValueParts(acts, head, writers.names(head.layer), positions, parts, is_exact, direction, projection)

@@ -126,8 +126,8 @@ def locate_heads(
             evaluated.append(heads)
 
         def heads_to_refine() -> dict[int, np.ndarray]:
-            still_open = means.open_heads(k, slack)
-            lacking = {number: np.setdiff1d(still_open, heads) for number, heads in enumerate(evaluated)}
+            undecided = means.undecided_heads(k, slack)
+            lacking = {number: np.setdiff1d(undecided, heads) for number, heads in enumerate(evaluated)}
             return {number: heads for number, heads in lacking.items() if len(heads)}
 
         lacking = distributed.run_on_main(heads_to_refine)
@@ -177,7 +177,7 @@ def mean_head_increases(
     with reported(progress) as report:
         for rows in plan:
             acts, readout = search.capture(rows)
-            captured.append((readout, acts.resid_pre, acts.head_inputs))
+            captured.append((readout, acts.resid_pre, acts.scaled_z))
             del acts
             group += rows
             done += len(rows)
@@ -283,7 +283,7 @@ class _Search:
         targets, against = self.tokens(rows)
         linear = linear_direction(readout, targets, against) is not None
         if linear or not readout.is_affine:
-            found = every_head_increase(acts.view, readout, acts.resid_pre, acts.head_inputs, targets, against)
+            found = every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, against)
             exact = found.flatten(1).cpu().numpy()
             return self.columns(rows, exact if linear else None, np.arange(exact.shape[1]), exact)
         gradients = layer_gradients(acts, targets, readout, against=against)
