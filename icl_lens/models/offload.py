@@ -19,9 +19,9 @@ from icl_lens.errors import InputError
 _OFFLOADED: "WeakSet[Any]" = WeakSet()
 
 
-def mark_offloaded(model: Any, *, away: bool) -> None:
+def mark_offloaded(model: Any, *, offloaded: bool) -> None:
     """Record whether a model has offloaded weights."""
-    _OFFLOADED.add(model) if away else _OFFLOADED.discard(model)
+    _OFFLOADED.add(model) if offloaded else _OFFLOADED.discard(model)
 
 
 def weights_loaded_if_offloaded(model: Any, owner: Any) -> AbstractContextManager[None]:

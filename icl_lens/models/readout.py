@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -12,26 +13,25 @@ from icl_lens.errors import InputError, check_choice
 
 FinalNorm = Literal["frozen", "own"]
 
-# Logits of about a hundred rows of the largest vocabularies: enough for an efficient matrix product, and small compared
-# with a model.
+# Logits are computed in pieces of this size: about a hundred rows of the largest vocabularies, enough for an efficient
+# matrix product.
 LOGIT_BYTES = 96 * 2**20
-# Random directions that `Readout.describe` compares vectors with.
 N_RANDOM = 64
+"""Number of random directions that `Readout.describe` compares vectors with."""
 MIN_STANDOUT = 2.0
-"""Standout above which a vector is more than a random direction; one in about twenty of these exceeds it."""
+"""Standout (see `Readout.describe`) below which words are shown in gray; 1 in 20 random directions exceeds it."""
 
 
 @dataclass(frozen=True)
 class Readout:
     """The map from a residual-stream vector to logits, with explicit conventions.
 
-    `logits(y) = soft_cap(norm(y) @ W_U + b_U)`. With `final_norm="frozen"` the norm's scale is that of each prompt's
-    final residual (`scale`, computed once), so that before-softmax values of parts add up; with `"own"` it is computed
-    for each vector (the classic logit lens). `bias=False` omits the final norm's shift and b_U, as the paper's GPT-2
-    code does.
+    `logits(y) = soft_cap(logit_scale · norm(y) @ W_U + b_U)`. With `final_norm="frozen"`, the norm's scale is that of
+    each prompt's final residual, so that the logits of parts add up; with `"own"`, it is computed for each vector (the
+    standard logit lens). `bias=False` omits the final norm's shift and b_U, as the paper's GPT-2 code does.
 
-    The FIRST axis of the vectors must be the prompt in every method, because the frozen scale belongs to a prompt.
-    Source: docs/howto/numbers.md.
+    In methods that use the norm's scale, the FIRST axis of the vectors must be the prompt, because the frozen scale
+    belongs to a prompt. Source: docs/howto/numbers.md.
 
     Example:
         >>> acts.readout.final_norm, acts.readout.bias
@@ -44,14 +44,20 @@ class Readout:
     W_U: Float[Tensor, "d_model d_vocab"]
     b_U: Float[Tensor, " d_vocab"] | None
     gain: Float[Tensor, " d_model"] | None
+    """The final norm's weight; None if it has none."""
     shift: Float[Tensor, " d_model"] | None
+    """The final norm's bias; None if it has none."""
     scale: Float[Tensor, " batch"]
+    """What the norm multiplies each prompt's final residual by: 1 / its standard deviation or root mean square."""
     eps: float
     center: bool
+    """Whether the norm subtracts the mean (LayerNorm)."""
     normalize: bool = True
+    """Whether the norm scales at all."""
     logit_scale: float = 1.0
     soft_cap: float | None = None
     decode: Callable[[int], str] | None = None
+    """Token id -> string; None without a tokenizer."""
     final_norm: FinalNorm = "frozen"
     bias: bool = True
 
@@ -61,7 +67,7 @@ class Readout:
         return replace(self, final_norm=final_norm, bias=bias)
 
     def select_prompts(self, index: Any) -> "Readout":
-        """Return the readout of the selected prompts."""
+        """Return the readout for the selected prompts."""
         return replace(self, scale=self.scale[index])
 
     @property
@@ -118,21 +124,22 @@ class Readout:
     ) -> Float[Tensor, "batch n"]:
         """Return the natural-log probability of each prompt's token, for `n` vectors per prompt, nats.
 
-        With `against` (-1: no token), return log p(token) − log Σ p(against): the softmax's normalizer cancels, so only
-        these columns of W_U are read. Vectors are processed in pieces, so `[batch, n, d_vocab]` is never materialized.
+        With `against`, padded with -1, return log p(token) − log Σ p(against): the softmax's normalizer cancels, so
+        only the columns of W_U for these tokens are read. Vectors are processed in pieces, so `[batch, n, d_vocab]` is
+        never stored.
         """
         batch, n, _ = x.shape
         out = x.new_empty((batch, n), dtype=self.dtype)
         if against is not None:
-            for rows, columns in self.contrast_pieces(batch, n, against.shape[1]):
-                others = self.select_prompts(rows).relative_logits(x[rows, columns], tokens[rows], against[rows])
-                out[rows, columns] = -torch.logsumexp(others, dim=-1)
+            for rows, vectors in self.contrast_pieces(batch, n, against.shape[1]):
+                others = self.select_prompts(rows).relative_logits(x[rows, vectors], tokens[rows], against[rows])
+                out[rows, vectors] = -torch.logsumexp(others, dim=-1)
             return out
-        for rows, columns in self.pieces(batch, n):
-            logits = self.select_prompts(rows).logits(x[rows, columns])
+        for rows, vectors in self.pieces(batch, n):
+            logits = self.select_prompts(rows).logits(x[rows, vectors])
             logits -= logits.amax(-1, keepdim=True)
             target = logits.gather(-1, tokens[rows, None, None].expand(-1, logits.shape[1], 1))[..., 0]
-            out[rows, columns] = target - logits.exp_().sum(-1).log()  # in place: half the time and memory
+            out[rows, vectors] = target - logits.exp_().sum(-1).log()  # in place: half the time and memory
         return out
 
     def pieces(self, batch: int, n: int) -> Iterator[tuple[slice, slice]]:
@@ -151,10 +158,10 @@ class Readout:
         """Split `[batch, n]` vectors into pieces that fit in `LOGIT_BYTES` with the results of `relative_logits`."""
         width = self.W_U.shape[0] + n_against
         size = max(1, LOGIT_BYTES // (width * self.scale.element_size()))
-        rows, columns = max(1, size // max(n, n_against + 1)), max(1, min(n, size))
-        for row in range(0, batch, rows):
-            for start in range(0, n, columns):
-                yield slice(row, min(row + rows, batch)), slice(start, min(start + columns, n))
+        n_rows, n_vectors = max(1, size // max(n, n_against + 1)), max(1, min(n, size))
+        for row in range(0, batch, n_rows):
+            for start in range(0, n, n_vectors):
+                yield slice(row, min(row + n_rows, batch)), slice(start, min(start + n_vectors, n))
 
     def relative_logits(
         self,
@@ -191,10 +198,9 @@ class Readout:
     def contrast_direction(
         self, tokens: Int[Tensor, " batch"], others: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch d_model"]:
-        """Return `g` with `u · g = b_token(u) − b_other(u)`: what u adds to log p(token) − log p(other), nats.
+        """Return `g` such that `u · g` is what u adds to log p(token) − log p(other), nats, at any layer.
 
-        It is the same for every layer, since the softmax's normalizer cancels. Raise InputError unless logits are
-        affine in the part (`is_affine`). Source: docs/howto/numbers.md.
+        Raise InputError unless logits are affine (`is_affine`). Source: docs/howto/numbers.md.
         """
         return self.direction(-self.relative_columns(tokens, others[:, None])[:, 0])
 
@@ -202,7 +208,7 @@ class Readout:
         """Return `y @ W_U * logit_scale`, upcasting a half-precision W_U in slices."""
         y = y if self.logit_scale == 1.0 else y * self.logit_scale
         if self.W_U.dtype == y.dtype:
-            # As one contiguous matrix: a permuted stack is multiplied matrix by matrix, at half the speed.
+            # Flatten to one matrix: a permuted stack would be multiplied matrix by matrix, at half the speed.
             return (y.reshape(-1, y.shape[-1]) @ self.W_U).unflatten(0, y.shape[:-1]) if y.ndim > 1 else y @ self.W_U
         d_model, d_vocab = self.W_U.shape
         out = y.new_empty((*y.shape[:-1], d_vocab))
@@ -212,9 +218,9 @@ class Readout:
         return out
 
     def pull_back(self, weights: Float[Tensor, "batch *rest d_vocab"]) -> Float[Tensor, "batch *rest d_model"]:
-        """Return `g` with `u · g = Σ_j weights_j b_j(u)`, where b_j(u) are the before-softmax values of part u.
+        """Return `g` with `u · g = Σ_j weights_j b_j(u)`, where b_j(u) is what part u adds to the logit of token j.
 
-        Requires logits affine in the part (`is_affine`). Source: docs/howto/numbers.md.
+        Raise InputError unless logits are affine (`is_affine`). Source: docs/howto/numbers.md.
         """
         self._check_affine()
         if self.W_U.dtype == weights.dtype:
@@ -229,7 +235,7 @@ class Readout:
         return self.direction(g)
 
     def direction(self, columns: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_model"]:
-        """Pull combined columns of W_U back through the linear part of the norm: the last step of `pull_back`."""
+        """Return `g` such that `u · g` is what u adds to `logit_scale · norm(y) · columns`."""
         self._check_affine()
         g = columns * self.logit_scale
         if self.gain is not None:
@@ -246,18 +252,18 @@ class Readout:
 
     def token_columns(self, tokens: Int[Tensor, "*rest"]) -> Float[Tensor, "*rest d_model"]:
         """Return W_U's columns of the tokens."""
-        # Each column once, since prompts often share labels. `index_select` would copy all of a transposed W_U.
+        # Convert each column once, since prompts often share labels; `index_select` would copy all of a transposed W_U.
         distinct, where = tokens.unique(return_inverse=True)
         return self.W_U.T[distinct].to(self.dtype)[where]
 
     def vocabulary_scores(
         self, vectors: Float[Tensor, "*rest d_model"], *, bias: bool = False
     ) -> Float[Tensor, "*rest d_vocab"]:
-        """Return before-softmax values of directions in the residual stream, for ranking tokens.
+        """Return scores by which to rank tokens for directions in the residual stream.
 
-        The direction is centered and multiplied by the gain and W_U. The length of the direction and the norm's scale
-        do not change the order, so both `final_norm` conventions give the same ranking. By default no bias is added,
-        since the biases do not belong to a part of the stream.
+        Each direction is centered if the final norm centers, then multiplied by the norm's gain and W_U. The norm's
+        scale is omitted: it does not change the order, so both `final_norm` conventions give the same ranking. By
+        default, biases are omitted as well, since they do not belong to a part of the stream.
         Source: Dar et al. 2022, as used in the paper's section 3.2.
         """
         scores = self._unembed(self._linear(vectors, None))
@@ -280,7 +286,7 @@ class Readout:
         Raise InputError if the model has no tokenizer.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
-        pieces = [self._named(scores, [k] * len(scores), keep)[0] for scores in self._score_pieces(flat, bias=bias)]
+        pieces = [self._top_names(scores, [k] * len(scores), keep)[0] for scores in self._score_pieces(flat, bias=bias)]
         names, shape = [row for piece in pieces for row in piece], vectors.shape[:-1]
         return _nest(names, shape) if len(shape) else names[0]
 
@@ -294,58 +300,52 @@ class Readout:
     ) -> "VectorDescriptions":
         """Return `top_tokens`, `ranks` of `tokens` (-1: no token) and standouts of vectors, from one product with W_U.
 
-        A standout is the peak of a vector, (highest score − mean score) / standard deviation of its scores over the
-        vocabulary, in standard deviations above the mean peak of random directions. With `keep`, the highest score is
-        that of the first token shown. The peak does not depend on the vector's length, so the random directions are
-        those of the same norm.
+        A vector's peak is (highest score − mean score) / standard deviation of its scores over the vocabulary. Its
+        standout is how many standard deviations its peak is above the mean peak of random directions. With `keep`, the
+        highest score is that of the first token shown. Peaks do not depend on a vector's length, so all vectors are
+        compared with the same random directions.
         """
         n = len(vectors)
         random = torch.randn(N_RANDOM, vectors.shape[-1], generator=torch.Generator().manual_seed(0))
-        every = torch.cat([vectors.to(self.dtype), random.to(vectors.device, self.dtype)])
+        both = torch.cat([vectors.to(self.dtype), random.to(vectors.device, self.dtype)])
         names, peaks, ranks = list[list[str]](), list[Tensor](), list[Tensor]()
-        for scores in self._score_pieces(every):
+        for scores in self._score_pieces(both):
             start = len(names)
-            of_each = [k if start + i < n else 1 for i in range(len(scores))]
-            named, first = self._named(scores, of_each, keep)
-            names += named
+            n_names = [k if start + i < n else 1 for i in range(len(scores))]
+            found, highest = self._top_names(scores, n_names, keep)
+            names += found
             mean = scores.mean(-1)
             spread = (scores.norm(dim=-1).square() / scores.shape[-1] - mean.square()).sqrt()
-            peaks.append(((first - mean) / spread).nan_to_num(0.0))
+            peaks.append(((highest - mean) / spread).nan_to_num(0.0))
             ranks += [
                 1 + (row > row[token]).sum() if token >= 0 else torch.tensor(0, device=row.device)
                 for row, token in zip(scores, tokens[start : start + len(scores)].tolist(), strict=False)
             ]
-        own, null = torch.cat(peaks).split([n, N_RANDOM])
-        return VectorDescriptions(names[:n], torch.stack(ranks), (own - null.mean()) / null.std())
+        peak, random_peaks = torch.cat(peaks).split([n, N_RANDOM])
+        return VectorDescriptions(names[:n], torch.stack(ranks), (peak - random_peaks.mean()) / random_peaks.std())
 
     def _score_pieces(self, flat: Float[Tensor, "n d_model"], *, bias: bool = False) -> Iterator[Tensor]:
         """Yield `vocabulary_scores` of some vectors at a time, within `LOGIT_BYTES`."""
-        for some in flat.split(max(1, LOGIT_BYTES // (self.W_U.shape[1] * self.scale.element_size()))):
-            yield self.vocabulary_scores(some, bias=bias)
+        for piece in flat.split(max(1, LOGIT_BYTES // (self.W_U.shape[1] * self.scale.element_size()))):
+            yield self.vocabulary_scores(piece, bias=bias)
 
-    def _named(
+    def _top_names(
         self, scores: Float[Tensor, "n d_vocab"], k: list[int], keep: Callable[[str], bool] | None
     ) -> tuple[list[list[str]], Float[Tensor, " n"]]:
-        """Return the k top tokens of each row that `keep` accepts, and the score of the first.
+        """Return each row's k top tokens that `keep` accepts, and the score of the first.
 
-        Without an accepted token: the lowest score seen, which such a token's score does not exceed.
+        Only the highest scores are searched. If none of their tokens is accepted, return the lowest of them: an upper
+        bound on the score of any accepted token.
         """
         if self.decode is None:
             raise InputError("model must have a tokenizer for token names; load it with one")
         best = scores.topk(min(max(k) if keep is None else max(20 * max(k), 200), scores.shape[1]), dim=-1)
         found, first = [], []
-        for row, wanted in zip(best.indices.tolist(), k, strict=True):
-            names = list[str]()
-            place = len(row) - 1
-            for i, token in enumerate(row):
-                name = self.decode(token)
-                if keep is None or keep(name):
-                    place = place if names else i
-                    names.append(name)
-                if len(names) == wanted:
-                    break
-            found.append(names)
-            first.append(place)
+        for row, n_names in zip(best.indices.tolist(), k, strict=True):
+            names = enumerate(map(self.decode, row))
+            accepted = list(islice(((i, name) for i, name in names if keep is None or keep(name)), n_names))
+            found.append([name for _, name in accepted])
+            first.append(accepted[0][0] if accepted else len(row) - 1)
         return found, best.values.gather(1, torch.tensor(first, device=scores.device)[:, None])[:, 0]
 
     def ranks(
@@ -355,7 +355,7 @@ class Readout:
         *,
         bias: bool = False,
     ) -> Int[Tensor, "*rest"]:
-        """Return the rank of a token in the full vocabulary for each vector; 1 is the top. Ties share the better rank.
+        """Return the rank of a token in the full vocabulary for each vector; 1 is the top, and ties share a rank.
 
         `token_ids` has the shape of `vectors` without d_model (broadcast if smaller).
         """
@@ -364,8 +364,8 @@ class Readout:
         tokens = token_ids.to(flat.device).expand(shape).reshape(-1)
         ranks, start = torch.empty_like(tokens), 0
         for scores in self._score_pieces(flat, bias=bias):
-            own = scores.gather(-1, tokens[start : start + len(scores), None])
-            ranks[start : start + len(scores)] = 1 + (scores > own).sum(-1)
+            score = scores.gather(-1, tokens[start : start + len(scores), None])
+            ranks[start : start + len(scores)] = 1 + (scores > score).sum(-1)
             start += len(scores)
         return ranks.reshape(shape)
 

@@ -76,12 +76,12 @@ class ModelView:
 
     @property
     def name(self) -> str:
-        """The display name, followed by the quantization of the weights and the training of installed models."""
+        """The display name, followed by the training of installed models and the quantization of the weights."""
         name = str(self.cfg.model_name)
         name = Path(name).name if os.path.exists(name) else name
-        about = [INSTALLED_MODELS[name].training] if name in INSTALLED_MODELS else []
-        about += [f"{self.quantization} weights"] if self.quantization else []
-        return f"{name} ({', '.join(about)})" if about else name
+        notes = [INSTALLED_MODELS[name].training] if name in INSTALLED_MODELS else []
+        notes += [f"{self.quantization} weights"] if self.quantization else []
+        return f"{name} ({', '.join(notes)})" if notes else name
 
     @property
     def source(self) -> str:
@@ -92,9 +92,9 @@ class ModelView:
     @property
     def quantization(self) -> str:
         """The quantization of the weights, such as "Q4_1"; empty if there is none."""
-        stored = self.hf_config_value(ORIGIN, None)  # set for GGUF files, whose weights are dequantized on loading
-        if stored is not None:
-            return str(stored["quantization"]) if stored["quantization"] not in UNQUANTIZED else ""
+        gguf = self.hf_config_value(ORIGIN, None)  # set for GGUF files, whose weights are dequantized on loading
+        if gguf is not None:
+            return str(gguf["quantization"]) if gguf["quantization"] not in UNQUANTIZED else ""
         method = getattr(self.hf_config_value("quantization_config", None), "quant_method", "")
         return str(getattr(method, "value", method))
 
@@ -207,6 +207,7 @@ class ModelView:
         return None if b_O is None else self.to_residual(b_O, self.attn_post_norm(layer))
 
     def raw_W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
+        """Return W_O before the norm after attention and the residual multiplier, as the model stores it."""
         return self._weight(self.attn(layer), "W_O")
 
     def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
@@ -225,13 +226,13 @@ class ModelView:
 
     @property
     def logit_scale(self) -> float:
-        """The factor by which logits are multiplied (Cohere; in Granite, one over its divisor); 1 in other families.
+        """The factor by which Cohere multiplies logits, or one over Granite's divisor; 1 in other families.
 
-        When weight processing folds Cohere's factor into W_U, it updates the model's attribute but not its
-        configuration, so the attribute is read first.
+        The model's attribute takes precedence: when weight processing folds Cohere's factor into W_U, it updates the
+        attribute but not the configuration.
         """
-        own = _optional(getattr(self.model, "original_model", None), "logit_scale")
-        scale = own if isinstance(own, (int, float)) else self.hf_config_value("logit_scale", 1.0)
+        attribute = _optional(getattr(self.model, "original_model", None), "logit_scale")
+        scale = attribute if isinstance(attribute, (int, float)) else self.hf_config_value("logit_scale", 1.0)
         return float(scale) / float(self.hf_config_value("logits_scaling", 1.0))
 
     def hf_config_value(self, name: str, default: Any) -> Any:
@@ -270,7 +271,7 @@ class ModelView:
         return None if b_V is None else self._grouped(b_V.reshape(-1, self.d_head))
 
     def _grouped(self, weight: Tensor) -> Tensor:
-        """Return one matrix per key-value head, even if TransformerLens repeats it for every query head."""
+        """Return one matrix per key-value head; TransformerLens may repeat them for every query head."""
         return weight if weight.shape[0] == self.n_kv_heads else weight[:: self.n_heads // self.n_kv_heads]
 
     def W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
@@ -335,10 +336,9 @@ class ModelView:
     def query_in_key_space(
         self, layer: int, q: Float[Tensor, "batch head d_head"]
     ) -> Float[Tensor, "batch head d_head"]:
-        """Return queries for dot products with keys before the keys' norm.
+        """Return queries after their own norm, times the gain of the keys' norm; unchanged without such norms.
 
-        These are the queries after their own norm, times the gain of the keys' norm. Their products with such keys are
-        scores except for the division by each key's scale. In families without these norms, queries are unchanged.
+        Their dot products with keys that are not yet normed lack only each key's own scale.
         """
         q_norm, k_norm = self.q_norm(layer), self.k_norm(layer)
         if q_norm is not None:
@@ -355,7 +355,7 @@ class ModelView:
     def attn_input_norm(self, layer: int) -> NormView:
         """Return the norm before attention; the identity if attention reads the residual stream directly."""
         if self.architecture.startswith("Olmo2"):
-            return NormView(None, None, self._eps, False, False, self.d_model)
+            return NormView(gain=None, shift=None, eps=self._eps, center=False, normalize=False, width=self.d_model)
         return infer_norm(self.model.blocks[layer].ln1, self.d_model, self.unembed_device, default_eps=self._eps)
 
     @property
@@ -393,11 +393,11 @@ class ModelView:
 
     @contextmanager
     def inference_pass(self) -> Iterator[dict[str, Any]]:
-        """Yield arguments with which forward passes in the block keep in memory only what hooks record.
+        """Yield keyword arguments with which forward passes in the block keep in memory only what hooks record.
 
         Without them, Hugging Face models collect a KV cache and every layer's attention weights (heads · pos² values),
-        and bridges keep the latter. In float32 and float64, a tanh GELU written as several operations is replaced by a
-        single kernel, which gives the same result within rounding.
+        and bridges store the attention weights. In float32 and float64, a tanh GELU that consists of several operations
+        is replaced by a single kernel, which gives the same result within rounding.
         """
         with self.exclusive_pass(), inference_kwargs(self.model) as arguments:
             yield arguments
@@ -424,19 +424,16 @@ class ModelView:
         """The names of all hooks, cached because a bridge rebuilds its dictionary at each access."""
         return frozenset(self.model.hook_dict)
 
-    def hook(self, layer: int, *names: str) -> str:
-        """Return the full name of the first hook in `names` (TransformerLens names) that a layer has."""
-        for name in names:
-            full = f"blocks.{layer}.{name}"
-            if full in self.hook_names:
-                return full
-        raise InputError(
-            f"model must be a decoder of attention + FFN blocks, got {self.name} without hook blocks.{layer}.{names[0]}"
-        )
+    def hook(self, layer: int, name: str) -> str:
+        """Return the full name of a layer's hook. Raise InputError if the model does not have it."""
+        full = f"blocks.{layer}.{name}"
+        if full not in self.hook_names:
+            raise InputError(f"model must be a decoder of attention + FFN blocks, got {self.name} without hook {full}")
+        return full
 
     @property
     def last_logits_hook(self) -> str:
-        """The hook at which to select positions, so that logits are computed only for these."""
+        """The hook at which to select positions so that logits are computed only there."""
         return "unembed.hook_in" if "unembed.hook_in" in self.hook_names else "ln_final.hook_normalized"
 
 
@@ -447,19 +444,19 @@ SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def _check_weights(model: Any, name: str) -> None:
     """Raise InputError for weights that cannot be read because they are quantized or not loaded."""
     quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
-    away = False
+    offloaded = False
     dtypes: set[torch.dtype] = set()
     for parameter in model.parameters():
         dtypes.add(parameter.dtype)
-        away = away or parameter.is_meta
-    mark_offloaded(model, away=away)
+        offloaded = offloaded or parameter.is_meta
+    mark_offloaded(model, offloaded=offloaded)
     packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in SUPPORTED_DTYPES)
     if quantized or packed:
         raise InputError(
             f"weights of {name} must not be quantized, got {', '.join(packed) or 'packed weights'}; load the model "
             "unquantized, with dtype=torch.bfloat16 to save memory"
         )
-    if away and has_missing_weights(model):
+    if offloaded and has_missing_weights(model):
         raise InputError(
             f"some weights of {name} are not loaded (on the meta device), and no accelerate hook loads them; load the "
             "model with its weights, with dtype=torch.bfloat16 or device_map= and offload_folder= to save memory"
