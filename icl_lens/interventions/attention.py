@@ -67,24 +67,26 @@ def label_attention_edit(
 ) -> Edit:
     """Return the edit of `scale_label_attention`."""
 
-    def scale(work: AttentionState, indices: list[int], layer: int) -> None:
-        assert work.pattern is not None
-        rows, device = len(work.pattern), work.pattern.device
+    def scale(attention: AttentionState, indices: list[int], layer: int) -> None:
+        assert attention.pattern is not None
+        rows, device = len(attention.pattern), attention.pattern.device
         if len(batch) not in (1, rows):
             raise InputError(f"the forward pass must have {len(batch)} rows like batch, got {rows}; run the same batch")
         positions = batch.label_positions.to(device).expand(rows, -1)
-        if int(batch.last.max()) >= work.pattern.shape[-1]:
+        if int(batch.last.max()) >= attention.pattern.shape[-1]:
             raise InputError(
                 f"the forward pass must have at least {int(batch.last.max()) + 1} tokens like batch, got "
-                f"{work.pattern.shape[-1]}; run the same batch"
+                f"{attention.pattern.shape[-1]}; run the same batch"
             )
-        by_position = at_positions(weights.expand(rows, -1), positions, width=work.pattern.shape[-1])
+        by_position = at_positions(weights.expand(rows, -1), positions, width=attention.pattern.shape[-1])
         every = torch.arange(rows, device=device)[:, None]
-        places = torch.tensor(work.indices_of(indices), device=device)[None]
-        row = work.pattern[every, places, work.last[:, None]] * by_position[:, None].to(work.pattern.dtype)
+        places = torch.tensor(attention.indices_of(indices), device=device)[None]
+        row = attention.pattern[every, places, attention.last[:, None]] * by_position[:, None].to(
+            attention.pattern.dtype
+        )
         if renormalize:
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
-        work.pattern[every, places, work.last[:, None]] = row
+        attention.pattern[every, places, attention.last[:, None]] = row
 
     return Edit(Stage.pattern, by_layer, scale, required_batch=batch)
 
@@ -134,14 +136,14 @@ def remove_position(
 def position_edit(by_layer: dict[int, list[int]], strength: float, positions: Positions) -> Edit:
     """Return the edit of `remove_position`."""
 
-    def weaken(work: AttentionState, indices: list[int], layer: int) -> None:
-        places = work.indices_of(indices)
-        work.rescored.update(places)
+    def weaken(attention: AttentionState, indices: list[int], layer: int) -> None:
+        places = attention.indices_of(indices)
+        attention.rescored.update(places)
         if positions == "all":
-            work.weight[:, places] *= 1 - strength
+            attention.weight[:, places] *= 1 - strength
         else:
-            rows = torch.arange(len(work.weight), device=work.weight.device)[:, None]
-            work.weight[rows, torch.tensor(places)[None], work.last[:, None]] *= 1 - strength
+            rows = torch.arange(len(attention.weight), device=attention.weight.device)[:, None]
+            attention.weight[rows, torch.tensor(places)[None], attention.last[:, None]] *= 1 - strength
 
     return Edit(Stage.scores, by_layer, weaken)
 
@@ -169,17 +171,17 @@ def block_attention(
         raise InputError(f"edges must be a boolean tensor [batch query key], True to block attention, got {what}")
     by_layer = checked_heads(view, heads, attention=True)
 
-    def block(work: AttentionState, indices: list[int], layer: int) -> None:
-        assert work.pattern is not None
-        rows, _, n_queries, n_keys = work.pattern.shape
+    def block(attention: AttentionState, indices: list[int], layer: int) -> None:
+        assert attention.pattern is not None
+        rows, _, n_queries, n_keys = attention.pattern.shape
         if edges.shape[0] not in (1, rows) or tuple(edges.shape[1:]) != (n_queries, n_keys):
             raise InputError(
                 f"edges must have the shape of the pass, {(rows, n_queries, n_keys)}, got {tuple(edges.shape)}; run "
                 "the same batch"
             )
-        places = work.indices_of(indices)
-        left = work.pattern[:, places].masked_fill(edges[:, None].to(work.pattern.device), 0.0)
-        work.pattern[:, places] = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+        places = attention.indices_of(indices)
+        left = attention.pattern[:, places].masked_fill(edges[:, None].to(attention.pattern.device), 0.0)
+        attention.pattern[:, places] = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
 
     with editing(view, Edit(Stage.pattern, by_layer, block)):
         yield

@@ -33,10 +33,13 @@ class Stage(IntEnum):
     """Stage at which an edit applies; the nesting order of `with` blocks matters only within a stage."""
 
     inputs = 0
+    """Queries, keys and values."""
     scores = 1
+    """The position term of attention scores."""
     pattern = 2
     z = 3
     removal = 4
+    """Ablation, which sets z after all other edits."""
 
 
 @dataclass
@@ -47,13 +50,15 @@ class AttentionState:
     inputs: ScoreInputs | None
     """Inputs of the attention scores; None if only patterns are edited and the model exposes its own."""
     v: Tensor
+    """[batch key head d_head] values, with key-value groups repeated."""
     weight: Tensor
-    """[batch head query] factor kept of the position term in the attention scores; 1 is unedited."""
+    """[batch head query] factor by which the scores' position term is multiplied; 1 is unedited."""
     last: Tensor
     """[batch] index of the last real query."""
     rescored: set[int] = field(default_factory=set)
     """Heads, by index in `edited_heads`, whose pattern must be recomputed."""
     pattern: Tensor | None = None
+    """[batch head query key] attention probabilities; None before the pattern stage."""
 
     def indices_of(self, heads: Sequence[int]) -> list[int]:
         return [self.edited_heads.index(head) for head in heads]
@@ -61,11 +66,13 @@ class AttentionState:
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """The edit of a `with` block: `apply(attention, heads, layer)`, or `apply(z, heads, layer, last)` from stage z."""
+    """The edit of a `with` block."""
 
     stage: Stage
     heads: dict[int, list[int]]
+    """Layer -> edited heads."""
     apply: Callable[..., None]
+    """In-place edit: `apply(attention, heads, layer)` up to the pattern stage, then `apply(z, heads, layer, last)`."""
     required_batch: PromptBatch | None = None
     """If given, every forward pass inside the `with` block must run these prompts; extra tokens may follow each one."""
 
@@ -80,23 +87,25 @@ class Editor:
     """Hook name -> hook point and handle, kept as long as any edit needs the hook."""
     edits_disabled: bool = False
     key_mask: Tensor | None = None
+    """[batch key] which keys of the current pass are tokens; None without an attention mask."""
     values: dict[int, LayerValues] = field(default_factory=dict)
+    """Layer -> activations recorded in the current pass."""
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
-    """Layer -> edited heads, their patterns and values, as computed in this pass."""
+    """Layer -> edited heads, their edited patterns and values in the current pass."""
     start_handle: Any = None
     """Handle of the hook that calls `start`."""
 
     def enter(self, edit: Edit) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
         self.edits.append(edit)
-        for name, (layer, what) in _hook_names(self.view, edit).items():
+        for name, (layer, activation) in _hook_names(self.view, edit).items():
             if name not in self.hooked:
                 point = self.view.model.hook_dict[name]
-                point.add_hook(_hook_fn(self, layer, what))
+                point.add_hook(_hook_fn(self, layer, activation))
                 self.hooked[name] = point, point.fwd_hooks[-1]
 
     def leave(self, edit: Edit) -> None:
-        """Remove an edit and the hooks that no other edit needs; the order of removal is arbitrary."""
+        """Remove an edit and the hooks that no other edit needs; edits may be removed in any order."""
         self.edits = [active for active in self.edits if active is not edit]
         needed = {name for active in self.edits for name in _hook_names(self.view, active)}
         for name in [name for name in self.hooked if name not in needed]:
@@ -122,7 +131,7 @@ class Editor:
         positions = torch.arange(n_queries, device=device)
         if self.key_mask is None:
             return positions[-1].expand(batch)
-        mask = self.key_mask[:, -n_queries:].to(device)
+        mask = self.key_mask[:, -n_queries:].to(device)  # with a KV cache, queries are the last keys
         return torch.where(mask, positions, 0).max(-1).values
 
     def record(self, layer: int, name: str, value: Tensor) -> None:
@@ -132,31 +141,29 @@ class Editor:
 
     def on_pattern(self, layer: int, value: Tensor) -> Tensor:
         """Write the edited pattern, so that other hooks read the pattern that the model used."""
-        if not edits_at(self.edits, layer, ATTENTION):
+        if not edits_at(self.edits, layer, ATTENTION_STAGES):
             return value
-        after_z = layer in self.patterns
-        if not after_z:
+        if layer not in self.patterns:
             self.record(layer, "pattern", value)
             self._attend(layer)
-        edited_heads, pattern, _ = self.patterns[layer]
-        if not after_z:
             value = value.clone()
         elif value.requires_grad:
-            return value
-        # If the pattern hook runs after z, TransformerLens ignores a returned tensor, so edit in place.
+            return value  # cannot be edited in place
+        # Otherwise this hook runs after that of z, where TransformerLens ignores a returned tensor: edit in place.
+        edited_heads, pattern, _ = self.patterns[layer]
         value[:, edited_heads] = pattern
         return value
 
     def on_z(self, layer: int, z: Tensor) -> Tensor:
         z = z.clone()
-        if edits_at(self.edits, layer, ATTENTION):
+        if edits_at(self.edits, layer, ATTENTION_STAGES):
             if layer not in self.patterns:
                 self._attend(layer)
             edited_heads, pattern, v = self.patterns[layer]
             equation = "batch head query key, batch key head d_head -> batch query head d_head"
             z[:, :, edited_heads] = einsum(pattern.to(z.dtype), v.to(z.dtype), equation)
         last = self.last(len(z), z.shape[1], z.device)
-        for edit, heads in edits_at(self.edits, layer, Z):
+        for edit, heads in edits_at(self.edits, layer, Z_STAGES):
             edit.apply(z, heads, layer, last)
         return z
 
@@ -165,17 +172,17 @@ class Editor:
         check_no_cache(values)
         q = values.seen["q"]
         last = self.last(len(q), q.shape[1], q.device)
-        self.patterns[layer] = edited_attention(values, edits_at(self.edits, layer, ATTENTION), last)
+        self.patterns[layer] = edited_attention(values, edits_at(self.edits, layer, ATTENTION_STAGES), last)
 
 
-ATTENTION = (Stage.inputs, Stage.scores, Stage.pattern)
-Z = (Stage.z, Stage.removal)
+ATTENTION_STAGES = (Stage.inputs, Stage.scores, Stage.pattern)
+Z_STAGES = (Stage.z, Stage.removal)
 LayerEdits = list[tuple[Edit, list[int]]]
 """Edits of a layer, each with its heads, in the order in which they apply."""
 
 
 def edits_at(edits: Sequence[Edit], layer: int, stages: Sequence[Stage]) -> LayerEdits:
-    """Return the edits of a layer at some stages."""
+    """Return the edits of a layer at some stages, in the order of the stages."""
     pairs = [(edit, edit.heads[layer]) for edit in edits if edit.stage in stages and layer in edit.heads]
     return sorted(pairs, key=lambda pair: pair[0].stage)
 
@@ -185,32 +192,33 @@ def edited_attention(
 ) -> tuple[list[int], Float[Tensor, "batch head query key"], Float[Tensor, "batch key head d_head"]]:
     """Return the heads edited at the inputs, scores or pattern stage, with their edited patterns and values.
 
-    `last` is the index of each prompt's last query. Without a recorded pattern, the pattern is recomputed.
+    `last` is the index of each prompt's last query. A pattern is recomputed from queries and keys if an edit changes
+    its scores or if the model's own was not recorded.
     """
     edited_heads = sorted({head for _, heads in edits for head in heads})
-    early = [pair for pair in edits if pair[0].stage < Stage.pattern]
-    own = values.seen.get("pattern")
+    before_pattern = [(edit, heads) for edit, heads in edits if edit.stage < Stage.pattern]
+    recorded = values.seen.get("pattern")
     inputs = None
-    if early or own is None:
-        share = any(edit.stage == Stage.scores for edit, _ in early)
-        inputs = score_inputs(values, edited_heads, position_share=share)
+    if before_pattern or recorded is None:
+        position_share = any(edit.stage == Stage.scores for edit, _ in before_pattern)
+        inputs = score_inputs(values, edited_heads, position_share=position_share)
     v = values.heads("v", edited_heads)
     weight = torch.ones(len(v), len(edited_heads), values.seen["q"].shape[1], device=v.device)
-    work = AttentionState(edited_heads, inputs, v, weight, last)
-    for edit, heads in early:
-        edit.apply(work, heads, values.layer)
-    if work.inputs is None or (own is not None and not work.rescored):
-        assert own is not None
-        pattern = own[:, edited_heads].clone()
+    attention = AttentionState(edited_heads, inputs, v, weight, last)
+    for edit, heads in before_pattern:
+        edit.apply(attention, heads, values.layer)
+    if attention.inputs is None or (recorded is not None and not attention.rescored):
+        assert recorded is not None
+        pattern = recorded[:, edited_heads].clone()
     else:
-        pattern = recompute_pattern(values, work.inputs, edited_heads, work.weight)
-        if own is not None:
-            kept = [index for index in range(len(edited_heads)) if index not in work.rescored]
-            pattern[:, kept] = own[:, [edited_heads[index] for index in kept]].to(pattern)
-    work.pattern = pattern
-    for edit, heads in edits[len(early) :]:
-        edit.apply(work, heads, values.layer)
-    return edited_heads, pattern, work.v
+        pattern = recompute_pattern(values, attention.inputs, edited_heads, attention.weight)
+        if recorded is not None:
+            kept = [index for index in range(len(edited_heads)) if index not in attention.rescored]
+            pattern[:, kept] = recorded[:, [edited_heads[index] for index in kept]].to(pattern)
+    attention.pattern = pattern
+    for edit, heads in edits[len(before_pattern) :]:
+        edit.apply(attention, heads, values.layer)
+    return edited_heads, pattern, attention.v
 
 
 _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
@@ -226,8 +234,8 @@ def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
         editor = _EDITORS.get(view.model)
         if editor is None:
             editor = _EDITORS[view.model] = Editor(view)
-            body = getattr(view.model, "original_model", view.model)
-            editor.start_handle = body.register_forward_pre_hook(
+            module = getattr(view.model, "original_model", view.model)
+            editor.start_handle = module.register_forward_pre_hook(
                 lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
             )
         try:
@@ -276,11 +284,11 @@ def edits_disabled(view: ModelView) -> Iterator[None]:
 
 
 def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]]:
+    """Return hook name -> layer and activation; layer None for position embeddings, which serve all layers."""
     names: dict[str, tuple[int | None, str]] = {}
     for layer in edit.heads:
-        if edit.stage in ATTENTION:
+        if edit.stage in ATTENTION_STAGES:
             for name, hook in layer_hooks(view, layer).items():
-                # The embedding's hook serves all layers.
                 names[hook] = (None if name == "position" else layer, name)
         names[view.hook(layer, "attn.hook_z")] = (layer, "z")
     return names
@@ -291,7 +299,7 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
         if editor.edits_disabled:
             return None
         if layer is None:
-            for number in {layer for edit in editor.edits if edit.stage in ATTENTION for layer in edit.heads}:
+            for number in {layer for edit in editor.edits if edit.stage in ATTENTION_STAGES for layer in edit.heads}:
                 editor.record(number, name, value)
             return None
         if name == "pattern":

@@ -55,17 +55,17 @@ def patch_heads(
     With `align="positions"`, source and prompt must have the same number of tokens. With `align="labels"`, the i-th
     label is patched from the i-th label and the last position from the last position; prompts may differ in length but
     not in their number of demonstrations. `batch` must then be the batch that is run in the block. In a pattern, the
-    attention to labels and to the last position is patched, and the other positions share the remaining attention in
-    proportion to their own. In models with learned positions, patched queries and keys include the contribution of the
-    source's position embeddings.
+    attention to labels and to the last position is patched, and the remaining attention is divided among the other
+    positions in proportion to their unpatched attention. In models with learned positions, patched queries and keys
+    include the contribution of the source's position embeddings.
 
     `positions="last"` patches only the last position (queries, pattern rows or z); queries and z may then come from
     prompts of another length. With `query_positions="last"`, for keys and values aligned by labels, only the last query
     uses the patched keys or values; at all other positions, the heads keep their unpatched z, from a pass over `batch`
     without other edits. This isolates the direct label → last-position path.
 
-    Warn once if a head does not reach the logits. Raise InputError for an unknown head, for prompts that do not match
-    (naming the first row that differs), and for families whose attention cannot be recomputed.
+    Warn once about a head whose output does not change the logits. Raise InputError for an unknown head, for prompts
+    that do not match (naming the first row that differs), and for families whose attention cannot be recomputed.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -75,7 +75,7 @@ def patch_heads(
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    _check(activation, positions, align, batch, query_positions)
+    _check_options(activation, positions, align, batch, query_positions)
     patch = _Patch.record(view, heads, source, activation, positions, batch, query_positions)
     if query_positions == "last":
         patch = patch.with_clean_z(view)
@@ -113,11 +113,11 @@ def label_log_probs_patched(
         raise InputError("head_sets must contain at least one set, got none")
     sets = [list(heads) for heads in head_sets]
     sets_by_layer = [group_by_layer(view, heads) for heads in sets]
-    patched = batch if align == "labels" else None
-    _check(activation, positions, align, patched, query_positions)
+    required_batch = batch if align == "labels" else None
+    _check_options(activation, positions, align, required_batch, query_positions)
     batch.require_labels("label to score", NO_LABELS_HINT)
     all_heads = [head for heads in sets for head in heads]
-    patch = _Patch.record(view, all_heads, source, activation, positions, patched, query_positions)
+    patch = _Patch.record(view, all_heads, source, activation, positions, required_batch, query_positions)
     read = read_labels(batch)
 
     def run_full_passes() -> Tensor:
@@ -138,11 +138,11 @@ def label_log_probs_patched(
     )[0]
 
 
-def _check(
+def _check_options(
     activation: HeadActivation,
     positions: Positions,
     align: Align,
-    patched: PromptBatch | None,
+    batch: PromptBatch | None,
     query_positions: Positions,
 ) -> None:
     """Raise InputError for an unsupported combination of options."""
@@ -151,13 +151,13 @@ def _check(
     if positions == "last" and activation in ("k", "v"):
         raise InputError(f"positions must be 'all' for activation={activation!r}, got 'last'")
     check_choice("align", align, ("positions", "labels"))
-    if (align == "labels") != (patched is not None):
+    if (align == "labels") != (batch is not None):
         raise InputError(
-            f"batch must be {'the batch run in the block' if patched is None else 'None'} for align={align!r}, got "
-            f"{'None' if patched is None else type(patched).__name__}"
+            f"batch must be {'the batch run in the block' if batch is None else 'None'} for align={align!r}, got "
+            f"{'None' if batch is None else type(batch).__name__}"
         )
     check_choice("query_positions", query_positions, ("all", "last"))
-    if query_positions == "last" and (patched is None or activation not in ("k", "v")):
+    if query_positions == "last" and (batch is None or activation not in ("k", "v")):
         raise InputError(
             f"query_positions must be 'all' unless activation is 'k' or 'v' and align='labels', got 'last' with "
             f"activation={activation!r} and align={align!r}"
@@ -177,14 +177,15 @@ class _Patch:
     source: PromptBatch
     activation: HeadActivation
     positions: Positions
-    patched: PromptBatch | None
+    required_batch: PromptBatch | None
     """The batch that passes must run, for `align="labels"`."""
     heads: dict[int, list[int]]
     recorded: HeadActivations
+    """The heads' activations on the source."""
     aligned: AlignedPositions | None
     """Aligned labels, and the last position if it is patched; None for `align="positions"`."""
     clean_z: HeadActivations = field(default_factory=dict)
-    """The heads' z without the patch, if only the last query uses the source."""
+    """The heads' z on the required batch without the patch, if only the last query uses the source."""
 
     @classmethod
     def record(
@@ -194,68 +195,72 @@ class _Patch:
         source: PromptBatch,
         activation: HeadActivation,
         positions: Positions,
-        patched: PromptBatch | None,
+        required_batch: PromptBatch | None,
         query_positions: Positions,
     ) -> "_Patch":
         """Run the source prompts and record the heads' activations."""
         by_layer = checked_heads(view, heads, attention=activation != "z")
-        aligned = None if patched is None else _align_labels(source, patched, include_last=query_positions == "all")
+        aligned = None
+        if required_batch is not None:
+            aligned = _align_labels(source, required_batch, include_last=query_positions == "all")
         recorded = _record(view, by_layer, source, activation)
-        return cls(source, activation, positions, patched, by_layer, recorded, aligned)
+        return cls(source, activation, positions, required_batch, by_layer, recorded, aligned)
 
     def with_clean_z(self, view: ModelView) -> "_Patch":
-        """Also record the heads' z on the patched prompts, which they keep at all positions except the last."""
-        assert self.patched is not None
-        return replace(self, clean_z=_record(view, self.heads, self.patched, "z"))
+        """Also record the heads' z on the required batch, which they keep at all positions except the last."""
+        assert self.required_batch is not None
+        return replace(self, clean_z=_record(view, self.heads, self.required_batch, "z"))
 
     def for_rows(self, prompts: list[int]) -> "_Patch":
-        """Return the patch for some prompts, for rows that re-run only the last token."""
+        """Return the patch for passes that re-run only the last token of some prompts."""
         source, recorded = self.source, self.recorded
         if len(source) > 1:
             source = source[prompts]
-            recorded = {layer: {name: x[prompts] for name, x in kept.items()} for layer, kept in recorded.items()}
-        aligned = None if self.patched is None else _align_labels(source, self.patched[prompts], include_last=False)
-        return replace(self, source=source, patched=None, recorded=recorded, aligned=aligned)
+            recorded = {layer: {name: x[prompts] for name, x in named.items()} for layer, named in recorded.items()}
+        aligned = None
+        if self.required_batch is not None:
+            aligned = _align_labels(source, self.required_batch[prompts], include_last=False)
+        return replace(self, source=source, required_batch=None, recorded=recorded, aligned=aligned)
 
     def edits(self, by_layer: dict[int, list[int]]) -> list[Edit]:
         """Return the edits that patch the given heads, which must be among the recorded ones."""
         stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
-        change = self.patch_z if self.activation == "z" else self.patch_attention
-        edits = [Edit(stage, by_layer, change, required_batch=self.patched)]
-        return [*edits, Edit(Stage.z, by_layer, self.restore_z, required_batch=self.patched)] if self.clean_z else edits
+        apply = self.patch_z if self.activation == "z" else self.patch_attention
+        edits = [Edit(stage, by_layer, apply, self.required_batch)]
+        return [*edits, Edit(Stage.z, by_layer, self.restore_z, self.required_batch)] if self.clean_z else edits
 
-    def _of_heads(self, kept: HeadActivations, layer: int, indices: list[int]) -> dict[str, Tensor]:
+    def _select_heads(self, recorded: HeadActivations, layer: int, heads: list[int]) -> dict[str, Tensor]:
         """Return the recorded activations of some of a layer's heads."""
-        places = [self.heads[layer].index(head) for head in indices]
-        return {name: x[:, places] if name == "pattern" else x[:, :, places] for name, x in kept[layer].items()}
+        indices = [self.heads[layer].index(head) for head in heads]
+        return {name: x[:, indices] if name == "pattern" else x[:, :, indices] for name, x in recorded[layer].items()}
 
-    def patch_attention(self, work: AttentionState, indices: list[int], layer: int) -> None:
+    def patch_attention(self, attention: AttentionState, indices: list[int], layer: int) -> None:
         """Patch queries, keys, values or the pattern of a layer's heads."""
-        heads, recorded = work.indices_of(indices), self._of_heads(self.recorded, layer, indices)
+        heads, recorded = attention.indices_of(indices), self._select_heads(self.recorded, layer, indices)
         if self.activation == "v":
-            work.v = work.v.clone()
-            self._write(work.v, recorded["v"], heads, work.last)
+            attention.v = attention.v.clone()
+            self._write(attention.v, recorded["v"], heads, attention.last)
         elif self.activation == "pattern":
-            assert work.pattern is not None
-            self._write_pattern(work.pattern, recorded["pattern"], heads, work.last)
+            assert attention.pattern is not None
+            self._write_pattern(attention.pattern, recorded["pattern"], heads, attention.last)
         else:
-            work.rescored.update(heads)
+            attention.rescored.update(heads)
             for name in (self.activation, f"{self.activation}_share"):
-                old = getattr(work.inputs, name)
+                old = getattr(attention.inputs, name)
                 if old is not None:
                     new = old.clone()
-                    self._write(new, recorded[name], heads, work.last)
-                    setattr(work.inputs, name, new)
+                    self._write(new, recorded[name], heads, attention.last)
+                    setattr(attention.inputs, name, new)
 
     def patch_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         """Patch z of a layer's heads."""
-        self._write(z, self._of_heads(self.recorded, layer, indices)["z"], indices, last)
+        self._write(z, self._select_heads(self.recorded, layer, indices)["z"], indices, last)
 
     def restore_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         """Restore the unpatched z [batch pos head d_head] at all positions except the last of each row."""
         self._check_rows(len(z), last)
         earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
-        clean = self._of_heads(self.clean_z, layer, indices)["z"].to(z)
+        clean = self._select_heads(self.clean_z, layer, indices)["z"].to(z)
         z[:, :, indices] = torch.where(earlier[..., None, None], clean, z[:, :, indices])
 
     def _write(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
@@ -263,13 +268,13 @@ class _Patch:
         rows, device = len(target), target.device
         self._check_rows(rows, last)
         if self.positions == "last":
-            places = torch.arange(rows), last, self.source.last.expand(rows)
+            aligned = torch.arange(rows), last, self.source.last.expand(rows)
         elif self.aligned is not None:
-            places = self.aligned
+            aligned = self.aligned
         else:
             row, to_positions = (torch.arange(target.shape[1], device=device) <= last[:, None]).nonzero(as_tuple=True)
-            places = row, to_positions, to_positions
-        row, to_positions, from_positions = (place.to(device)[:, None] for place in places)
+            aligned = row, to_positions, to_positions
+        row, to_positions, from_positions = (indices.to(device)[:, None] for indices in aligned)
         source_row = row if len(self.source) > 1 else torch.zeros_like(row)
         value = value.to(target)[source_row, from_positions, torch.arange(len(heads), device=device)]
         target[row, to_positions, torch.tensor(heads, device=device)] = value
@@ -285,11 +290,12 @@ class _Patch:
         queries = slice(-1, None) if self.positions == "last" else slice(None)
         for row in range(len(target)):
             to_positions, from_positions = (
-                place[self.aligned[0] == row].to(target.device) for place in self.aligned[1:]
+                positions[self.aligned[0] == row].to(target.device) for positions in self.aligned[1:]
             )
             new = value[row if len(self.source) > 1 else 0][:, from_positions[queries]][:, :, from_positions].to(target)
             old = target[row, heads][:, to_positions[queries]]
             old[:, :, to_positions] = 0
+            # The other positions share what the patched attention leaves, in proportion to their own.
             remaining = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
             old = old / old.sum(-1, keepdim=True).clamp(min=torch.finfo(old.dtype).tiny) * remaining
             old[:, :, to_positions] = new
@@ -297,52 +303,52 @@ class _Patch:
 
     def _check_rows(self, rows: int, last: Tensor) -> None:
         """Raise InputError unless source and pass match in rows and, for `align="positions"`, in length."""
-        source, patched = self.source, self.patched
+        source, batch = self.source, self.required_batch
         if len(source) not in (1, rows):
             raise InputError(f"source must have one prompt or one per row of the pass, {rows}, got {len(source)}")
-        if patched is not None and not (len(patched) == rows and torch.equal(patched.last.to(last.device), last)):
-            raise InputError(f"the forward pass must be over batch, got {rows} other rows; run the same batch")
-        end = source.last.to(last.device).expand(rows)
-        # Aligned positions, and last queries and z, may come from prompts of different lengths.
+        if batch is not None and not (len(batch) == rows and torch.equal(batch.last.to(last.device), last)):
+            raise InputError("the forward pass must run `batch`, got prompts of other lengths; run the same batch")
+        source_last = source.last.to(last.device).expand(rows)
+        # Lengths may differ if labels are aligned, or if only the last query or z is patched.
         only_last = self.positions == "last" and self.activation in ("q", "z")
-        if self.aligned is not None or only_last or torch.equal(end, last):
+        if self.aligned is not None or only_last or torch.equal(source_last, last):
             return
-        row = int((end != last).nonzero()[0])
+        row = int((source_last != last).nonzero()[0])
         raise InputError(
-            f"source and prompt must have the same number of tokens, got {int(end[row]) + 1} and {int(last[row]) + 1} "
-            f"in row {row}; use prompts of the same length or align='labels'"
+            f"source and prompt must have the same number of tokens, got {int(source_last[row]) + 1} and "
+            f"{int(last[row]) + 1} in row {row}; use prompts of the same length or align='labels'"
             + (" or positions='last'" if self.activation in ("q", "z") else "")
         )
 
 
-def _align_labels(source: PromptBatch, patched: PromptBatch, *, include_last: bool) -> AlignedPositions:
-    """Align every label of a row with its source's and, with `include_last`, also the last positions.
+def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool) -> AlignedPositions:
+    """Align the i-th label of each row with the i-th of its source and, with `include_last`, their last positions.
 
     Raise InputError if a row and its source have different numbers of demonstrations.
     """
-    if len(source) not in (1, len(patched)):
-        raise InputError(f"source must have one prompt, or the {len(patched)} of batch, got {len(source)}")
-    patched.require_labels("label to align", "use positions='last' or prompts of the same length")
-    found = []
-    for row in range(len(patched)):
+    if len(source) not in (1, len(batch)):
+        raise InputError(f"source must have one prompt, or the {len(batch)} of batch, got {len(source)}")
+    batch.require_labels("label to align", "use positions='last' or prompts of the same length")
+    aligned = []
+    for row in range(len(batch)):
         source_row = row if len(source) > 1 else 0
-        both = patched.label_positions[row].tolist(), source.label_positions[source_row].tolist()
+        both = batch.label_positions[row].tolist(), source.label_positions[source_row].tolist()
         to_positions, from_positions = ([position for position in positions if position >= 0] for positions in both)
         if len(to_positions) != len(from_positions):
             raise InputError(
                 f"source and prompt must have the same number of demonstrations, got {len(from_positions)} and "
                 f"{len(to_positions)} in row {row}"
             )
-        last = [(int(patched.last[row]), int(source.last[source_row]))] if include_last else []
-        found += [(row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]]
-    rows, to_positions, from_positions = torch.tensor(found).unbind(-1)
+        last = [(int(batch.last[row]), int(source.last[source_row]))] if include_last else []
+        aligned += [(row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]]
+    rows, to_positions, from_positions = torch.tensor(aligned).unbind(-1)
     return rows, to_positions, from_positions
 
 
 def _record(
     view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation
 ) -> HeadActivations:
-    """Run the source prompts and return layer -> activations of its given heads, by name."""
+    """Run the source prompts and return the activations of the given heads."""
     check_vocabulary(view.model, source, "source")
     values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
     hooks = []

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
-from icl_lens.interventions.editor import ATTENTION, Edit, Z, edited_attention, edits_at
+from icl_lens.interventions.editor import ATTENTION_STAGES, Z_STAGES, Edit, edited_attention, edits_at
 from icl_lens.interventions.kv_cache import LayerKVCache, per_kv_head
 from icl_lens.interventions.partial_forward import BlockInputs, Replacement, has_active_hooks, replace_residual
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
@@ -72,10 +72,10 @@ class RowEdits:
         def edit_z(layer: int, shown: list[int], z: Tensor, values: RowsOfLayer) -> None:
             only = torch.zeros(len(z), dtype=torch.long, device=z.device)
             for row, place in enumerate(shown, start=1):
-                if edits := edits_at(sets[place], layer, ATTENTION):
+                if edits := edits_at(sets[place], layer, ATTENTION_STAGES):
                     chosen, pattern, v = edited_attention(values(row), edits, only)
                     z[:, row, chosen] = torch.einsum("bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype))
-                for edit, heads in edits_at(sets[place], layer, Z):
+                for edit, heads in edits_at(sets[place], layer, Z_STAGES):
                     edit.apply(z[:, row, None], heads, layer, only)
 
         return cls(marks, edit_z)
