@@ -7,7 +7,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,6 @@ from icl_lens.errors import InputError
 
 Kind = Literal["model", "dataset"]
 
-_NETWORK = "check the network connection, HTTPS_PROXY, HF_ENDPOINT and, for certificates, SSL_CERT_FILE"
 _MESSAGES = {
     "OfflineModeIsEnabled": "{what} is not in the cache, or only partly; unset HF_HUB_OFFLINE and "
     "TRANSFORMERS_OFFLINE once to download it",
@@ -28,28 +27,8 @@ _MESSAGES = {
     "(revision= in Python)",
     "RepositoryNotFoundError": "the Hugging Face Hub has no {what} that you can read; check the spelling, or, if it is "
     "private, log in with `hf auth login` or set HF_TOKEN",
-    "401": "the Hugging Face Hub does not let you read {what} ({cause}); check the spelling, and use a valid token "
-    "(`hf auth login` or HF_TOKEN) or none",
-    "429": "the Hugging Face Hub is rate-limiting requests (429) for {what}; retry in a few minutes, or log in with "
-    "`hf auth login`",
-    "5xx": "the Hugging Face Hub is unavailable ({cause}) for {what}; retry later",
-    "HfHubHTTPError": "the Hugging Face Hub refused the request for {what} ({cause}); choose another {kind}, or check "
-    "for a proxy or firewall",
-    "FileMetadataError": "the response for {what} is not from the Hugging Face Hub ({cause}); check for a login page "
-    "of your network, HTTPS_PROXY and HF_ENDPOINT",
-    "TimeoutException": "the Hugging Face Hub did not respond in time for {what}; retry later, or raise the timeouts "
-    "HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT, in seconds",
-    "RemoteProtocolError": "the connection was interrupted while downloading {what} ({cause}); retry",
-    "TransportError": f"cannot reach the Hugging Face Hub for {{what}} ({{cause}}); {_NETWORK}",
-    "OSError": "cannot use the cache for {what} ({cause}); free space or set HF_HOME to a writable folder, and check "
-    "that SSL_CERT_FILE, if set, exists",
 }
-"""Error messages, keyed by class name (looked up from the most specific class to the least) or HTTP status.
-
-Class names rather than classes, because which package defines the connection errors depends on the huggingface_hub
-version.
-"""
-_MESSAGES["JSONDecodeError"] = _MESSAGES["FileMetadataError"]
+"""Messages for errors of huggingface_hub, by class name."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +52,11 @@ class Repository:
         from huggingface_hub import hf_hub_download
 
         for file in files:
-            if not (self.folder / file).exists():
-                try:
-                    hf_hub_download(self.name, file, repo_type=self.kind, revision=self.commit)
-                except Exception as error:  # many types, from the network, its libraries or the disk
-                    message = explain_hub_error(error, self.name, self.kind, self.revision)
-                    raise InputError(f"{message} (at {file}; complete files are kept)") from error
+            try:
+                hf_hub_download(self.name, file, repo_type=self.kind, revision=self.commit)
+            except Exception as error:  # many types, from the network, its libraries or the disk
+                message = explain_hub_error(error, self.name, self.kind, self.revision)
+                raise InputError(f"{message} (at {file}; complete files are kept)") from error
         return self.folder
 
     def record_revision(self) -> None:
@@ -131,19 +109,20 @@ def open_repository(
 def explain_hub_error(error: BaseException, name: str, kind: Kind, revision: str | None = None) -> str:
     """Return one sentence, without a full stop, with the cause of a failed request or download and a remedy."""
     what = f"{kind} {name!r}" + (f" at revision {revision!r}" if revision else "")
-    for link in _chain(error):
-        response = getattr(link, "response", None)
-        status = str(getattr(response, "status_code", ""))
-        names = [class_.__name__ for class_ in type(link).__mro__]
-        if names[0] == "LocalEntryNotFoundError" or (isinstance(link, OSError) and link.errno is None and not status):
-            names.remove("OSError")  # not a disk error; its cause follows
-        if "HfHubHTTPError" in names:
-            names.insert(names.index("HfHubHTTPError"), "5xx" if status.startswith("5") else status)
-        for key in names:
-            if key in _MESSAGES:
-                cause = (response is not None and response.headers.get("X-Error-Message")) or first_line(link)
-                return _MESSAGES[key].format(what=what, kind=kind, name=name, cause=cause.rstrip("."))
-    return f"could not download {what} from the Hugging Face Hub: {first_line(error)}; retry"
+    while type(error).__name__ == "LocalEntryNotFoundError" and error.__cause__ is not None:
+        error = error.__cause__  # the failed request
+    if message := _MESSAGES.get(type(error).__name__):
+        return message.format(what=what, kind=kind, name=name)
+    if isinstance(error, OSError) and error.errno is not None:
+        return (
+            f"cannot use the cache for {what} ({first_line(error)}); free space or set HF_HOME to a writable folder, "
+            "and check that SSL_CERT_FILE, if set, exists"
+        )
+    return (
+        f"cannot get {what} from the Hugging Face Hub ({type(error).__name__}: {first_line(error)}); retry later, or "
+        "check the network connection, HTTPS_PROXY, HF_ENDPOINT, SSL_CERT_FILE and your token (`hf auth login` or "
+        "HF_TOKEN)"
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -165,13 +144,6 @@ def download_bars(shown: bool) -> None:
 
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         enable_progress_bars() if shown else disable_progress_bars()
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and its causes, outermost first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:

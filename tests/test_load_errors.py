@@ -72,6 +72,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 INDEX = f"{WEIGHTS}.index.json"
 BIN = "pytorch_model.bin"
 C_FC = "transformer.h.0.mlp.c_fc.weight"
+NOT_DECODER = "is not a decoder-only language model"
 NOT_FIT = "do not match config.json"
 
 FAULTS = {
@@ -99,18 +100,18 @@ FAULTS = {
     "gpt2 a tokenizer cut short": (write("tokenizer.json", lambda data: data[:99]), "'tokenizer.json'"),
     "gpt2 a tokenizer of nothing": (write("tokenizer.json", "{}"), "tokenizer belong to its weights"),
     # configurations
-    "gpt2 a list": (write("config.json", "[]"), "must be a JSON object, got list"),
+    "gpt2 a list": (write("config.json", "[]"), "cannot use the config.json"),
     "gpt2 no type": (config(model_type=None), "model_type"),
     "gpt2 an unknown type": (config(model_type="gtp2"), "gtp2"),
     "gpt2 an activation": (config(activation_function="gelu_old"), "'gelu_old'"),
     "llama_gqa rotary positions": (config(rope_parameters={"rope_type": "twisted"}), "'twisted'"),
     "gpt2 scores that are not scaled": (config(scale_attn_weights=False), "scale_attn_weights=false"),
     "gpt2 heads that do not divide": (config(n_head=3), "config.json"),
-    "gpt2 an encoder-decoder": (config(model_type="t5", is_encoder_decoder=True), "is an encoder-decoder"),
-    "gpt2 a masked model": (config(model_type="bert", architectures=["BertForMaskedLM"]), "bidirectional"),
-    "gpt2 a vision model": (config(model_type="vit", architectures=["ViTModel"]), "is a vision model"),
-    "gpt2 images": (config(model_type="llava", architectures=["LlavaForConditionalGeneration"]), "is multimodal"),
-    "gpt2 sound": (config(model_type="hubert", architectures=["HubertForCTC"]), "is an audio model"),
+    "gpt2 an encoder-decoder": (config(model_type="t5", is_encoder_decoder=True), NOT_DECODER),
+    "gpt2 a masked model": (config(model_type="bert", architectures=["BertForMaskedLM"]), NOT_DECODER),
+    "gpt2 a vision model": (config(model_type="vit", architectures=["ViTModel"]), NOT_DECODER),
+    "gpt2 images": (config(model_type="llava", architectures=["LlavaForConditionalGeneration"]), NOT_DECODER),
+    "gpt2 images, no class": (config(model_type="llava", architectures=None), NOT_DECODER),
     "gpt2 code of its own": (config(model_type="mine", auto_map={"AutoConfig": "a.B"}), "trust_remote_code=True"),
     "gpt2 an adapter": (without("config.json", then=write("adapter_config.json", "{}")), "is an adapter"),
 }

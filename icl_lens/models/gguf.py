@@ -1,6 +1,6 @@
 """Load GGUF files: convert each one once into a Hugging Face folder in the user's cache.
 
-1. Check that the file is complete GGUF of an architecture that transformers reads.
+1. Check that the file is complete GGUF of an architecture that transformers reads (`gguf_header`).
 2. Dequantize the weights and rebuild the configuration and tokenizer with transformers' GGUF loader.
 3. Write the result to a new folder and move it into place, so that an interrupted process leaves no partial result.
    Later loads use this folder, since reading the file again would take most of the loading time.
@@ -24,7 +24,6 @@ from icl_lens.hub import first_line
 from icl_lens.models.gguf_header import Header, parsed_once
 from icl_lens.models.quiet import quiet_loading
 
-MAGIC = b"GGUF"
 ORIGIN = "dequantized_from"
 """The key in a converted folder's config.json that describes the original file."""
 UNQUANTIZED = ("F32", "F16", "BF16", "F64")
@@ -39,7 +38,6 @@ def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> P
     file is reconverted; `digest` is the SHA-256 digest if known. Raise InputError if the file cannot be read as GGUF
     or the cache cannot be written.
     """
-    _check_magic(file)
     dtype = torch.float32 if dtype == torch.float64 else dtype
     stored_as = str(dtype).removeprefix("torch.")
     name = f"{(digest or file_digest(file))[:16]}-{stored_as}-transformers-{version('transformers')}-{CONVERSION}"
@@ -75,19 +73,6 @@ def file_digest(file: Path) -> str:
     """Return a file's SHA-256 digest in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _check_magic(file: Path) -> None:
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(len(MAGIC))
-    except OSError as error:
-        raise InputError(f"cannot read {str(file)!r}: {error.strerror}; pass the path of a readable file") from error
-    if start != MAGIC:
-        raise InputError(
-            f"{file.name!r} must be a GGUF file, which begins with {MAGIC!r}, got one that begins with {start!r}; "
-            "download it again, or pass the folder of a Hugging Face model"
-        )
 
 
 def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:

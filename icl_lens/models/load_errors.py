@@ -15,56 +15,42 @@ from icl_lens.errors import InputError
 from icl_lens.hub import first_line
 from icl_lens.models.resolve import ModelSource, weight_files
 
-_KINDS = {
-    "seq2seq": "is an encoder-decoder",
-    "masked_lm": "is a bidirectional masked language model",
-    "multimodal": "is multimodal",
-    "audio": "is an audio model",
-    "vision": "is a vision model",
-}
-
 
 def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
     """Raise InputError if a folder's configuration is unreadable or not that of a supported decoder-only model."""
     from transformer_lens.utilities.architectures import classify_architecture
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    raw = _read_json(source.folder / "config.json", source)
-    if not isinstance(raw, dict):
-        raise _file_error("config.json", source, f"must be a JSON object, got {type(raw).__name__}")
-    if raw.get("scale_attn_weights") is False:
-        raise InputError(
-            f"config.json of model {source.name!r} must not have scale_attn_weights=false, since TransformerLens "
-            "always scales attention scores; choose a model with scaled attention"
-        )
-    if "auto_map" in raw and not trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING_NAMES:
-        raise InputError(
-            f"model {source.name!r} contains custom Python code; review it, and if you trust it, load it with "
-            "il.load_model(..., trust_remote_code=True)"
-        )
     try:
+        raw, _ = PretrainedConfig.get_config_dict(source.folder)
+        if "auto_map" in raw and not trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING_NAMES:
+            raise InputError(
+                f"model {source.name!r} contains custom Python code; review it, and if you trust it, load it with "
+                "il.load_model(..., trust_remote_code=True)"
+            )
         config = AutoConfig.from_pretrained(str(source.folder), trust_remote_code=trust_remote_code)
+    except InputError:
+        raise
     except Exception as error:  # configuration classes raise many types; the file is at fault
         raise InputError(
             f"cannot use the config.json of model {source.name!r} ({type(error).__name__}: {first_line(error)}); fix "
             f"it, or {_again(source)}"
         ) from error
-    kinds = [classify_architecture(str(name)) for name in getattr(config, "architectures", None) or ()]
-    if raw.get("is_encoder_decoder") or getattr(config, "is_encoder_decoder", False):
-        kinds = ["seq2seq"]
-    elif not kinds and any(getattr(config, part, None) is not None for part in ("vision_config", "audio_config")):
-        kinds = ["multimodal"]
-    if kinds and kinds[0] != "causal_lm":
-        architecture = (raw.get("architectures") or [raw.get("model_type")])[0]
+    if getattr(config, "scale_attn_weights", True) is False:
         raise InputError(
-            f"model {source.name!r} ({architecture}) {_KINDS.get(kinds[0], 'is not a decoder-only model')}; use a "
-            "decoder-only language model, such as GPT-2, GPT-J, Pythia or Llama"
+            f"config.json of model {source.name!r} must not have scale_attn_weights=false, since TransformerLens "
+            "always scales attention scores; choose a model with scaled attention"
         )
-    for field in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        size = getattr(config, field, None)
-        if isinstance(size, int) and size < 1:
-            raise _file_error("config.json", source, f"must have {field} of at least 1, got {size}")
+    if architectures := getattr(config, "architectures", None):
+        is_decoder = classify_architecture(str(architectures[0])) == "causal_lm"
+    else:
+        is_decoder = all(getattr(config, part, None) is None for part in ("vision_config", "audio_config"))
+    if getattr(config, "is_encoder_decoder", False) or not is_decoder:
+        raise InputError(
+            f"model {source.name!r} ({(architectures or [config.model_type])[0]}) is not a decoder-only language "
+            "model; use one, such as GPT-2, GPT-J, Pythia or Llama"
+        )
 
 
 def diagnose_load_error(source: ModelSource, error: BaseException, *, weights: bool) -> str:
