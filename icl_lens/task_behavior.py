@@ -88,6 +88,10 @@ class TaskCheck:
         frames = {name: interval.to_frame() for name, interval in (rows | self.effects).items()}
         return pd.concat(frames, names=["measure"]).droplevel(1)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the value of each row of `to_frame` and, as "sentence", what `print` shows, for JSON."""
+        return {**self.to_frame()["value"], "sentence": str(self)}
+
     def __str__(self) -> str:
         """Return one sentence: what the model does, and the accuracies that show it, next to baselines."""
         verbs = {

@@ -13,7 +13,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.chunk import increase_columns
-from icl_lens.locate.configuration import LocateOptions, RunRequest, configuration, prepare_run_folder
+from icl_lens.locate.configuration import LocateOptions, configuration, prepare_run_folder
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.locate.stream import plan_batches
 from icl_lens.locate.table import heads_table, per_prompt, write_result
@@ -32,7 +32,7 @@ PROMPTS = [
         "like : bar one two : foo three :",
     )
 ]
-ASKED = RunRequest(model="tiny", task="sentiment-number", n=7)
+ASKED = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "by": "increase"}
 OPTIONS = LocateOptions(k=2, batch_size=2)
 
 
@@ -136,7 +136,7 @@ def test_configuration(gpt2, batch):
     for options, asked, rows, changed in (
         (replace(OPTIONS, k=3), ASKED, batch, {"k"}),
         (replace(OPTIONS, batch_size=3), ASKED, batch, {"batches", "plan"}),
-        (OPTIONS, replace(ASKED, seed=1), batch, {"seed"}),
+        (OPTIONS, ASKED | {"seed": 1}, batch, {"seed"}),
         (OPTIONS, ASKED, batch[[1, 0, 2, 3, 4, 5, 6]], {"prompts", "plan"}),
     ):
         other = configuration(gpt2, rows, options, asked)

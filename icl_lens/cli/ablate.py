@@ -78,12 +78,13 @@ def ablate(
     sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)
-    about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
+    about: dict[str, Any] = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
     first = {"text": batch.texts[0], "answer": str(batch.prompts[0].answer), "behavior": str(behavior or "")}
     page = output.write(lambda: ablation_page(found, chosen=f"{how.capitalize()}.", **first, **about))
-    check = None if behavior is None else behavior.to_frame()["value"].to_dict() | {"sentence": str(behavior)}
     rows = [{"text": text, "answer": one.answer} for text, one in zip(batch.texts, batch.prompts, strict=True)]
-    output.write_json(lambda: ablation_json(found, **about, chosen=how, task_check=check, prompts=rows))
+    output.write_json(
+        lambda: ablation_json(found, **about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows)
+    )
     console.print(f"{about['model']}: {', '.join(map(str, found.heads))}, {how}")
     console.print(render(found))
     output.show(page, console)

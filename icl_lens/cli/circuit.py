@@ -101,8 +101,7 @@ def circuit(
         about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
         first = {"text": tested.texts[0], "behavior": str(behavior or "")}
         page = output.write(lambda: circuit_page(found, chosen=f"{how.capitalize()}.", **first, **about))
-        check = None if behavior is None else behavior.to_frame()["value"].to_dict() | {"sentence": str(behavior)}
-        written = about | {"chosen": how, "task_check": check} | found.to_dict()
+        written = about | {"chosen": how, "task_check": behavior and behavior.to_dict()} | found.to_dict()
         output.write_json(lambda: json.dumps(written, indent=1, ensure_ascii=False) + "\n")
         console.print(f"{about['model']}: {', '.join(map(str, found.receivers))}, {how}")
         console.print(render(found))

@@ -6,7 +6,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -421,14 +421,30 @@ class RunOutput:
         by: str,
     ) -> "RunFolder | None":
         """Initialize the folder with the run's configuration; return None without `--out`."""
-        from icl_lens.locate.configuration import RunRequest, prepare_run_folder
+        from icl_lens.locate.configuration import prepare_run_folder
 
         if self.out is None:
             return None
         template = reading.written()
-        given = vars(task) | vars(model) | vars(reading) | {"n": n, "seed": seed, "by": by}
-        given |= {"task": task.name or "", "path": None if task.path is None else str(task.path)}
-        given |= {"columns": task.columns.replace(" ", ""), "prepend_bos": reading.bos}
-        given |= {"template": template.demonstration, "separator": template.separator, "prefix": template.prefix}
-        request = RunRequest(**{field.name: given[field.name] for field in fields(RunRequest)})
-        return prepare_run_folder(self.out, loaded, batch, options, request)
+        given = {
+            "model": model.model,
+            "revision": model.revision,
+            "dtype": model.dtype,
+            "task": task.name or "",
+            "n": n,
+            "seed": seed,
+            "layout": task.layout,
+            "demonstrations": task.demonstrations,
+            "path": None if task.path is None else str(task.path),
+            "columns": task.columns.replace(" ", ""),
+            "split": task.split,
+            "max_words": task.max_words,
+            "classes": task.classes,
+            "template": template.demonstration,
+            "separator": template.separator,
+            "prefix": template.prefix,
+            "prepend_bos": reading.bos,
+            "shared_prefix": reading.shared_prefix,
+            "by": by,
+        }
+        return prepare_run_folder(self.out, loaded, batch, options, given)

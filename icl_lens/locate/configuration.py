@@ -1,5 +1,6 @@
 """Configuration of a locate run: its options and all other inputs that its numbers depend on."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -62,43 +63,19 @@ class CircuitOptions(BatchOptions):
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """Model and prompt options of a run as given by the user, stored verbatim in the manifest."""
-
-    model: str
-    revision: str | None = None
-    dtype: str = "float32"
-    task: str
-    n: int
-    seed: int = 0
-    layout: str = "order"
-    demonstrations: int = 2
-    path: str | None = None
-    columns: str = "text,label"
-    split: str = "test"
-    max_words: int | None = None
-    classes: str = "binary"
-    template: str = "{text} : {label}"
-    separator: str = " "
-    prefix: str = ""
-    prepend_bos: bool | None = None
-    shared_prefix: str = "error"
-    by: str = "increase"
-
-
-def configuration(model: Any, batch: PromptBatch, options: BatchOptions, request: RunRequest) -> dict[str, Any]:
+def configuration(model: Any, batch: PromptBatch, options: BatchOptions, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that a run's chunks and results depend on, in manifest order.
 
-    In addition to the request: digests of the weights, of the prompts' tokens and answers, and of the batch plan; the
-    labels; the device type; and package versions. Raise InputError for invalid batch sizes.
+    In addition to `request`, the model and prompt options as given by the user: digests of the weights, of the prompts'
+    tokens and answers, and of the batch plan; the labels; the device type; and package versions. Raise InputError for
+    invalid batch sizes.
     """
     view = ModelView.of(model)
     plan = plan_batches(view, batch, batch_size=options.batch_size, byte_budget=options.byte_budget)
     # Stored only if they differ from the default, so that older folders stay valid.
     defaults = {"shared_prefix": "error", "by": "increase"}
     return {
-        **{name: value for name, value in asdict(request).items() if defaults.get(name, ...) != value},
+        **{name: value for name, value in request.items() if defaults.get(name, ...) != value},
         "weights": weights_digest(ParameterMap(model)),
         "labels": list(batch.labels),
         "prompts": prompts_digest(batch),
@@ -109,12 +86,12 @@ def configuration(model: Any, batch: PromptBatch, options: BatchOptions, request
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
         **({"quantization": view.quantization} if view.quantization else {}),
-        **({"against": "the other labels"} if request.by == "contrast" else {}),
+        **({"against": "the other labels"} if request["by"] == "contrast" else {}),
     }
 
 
 def prepare_run_folder(
-    path: Path, model: Any, batch: PromptBatch, options: BatchOptions, request: RunRequest
+    path: Path, model: Any, batch: PromptBatch, options: BatchOptions, request: Mapping[str, Any]
 ) -> RunFolder:
     """Initialize the run's folder for `locate_heads` or `locate_effects`; call it inside `locked_folder(path)`.
 
