@@ -78,7 +78,7 @@ def ablate(
     sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)
-    about: dict[str, Any] = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
+    about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
     first = {"text": batch.texts[0], "answer": str(batch.prompts[0].answer), "behavior": str(behavior or "")}
     page = output.write(lambda: ablation_page(found, chosen=f"{how.capitalize()}.", **first, **about))
     rows = [{"text": text, "answer": one.answer} for text, one in zip(batch.texts, batch.prompts, strict=True)]
