@@ -1,8 +1,9 @@
-"""The synthetic world: the batches that models were trained on, an episode by hand, and pairs that are held out."""
+"""The synthetic world: the tokenizer and batches that models were trained with, and what these may not reveal."""
 
 import hashlib
 import itertools
 import random
+import statistics
 
 import pytest
 from transformers import AutoTokenizer
@@ -10,16 +11,12 @@ from transformers import AutoTokenizer
 from experiments.bundled_models.curriculum import Data
 from experiments.bundled_models.episodes import (
     BUNDLED,
-    LABEL_WEIGHT,
-    OTHER_WEIGHT,
-    Difficulty,
     draw_categories,
-    draw_sides,
     held_out_pairs,
     load_words,
-    make_episode,
     seen_pairs,
 )
+from experiments.bundled_models.tokenizer import make_tokenizer
 
 WORDS = load_words()
 HELD_OUT = held_out_pairs(WORDS)
@@ -44,33 +41,6 @@ def test_the_recipe_draws_the_batches_that_the_bundled_models_were_trained_on(le
     assert digest.hexdigest()[:16] == DIGESTS[level]
 
 
-def test_an_episode_by_hand():
-    episode = make_episode(random.Random(0), WORDS, ("sentiment", "number"), (0, 0, 1, 0, 1), labels=("bar", "foo"))
-    assert episode.tokens[1::3] == (":",) * 5
-    assert episode.tokens[2::3] == ("bar", "bar", "foo", "bar", "foo")
-    for token, side in zip(episode.tokens[::3], (0, 0, 1, 0, 1), strict=True):
-        assert token in WORDS.categories[episode.categories[side]]
-    other, label = OTHER_WEIGHT, LABEL_WEIGHT
-    # The first bar and the first foo cannot be known; the second bar, the third and the query's foo can.
-    assert episode.weights == (other,) * 5 + (label,) + (other,) * 5 + (label,) + (other,) * 2 + (label,)
-    assert episode.answer == "foo"
-
-
-def test_texts_have_fillers_and_no_content_word_twice():
-    rng = random.Random(1)
-    lengths = set()
-    for _ in range(300):
-        episode = make_episode(rng, WORDS, ("animal", "color"), draw_sides(rng, 9), Difficulty(longest=8))
-        content = [word for item in episode.items for word in item.text if word not in WORDS.fillers]
-        assert len(set(content)) == len(content)
-        for item in episode.items:
-            mine = [word for word in item.text if word in WORDS.categories[episode.categories[item.side]]]
-            assert mine
-            assert all(word in WORDS.fillers for word in item.text if word not in mine)
-            lengths.add(len(item.text))
-    assert lengths == set(range(1, 9))
-
-
 def test_drawn_categories_avoid_held_out_pairs():
     rng = random.Random(5)
     for near in (False, True):
@@ -82,3 +52,18 @@ def test_drawn_categories_avoid_held_out_pairs():
     n = len(WORDS.categories)
     assert not pairs & HELD_OUT
     assert len(pairs) + len(HELD_OUT) == n * (n - 1) / 2
+
+
+def test_the_bundled_models_have_a_tokenizer_whose_pieces_do_not_tell_the_category():
+    tokenizer = make_tokenizer(WORDS, 320)
+    for name in ("icl-mini", "icl-mini-gptj", "icl-mini-llama"):
+        assert AutoTokenizer.from_pretrained(BUNDLED / name)._tokenizer.to_str() == tokenizer._tokenizer.to_str()
+    spelled = {word: tokenizer(word).input_ids for word in WORDS.owners}
+    assert min(map(len, spelled.values())) == 2
+    words_with = {}
+    for word, pieces in spelled.items():
+        for piece in pieces:
+            words_with.setdefault(piece, []).append({*WORDS.owners[word]})
+    pairs = [({*WORDS.owners[word]}, piece) for word, pieces in spelled.items() for piece in pieces]
+    shares = [statistics.fmean(bool(own & other) for other in words_with[piece]) for own, piece in pairs]
+    assert statistics.fmean(shares) < 0.25

@@ -11,8 +11,11 @@ import explanations as ex
 import families
 import faults
 import pytest
+from typer import rich_utils
+from typer.testing import CliRunner
 
 import icl_lens as il
+from icl_lens.cli import app
 from icl_lens.cli.options import unescape
 
 
@@ -95,6 +98,26 @@ def test_models_and_help_need_no_model(run, argument, shown):
     code, out, _ = run(argument)
     assert code == 0
     assert shown in out
+
+
+PANELS = {
+    "explain": ["Arguments", "Options", "Output", "Why a head attends", "Text", "Task", "Reading", "Model"],
+    "ablate": ["Arguments", "Options", "Output", "Heads", "Task", "Reading", "Model"],
+    "circuit": ["Options", "Output", "Heads", "Task", "Reading", "Model"],
+    "compare": ["Arguments", "Options", "Output", "Task", "Reading", "Model"],
+    "locate": ["Options", "Task", "Output", "Reading", "Model"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(PANELS))
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_shows_the_panels(name, width, monkeypatch):
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", width)  # read from the environment when typer is first imported
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    shown = [line.split("─ ")[1].split(" ─")[0] for line in result.output.splitlines() if line.startswith("╭─ ")]
+    assert shown == PANELS[name]
+    assert max(map(len, result.output.splitlines())) <= width
 
 
 def test_any_text(run, tiny, tmp_path):

@@ -30,8 +30,6 @@ class Planted:
     words: Path  # the word list, for `il.load_task(..., path=...)`
     heads: dict[Role, tuple[Head, ...]]
     """Planted heads by role, the strongest first; all other heads are noise."""
-    lookup_layer: int | None
-    """Layer of the FFN that looks up the names of categories, in a model of the kind "lookup"."""
 
 
 def build(kind: Kind, folder: Path, *, seed: int = 0) -> Planted:
@@ -62,7 +60,7 @@ def build(kind: Kind, folder: Path, *, seed: int = 0) -> Planted:
     words = folder / "words.json"
     write_text(words, json.dumps({"categories": texts()}, indent=1) + "\n")
     heads = {role: tuple(site.head for site in sites if site.role == role) for role in get_args(Role)}
-    return Planted(kind, folder, words, heads, circuits.LOOKUP_LAYER if kind == "lookup" else None)
+    return Planted(kind, folder, words, heads)
 
 
 def _config() -> GPT2Config:
