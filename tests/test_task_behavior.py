@@ -15,6 +15,8 @@ from icl_lens.task_behavior import N_PROMPTS, _lesser, _shuffle
 NAMES = ("number", "sentiment")
 EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
     "two towers": ("two-tower", None, ("learns",)),
+    "a head that compares, and others that copy": ("compare-copy", None, ("learns",)),
+    "random weights": ("untrained", None, ("prefers",)),
     "the last label": ("last-label", None, ("copies",)),
     "all labels alike": ("majority", None, ("prefers",)),
     "an FFN that names the category": ("lookup", NAMES, ("knows",)),
