@@ -1,4 +1,4 @@
-"""Mean score parts: against autograd prompt by prompt, on planted models; killed and resumed, the same bytes."""
+"""Mean score parts: those of each prompt, on planted models; killed and resumed, the same bytes."""
 
 import io
 import json
@@ -7,8 +7,6 @@ import signal
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from hf_scores import hf_score, hf_writers
 from launches import contents, ended, forked, stamps, undisturbed
 from tiny_study import planted_study
 from tolerance import assert_close
@@ -19,7 +17,6 @@ from icl_lens.cli import main
 from icl_lens.locate.run_folder import RunFolder
 
 TASK = "sentiment-number"
-LAYER = 2
 
 
 def sample(model, words, n):
@@ -27,45 +24,30 @@ def sample(model, words, n):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
-def test_means_and_intervals_against_autograd(family_run, words, name):
-    """Sides are derivatives of Hugging Face's score, pairs second derivatives, a prompt and a label at a time."""
-    model, hf = family_run(name).model, family_run(name).hf
+def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
+    """test_score_parts.py compares the parts of a prompt with Hugging Face's."""
+    model = load_tiny(name)
     many = sample(model, words, 14)
     found = il.mean_score_parts(model, many, ["L2H3"], n_strongest=3, batch_size=5)
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries) == (14, len(set(queries)))
     assert found.n_queries < 14
     rows = {"query": [], "key": [], "pair": []}
-    for row, prompt in enumerate(many.prompts):
-        i = int(many.last[row])
-        ids, sums = many.tokens[row, : i + 1], {"query": {}, "key": {}, "pair": {}}
-        labels = [demonstration.label == prompt.answer for demonstration in prompt.demonstrations]
-        for j, is_true in zip(many.label_positions[row].tolist(), labels, strict=True):
-            weight = 1 / sum(labels) if is_true else -1 / (len(labels) - sum(labels))
-            at_query, states = hf_writers(hf, ids, i, LAYER)
-            at_key, _ = hf_writers(hf, ids, j, LAYER)
-            x = [states[place].detach() for place in (i, j)]
-            score = lambda a, b, i=i, j=j: hf_score(hf, LAYER, 3, a, b, i, j)  # noqa: E731
-            by_query, by_key = torch.autograd.functional.jacobian(score, tuple(x))
-            mixed = torch.autograd.functional.hessian(score, tuple(x))[0][1]
-            for side, written, slope in (("query", at_query, by_query), ("key", at_key, by_key)):
-                for writer, vector in written.items():
-                    sums[side][writer] = sums[side].get(writer, 0.0) + weight * float(vector.detach() @ slope)
-            for one, u in at_query.items():
-                for other, v in at_key.items():
-                    part = weight * float(u.detach() @ mixed @ v.detach())
-                    sums["pair"][f"{one} × {other}"] = sums["pair"].get(f"{one} × {other}", 0.0) + part
-        for side, of_side in sums.items():
-            rows[side].append(of_side)
+    for row in range(len(many)):
+        parts = il.attention_score_parts(il.capture(model, many[row], writers=True), "L2H3")
+        why = parts.contrast(parts.of_label(many[row].answer))
+        names = {"query": why.writers, "key": why.writers}
+        names["pair"] = [f"{one} × {other}" for one in why.writers for other in why.writers]
+        for side, values in (("query", why.query_side), ("key", why.key_side), ("pair", why.pairs.flatten(1))):
+            rows[side].append(dict(zip(names[side], values[0].tolist(), strict=True)))
     table = found.to_frame()
     for side, of_side in rows.items():
         expected = pd.DataFrame(of_side)
         shown = table[table["side"] == side].set_index("writer")
-        shown = shown[[not any(part == "bias" for part in str(writer).split(" × ")) for writer in shown.index]]
-        assert len(shown) >= (len(expected.columns) - 1 if side != "pair" else 4)  # the bias also has constants
-        scale = float(expected.abs().to_numpy().max()) * 4
+        assert len(shown) == (len(expected.columns) if side != "pair" else 9)
         for writer, line in shown.iterrows():
             interval = il.metrics.bootstrap_interval(expected[writer].to_numpy(), clusters=queries)
+            scale = float(expected.abs().to_numpy().max()) * 4
             assert_close(list(line[["value", "low", "high"]]), list(interval), scale=scale, msg=f"{side} {writer}")
         assert shown["value"].abs().is_monotonic_decreasing
 
