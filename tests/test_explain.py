@@ -9,10 +9,9 @@ from dataclasses import replace
 import explanations as ex
 import families
 import pytest
-import reference_hf
 import torch
 from rich.console import Console
-from test_plain_text import IOI, pair  # noqa: F401
+from test_plain_text import pair  # noqa: F401
 from tolerance import assert_close
 
 import icl_lens as il
@@ -31,46 +30,57 @@ def acts(gpt2):
     return il.capture(gpt2, il.tokenize(gpt2, il.Prompt.parse(families.PROMPT, answer="foo")))
 
 
-def test_numbers_are_those_of_the_functions(acts, explanation):
-    batch, targets, against = acts.batch, acts.batch.answer_tokens, acts.batch.other_label_tokens
-    layers = il.layer_log_prob_increase(acts, targets)
-    heads = il.head_log_prob_increase(acts, targets)[0]
-    assert_close(explanation.layer_attn, layers.attn[0])
-    assert_close(explanation.layer_ffn, layers.ffn[0])
-    assert_close(explanation.head_increases, heads)
-    order = [report.head for report in explanation.heads]
-    best = heads.flatten().topk(5).indices.tolist()
-    assert order == [il.Head(i // 4, i % 4) for i in best]
-    top = il.top_subheads(acts, targets, k=10)
-    assert [(*part.head, part.position) for part in explanation.subheads] == list(
-        zip(top.layer[0].tolist(), top.head[0].tolist(), top.position[0].tolist(), strict=True)
-    )
-    parts = il.subhead_log_prob_increase(acts, targets, against=against)[0]
+@pytest.mark.parametrize("plain_text", [False, True])
+def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text):
+    ranked_by = "increase"
+    if plain_text:
+        batch = il.tokenize_text(gpt2, "love like eight two one", targets=" foo", against=" bar")
+        explanation = il.explain(gpt2, batch.texts[0], answer=" foo", against=" bar", k=5, n_ablated=3, n_random=6)
+        acts, ranked_by = il.capture(gpt2, batch), "contrast"
+        assert_close(explanation.attended_attention, acts.pattern[0, ..., list(explanation.attended_positions)])
+    batch, targets = acts.batch, acts.batch.answer_tokens
+    against = batch.against if plain_text else batch.other_label_tokens
+    heads = {"increase": il.head_log_prob_increase(acts, targets)[0]}
+    heads["contrast"] = il.head_log_prob_increase(acts, targets, against=against)[0]
+    parts = {"increase": il.subhead_log_prob_increase(acts, targets)[0]}
+    parts["contrast"] = il.subhead_log_prob_increase(acts, targets, against=against)[0]
+    assert explanation.is_plain_text == plain_text
     assert_close(
-        [part.contrast for part in explanation.subheads],
-        [parts[(*part.head, part.position)] for part in explanation.subheads],
+        [explanation.layer_attn, explanation.layer_ffn], torch.cat([*il.layer_log_prob_increase(acts, targets)])
     )
-    assert tuple(explanation.label_probs) == batch.labels
-    assert explanation.compared_with == ("bar",)
-    assert_close(explanation.head_contrasts, il.head_log_prob_increase(acts, targets, against=against)[0])
-    assert_close([*explanation.label_probs.values()], acts.label_log_probs[0].exp())
+    added = torch.cat([*il.layer_log_prob_increase(acts, targets, against=against)])
+    assert_close([explanation.layer_attn_contrast, explanation.layer_ffn_contrast], added)
+    assert_close(explanation.head_increases, heads["increase"])
+    assert_close(explanation.head_contrasts, heads["contrast"])
+    best = heads[ranked_by].flatten().topk(5).indices.tolist()
+    assert [report.head for report in explanation.heads] == [il.Head(i // 4, i % 4) for i in best]
+    places = parts[ranked_by].flatten().topk(10).indices
+    found = [(4 * part.head.layer + part.head.head, part.position) for part in explanation.subheads]
+    assert found == [divmod(place, len(explanation.tokens)) for place in places.tolist()]
+    for score, values in parts.items():
+        assert_close([getattr(part, score) for part in explanation.subheads], values.flatten()[places])
+    assert [name.strip("␣") for name in explanation.compared_with] == ["bar"]
+    own = il.last_log_probs(gpt2, batch)[0]
+    tokens = torch.stack([targets[0], against[0, 0]]) if plain_text else batch.label_tokens
+    assert_close([*explanation.label_probs.values()], own[tokens].exp())
     for report in explanation.heads:
         layer, head = report.head
         assert_close(report.attention, acts.pattern[0, layer, head])
-        assert_close(report.increase, heads[layer, head])
-        by_position = il.subhead_log_prob_increase(acts, targets, layers=[layer])[0, 0, head]
-        assert_close(report.position_increases, by_position)
-        assert_close(report.contrast, explanation.head_contrasts[layer][head])
-        assert_close(sum(report.position_contrasts), report.contrast, msg="parts add up")
-        assert report.value_ranks == tuple(il.own_label_ranks(acts, report.head)[0].tolist())
+        assert_close(report.increase, heads["increase"][layer, head])
+        assert_close(report.position_increases, parts["increase"][layer, head])
+        assert_close(report.contrast, heads["contrast"][layer, head])
+        assert_close(report.position_contrasts, parts["contrast"][layer, head])
+        with il.ablate_heads(gpt2, [report.head]):
+            assert_close(report.ablated, il.last_log_probs(gpt2, batch)[0, tokens])
+        if plain_text:
+            assert report.top_attended(1)[0][0] == int(acts.pattern[0, layer, head].argmax())
+        else:
+            assert report.value_ranks == tuple(il.own_label_ranks(acts, report.head)[0].tolist())
 
 
 def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
     """One pass over copies of the prompt gives what ablating each set by itself gives."""
     batch = acts.batch
-    for report in explanation.heads:
-        with il.ablate_heads(gpt2, [report.head]):
-            assert_close(report.ablated, il.label_log_probs(gpt2, batch)[0])
     located = [report.head for report in explanation.heads[:3]]
     assert list(explanation.ablation.heads) == located
     with il.ablate_heads(gpt2, located):
@@ -161,47 +171,6 @@ def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_ans
     shown = replace(explanation, heads=(replace(report, why=replace(report.why, score_difference=difference)),))
     assert f"Why {report.head} {verb} foo@" in ex.terminal_text(shown)
     assert f"<h4>{heading}<" in shown.to_html()
-
-
-def test_a_free_prompt_is_the_references(pair):  # noqa: F811
-    """IOI: increases, contrasts, parts and removal of " Mary" against " John", by plain Hugging Face code."""
-    model, hf = pair
-    explanation = il.explain(model, IOI, answer=" Mary", against=" John", k=5, n_ablated=2, n_random=3)
-    batch = il.tokenize_text(model, IOI, targets=" Mary", against=" John")
-    mary, john = int(batch.targets[0]), int(batch.against[0, 0])
-    theirs = reference_hf.reference(hf, batch.tokens[0], mary)
-    contrast = reference_hf.reference(hf, batch.tokens[0], mary, [john])
-    assert explanation.is_plain_text
-    assert [name.strip("␣") for name in explanation.labels] == ["Mary", "John"]
-    assert explanation.contrast_adds_up
-    assert_close(explanation.label_log_probs, theirs.log_probs[[mary, john]])
-    for ours, reference in [
-        (explanation.layer_attn, theirs.attn),
-        (explanation.layer_ffn, theirs.ffn),
-        (explanation.head_increases, theirs.heads),
-        (explanation.layer_attn_contrast, contrast.attn),
-        (explanation.layer_ffn_contrast, contrast.ffn),
-        (explanation.head_contrasts, contrast.heads),
-    ]:
-        assert_close(ours, reference)
-    ranked = contrast.heads.flatten().argsort(descending=True)[:5].tolist()
-    assert [report.head for report in explanation.heads] == [
-        il.Head.from_index(i, theirs.heads.shape[1]) for i in ranked
-    ]
-    for report in explanation.heads:
-        assert_close(report.attention, theirs.attention[report.head])
-        assert_close(report.position_increases, theirs.subheads[report.head])
-        assert_close(report.position_contrasts, contrast.subheads[report.head])
-        assert report.top_attended(1)[0][0] == int(theirs.attention[report.head].argmax())
-        with il.ablate_heads(model, [report.head]):
-            assert_close(report.ablated, il.last_log_probs(model, batch)[0, [mary, john]])
-    best = contrast.subheads.flatten().topk(10).values
-    assert_close([part.contrast for part in explanation.subheads], best)
-    assert_close(
-        [part.increase for part in explanation.subheads],
-        torch.stack([theirs.subheads[part.head][part.position] for part in explanation.subheads]),
-    )
-    assert_close(explanation.attended_attention, theirs.attention[..., list(explanation.attended_positions)])
 
 
 def test_what_is_free_and_what_is_not(gpt2):

@@ -1,16 +1,15 @@
-"""Findings 13 and 14: groups of writers against loops, and planted models where the writers are known."""
+"""Findings 13 and 14: groups of writers against loops; test_ground_truth.py has models where the writers are known."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_study import planted_study, tiny_study
+from tiny_study import tiny_study
 from tolerance import assert_close
 
 import icl_lens as il
 from experiments.findings import tower_inputs, value_inputs
-from experiments.planted import Kind
 from icl_lens.attribution.writer_groups import GROUPS, group_of, group_sums
 
 
@@ -55,35 +54,3 @@ def _from_labels(acts: il.Activations, head: il.Head) -> torch.Tensor:
         acts, batch.answer_tokens, layers=[head.layer], against=batch.other_label_tokens
     )[:, 0, head.head]
     return found.gather(1, batch.label_positions).sum(1)
-
-
-@pytest.fixture(scope="module")
-def planted_rows(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    def measured(kind: Kind) -> dict[str, Any]:
-        study, found = planted_study(kind, tmp_path_factory.mktemp(kind)), {}
-        for finding in (tower_inputs.FINDING, value_inputs.FINDING):
-            rows = finding.measure(study).rows
-            found |= {f"{finding.id} {row.measure}": row for row in rows if row.ranking == "contrast"}
-        return found
-
-    return measured
-
-
-@pytest.mark.slow
-def test_the_planted_mover_feeds_both_towers(planted_rows: Any) -> None:
-    """test_mean_score_parts.py has the writers themselves."""
-    rows = planted_rows("two-tower")
-    for side in ("key", "query"):
-        assert rows[f"tower-inputs early_{side}"].outcome == "above"
-        assert rows[f"tower-inputs early heads_{side}"].quantity > 0.9 * rows["tower-inputs total"].quantity
-        assert rows[f"tower-inputs late_{side}"].outcome == "includes"
-    assert rows["value-inputs embeddings"].outcome == "above"  # what a label is
-    assert rows["value-inputs late"].outcome == "includes"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["last-label", "untrained"])
-def test_models_that_compare_nothing_show_no_writer(planted_rows: Any, kind: Kind) -> None:
-    rows = planted_rows(kind)
-    names = [f"tower-inputs {half}_{side}" for half in ("early", "late") for side in ("key", "query")]
-    assert {rows[name].outcome for name in (*names, "value-inputs early", "value-inputs late")} == {"includes"}

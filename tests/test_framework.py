@@ -21,7 +21,6 @@ from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.study import Study, clusters_of
 from experiments.framework.tasks import WORDS, Task
 from icl_lens.models.head import Head
-from icl_lens.prompts.tasks import split_by_query
 
 TASK = Task("animal-country", "animal-country")
 NATURAL = Task("natural", "positive-negative", ("positive", "negative"), path=str(WORDS))
@@ -56,14 +55,6 @@ def test_exchanged_labels_demonstrate_the_opposite(task):
         assert [one.text for one in prompt.demonstrations] == [one.text for one in exchanged.demonstrations]
         assert [other[one.label] for one in prompt.demonstrations] == [one.label for one in exchanged.demonstrations]
         assert exchanged.answer == other[prompt.answer]
-
-
-def test_halves_share_no_query_and_are_balanced():
-    first, second = split_by_query(TASK.prompts(600), 100)
-    assert not {prompt.query for prompt in first} & {prompt.query for prompt in second}
-    for half in (first, second):
-        assert len(half) == 100
-        assert Counter(prompt.answer for prompt in half) == {"foo": 50, "bar": 50}
 
 
 def test_the_interval_covers_the_difference_of_clustered_numbers():
@@ -334,11 +325,3 @@ def pair_of(finding_id: str, *rows: Row) -> tuple[Finding, list[pages.Stored]]:
 def test_a_changed_measure_is_still_measured(finding):
     assert bool(finding.earlier) == bool(finding.post_hoc)
     assert finding.earlier in ("", *(measure.name for measure in finding.measures[1:]))
-
-
-def test_an_outcome_is_where_the_interval_lies():
-    row = Row("mean", 1.0, 0.5, 0.1, 0.9)
-    assert row.outcome == "above"
-    assert replace(row, low=-0.1).outcome == "includes"
-    assert replace(row, low=-0.9, high=-0.1).outcome == "below"
-    assert Row("mean", note="why").outcome == "not applicable"

@@ -153,14 +153,6 @@ def test_capture_leaves_no_gradients(run):
     assert not il.last_query(acts, il.Head(1, 1)).requires_grad
 
 
-def test_explanations_are_the_bridges(run, gpt2):
-    model, *_ = run("gpt2", "raw")
-    ours, theirs = (il.explain(one, families.PROMPT, answer="foo", k=3, n_random=2) for one in (model, gpt2))
-    assert [report.head for report in ours.heads] == [report.head for report in theirs.heads]
-    assert_close(ours.head_increases, theirs.head_increases)
-    assert_close(ours.ablation.located, theirs.ablation.located)
-
-
 @pytest.mark.parametrize("processed", [False, True])
 def test_olmo2_without_grouped_queries(tmp_path, monkeypatch, processed):
     """The one OLMo-2 that TransformerLens 3.9 converts; it calls the norms after the sublayers ln1 and ln2."""
