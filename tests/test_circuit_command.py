@@ -9,9 +9,8 @@ from itertools import combinations
 
 import pandas as pd
 import pytest
-from families import save
 from faults import call
-from launches import LAUNCHES, contents, ended, forked, launched, stamps
+from launches import LAUNCHES, contents, ended, forked, launched, stamps, undisturbed
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_html import Page
 
@@ -22,41 +21,28 @@ from icl_lens.prompts.roles import EDGE_ROLES
 from icl_lens.report import html, plots
 from icl_lens.report.number_format import signed
 
-WORDS = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
 TASK = "sentiment-number"
 N, HEADS = 130, ["L2H0", "L1H3"]
 TABLES = ("edges", "curve", "groups", "scores")
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    path = tmp_path_factory.mktemp("words") / "words.json"
-    path.write_text(json.dumps({"categories": WORDS}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def inputs(words, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    save("gpt2", folder)
+def inputs(words, tiny):
     task = ["circuit", "--task", TASK, "--path", words, "-n", N, "--no-check", "--edges", 5, "--random-sets", 2]
-    return [*task, "--heads", ",".join(HEADS), "--model", folder, "--device", "cpu"]
+    return [*task, "--heads", ",".join(HEADS), "--model", tiny, "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
 def unbroken(inputs, tmp_path_factory):
-    """The folder of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("unbroken") / "out"
-    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
-    return contents(out)
+    return undisturbed(main, ["icl-lens", *inputs, "--out", out], out)
 
 
 @pytest.fixture(scope="module")
-def found(inputs, words):
+def found(gpt2, words):
     """What Python finds on the same prompts."""
-    model = il.load_model(str(inputs[inputs.index("--model") + 1]), device="cpu")
     halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
-    return il.locate_circuit(model, *halves, HEADS, n_edges=5, n_random=2)
+    return il.locate_circuit(gpt2, *halves, HEADS, n_edges=5, n_random=2)
 
 
 def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path, monkeypatch, capsys):
@@ -71,7 +57,7 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
     assert all(f"<!-- {edge['sender']} -->" in graph for edge in drawn)
     result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())
     assert written["sentences"] == result["sentences"] == found.sentences()
-    assert (written["model"], written["chosen"], written["task_check"]) == ("tiny", "selected", None)
+    assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
     assert written["edges"] == result["edges"]
     text, html_text = (" ".join(shown.split()) for shown in (said, Page(page.read_text()).text))
     assert text.startswith(f"First of {N} prompts:")

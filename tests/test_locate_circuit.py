@@ -77,13 +77,10 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
 
 
 @pytest.fixture(scope="module")
-def small(load_tiny, tmp_path_factory):
+def small(load_tiny, words):
     """A circuit of a random model, and prompts that measured it."""
-    words = {"sentiment": ["love", "like", "hate", "happy", "sad"], "number": ["eight", "two", "one", "nine"]}
-    path = tmp_path_factory.mktemp("words") / "words.json"
-    path.write_text(json.dumps({"categories": words}))
     model = load_tiny("llama_gqa")
-    ranking, testing = il.split_by_query(il.load_task(TASK, n=60, layout="random", path=path), 12)
+    ranking, testing = il.split_by_query(il.load_task(TASK, n=60, layout="random", path=words), 12)
     heads = [il.Head(2, 1), il.Head(1, 3)]
     return model, ranking, testing, heads, il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3)
 
