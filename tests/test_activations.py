@@ -85,6 +85,18 @@ def test_other_precisions(load_tiny, name, dtype):
     assert_close(top.value, live.flatten(1).topk(5).values)
 
 
+@pytest.mark.parametrize("name", ["icl-mini", "icl-mini-llama", "icl-mini-gptj"])
+def test_half_precision_finds_the_same_heads(name):
+    """At least 18 of the 20 heads of largest mean increase are the same in bfloat16."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = il.load_model(name, device="cpu", dtype=dtype)
+        batch = il.tokenize(model, il.load_task("sentiment-number", n=64))
+        top = il.top_heads(il.capture(model, batch), batch.answer_tokens, k=20)
+        found[dtype] = set(top.heads)
+    assert len(found[torch.float32] & found[torch.bfloat16]) >= 18
+
+
 @pytest.fixture
 def written_out(monkeypatch):
     """Dtypes that the GELU which Hugging Face writes out was called with."""
