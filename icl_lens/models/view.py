@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -386,7 +386,7 @@ class ModelView:
             normalize=norm.normalize,
             logit_scale=self.logit_scale,
             soft_cap=float(cap) if cap and cap > 0 else None,
-            decode=None if tokenizer is None else lambda token: tokenizer.decode([token]),
+            decode=None if tokenizer is None else cache(lambda token: tokenizer.decode([token])),
         )
 
     # Passes ----------------------------------------------------------------------------------------------
