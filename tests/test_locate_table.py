@@ -13,7 +13,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.chunk import increase_columns
-from icl_lens.locate.configuration import LocateOptions, configuration, prepare_run_folder
+from icl_lens.locate.configuration import configuration, prepare_run_folder
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.locate.stream import plan_batches
 from icl_lens.locate.table import heads_table, per_prompt, write_result
@@ -33,7 +33,7 @@ PROMPTS = [
     )
 ]
 ASKED = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "by": "increase"}
-OPTIONS = LocateOptions(k=2, batch_size=2)
+OPTIONS = {"k": 2, "final_norm": "frozen", "batch_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +134,12 @@ def test_configuration(gpt2, batch):
     assert found["labels"] == list(batch.labels)
     json.dumps(found)
     for options, asked, rows, changed in (
-        (replace(OPTIONS, k=3), ASKED, batch, {"k"}),
-        (replace(OPTIONS, batch_size=3), ASKED, batch, {"batches", "plan"}),
+        (OPTIONS | {"k": 3}, ASKED, batch, {"k"}),
+        (OPTIONS | {"batch_size": 3}, ASKED, batch, {"batches", "plan"}),
         (OPTIONS, ASKED | {"seed": 1}, batch, {"seed"}),
         (OPTIONS, ASKED, batch[[1, 0, 2, 3, 4, 5, 6]], {"prompts", "plan"}),
     ):
         other = configuration(gpt2, rows, options, asked)
         assert {name for name in found if found[name] != other[name]} == changed
     with pytest.raises(il.InputError, match="at least 1"):
-        configuration(gpt2, batch, replace(OPTIONS, batch_size=0), ASKED)
+        configuration(gpt2, batch, OPTIONS | {"batch_size": 0}, ASKED)

@@ -3,8 +3,8 @@
 import json
 import shlex
 import sys
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from typer import Option
 
@@ -58,7 +58,6 @@ def circuit(
     icl_lens circuit …` distributes the prompts over processes.
     """
     import icl_lens as il
-    from icl_lens.locate.configuration import CircuitOptions
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.table import write_circuit
     from icl_lens.models.view import ModelView
@@ -82,17 +81,15 @@ def circuit(
         chosen, how = distributed.run_on_main(lambda: heads.choose(loaded, ranked))
         if heads.heads is None:
             how += located_on(ranked, tested)
-        options = CircuitOptions(
-            heads=tuple(map(str, chosen)), n_edges=heads.edges, n_random=heads.random_sets, seed=seed
-        )
+        options = {"n_edges": heads.edges, "n_random": heads.random_sets, "seed": seed}
         behavior = None
         if is_main:
-            folder = run.prepare(loaded, both, options, task, model, tokens, n=task.n, seed=seed, by="circuit")
+            named = {"heads": list(map(str, chosen)), **options}
+            folder = run.prepare(loaded, both, named, task, model, tokens, n=task.n, seed=seed, by="circuit")
             behavior = task.print_behavior(console, loaded, tokens, seed=seed)
         with progress(hidden=not is_main) as report:
-            settings: dict[str, Any] = asdict(options) | {"folder": folder, "distributed": distributed}
-            settings |= {"progress": report, "warn": warn}
-            found = il.locate_circuit(loaded, ranked, tested, settings.pop("heads"), **settings)
+            how_run = {"folder": folder, "distributed": distributed, "progress": report, "warn": warn}
+            found = il.locate_circuit(loaded, ranked, tested, chosen, **options, **how_run)
         if not is_main:
             return
         if folder is not None:

@@ -154,7 +154,6 @@ def _explain_task(
     seed: int,
 ) -> None:
     """Print why heads attend to true labels on average over a task's prompts, and write the files."""
-    from icl_lens.locate.configuration import ScorePartsOptions
     from icl_lens.locate.mean_score_parts import mean_score_parts
     from icl_lens.locate.table import write_score_parts
     from icl_lens.models.view import ModelView
@@ -166,11 +165,11 @@ def _explain_task(
         loaded, batch = task.start(console, model, reading, n=n, seed=seed)
         view = ModelView.of(loaded)
         heads = [view.check_head(name) for name in (over.why or "").replace(",", " ").split()]
-        options = ScorePartsOptions(heads=tuple(map(str, heads)))
+        options = {"heads": list(map(str, heads)), "n_strongest": 6}
         folder = over.prepare(loaded, batch, options, task, model, reading, n=n, seed=seed, by="score parts")
         task.print_behavior(console, loaded, reading, seed=seed)
         with progress() as report:
-            found = mean_score_parts(loaded, batch, heads, folder=folder, progress=report, warn=warn)
+            found = mean_score_parts(loaded, batch, **options, folder=folder, progress=report, warn=warn)
         if folder is not None:
             write_score_parts(folder, found)
         output.write_json(lambda: json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """`icl-lens locate`: locate the heads with the largest mean contrast, increase or effect over a task."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from rich.table import Table
@@ -55,7 +55,6 @@ def locate(
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
     distributes the prompts over processes.
     """
-    from icl_lens.locate.configuration import EffectOptions, LocateOptions
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.mean_effects import locate_effects
@@ -70,19 +69,19 @@ def locate(
         reject_options(rank, "budget", reason="--batch-size sets the number of prompts per batch")
     distributed = Distributed.from_environment()
     console, folder = PlainConsole(quiet=not distributed.is_main), None
-    batches = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
+    batches: dict[str, Any] = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
     with output.running(distributed) as warn:
         loaded, batch = task.start(console, model, reading, n=n, seed=seed, device=distributed.device)
         k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         if rank.by == "effect":
-            options = EffectOptions(positions=rank.positions, method=rank.method, **batches)
+            options = batches | {"positions": rank.positions, "method": rank.method}
         else:
-            options = LocateOptions(k=k, final_norm=reading.final_norm, bias=reading.bias, **batches)
+            options = batches | {"k": k, "final_norm": reading.final_norm, "bias": reading.bias}
         if distributed.is_main:
             folder = output.prepare(loaded, batch, options, task, model, reading, n=n, seed=seed, by=rank.by)
             task.print_behavior(console, loaded, reading, seed=seed)
         with progress(hidden=not distributed.is_main) as report:
-            run: dict[str, Any] = asdict(options) | {"folder": folder, "distributed": distributed}
+            run: dict[str, Any] = options | {"folder": folder, "distributed": distributed}
             run |= {"progress": report, "warn": warn}
             if rank.by == "effect":
                 effects = locate_effects(loaded, batch, **run)

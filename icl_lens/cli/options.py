@@ -4,7 +4,7 @@ import re
 import tempfile
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from icl_lens.locate.configuration import BatchOptions
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.run_folder import RunFolder
     from icl_lens.models.head import Head
@@ -411,7 +410,7 @@ class RunOutput:
         self,
         loaded: Any,
         batch: "PromptBatch",
-        options: "BatchOptions",
+        options: Mapping[str, Any],
         task: TaskOptions,
         model: ModelOptions,
         reading: TokenOptions,
