@@ -53,6 +53,11 @@ def interval_texts(table: pd.DataFrame) -> list[str]:
     ]
 
 
+def interval_suffix(low: float, high: float, number: str = "+.2f") -> str:
+    """Return " (95% interval +0.12 … +0.45)", or nothing without an interval."""
+    return "" if low != low else f" (95% interval {low:{number}} … {high:{number}})"
+
+
 def json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a table's rows for JSON, which has no NaN: it becomes None."""
     rows = table.to_dict("records")

@@ -16,7 +16,7 @@ from icl_lens.locate.chunk import increase_columns
 from icl_lens.locate.configuration import configuration, prepare_run_folder
 from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.locate.stream import plan_batches
-from icl_lens.locate.table import heads_table, per_prompt, write_result
+from icl_lens.locate.table import heads_result, heads_table, per_prompt, write_run
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
 
@@ -110,7 +110,7 @@ def test_values_of_both_passes(tmp_path):
 def test_result_files(tmp_path):
     folder = RunFolder(tmp_path, {"batches": 0})
     table = heads_table(TOP)
-    write_result(folder, table, TOP)
+    write_run(folder, {"heads": table}, heads_result(TOP))
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "heads.csv"), table)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "heads.parquet"), table)
     assert json.loads((tmp_path / "result.json").read_text()) == {
@@ -121,8 +121,7 @@ def test_result_files(tmp_path):
         "share_evaluated": 0.25,
         "largest_unevaluated_bound": 0.125,
     }
-    write_result(folder, table, replace(TOP, n_exact=12))
-    assert json.loads((tmp_path / "result.json").read_text())["largest_unevaluated_bound"] is None
+    assert heads_result(replace(TOP, n_exact=12))["largest_unevaluated_bound"] is None
 
 
 def test_configuration(gpt2, batch):

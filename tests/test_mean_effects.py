@@ -72,7 +72,7 @@ def test_one_query_has_no_interval(gpt2, many):
 def test_a_folder_of_another_kind_of_run_is_refused(gpt2, many, tmp_path):
     with pytest.raises(il.InputError, match="must have by='effect', got 'increase'"):
         il.locate_effects(gpt2, many, folder=RunFolder(tmp_path, {"n": 1}))
-    with pytest.raises(il.InputError, match="pass it to locate_effects"):
+    with pytest.raises(il.InputError, match="must have by='increase', got 'effect'"):
         il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"by": "effect"}))
 
 

@@ -115,7 +115,7 @@ def test_wrong_arguments_are_named(gpt2, words, tmp_path, heads, options, says):
     options = {name: RunFolder(tmp_path, {}) if value is RunFolder else value for name, value in options.items()}
     with pytest.raises(il.InputError, match=says):
         il.mean_score_parts(gpt2, sample(gpt2, words, 2), heads, **options)
-    with pytest.raises(il.InputError, match="pass it to mean_score_parts"):
+    with pytest.raises(il.InputError, match="must have by='increase', got 'score parts'"):
         il.locate_heads(gpt2, sample(gpt2, words, 2), k=1, folder=RunFolder(tmp_path, {"by": "score parts"}))
 
 

@@ -59,7 +59,7 @@ def circuit(
     """
     import icl_lens as il
     from icl_lens.locate.distributed import Distributed
-    from icl_lens.locate.table import write_circuit
+    from icl_lens.locate.table import write_run
     from icl_lens.models.view import ModelView
     from icl_lens.report import plots
     from icl_lens.report.circuit import render
@@ -93,7 +93,7 @@ def circuit(
         if not is_main:
             return
         if folder is not None:
-            write_circuit(folder, found)
+            write_run(folder, found.tables, found.to_dict())
             folder.write_bytes("circuit.svg", svg(plots.circuit(found)))
         about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
         first = {"text": tested.texts[0], "behavior": str(behavior or "")}

@@ -155,7 +155,7 @@ def _explain_task(
 ) -> None:
     """Print why heads attend to true labels on average over a task's prompts, and write the files."""
     from icl_lens.locate.mean_score_parts import mean_score_parts
-    from icl_lens.locate.table import write_score_parts
+    from icl_lens.locate.table import write_run
     from icl_lens.models.view import ModelView
     from icl_lens.report.mean_score_parts import render
 
@@ -171,7 +171,7 @@ def _explain_task(
         with progress() as report:
             found = mean_score_parts(loaded, batch, **options, folder=folder, progress=report, warn=warn)
         if folder is not None:
-            write_score_parts(folder, found)
+            write_run(folder, {"writers": found.writers, "groups": found.groups}, found.to_dict())
         output.write_json(lambda: json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")
         console.print(render(found))
         output.show(None, console)

@@ -58,7 +58,7 @@ def locate(
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.mean_effects import locate_effects
-    from icl_lens.locate.table import heads_table, summary, write_effects, write_result
+    from icl_lens.locate.table import effects_result, heads_result, heads_table, summary, write_run
     from icl_lens.models.view import ModelView
 
     if rank.by == "effect":
@@ -85,15 +85,13 @@ def locate(
             run |= {"progress": report, "warn": warn}
             if rank.by == "effect":
                 effects = locate_effects(loaded, batch, **run)
-                table, sentence = effects.to_frame(), effects.summary()
-                if folder is not None:
-                    write_effects(folder, effects)
+                table, sentence, result = effects.to_frame(), effects.summary(), effects_result(effects)
             else:
                 others = batch.other_label_tokens if rank.by == "contrast" else None
                 top = locate_heads(loaded, batch, against=others, **run)
-                table, sentence = heads_table(top, folder), summary(top)
-                if folder is not None:
-                    write_result(folder, table, top)
+                table, sentence, result = heads_table(top, folder), summary(top), heads_result(top)
+            if folder is not None:
+                write_run(folder, {"heads": table}, result)
         console.print(_heads(table.head(k), rank.by))
         console.print(sentence)
         if folder is not None:

@@ -15,7 +15,6 @@ Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`nee
 (arXiv 2211.00593).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,7 +23,15 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.attribution.increases import check_target_ids
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, interval_texts, json_records, plural_prompts
+from icl_lens.display import (
+    SHOWN_ROWS,
+    ShownAsTable,
+    format_signed,
+    interval_suffix,
+    interval_texts,
+    json_records,
+    plural_prompts,
+)
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edited_scores import read_labels
 from icl_lens.interventions.head_edges import estimate_effects, score_without_edges, sender_means
@@ -120,12 +127,12 @@ class Circuit(ShownAsTable):
         value, low, high = self.score("all − none")
         carried = (
             f"With all {self.n_edges:,} edges into {len(self.receivers)} heads, the answer's log-odds are "
-            f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{_interval_text(low, high)}"
+            f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{interval_suffix(low, high)}"
         )
         if not self.is_defined:
             return [f"{carried}, which is not distinguishable from zero, so faithfulness is not defined."]
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
-        interval = _interval_text(100 * row["low"], 100 * row["high"], "{:.0f}")
+        interval = interval_suffix(100 * row["low"], 100 * row["high"], ".0f")
         kept = (
             f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:.0f}% of this{interval}; random "
             f"edges of the same parts, roles and layers keep {100 * row['random']:.0f}%"
@@ -133,7 +140,7 @@ class Circuit(ShownAsTable):
         if row["difference_low"] > 0:
             kept += "."
         else:
-            interval = _interval_text(100 * row["difference_low"], 100 * row["difference_high"], "{:+.0f}")
+            interval = interval_suffix(100 * row["difference_low"], 100 * row["difference_high"], "+.0f")
             kept += f". This is not better than random (difference {100 * row['difference']:+.0f} points{interval})."
         groups = [row for row in self.groups.to_dict("records") if min(row["low"], row["difference_low"]) > 0]
         if not groups:
@@ -150,8 +157,13 @@ class Circuit(ShownAsTable):
             "sentences": self.sentences(),
             "receivers": [str(head) for head in self.receivers],
             **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
-            **{name: json_records(getattr(self, name)) for name in ("scores", "edges", "curve", "groups")},
+            **{name: json_records(table) for name, table in self.tables.items()},
         }
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """All tables by name."""
+        return {name: getattr(self, name) for name in ("scores", "edges", "curve", "groups")}
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         rows = self.edges.head(SHOWN_ROWS)
@@ -211,11 +223,8 @@ def locate_circuit(
         check_target_ids(view, batch.answer_tokens, len(batch))
         if bool((batch.label_mask.sum(1) < 2).any()):
             raise InputError("prompts must have at least two labels to compare, got one")
-    if folder is not None and folder.configuration.get("by") != "circuit":
-        raise InputError(
-            f"the folder's configuration must have by='circuit', got {folder.configuration.get('by', 'increase')!r}; "
-            "set it, so that its chunks are not mistaken for others"
-        )
+    if folder is not None:
+        folder.check_by("circuit")
     ranking_plan, testing_plan = (
         plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget) for batch in (ranking, testing)
     )
@@ -270,7 +279,3 @@ def locate_circuit(
         )
 
     return distributed.run_on_main(make_circuit)
-
-
-def _interval_text(low: float, high: float, number: str = "{:+.2f}") -> str:
-    return "" if math.isnan(low) else f" (95% interval {number.format(low)} … {number.format(high)})"

@@ -105,7 +105,8 @@ def locate_heads(
     search = _Search.from_inputs(model, prompts, targets, against, final_norm, bias)
     view, n_heads = search.view, search.view.n_layers * search.view.n_heads
     check_k(k, n_heads, "heads")
-    _check_folder(folder, search.against)
+    if folder is not None:
+        _check_folder(folder, search.against)
     distributed = distributed or Distributed()
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
     means, evaluated = HeadMeans(n_heads), list[np.ndarray]()
@@ -219,15 +220,9 @@ def top_heads_by(
     return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress).heads
 
 
-def _check_folder(folder: RunFolder | None, against: CheckedAgainst) -> None:
+def _check_folder(folder: RunFolder, against: CheckedAgainst) -> None:
     """Raise InputError if a folder could mix chunks of increases with chunks of contrasts or effects."""
-    if folder is None:
-        return
-    functions = {"effect": "locate_effects", "score parts": "mean_score_parts"}
-    if (by := folder.configuration.get("by")) in functions:
-        raise InputError(
-            f"folder must be configured for increases or contrasts, got by={by!r}; pass it to {functions[by]}"
-        )
+    folder.check_by("increase", "contrast")
     if (folder.configuration.get("against") is None) == (against is None):
         return
     wanted = "None" if against is None else "the tokens' name"

@@ -192,11 +192,8 @@ def locate_effects(
     check_choice("method", method, ("exact", "gradient"))
     targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
     others = check_against_ids(view, targets, against)
-    if folder is not None and folder.configuration.get("by") != "effect":
-        raise InputError(
-            f"the folder's configuration must have by='effect', got {folder.configuration.get('by', 'increase')!r}; "
-            "set it, so that its chunks are not mistaken for effects"
-        )
+    if folder is not None:
+        folder.check_by("effect")
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
 
     def compute(number: int) -> dict[str, Any]:

@@ -28,7 +28,15 @@ from icl_lens.attribution.reasons import because
 from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, interval_texts, json_records, plural_prompts
+from icl_lens.display import (
+    SHOWN_ROWS,
+    ShownAsTable,
+    format_signed,
+    interval_suffix,
+    interval_texts,
+    json_records,
+    plural_prompts,
+)
 from icl_lens.errors import InputError, check_choice
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
@@ -82,14 +90,12 @@ class MeanScoreParts(ShownAsTable):
     def total(self, head: Head | tuple[int, int] | str, what: str = "score") -> tuple[float, float, float]:
         """Return the mean, low and high of a head's "score" difference, or of a side of values, nats."""
         name = str(head if isinstance(head, str) else Head(*head))
-        totals = {
-            (row["name"], row["writer"]): row for row in self.writers.to_dict("records") if row["side"] == "total"
-        }
-        if (name, what) not in totals:
+        totals = self.writers[self.writers["side"] == "total"].set_index(["name", "writer"])
+        if (name, what) not in totals.index:
             raise InputError(
                 f"what must be 'score' or a side of values, and head one of {self.heads}, got {what!r}, {name}"
             )
-        return tuple(totals[name, what][column] for column in ("value", "low", "high"))
+        return tuple(totals.loc[(name, what), ["value", "low", "high"]])
 
     def strongest(self, head: Head | tuple[int, int] | str, side: str, n: int = 6) -> pd.DataFrame:
         """Return a head's n strongest writers or pairs of a side: writer, value, low, high."""
@@ -100,7 +106,7 @@ class MeanScoreParts(ShownAsTable):
     def sentence(self, head: Head | str) -> str:
         """Return, in words, why a head attends to true labels rather than false ones, or that it does not."""
         value, low, high = self.total(head)
-        interval = "" if low != low else f" (95% interval {low:+.2f} … {high:+.2f})"
+        interval = interval_suffix(low, high)
         if low <= 0 <= high:
             return f"{head} scores true and false labels alike: difference {value:+.2f}{interval}."
         strongest = (self.strongest(head, side) for side in ("query", "key"))
@@ -166,14 +172,10 @@ def mean_score_parts(
         raise InputError(f"n_strongest must be at least 1, got {n_strongest}")
     batch.require_labels("true label", "pass prompts with demonstrations")
     check_target_ids(view, batch.answer_tokens, len(batch))
-    if folder is not None and folder.configuration.get("by") != "score parts":
-        raise InputError(
-            "the folder's configuration must have by='score parts', got "
-            f"{folder.configuration.get('by', 'increase')!r}; set it, so that its chunks are not mistaken for others"
-        )
+    if folder is not None:
+        folder.check_by("score parts")
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     names = {head: writer_names(view, head.layer) for head in chosen}
-    n_writers = {head: len(of_head) for head, of_head in names.items()}
 
     with reported(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
@@ -186,22 +188,26 @@ def mean_score_parts(
 
             return zip(plan, stream.chunks(kind, range(len(plan)), compute), strict=False)
 
-        values, is_exact = _Table(n_writers, len(batch), SIDES), True
+        values = {head: np.empty((len(SIDES), len(batch), len(names[head])), np.float32) for head in chosen}
+        is_exact = True
         for rows, chunk in chunks("part", lambda acts, rows: _part_columns(acts, rows, chosen)):
-            values.add(rows, chunk)
+            _fill(values, rows, chunk, SIDES)
             is_exact = bool(chunk.column("is_exact")[0].as_py())
         selected = distributed.run_on_main(
-            lambda: {head: _strongest(of_head, n_strongest) for head, of_head in values.by_head.items()}
+            lambda: {head: _strongest(of_head, n_strongest) for head, of_head in values.items()}
         )
-        pairs = _Table({head: len(query) * len(key) for head, (query, key) in selected.items()}, len(batch), ("value",))
+        pairs = {
+            head: np.empty((1, len(batch), len(query) * len(key)), np.float32)
+            for head, (query, key) in selected.items()
+        }
         for rows, chunk in chunks("pairs", lambda acts, rows: _pair_columns(acts, rows, selected)):
-            pairs.add(rows, chunk)
+            _fill(pairs, rows, chunk, ("value",))
 
     def collected() -> MeanScoreParts:
         queries = [prompt.query for prompt in batch.prompts]
         writers, groups = list[pd.DataFrame](), list[pd.DataFrame]()
         for head in chosen:
-            of_head = dict(zip(SIDES, values.by_head[head].astype(np.float64), strict=True))
+            of_head = dict(zip(SIDES, values[head].astype(np.float64), strict=True))
             if np.isnan(of_head[SIDES[2]]).all():  # no values with a soft-cap
                 of_head = {side: of_head[side] for side in SIDES[:2]}
             totals = {
@@ -209,7 +215,7 @@ def mean_score_parts(
             }
             writers.append(_mean_rows(head, "total", list(totals), np.stack(list(totals.values()), 1), queries))
             query, key = ([names[head][i] for i in side] for side in selected[head])
-            of_pairs = pairs.by_head[head][0].astype(np.float64)
+            of_pairs = pairs[head][0].astype(np.float64)
             pair_names = [f"{one} × {other}" for one in query for other in key]
             for side, side_names, rows in [
                 *((side, names[head], rows) for side, rows in of_head.items()),
@@ -240,8 +246,9 @@ def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> 
             is_exact = values.is_exact
             sides += [(values.parts * role[..., None]).sum(1) for role in (is_true, ~is_true)]
         sides += [torch.full_like(sides[0], torch.nan)] * (len(SIDES) - len(sides))
-        found.append(_index(head, rows, len(parts.writers)) | dict(zip(SIDES, map(_flat, sides), strict=True)))
-    return {**_joined(found), "is_exact": np.full(sum(len(one["prompt"]) for one in found), is_exact)}
+        found.append(_columns(head, rows, dict(zip(SIDES, sides, strict=True))))
+    joined = _joined(found)
+    return {**joined, "is_exact": np.full(len(joined["prompt"]), is_exact)}
 
 
 def _pair_columns(acts: Activations, rows: list[int], selected: dict[Head, list[list[int]]]) -> dict[str, Any]:
@@ -253,45 +260,34 @@ def _pair_columns(acts: Activations, rows: list[int], selected: dict[Head, list[
         pairs = einsum(
             contrast.query_parts[:, query], contrast.key_parts[:, key], "row query d, row key d -> row query key"
         )
-        found.append(_index(head, rows, len(query) * len(key)) | {"value": _flat(pairs)})
+        found.append(_columns(head, rows, {"value": pairs.flatten(1)}))
     return _joined(found)
 
 
-def _index(head: Head, rows: list[int], count: int) -> dict[str, Any]:
-    """Return the columns prompt, layer, head and number (of the writer or pair) of `count` rows per prompt."""
-    n = len(rows) * count
+def _columns(head: Head, rows: list[int], values: dict[str, Float[Tensor, "row number"]]) -> dict[str, Any]:
+    """Return the columns prompt, layer, head, number (of the writer or pair) and values."""
+    n, count = next(iter(values.values())).shape
     return {
         "prompt": np.repeat(np.array(rows, np.int32), count),
-        "layer": np.full(n, head.layer, np.int16),
-        "head": np.full(n, head.head, np.int16),
-        "number": np.tile(np.arange(count, dtype=np.int32), len(rows)),
+        "layer": np.full(n * count, head.layer, np.int16),
+        "head": np.full(n * count, head.head, np.int16),
+        "number": np.tile(np.arange(count, dtype=np.int32), n),
+        **{name: one.flatten().float().cpu().numpy() for name, one in values.items()},
     }
-
-
-def _flat(values: Tensor) -> np.ndarray:
-    return values.flatten().float().cpu().numpy()
 
 
 def _joined(columns: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
 
 
-class _Table:
-    """Values of all prompts by head, [column prompt number], filled from chunks of `_index` and value columns."""
-
-    def __init__(self, counts: dict[Head, int], n_prompts: int, columns: Sequence[str]):
-        self.columns = columns
-        self.by_head = {
-            head: np.full((len(columns), n_prompts, count), np.nan, np.float32) for head, count in counts.items()
-        }
-
-    def add(self, rows: list[int], chunk: pa.Table) -> None:
-        start = 0
-        for table in self.by_head.values():
-            n = len(rows) * table.shape[2]
-            for column, name in zip(table, self.columns, strict=True):
-                column[rows] = chunk.column(name).slice(start, n).to_numpy().reshape(len(rows), -1)
-            start += n
+def _fill(by_head: dict[Head, np.ndarray], rows: list[int], chunk: pa.Table, names: Sequence[str]) -> None:
+    """Write a chunk's values into each head's table [name prompt number]."""
+    start = 0
+    for table in by_head.values():
+        n = len(rows) * table.shape[2]
+        for values, name in zip(table, names, strict=True):
+            values[rows] = chunk.column(name).slice(start, n).to_numpy().reshape(len(rows), -1)
+        start += n
 
 
 def _strongest(values: Float[np.ndarray, "side prompt writer"], n: int) -> list[list[int]]:

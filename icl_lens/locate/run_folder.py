@@ -32,6 +32,14 @@ class RunFolder:
             for name, value in self.configuration.items()
         }
 
+    def check_by(self, *allowed: str) -> None:
+        """Raise InputError unless the configuration's entry "by" is one of these, so that runs' chunks do not mix."""
+        if (by := self.configuration.get("by", "increase")) not in allowed:
+            raise InputError(
+                f"the folder's configuration must have by={allowed[0]!r}, got {by!r}; set it, so that its chunks are "
+                "not mistaken for others"
+            )
+
     def initialize(self) -> None:
         """Write the manifest, or compare it with an existing one, and remove partial files of a killed run.
 

@@ -1,6 +1,7 @@
 """Results of a locate run as a table with intervals, a summary sentence, and files."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,9 +10,7 @@ from jaxtyping import Float
 
 from icl_lens.attribution.search import TopHeads
 from icl_lens.locate.chunk import chunk_name
-from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_effects import MeanEffects
-from icl_lens.locate.mean_score_parts import MeanScoreParts
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.metrics import bootstrap_interval
 
@@ -73,9 +72,9 @@ def summary(top: TopHeads) -> str:
     return text
 
 
-def write_effects(folder: RunFolder, effects: MeanEffects) -> None:
-    """Write heads.parquet, heads.csv (all heads) and result.json. Raise InputError if the folder is not writable."""
-    found = {
+def effects_result(effects: MeanEffects) -> dict[str, Any]:
+    """Return the counts and methods of a run, for result.json."""
+    return {
         "exact": effects.exact,
         "positions": effects.positions,
         "n_prompts": effects.n_prompts,
@@ -84,12 +83,11 @@ def write_effects(folder: RunFolder, effects: MeanEffects) -> None:
         "prompts_by_algorithm": dict(effects.algorithms),
         "fallback_reason": effects.fallback_reason or None,
     }
-    _write(folder, effects.to_frame(), found)
 
 
-def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> None:
-    """Write heads.parquet, heads.csv and result.json. Raise InputError if the folder is not writable."""
-    found = {
+def heads_result(top: TopHeads) -> dict[str, Any]:
+    """Return the counts and the largest unevaluated bound (nats) of a run, for result.json."""
+    return {
         "certified": top.certified,
         "n_prompts": top.n_prompts,
         "n_heads": top.n_parts,
@@ -97,28 +95,11 @@ def write_result(folder: RunFolder, table: "pd.DataFrame", top: TopHeads) -> Non
         "share_evaluated": top.share_evaluated,
         "largest_unevaluated_bound": top.unevaluated_bound if top.n_exact < top.n_parts else None,
     }
-    _write(folder, table, found)
 
 
-def write_score_parts(folder: RunFolder, found: MeanScoreParts) -> None:
-    """Write writers.parquet, groups.parquet, both as CSV, and result.json. Raise InputError if it is not writable."""
-    _write_table(folder, "writers", found.to_frame())
-    _write_table(folder, "groups", found.to_frame("groups"))
-    folder.write_bytes("result.json", (json.dumps(found.to_dict(), indent=1) + "\n").encode())
-
-
-def write_circuit(folder: RunFolder, found: Circuit) -> None:
-    """Write edges, curve, groups and scores as Parquet and CSV, and result.json. Raise InputError if not writable."""
-    for name in ("edges", "curve", "groups", "scores"):
-        _write_table(folder, name, getattr(found, name))
-    folder.write_bytes("result.json", (json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def _write(folder: RunFolder, table: "pd.DataFrame", found: dict[str, Any]) -> None:
-    _write_table(folder, "heads", table)
-    folder.write_bytes("result.json", (json.dumps(found, indent=1) + "\n").encode())
-
-
-def _write_table(folder: RunFolder, name: str, table: "pd.DataFrame") -> None:
-    folder.write(f"{name}.parquet", pa.table({column: table[column].to_numpy() for column in table.columns}))
-    folder.write_bytes(f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
+def write_run(folder: RunFolder, tables: "Mapping[str, pd.DataFrame]", result: Mapping[str, Any]) -> None:
+    """Write tables as Parquet and CSV, and result.json. Raise InputError if the folder is not writable."""
+    for name, table in tables.items():
+        folder.write(f"{name}.parquet", pa.table({column: table[column].to_numpy() for column in table.columns}))
+        folder.write_bytes(f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
+    folder.write_bytes("result.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
