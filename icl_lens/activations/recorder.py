@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.activations.writers import WriterRecorder
+from icl_lens.activations.writers import Writers, has_pos_embed
 from icl_lens.errors import InputError
+from icl_lens.models import attention_scores
 from icl_lens.models.norms import NormView
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
@@ -49,43 +50,53 @@ class Recorder:
         self.view, self.batch, self.device = view, plan.rows, view.unembed_device
         self.pass_index = None if plan.pass_index is None else plan.pass_index.to(self.device)
         self.store: dict[str, Tensor] = {}
-        self.writers = None if writers is False else self._writer_recorder(writers)
+        self.keeps_writers = writers is not False
+        if self.keeps_writers:
+            self._choose_writer_rows(writers)
 
-    def _writer_recorder(self, positions: bool | TokenPositions) -> WriterRecorder:
-        """Return a recorder of what was written at these positions (True: the labels) and the last one."""
+    def _choose_writer_rows(self, positions: bool | TokenPositions) -> None:
+        """Let the rows of `Writers` be these positions of each prompt (True: the labels) and its last one."""
         batch = self.batch
         if isinstance(positions, bool):
             positions = [row[row >= 0].tolist() or [-1] for row in batch.label_positions] if batch.labels else "all"
+        self.passes = torch.arange(len(batch), device=self.device) if self.pass_index is None else self.pass_index
         lengths = (batch.last + 1).tolist()
-        kept = [[*row, n - 1] for row, n in zip(resolve_positions(positions, lengths), lengths, strict=True)]
-        passes = torch.arange(len(batch), device=self.device) if self.pass_index is None else self.pass_index
-        return WriterRecorder(self.view, passes, kept, batch.tokens.shape[1])
+        kept = zip(self.passes.tolist(), resolve_positions(positions, lengths), lengths, strict=True)
+        places = [(prompt, (index, at)) for prompt, (index, row, n) in enumerate(kept) for at in (*row, n - 1)]
+        row_of = {place: row for row, place in enumerate(sorted({place for _, place in places}))}
+        self.row_pass, self.row_position = torch.tensor(list(row_of), device=self.device).unbind(-1)
+        self.writer_row = torch.full(batch.tokens.shape, -1, dtype=torch.long)
+        for prompt, place in places:
+            self.writer_row[prompt, place[1]] = row_of[place]
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
-        """Return (hook name, callback) pairs for all recorded values."""
-        view, hooks = self.view, []
+        """Return (hook name, callback) pairs for all recorded values; names of `Writers` begin with "writers."."""
+        view, found = self.view, []
+        if self.keeps_writers and has_pos_embed(view):
+            found.append(("hook_pos_embed", self._keep(None, {"writers.pos_embed": self._at_writer_rows})))
         for layer in range(view.n_layers):
-            hooks += [
-                (
-                    view.hook(layer, "hook_resid_pre"),
-                    self._keep(layer, resid_pre=self._at_last, label_resid_pre=self._at_labels),
-                ),
-                (view.hook(layer, "attn.hook_q"), self._keep(layer, q=self._at_last)),
-                (view.hook(layer, "attn.hook_v"), self._keep(layer, pass_v=self._everywhere)),
-                (view.hook(layer, "attn.hook_pattern"), self._keep(layer, pattern=self._last_query)),
-                (view.hook(layer, "attn.hook_z"), self._keep(layer, z=self._at_last)),
-                (
-                    view.hook(layer, "hook_attn_out"),
-                    self._keep(layer, attn_out=self._at_last, label_attn_out=self._at_labels),
-                ),
-                (view.hook(layer, "hook_mlp_out"), self._keep(layer, mlp_out=self._at_last)),
-            ]
+            hooks: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
+                "hook_resid_pre": {"resid_pre": self._at_last, "label_resid_pre": self._at_labels},
+                "attn.hook_q": {"q": self._at_last},
+                "attn.hook_v": {"pass_v": self._everywhere},
+                "attn.hook_pattern": {"pattern": self._last_query},
+                "attn.hook_z": {"z": self._at_last},
+                "hook_attn_out": {"attn_out": self._at_last, "label_attn_out": self._at_labels},
+                "hook_mlp_out": {"mlp_out": self._at_last},
+            }
+            if self.keeps_writers:
+                hooks["attn.hook_k"] = {"writers.k": self._everywhere}
+                for name, hook in (("resid_pre", "hook_resid_pre"), ("z", "attn.hook_z"), ("mlp_out", "hook_mlp_out")):
+                    hooks[hook][f"writers.{name}"] = self._at_writer_rows
+                for hook in attention_scores.rotation_hooks(view, layer) or ():
+                    found.append((hook, self._keep(None, {hook: self._of_longest})))
+            found += [(view.hook(layer, hook), self._keep(layer, reads)) for hook, reads in hooks.items()]
             if f"blocks.{layer}.mlp.hook_post" in view.hook_names:
-                hooks.append((f"blocks.{layer}.mlp.hook_post", self._keep(layer, mlp_post=self._at_last)))
-        hooks.append((view.hook(view.n_layers - 1, "hook_resid_post"), self._keep(None, resid_final=self._at_last)))
-        return hooks if self.writers is None else [*hooks, *self.writers.hooks()]
+                found.append((f"blocks.{layer}.mlp.hook_post", self._keep(layer, {"mlp_post": self._at_last})))
+        last = view.hook(view.n_layers - 1, "hook_resid_post")
+        return [*found, (last, self._keep(None, {"resid_final": self._at_last}))]
 
-    def _keep(self, layer: int | None, **reads: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+    def _keep(self, layer: int | None, reads: dict[str, Callable[[Tensor], Tensor]]) -> Callable[..., None]:
         """Return a hook that stores what each function reads from its value."""
 
         def keep(value: Tensor, hook: Any = None) -> None:
@@ -120,6 +131,15 @@ class Recorder:
         width = self.batch.tokens.shape[1]
         return pattern[self._rows(pattern), :, self.batch.last.to(pattern.device), :width]
 
+    def _at_writer_rows(self, value: Tensor) -> Tensor:
+        rows = self.row_pass.to(value.device) if len(value) > 1 else 0
+        return value[rows, self.row_position.to(value.device)]
+
+    def _of_longest(self, angles: Tensor) -> Tensor:
+        """Return the angles of the longest prompt; they include those of all others, which begin at position 0, too."""
+        longest = int(self.row_pass[self.row_position.argmax()]) if len(angles) > 1 else 0
+        return angles[longest, : self.batch.tokens.shape[1]]
+
     def _everywhere(self, v: Tensor) -> Tensor:
         repeated = v.shape[2] // self.view.n_kv_heads  # TransformerLens may repeat key-value groups
         return v[:, : self.batch.tokens.shape[1], ::repeated]
@@ -128,15 +148,30 @@ class Recorder:
         """Return the fields of the `Activations`, including the scales of norms after attention and FFN."""
         view, layers = self.view, range(self.view.n_layers)
         readout = view.readout(self.store["resid_final"])
-        fields = {"mlp_post": None, **self.store, "batch": self.batch, "view": view, "readout": readout}
+        own = {name: value for name, value in self.store.items() if "." not in name}
+        fields = {"mlp_post": None, **own, "batch": self.batch, "view": view, "readout": readout}
         posts = [view.attn_post_norm(layer) for layer in layers]
         if any(post is not None for post in posts):
             attn = [self._raw_output(layer, "attn", readout.dtype) for layer in layers]
             mlp = [self._raw_output(layer, "mlp", readout.dtype) for layer in layers]
             fields["attn_scale"] = _post_scales(posts, attn)
             fields["mlp_scale"] = _post_scales([view.mlp_post_norm(layer) for layer in layers], mlp)
-        writers = None if self.writers is None else self.writers.finish()
-        return {**fields, "pass_index": self.pass_index, "writers": writers}
+        return {**fields, "pass_index": self.pass_index, "writers": self._writers() if self.keeps_writers else None}
+
+    def _writers(self) -> Writers:
+        names = ("resid_pre", "z", "mlp_out", "k")
+        angles = {}
+        for layer in range(self.view.n_layers):
+            if (hooks := attention_scores.rotation_hooks(self.view, layer)) is not None and hooks[0] in self.store:
+                angles[layer] = self.store[hooks[0]], self.store[hooks[1]]
+        return Writers(
+            view=self.view,
+            row=self.writer_row.to(self.device),
+            passes=self.passes,
+            pos_embed=self.store.get("writers.pos_embed"),
+            angles=angles,
+            **{name: self.store[f"writers.{name}"] for name in names},
+        )
 
     def _raw_output(self, layer: int, part: str, dtype: torch.dtype) -> Tensor:
         """Return the attention or FFN output before the norm that follows it."""

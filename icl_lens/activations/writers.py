@@ -5,7 +5,7 @@ and the attention biases. `Writers` keeps each head's z and each FFN's output at
 of the layer's input can be split by writer without storing anything of shape [layer, head, pos, d_model].
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -22,16 +22,13 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 
-# Memory limit of the vectors [row, writer, d_model]; larger ones are computed in pieces of about this size.
+# Memory limit of the vectors [row, writer, d_model]; larger ones are not kept, and callers compute them in pieces.
 WRITER_BYTES = 128 * 2**20
-
-RowMap = Callable[[Float[Tensor, "row n d_model"], Int[Tensor, " row"]], Float[Tensor, "row n d_out"]]
-"""A map of vectors in the residual stream at some rows of `Writers`."""
 
 
 def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
     """Return the writers of a layer's input: "embed", "pos_embed", "L0H0", …, "F0", …, "bias"."""
-    return _writer_names(_has_pos_embed(view), view.n_heads, layer)
+    return _writer_names(has_pos_embed(view), view.n_heads, layer)
 
 
 @cache
@@ -46,7 +43,7 @@ def vector_bytes(view: ModelView) -> int:
     return 4 * (len(writer_names(view, view.n_layers)) + view.n_layers) * view.d_model
 
 
-def _has_pos_embed(view: ModelView) -> bool:
+def has_pos_embed(view: ModelView) -> bool:
     return attention_scores.attention_scoring(view, 0).position == "standard"
 
 
@@ -132,16 +129,6 @@ class Writers:
         found[:, -1:] = bias @ matrix
         return found
 
-    def split_any(self, rows: Int[Tensor, " row"], layer: int, function: RowMap) -> Float[Tensor, "row writer d_out"]:
-        """Like `split`, for any function of the vectors; larger ones are recomputed in pieces."""
-        if self._keeps_vectors:
-            return function(self.vectors(rows, layer), rows)
-        pieces = []
-        for piece in rows.split(self._max_rows):
-            written = [(function(u, piece), bias) for u, bias in self._vectors_by_layer(piece, layer)]
-            pieces.append(torch.cat([*(part for part, _ in written), function(written[-1][1], piece)], dim=1))
-        return torch.cat(pieces)
-
     def written(self, rows: Int[Tensor, " row"], layer: int, writer: str) -> Float[Tensor, "row d_model"]:
         """Return what one writer, one of `names`, added to a layer's input."""
         if writer in ("embed", "pos_embed", "bias"):
@@ -163,10 +150,6 @@ class Writers:
     @property
     def _keeps_vectors(self) -> bool:
         return len(self.z) <= self._few_rows
-
-    @property
-    def _max_rows(self) -> int:
-        return max(1, WRITER_BYTES // (4 * (self.view.n_heads + 1) * self.view.d_model))
 
     @cached_property
     def _vectors(self) -> tuple[Float[Tensor, "row writer d_model"], Float[Tensor, "row layer d_model"]]:
@@ -213,77 +196,3 @@ class Writers:
             raw = raw if (b_O := view.raw_b_O(layer)) is None else raw + b_O
             scale = norm_scale(raw, eps=post.eps, center=post.center)[:, None, None]
         return z * scale, scale
-
-
-class WriterRecorder:
-    """Hooks that record `Writers` during one forward pass."""
-
-    def __init__(self, view: ModelView, passes: Int[Tensor, " batch"], positions: Sequence[Sequence[int]], width: int):
-        """Record `positions` of each prompt; `passes` holds its row in the pass, and `width` is the pass's length."""
-        self.view, self.device, self.passes, self.width = view, view.unembed_device, passes, width
-        recorded = sorted({(index, at) for index, row in zip(passes.tolist(), positions, strict=True) for at in row})
-        self.pass_index, self.positions = torch.tensor(recorded, device=self.device).unbind(-1)
-        row_of = {pair: i for i, pair in enumerate(recorded)}
-        self.row = torch.full((len(passes), width), -1, dtype=torch.long)
-        for prompt, (index, row) in enumerate(zip(passes.tolist(), positions, strict=True)):
-            for at in row:
-                self.row[prompt, at] = row_of[index, at]
-        self.store: dict[str, Tensor] = {}
-        self.angles: dict[int, list[Tensor]] = {}
-        self.pos_embed: Tensor | None = None
-
-    def hooks(self) -> list[tuple[str, Callable[..., None]]]:
-        """Return (hook name, callback) pairs, layer by layer."""
-        view, hooks = self.view, []
-        if _has_pos_embed(view):
-            hooks.append(("hook_pos_embed", self._record_pos_embed))
-        for layer in range(view.n_layers):
-            for name, hook in (
-                ("resid_pre", "hook_resid_pre"),
-                ("k", "attn.hook_k"),
-                ("z", "attn.hook_z"),
-                ("mlp_out", "hook_mlp_out"),
-            ):
-                hooks.append((view.hook(layer, hook), self._recording_hook(name, layer)))
-            hooks += [(hook, self._angle_hook(layer)) for hook in attention_scores.rotation_hooks(view, layer) or ()]
-        return hooks
-
-    def _at_rows(self, x: Tensor) -> Tensor:
-        rows = self.pass_index.to(x.device) if len(x) > 1 else 0
-        return x[rows, self.positions.to(x.device)].to(self.device)
-
-    def _record_pos_embed(self, value: Tensor, hook: Any = None) -> None:
-        self.pos_embed = self._at_rows(value.detach())
-
-    def _recording_hook(self, name: str, layer: int) -> Callable[..., None]:
-        def record(value: Tensor, hook: Any = None) -> None:
-            value = value.detach()
-            if name == "k":
-                groups = value.shape[2] // self.view.n_kv_heads  # may be repeated for grouped-query attention
-                value = value[:, : self.width, ::groups].to(self.device)
-            else:
-                value = self._at_rows(value)
-            if name not in self.store:  # one tensor for all layers, which stacking would hold twice
-                self.store[name] = value.new_empty(len(value), self.view.n_layers, *value.shape[1:])
-            self.store[name][:, layer] = value
-
-        return record
-
-    def _angle_hook(self, layer: int) -> Callable[..., None]:
-        def record(value: Tensor, hook: Any = None) -> None:
-            # Prompts begin at position 0, so the angles of the longest one include those of all others.
-            longest = int(self.pass_index[self.positions.argmax()]) if len(value) > 1 else 0
-            self.angles.setdefault(layer, []).append(value.detach()[longest, : self.width].to(self.device))
-
-        return record
-
-    def finish(self) -> Writers:
-        """Return what was recorded."""
-        return Writers(
-            view=self.view,
-            row=self.row.to(self.device),
-            passes=self.passes.to(self.device),
-            pos_embed=self.pos_embed,
-            angles={layer: (cos, sin) for layer, (cos, sin) in self.angles.items()},
-            **self.store,
-        )

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
-from icl_lens.activations.writers import Writers
+from icl_lens.activations.writers import WRITER_BYTES, Writers, vector_bytes
 from icl_lens.attribution.qk_metric import part_weights, project
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
@@ -148,13 +148,12 @@ class HeadProjection:
 
     def without_each(self) -> Float[Tensor, "batch n writer d_head"]:
         """Return the queries or keys without each writer, with all norms recomputed, rotated and scaled."""
-
-        def project_rest(u: Tensor, rows: Tensor) -> Tensor:
+        found = []
+        for rows in self.rows.flatten().split(max(1, WRITER_BYTES // vector_bytes(self.view))):
+            u = self.writers.vectors(rows, self.head.layer)
             rest = self.writers.resid_pre[rows, self.head.layer, None].to(u) - u
-            return project(self.view, self.head, self.kind, self.norm(rest))
-
-        found = self.writers.split_any(self.rows.flatten(), self.head.layer, project_rest)
-        rotated = self.rotate(found.unflatten(0, self.rows.shape), self.positions)
+            found.append(project(self.view, self.head, self.kind, self.norm(rest)))
+        rotated = self.rotate(torch.cat(found).unflatten(0, self.rows.shape), self.positions)
         return rotated * self.scoring.scale if self.kind == "q" else rotated
 
     def by_position(self, writer: Head, direction: Float[Tensor, "batch n d_head"]) -> Float[Tensor, "batch n pos"]:

@@ -33,24 +33,23 @@ def first_order_drops(
     taken with respect to z only; those of the weights are disabled. `scores` must clone the index tensors it uses,
     because they may have been created in inference mode.
     """
-    with differentiable_pass(view, batch) as (log_probs, zs):
-        totals = scores(log_probs).sum(0)
-        falls = []
-        for i, total in enumerate(totals):
-            slopes = torch.autograd.grad(total, zs, retain_graph=i + 1 < len(totals))
-            falls.append([_product(z, slope, batch, last_only) for z, slope in zip(zs, slopes, strict=True)])
-    home = log_probs.device
-    return torch.stack([torch.stack([x.to(home) for x in layers], dim=1) for layers in falls], dim=-1)
+    zs, slopes = z_gradients(view, batch, scores)
+    drops = [
+        [_product(z, slope, batch, last_only).to(view.unembed_device) for z, slope in zip(zs, of_score, strict=True)]
+        for of_score in slopes
+    ]
+    return torch.stack([torch.stack(layers, dim=1) for layers in drops], dim=-1)
 
 
-@contextmanager
-def differentiable_pass(
-    view: ModelView, batch: PromptBatch, hooks: Iterable[tuple[str, Callable[..., Any]]] = ()
-) -> Iterator[tuple[Float[Tensor, "batch d_vocab"], list[Float[Tensor, "batch pos head d_head"]]]]:
-    """Yield log-probabilities after each prompt, and every layer's z, with respect to which they are differentiable.
+def z_gradients(
+    view: ModelView,
+    batch: PromptBatch,
+    scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
+    hooks: Iterable[tuple[str, Callable[..., Any]]] = (),
+) -> tuple[list[Float[Tensor, "batch pos head d_head"]], list[tuple[Tensor, ...]]]:
+    """Return every layer's z, and for each score its gradients with respect to them; see `first_order_drops`.
 
-    The graph begins at the first layer's z; weights and embeddings have no gradients in the block. `hooks` are run in
-    the same pass.
+    The graph begins at the first layer's z; weights and embeddings have no gradients. `hooks` are run in the same pass.
     """
     zs: dict[int, Tensor] = {}
 
@@ -72,13 +71,17 @@ def differentiable_pass(
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]
         check_finite(logits)
-        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-        yield log_probs, [zs[layer] for layer in range(view.n_layers)]
+        totals = scores(torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)).sum(0)
+        layers = [zs[layer] for layer in range(view.n_layers)]
+        slopes = [
+            torch.autograd.grad(total, layers, retain_graph=i + 1 < len(totals)) for i, total in enumerate(totals)
+        ]
+    return [z.detach() for z in layers], slopes
 
 
 def _product(z: Tensor, slope: Tensor, batch: PromptBatch, last_only: bool) -> Float[Tensor, "batch head"]:
     dtype = torch.promote_types(z.dtype, torch.float32)
-    product = (z.detach().to(dtype) * slope.to(dtype)).sum(-1)
+    product = (z.to(dtype) * slope.to(dtype)).sum(-1)
     if last_only:
         return product[torch.arange(len(product), device=product.device), batch.last.to(product.device)]
     return (product * batch.attention_mask.to(product)[:, :, None]).sum(1)

@@ -28,7 +28,7 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import Edit, Stage, editing, group_by_layer
 from icl_lens.interventions.effects import answer_scores, logit_differences
-from icl_lens.interventions.gradients import differentiable_pass
+from icl_lens.interventions.gradients import z_gradients
 from icl_lens.interventions.partial_forward import Read
 from icl_lens.interventions.prefix_cache import RowEdits, RowsOfLayer
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
@@ -346,14 +346,14 @@ def _capture_pieces(
 
 def _z_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
     """Return each layer's gradient of the answer's log-odds with respect to z at the last position."""
-    with differentiable_pass(view, batch) as (log_probs, zs):
-        tokens, others, last = (
-            x.clone().to(log_probs.device) for x in (batch.answer_tokens, batch.other_label_tokens, batch.last)
-        )
+
+    def log_odds(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
+        tokens, others = (x.clone().to(log_probs.device) for x in (batch.answer_tokens, batch.other_label_tokens))
         of_answer = log_probs.gather(1, tokens[:, None])
-        odds = logit_differences(log_probs, of_answer, others, torch.arange(len(batch)))[0]
-        gradients = torch.autograd.grad(odds.sum(), zs)
-    prompts = torch.arange(len(batch), device=last.device)
+        return logit_differences(log_probs, of_answer, others, torch.arange(len(batch)))[0]
+
+    _, (gradients,) = z_gradients(view, batch, log_odds)
+    prompts, last = torch.arange(len(batch)), batch.last.cpu()
     return {layer: gradient[prompts, last] for layer, gradient in enumerate(gradients)}
 
 

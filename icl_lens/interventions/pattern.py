@@ -59,33 +59,30 @@ class LayerValues:
         return x.expand(len(rows), *x.shape[1:])[rows, self.queries.to(x.device)]
 
 
-def layer_hooks(
-    view: ModelView, layer: int, *, pattern: bool = True, rotation: bool = True, position_share: bool = True
-) -> dict[str, str]:
-    """Return short name -> hook name of the activations from which to recompute a layer's attention.
+def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
+    """Return short name -> hook name of the activations from which to recompute a layer's attention, and its pattern.
 
-    With `pattern`, include the model's own pattern; with `rotation`, the rotary cosines and sines; with
-    `position_share`, what the share of learned positions needs.
+    "cos" and "sin" are rotary angles; "position" and "resid" are what the share of learned positions needs.
     """
-    names = ("q", "k", "v", "pattern") if pattern else ("q", "k", "v")
-    hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in names}
+    hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
     hooks |= attention_scores.normed_hooks(view, layer)
     kind = attention_scores.attention_scoring(view, layer).position
-    if rotation and kind == "rotary" and (angles := attention_scores.rotation_hooks(view, layer)) is not None:
+    if kind == "rotary" and (angles := attention_scores.rotation_hooks(view, layer)) is not None:
         hooks["cos"], hooks["sin"] = angles
-    if kind == "standard" and position_share:
+    if kind == "standard":
         hooks["position"] = "hook_pos_embed"
         hooks["resid"] = view.hook(layer, "hook_resid_pre")
     return hooks
 
 
-def recording_hooks(values: LayerValues, **options: bool) -> list[tuple[str, Any]]:
-    """Return hooks that record the activations of `layer_hooks` in `values`."""
+def recording_hooks(values: LayerValues, *names: str) -> list[tuple[str, Any]]:
+    """Return hooks that record the activations of `layer_hooks`, or those with the given names, in `values`."""
 
     def record(name: str, value: Tensor, hook: Any) -> None:
         values.record(name, value.detach())
 
-    return [(hook, partial(record, name)) for name, hook in layer_hooks(values.view, values.layer, **options).items()]
+    hooks = layer_hooks(values.view, values.layer).items()
+    return [(hook, partial(record, name)) for name, hook in hooks if not names or name.removesuffix("_normed") in names]
 
 
 @dataclass

@@ -114,8 +114,9 @@ class PrefixCache:
             return hook_fn
 
         hooks: list[tuple[str, Any]] = []
+        names = ("q", "k", "v", "cos", "sin", *(("position", "resid") if attention else ()))
         for layer in values:
-            hooks += recording_hooks(values[layer], pattern=False, position_share=attention)
+            hooks += recording_hooks(values[layer], *names)
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
         with model_lock(view.model), inputs.recorded(values, at_last), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, batch)
@@ -186,7 +187,7 @@ class PrefixCache:
 
         hooks: list[tuple[str, Any]] = []
         for layer in values:
-            hooks += recording_hooks(values[layer], pattern=False, rotation=False, position_share=False)
+            hooks += recording_hooks(values[layer], "q", "k", "v")
             hooks.append((view.hook(layer, "attn.hook_z"), attend(layer)))
             if edits.edit_resid is not None:
                 hooks.append((view.hook(layer, "hook_resid_post"), write(layer)))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from icl_lens.display import ShownAsTable, long_frame, plural_prompts
 from icl_lens.errors import InputError
-from icl_lens.interventions.gradients import differentiable_pass, prompts_at_once
-from icl_lens.interventions.pattern import LayerValues
+from icl_lens.interventions.gradients import prompts_at_once, z_gradients
+from icl_lens.interventions.pattern import LayerValues, recording_hooks
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -161,39 +161,26 @@ def _by_layer(view: ModelView, batch: PromptBatch, kept: Callable[[Tensor, slice
 
 def _saliency(view: ModelView, batch: PromptBatch) -> list[Float[Tensor, "batch query key"]]:
     values = [LayerValues(view, layer) for layer in range(view.n_layers)]
-
-    def keep(layer: int, name: str) -> Any:
-        def hook_fn(value: Tensor, hook: Any) -> None:
-            values[layer].record(name, value.detach())
-
-        return hook_fn
-
-    layers = range(view.n_layers)
-    hooks = [
-        (view.hook(layer, f"attn.hook_{name}"), keep(layer, name)) for layer in layers for name in ("v", "pattern")
-    ]
-    with differentiable_pass(view, batch, hooks) as (log_probs, zs):
-        slopes = torch.autograd.grad(_loss(log_probs, batch), zs)
-    home, everything = log_probs.device, list(range(view.n_heads))
-    found = []
+    hooks = [hook for one in values for hook in recording_hooks(one, "v", "pattern")]
+    zs, (slopes,) = z_gradients(view, batch, lambda log_probs: _losses(log_probs, batch), hooks)
+    found, everything = [], list(range(view.n_heads))
     for layer, (z, slope) in enumerate(zip(zs, slopes, strict=True)):
         dtype = torch.promote_types(z.dtype, torch.float32)
         v, pattern = values[layer].heads("v", everything).to(dtype), values[layer].seen["pattern"].to(dtype)
-        _check(view, layer, pattern, v, z.detach(), batch)
+        _check(view, layer, pattern, v, z, batch)
         by_edge = einsum(slope.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key")
-        found.append((pattern * by_edge).abs().sum(1).to(home))
+        found.append((pattern * by_edge).abs().sum(1).to(view.unembed_device))
     return found
 
 
-def _loss(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Float[Tensor, ""]:
-    """Return the sum of the prompts' losses, whose gradients are independent."""
+def _losses(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Float[Tensor, "batch 1"]:
     rows = torch.arange(len(batch), device=log_probs.device)
     own = log_probs[rows, batch.answer_tokens.clone().to(log_probs.device)]
     if not batch.labels:
-        return -own.sum()
+        return -own[:, None]
     mask = batch.label_mask.clone().to(log_probs.device)
     labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
-    return (labels.logsumexp(-1) - own).sum()
+    return (labels.logsumexp(-1) - own)[:, None]
 
 
 def _check(view: ModelView, layer: int, pattern: Tensor, v: Tensor, z: Tensor, batch: PromptBatch) -> None:
