@@ -13,12 +13,11 @@ from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
 from icl_lens.activations.writers import WRITER_BYTES, Writers, vector_bytes
-from icl_lens.attribution.qk_metric import part_weights, project
+from icl_lens.attribution.qk_metric import head_slice, part_weights, project
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
 from icl_lens.models.readout import norm_scale
-from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions
 
 # Memory of vectors that are rotated at a time.
@@ -38,11 +37,6 @@ def key_positions(acts: Activations, keys: TokenPositions | None) -> Int[Tensor,
         return acts.batch.label_positions.to(acts.view.unembed_device)
     lengths = (acts.batch.last + 1).tolist()
     return padded_ids(resolve_positions("all" if keys is None else keys, lengths)).to(acts.view.unembed_device)
-
-
-def head_slice(gain: Tensor, index: int, view: ModelView) -> Tensor:
-    """Return one head's entries of the gain or shift of a query or key norm (over one head, or all jointly)."""
-    return gain.reshape(-1, view.d_head)[index] if gain.numel() > view.d_head else gain
 
 
 class HeadProjection:

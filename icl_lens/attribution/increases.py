@@ -14,6 +14,7 @@ at a fraction of the cost.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -333,28 +334,10 @@ def subhead_log_prob_increase(
         >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3], against=batch.other_label_tokens).shape
         torch.Size([1, 2, 6, 19])
     """
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
-    n, width, padding = len(acts.batch), acts.pattern.shape[-1], acts.padding[:, None, None]
-    out = acts.readout.scale.new_zeros((n, len(chosen), acts.view.n_heads, width))
-    if not chosen:
-        return out
-    if (g := linear_direction(readout, targets, others)) is not None:
-        for i, layer in enumerate(chosen):
-            out[:, i] = project_subheads(acts, g, layer)
-        return out.masked_fill(padding, 0.0)
-    x = acts.resid_pre[:, chosen].to(readout.dtype)
-    base = readout.token_log_probs(x, targets, against=others)
-    step = max(1, PART_BYTES // (acts.view.n_heads * width * acts.view.d_model * x.element_size()))
-    for i, layer in enumerate(chosen):
-        pattern, values, W_O = acts.scaled_pattern(layer), acts.head_values(layer), acts.view.W_O(layer)
-        for start in range(0, n, step):
-            rows = slice(start, start + step)
-            y = x[rows, i, None] + subhead_values(pattern[rows], values[rows], W_O).flatten(1, 2)
-            sub_readout = readout.select_prompts(rows)
-            log_probs = sub_readout.token_log_probs(y, targets[rows], against=select_rows(others, rows))
-            out[rows, i] = (log_probs - base[rows, i, None]).unflatten(1, (acts.view.n_heads, width))
-    return out.masked_fill(padding, 0.0)
+    heads = [Head(layer, head) for layer in chosen for head in range(acts.view.n_heads)]
+    found = head_position_increases(acts, targets, heads, against=against, final_norm=final_norm, bias=bias)
+    return found.unflatten(1, (len(chosen), acts.view.n_heads))
 
 
 def head_position_increases(
@@ -366,23 +349,28 @@ def head_position_increases(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
 ) -> Float[Tensor, "batch head pos"]:
-    """Return `subhead_log_prob_increase` of some heads, nats, with one product with W_U for all of them."""
+    """Return `subhead_log_prob_increase` of some heads, nats, which share products with W_U."""
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     padding = acts.padding[:, None]
+    if not heads:
+        return readout.scale.new_zeros(len(padding), 0, padding.shape[-1])
     if (g := linear_direction(readout, targets, others)) is not None:
         by_layer = {layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}}
         return torch.stack([by_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(padding, 0.0)
+    layers = sorted({head.layer for head in heads})
+    base = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets, against=others)
     pieces = []
-    step = max(1, PART_BYTES // (acts.pattern[:, 0, 0].numel() * acts.view.d_model * 4))
+    step = max(1, PART_BYTES // (acts.pattern[:, 0, 0].numel() * acts.view.d_model * base.element_size()))
     for piece in (heads[start : start + step] for start in range(0, len(heads), step)):
-        x = acts.resid_pre[:, [head.layer for head in piece], None].to(readout.dtype)
         parts = []
-        for layer, head in piece:
-            pattern, values = acts.scaled_pattern(layer)[:, [head]], acts.head_values(layer)[:, :, [head]]
-            parts.append(subhead_values(pattern, values, acts.view.W_O(layer)[[head]]))
-        y = torch.cat([x, x + torch.cat(parts, dim=1)], dim=2).flatten(1, 2)
-        log_probs = readout.token_log_probs(y, targets, against=others).unflatten(1, (len(piece), -1))
-        pieces.append(log_probs[..., 1:] - log_probs[..., :1])
+        for layer, of_layer in groupby(piece, key=lambda head: head.layer):
+            index = [head for _, head in of_layer]
+            pattern, values = acts.scaled_pattern(layer)[:, index], acts.head_values(layer)[:, :, index]
+            parts.append(subhead_values(pattern, values, acts.view.W_O(layer)[index]))
+            parts[-1] += acts.resid_pre[:, layer, None, None].to(readout.dtype)
+        y = torch.cat(parts, dim=1)
+        log_probs = readout.token_log_probs(y.flatten(1, 2), targets, against=others).unflatten(1, y.shape[1:3])
+        pieces.append(log_probs - base[:, [layers.index(head.layer) for head in piece], None])
     return torch.cat(pieces, dim=1).masked_fill(padding, 0.0)
 
 

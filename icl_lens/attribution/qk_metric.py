@@ -213,24 +213,27 @@ def build_metric(
     view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
 ) -> QueryKeyMetric:
     """Return the metric with queries rotated by these cosines and sines; `identity_rotation` omits rotation."""
-    layer, index = head
-    how, dtype = attention_scores.attention_scoring(view, layer), view.compute_dtype
-    gain = view.attn_input_norm(layer).gain_as(dtype).to(view.unembed_device).expand(view.d_model)[:, None]
-    kv = view.kv_head(index)
-    query_side = view.W_Q(layer)[index].to(dtype) * gain
-    key_side = view.W_K(layer)[kv].to(dtype) * gain
-    for name, own, place in (("q", view.q_norm(layer), index), ("k", view.k_norm(layer), kv)):
-        if own is None:
-            continue
-        side = query_side if name == "q" else key_side
-        if own.gain is not None:
-            own_gain = own.gain.to(side)
-            own_gain = own_gain if own.width == view.d_head else own_gain.unflatten(0, (-1, view.d_head))[place]
-            side = (side - side.mean(-1, keepdim=True) if own.center else side) * own_gain
-        query_side, key_side = (side, key_side) if name == "q" else (query_side, side)
+    how = attention_scores.attention_scoring(view, head.layer)
+    query_side, key_side = _side(view, head, "q"), _side(view, head, "k")
     if rotation is not None:
         query_side = _turn(query_side, rotation, how.interleaved)
     return QueryKeyMetric(view, head, distance, how.scale * query_side, key_side, rotation)
+
+
+def _side(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_head"]:
+    """Return the weights of a head's queries or keys with the gains of the norms before and after them."""
+    weight, _, own = part_weights(view, head.layer, name)
+    index = head.head if name == "q" else view.kv_head(head.head)
+    side = weight[index].to(view.compute_dtype)
+    side = side * view.attn_input_norm(head.layer).gain_as(side.dtype).to(side.device).expand(view.d_model)[:, None]
+    if own is None or own.gain is None:
+        return side
+    return (side - side.mean(-1, keepdim=True) if own.center else side) * head_slice(own.gain.to(side), index, view)
+
+
+def head_slice(gain: Tensor, index: int, view: ModelView) -> Tensor:
+    """Return one head's entries of the gain or shift of a query or key norm (over one head, or all jointly)."""
+    return gain.reshape(-1, view.d_head)[index] if gain.numel() > view.d_head else gain
 
 
 def _turn(x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:

@@ -28,10 +28,11 @@ from icl_lens.attribution.head_projection import (
     AttentionRow,
     HeadProjection,
     check_parts,
-    head_slice,
     key_positions,
     require_writers,
 )
+from icl_lens.attribution.qk_metric import head_slice
+from icl_lens.display import long_frame
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -72,15 +73,9 @@ class ScoreContrast:
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, writer, query_side and key_side, one row per prompt and writer."""
-        n, count = self.query_side.shape
-        return pd.DataFrame(
-            {
-                "prompt": torch.arange(n).repeat_interleave(count).numpy(),
-                "writer": list(self.writers) * n,
-                "query_side": self.query_side.flatten().cpu().numpy(),
-                "key_side": self.key_side.flatten().cpu().numpy(),
-            }
-        )
+        frame = long_frame(self.query_side, ("prompt", "writer"), value="query_side")
+        frame["writer"] = list(self.writers) * len(self.query_side)
+        return frame.assign(key_side=self.key_side.flatten().cpu().numpy())
 
     def top_pairs(self, k: int = 10) -> pd.DataFrame:
         """Return each prompt's k largest pairs by magnitude: prompt, query_writer, key_writer and value."""

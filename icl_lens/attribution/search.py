@@ -40,7 +40,7 @@ from icl_lens.attribution.increases import (
     select_rows,
     subhead_log_prob_increase,
 )
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, plural_prompts
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
@@ -79,15 +79,9 @@ class TopSubheads(ShownAsTable):
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, rank, layer, head, name, position, token and value (nats), one row per part, largest first."""
-        n, k = self.value.shape
-        frame = pd.DataFrame(
-            {
-                "prompt": torch.arange(n).repeat_interleave(k).numpy(),
-                "rank": torch.arange(1, k + 1).repeat(n).numpy(),
-                "layer": self.layer.flatten().cpu().numpy(),
-                "head": self.head.flatten().cpu().numpy(),
-            }
-        )
+        frame = long_frame(self.layer, ("prompt", "rank"), value="layer")
+        frame["rank"] += 1
+        frame["head"] = self.head.flatten().cpu().numpy()
         frame["name"] = [head_name(layer, head) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
         frame["position"] = self.position.flatten().cpu().numpy()
         if self.tokens is not None:

@@ -98,6 +98,14 @@ def check_ablation(positions: Positions, mode: Mode, reference: PromptBatch | It
         )
 
 
+def reference_batches(reference: PromptBatch | Iterable[PromptBatch]) -> list[PromptBatch]:
+    """Return the batches of a reference; raise InputError if there are none."""
+    batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
+    if not batches:
+        raise InputError("reference must contain at least one batch, got none")
+    return batches
+
+
 def mean_z(
     view: ModelView,
     by_layer: dict[int, list[int]],
@@ -105,9 +113,7 @@ def mean_z(
     positions: Positions,
 ) -> dict[int, Tensor]:
     """Return layer -> mean z of its chosen heads [chosen d_head], in float64, over all tokens or each prompt's last."""
-    batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
-    if not batches:
-        raise InputError("reference must contain at least one batch, got none")
+    batches = reference_batches(reference)
     sums: dict[int, Tensor] = {}
     count = 0
 

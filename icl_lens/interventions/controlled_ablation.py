@@ -7,6 +7,7 @@
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -78,11 +79,9 @@ class ControlledAblation:
     @property
     def n_displaced(self) -> int:
         """Number of heads of a "same layers" set that are from a neighboring layer, for lack of other heads."""
-        layers = [head.layer for head in self.heads]
-        for head in next(iter(self.conditions["same layers"].sets), ()):
-            if head.layer in layers:
-                layers.remove(head.layer)
-        return len(layers) if self.conditions["same layers"].sets else 0
+        first = next(iter(self.conditions["same layers"].sets), self.heads)
+        own, others = (Counter(head.layer for head in heads) for heads in (self.heads, first))
+        return (own - others).total()
 
     def per_prompt(self, condition: ConditionName, measure: Measure) -> Float[np.ndarray, "set prompt"]:
         """Return a measure for every head set of a condition and every prompt.

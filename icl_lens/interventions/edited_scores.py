@@ -96,10 +96,8 @@ def score_ablated_sets(
     sets: Sets,
     *,
     positions: Positions = "all",
-    mode: Mode = "zero",
-    reference: Reference = None,
 ) -> list[AnswerScores]:
-    """Return each prompt's answer scores for each ablated set of heads, on the CPU; see `label_log_probs_ablated`."""
+    """Return each prompt's answer scores for each zeroed set of heads, on the CPU; see `label_log_probs_ablated`."""
     view = ModelView.of(model)
     batch.require_labels("label to score", NO_LABELS)
     labels = read_labels(batch)
@@ -108,7 +106,7 @@ def score_ablated_sets(
         is_top1 = log_probs.argmax(-1) == batch.answer_tokens[prompts].to(log_probs.device)
         return torch.cat([labels(log_probs, prompts), is_top1[:, None].to(log_probs)], dim=-1)
 
-    scores = score_sets(view, batch, sets, labels_and_top1, positions, mode, reference)[0].cpu()
+    scores = score_sets(view, batch, sets, labels_and_top1, positions)[0].cpu()
     return [
         AnswerScores(one_set[:, :-1].float(), one_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
         for one_set in scores.unbind(1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
+from icl_lens.interventions.ablation import reference_batches
 from icl_lens.interventions.edited_scores import score_passes, score_rows
 from icl_lens.interventions.editor import group_by_layer
 from icl_lens.interventions.effects import head_effects
@@ -44,9 +45,7 @@ def function_vector(
     """
     view = ModelView.of(model)
     by_layer = group_by_layer(view, heads)
-    batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
-    if not batches:
-        raise InputError("reference must contain at least one batch, got none")
+    batches = reference_batches(reference)
     total = torch.zeros(view.d_model, dtype=torch.float64)
     for batch in batches:
         acts = capture(model, batch)

@@ -361,12 +361,10 @@ def _record(
         view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
     found: HeadActivations = {}
     for layer, chosen in by_layer.items():
-        if activation == "z":
-            found[layer] = {"z": values[layer].seen["z"][:, :, chosen]}
-        elif activation == "pattern":
+        if activation == "pattern":
             found[layer] = {"pattern": values[layer].seen["pattern"][:, chosen]}
-        elif activation == "v":
-            found[layer] = {"v": values[layer].heads("v", chosen)}
+        elif activation in ("v", "z"):
+            found[layer] = {activation: values[layer].heads(activation, chosen)}
         else:
             inputs = score_inputs(values[layer], chosen)
             parts = {name: getattr(inputs, name) for name in (activation, f"{activation}_share")}

@@ -44,8 +44,10 @@ class LayerValues:
             value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
         self.seen[name.removesuffix("_normed")] = value
 
-    def heads(self, name: Literal["q", "k", "v"], chosen: Sequence[int]) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Return queries, keys or values of chosen heads, with key-value groups repeated."""
+    def heads(
+        self, name: Literal["q", "k", "v", "z"], chosen: Sequence[int]
+    ) -> Float[Tensor, "batch pos chosen d_head"]:
+        """Return queries, keys, values or z of chosen heads, with key-value groups repeated."""
         x = self.seen[name]
         return x[
             :, :, list(chosen) if x.shape[2] == self.view.n_heads else [self.view.kv_head(head) for head in chosen]
