@@ -44,7 +44,7 @@ class TwoModels(ModelOptions):
 def compare(
     output: PageOptions,
     task: TaskOptions,
-    reading: ReadoutOptions,
+    readout: ReadoutOptions,
     models: TwoModels,
     a: Annotated[str | None, Argument(help="First prompt.", show_default=f"{PAPER_PROMPT}, with --model-b")] = None,
     b: Annotated[str | None, Argument(help="Second prompt.", show_default="the first")] = None,
@@ -77,11 +77,11 @@ def compare(
     output.check()
     first, second = models.both()
     console = PlainConsole()
-    settings = reading.convention() | reading.readout()
+    settings = readout.tokenize_arguments() | readout.readout_arguments()
     if n > 1:
         for side, model in zip("AB", (first, second) if task.check else (), strict=False):
             console.print(f"{side}: ", end="")
-            task.print_behavior(console, model, reading, seed=seed)
+            task.print_behavior(console, model, readout, seed=seed)
         with progress() as report:
             both = compare_models(first, second, prompts, by=by or "contrast", progress=report, **settings)
     else:

@@ -36,7 +36,7 @@ class TextOptions:
         list[str] | None, Option(help="Label or token to compare with; repeatable.", show_default="all other labels")
     ] = None
 
-    def check(self, prompt: str | None, answer: str | None, reading: ReadoutOptions) -> None:
+    def check(self, prompt: str | None, answer: str | None, readout: ReadoutOptions) -> None:
         """Raise InputError for options that conflict or have no effect."""
         if self.text is None:
             if self.target is not None:
@@ -47,7 +47,7 @@ class TextOptions:
             raise InputError("--answer has no effect with --text; use --target for the token to explain")
         else:
             names = ("template", "separator", "prefix", "shared_prefix")
-            reject_options(reading, *names, reason="--text has no demonstrations")
+            reject_options(readout, *names, reason="--text has no demonstrations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def explain(
     over: WhyOptions,
     free: TextOptions,
     task: TaskOptions,
-    reading: ReadoutOptions,
+    readout: ReadoutOptions,
     model: ModelOptions,
     prompt: Annotated[
         str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT)
@@ -108,7 +108,7 @@ def explain(
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.report.terminal import render
 
-    free.check(prompt, answer, reading)
+    free.check(prompt, answer, readout)
     over.check(
         task,
         html=output.html is not None or output.open_page,
@@ -120,21 +120,21 @@ def explain(
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
     output.check()
     if over.n is not None:
-        _explain_task(output, over, task, reading, model, n=over.n, seed=seed)
+        _explain_task(output, over, task, readout, model, n=over.n, seed=seed)
         return
     loaded, console = model.load(), PlainConsole()
-    task.print_behavior(console, loaded, reading, seed=seed)
+    task.print_behavior(console, loaded, readout, seed=seed)
     settings: dict[str, Any] = {"by": by, "why": over.why, "k": k, "n_ablated": n_ablated, "seed": seed}
-    settings |= reading.readout() | {"against": free.against or None}
+    settings |= readout.readout_arguments() | {"against": free.against or None}
     if free.text is not None:
         explanation = explain_prompt(
-            loaded, free.text, answer=free.target, plain_text=True, prepend_bos=reading.bos, **settings
+            loaded, free.text, answer=free.target, plain_text=True, prepend_bos=readout.bos, **settings
         )
     else:
         if prompt is None and not sampled:
             prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
         shown = sampled[0] if sampled else prompt or ""
-        explanation = explain_prompt(loaded, shown, answer=answer, **reading.convention(), **settings)
+        explanation = explain_prompt(loaded, shown, answer=answer, **readout.tokenize_arguments(), **settings)
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)
@@ -147,7 +147,7 @@ def _explain_task(
     output: OutputOptions,
     over: WhyOptions,
     task: TaskOptions,
-    reading: ReadoutOptions,
+    readout: ReadoutOptions,
     model: ModelOptions,
     *,
     n: int,
@@ -159,15 +159,15 @@ def _explain_task(
     from icl_lens.models.view import ModelView
     from icl_lens.report.mean_score_parts import render
 
-    reject_options(reading, "final_norm", "bias", reason="parts are those of the model's own scores")
+    reject_options(readout, "final_norm", "bias", reason="parts are those of the model's own scores")
     console = PlainConsole()
     with over.running() as warn:
-        loaded, batch = task.start(console, model, reading, n=n, seed=seed)
+        loaded, batch = task.start(console, model, readout, n=n, seed=seed)
         view = ModelView.of(loaded)
         heads = [view.check_head(name) for name in (over.why or "").replace(",", " ").split()]
         options = {"heads": list(map(str, heads)), "n_strongest": 6}
-        folder = over.prepare(loaded, batch, options, task, model, reading, n=n, seed=seed, by="score parts")
-        task.print_behavior(console, loaded, reading, seed=seed)
+        folder = over.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by="score parts")
+        task.print_behavior(console, loaded, readout, seed=seed)
         with progress() as report:
             found = mean_score_parts(loaded, batch, **options, folder=folder, progress=report, warn=warn)
         if folder is not None:

@@ -40,7 +40,7 @@ def locate(
     rank: RankOptions,
     task: TaskOptions,
     output: RunOutput,
-    reading: ReadoutOptions,
+    readout: ReadoutOptions,
     model: ModelOptions,
     n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 1000,
     seed: SeedOption = 0,
@@ -62,7 +62,7 @@ def locate(
     from icl_lens.models.view import ModelView
 
     if rank.by == "effect":
-        reject_options(reading, "final_norm", "bias", reason="effects are measured on the model's output")
+        reject_options(readout, "final_norm", "bias", reason="effects are measured on the model's output")
     else:
         reject_options(rank, "positions", "method", reason="only --by effect ablates heads")
     if rank.batch_size is not None:
@@ -71,15 +71,15 @@ def locate(
     console, folder = PlainConsole(quiet=not distributed.is_main), None
     batches: dict[str, Any] = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
     with output.running(distributed) as warn:
-        loaded, batch = task.start(console, model, reading, n=n, seed=seed, device=distributed.device)
+        loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=distributed.device)
         k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         if rank.by == "effect":
             options = batches | {"positions": rank.positions, "method": rank.method}
         else:
-            options = batches | {"k": k, "final_norm": reading.final_norm, "bias": reading.bias}
+            options = batches | {"k": k, "final_norm": readout.final_norm, "bias": readout.bias}
         if distributed.is_main:
-            folder = output.prepare(loaded, batch, options, task, model, reading, n=n, seed=seed, by=rank.by)
-            task.print_behavior(console, loaded, reading, seed=seed)
+            folder = output.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by=rank.by)
+            task.print_behavior(console, loaded, readout, seed=seed)
         with progress(hidden=not distributed.is_main) as report:
             run: dict[str, Any] = options | {"folder": folder, "distributed": distributed}
             run |= {"progress": report, "warn": warn}

@@ -47,7 +47,7 @@ class ModelOptions:
 
     panel: ClassVar[str] = "Model"
 
-    model: Annotated[str, Option("--model", "-m", help="Bundled model, local folder or Hub name.")] = "icl-mini"
+    model: Annotated[str, Option("--model", "-m", help="Bundled model, folder, GGUF file or Hub name.")] = "icl-mini"
     device: Annotated[str | None, Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")] = (
         None
     )
@@ -70,16 +70,16 @@ class ModelOptions:
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
-def unescape(written: str) -> str:
+def unescape(text: str) -> str:
     r"""Replace the escapes `\n`, `\t` and `\\` by a line break, a tab and a backslash."""
-    return re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], written)
+    return re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
     """How prompts are formatted and tokenized."""
 
-    panel: ClassVar[str] = "Reading"
+    panel: ClassVar[str] = "Prompt format"
 
     template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = "{text} : {label}"
     separator: Annotated[str | None, Option(help="Separator between demonstrations.", show_default="space")] = None
@@ -90,11 +90,11 @@ class TokenOptions:
         Option("--bos/--no-bos", help="Add or omit a beginning-of-sequence token.", show_default="tokenizer's default"),
     ] = None
 
-    def written(self) -> "Template":
-        """Return the template of prompts; the query is formatted up to its label.
+    def prompt_template(self) -> "Template":
+        """Return the template of prompts, in which the query has the format of a demonstration up to the label.
 
-        Raise InputError for an invalid template, or one that ends in white space to which the default separator would
-        be added.
+        Raise InputError for an invalid template, or for one that ends in white space unless a separator is given: the
+        default separator, a space, would be added to it.
         """
         from icl_lens.prompts.prompt import Template
 
@@ -103,24 +103,25 @@ class TokenOptions:
         gap = after[len(after.rstrip()) :]
         if self.separator is None and gap:
             raise InputError(
-                f"--template must not end in white space without --separator, got {_shell(demonstration)}; use "
-                f"--template {_shell(demonstration.rstrip())} --separator {_shell(gap)}"
+                f"--template must not end in white space without --separator, got {_quoted(demonstration)}; use "
+                f"--template {_quoted(demonstration.rstrip())} --separator {_quoted(gap)}"
             )
         separator = " " if self.separator is None else unescape(self.separator)
         return Template(demonstration, before.rstrip(" "), separator, unescape(self.prefix))
 
-    def convention(self) -> dict[str, Any]:
-        """Return the arguments of `tokenize`."""
-        return {"template": self.written(), "prepend_bos": self.bos, "shared_prefix": self.shared_prefix}
+    def tokenize_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of `il.tokenize`."""
+        return {"template": self.prompt_template(), "prepend_bos": self.bos, "shared_prefix": self.shared_prefix}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
         """Format and tokenize prompts."""
         from icl_lens.prompts.tokenize import tokenize
 
-        return tokenize(model, prompts, **self.convention())
+        return tokenize(model, prompts, **self.tokenize_arguments())
 
 
-def _shell(text: str) -> str:
+def _quoted(text: str) -> str:
+    """Return text as it is written in a shell: escaped, in single quotes."""
     for escape, character in reversed(ESCAPES.items()):
         text = text.replace(character, escape)
     return f"'{text}'"
@@ -133,15 +134,17 @@ def preview(batch: "PromptBatch") -> Text:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadoutOptions(TokenOptions):
-    """Conventions of the readout, and how prompts are tokenized."""
+    """How prompts are formatted and tokenized, and how vectors are read out."""
+
+    panel: ClassVar[str] = "Prompt format and readout"
 
     final_norm: Annotated[
         FinalNorm, Option(help="Final norm's scale: frozen at the final residual, or recomputed.")
     ] = "frozen"
     bias: Annotated[bool, Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")] = True
 
-    def readout(self) -> dict[str, Any]:
-        """Return the arguments that define a readout."""
+    def readout_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments `final_norm` and `bias`."""
         return {"final_norm": self.final_norm, "bias": self.bias}
 
 
@@ -155,7 +158,7 @@ class PageOptions:
     open_page: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False
 
     def check(self) -> None:
-        """Raise InputError if a file cannot be written."""
+        """Raise InputError if an output file cannot be written."""
         from icl_lens.files import check_writable
 
         check_writable(*(path for name, path in vars(self).items() if name != "open_page"))
@@ -183,7 +186,7 @@ class PageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(PageOptions):
-    """The page, and the JSON file."""
+    """The results page and the JSON file."""
 
     json_file: Annotated[Path | None, Option("--json", help="Write all numbers as JSON.")] = None
 
@@ -223,7 +226,7 @@ class TaskOptions:
     columns: Annotated[str, Option(help="Text and label columns of your sentences.")] = "text,label"
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
-    labels: Annotated[str | None, Option(help="Label words, comma-separated; arbitrary words: true class first.")] = (
+    labels: Annotated[str | None, Option(help="Label words, comma-separated; arbitrary ones: query's class first.")] = (
         None
     )
     check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = True
@@ -238,9 +241,10 @@ class TaskOptions:
         reject_options(self, *vars(self), reason="it requires --task or --path")
 
     def sample_prompts(self, n: int, *, seed: int, conflicting: "Sequence[str | None]") -> "list[Prompt]":
-        """Return the task's first prompts, or none without a task.
+        """Return `n` prompts of the task, or no prompts if no task is selected.
 
-        Raise InputError if a prompt or an answer (`conflicting`) is also given, or for task options without a task.
+        Raise InputError for a task together with `conflicting` options, such as a prompt, and for task options without
+        a task.
         """
         if self.name is None:
             self.check_no_task()
@@ -254,7 +258,7 @@ class TaskOptions:
     def start(
         self, console: Console, model: ModelOptions, tokens: TokenOptions, *, n: int, seed: int, device: Any = None
     ) -> "tuple[Any, PromptBatch]":
-        """Return the model, on `device` unless the user selects one, and the task's prompts; print the first."""
+        """Load the model, on `device` unless the user selects one; tokenize the prompts, and print the first."""
         prompts = self.prompts(n=n, seed=seed)
         loaded = model.load(default_device=None if device is None else str(device))
         batch = tokens.tokenize(loaded, prompts)
@@ -264,8 +268,8 @@ class TaskOptions:
     def print_behavior(self, console: Console, model: Any, tokens: TokenOptions, *, seed: int) -> "TaskCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
 
-        The prompts are in balanced random order whatever the layout. Without a task or with --no-check, print nothing
-        and return None.
+        The prompts are in balanced random order regardless of --layout. Without a task or with --no-check, print
+        nothing and return None.
         """
         from icl_lens.task_behavior import N_PROMPTS, task_check
 
@@ -273,7 +277,7 @@ class TaskOptions:
             return None
         prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
         with progress() as report:
-            found = task_check(model, prompts, seed=seed, progress=report, **tokens.convention())
+            found = task_check(model, prompts, seed=seed, progress=report, **tokens.tokenize_arguments())
         console.print(f"{found}\n")
         return found
 
@@ -319,22 +323,22 @@ class TaskOptions:
 
 
 MIN_QUERIES = 16
-"""Smallest number of a task's different queries to locate heads on one half and test them on the other."""
+"""Tasks with fewer different queries are not split by query: the halves would have too few queries each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitTask(TaskOptions):
     """A task whose prompts are split: heads are located on some and tested on others."""
 
-    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts; heads are located on n others.")] = 200
+    n: Annotated[int, Option("--n", "-n", min=1, help="Number of test prompts; n others locate the heads.")] = 200
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
-        """Return prompts to locate heads on and `n` to test them on, with other queries if there are enough."""
+        """Return prompts to locate heads on and `n` prompts to test them on, with other queries if there are enough."""
         from icl_lens.prompts.tasks import split_by_query
 
-        half = self.n + -self.n % 4  # classes and labels are balanced within four prompts
+        half = self.n + -self.n % 4  # a multiple of four, in which classes and labels are balanced
         balanced = self.classes == "binary"  # with all classes, labels are fixed and answers vary
-        prompts = self.prompts(n=4 * half, seed=seed, balanced=balanced)
+        prompts = self.prompts(n=4 * half, seed=seed, balanced=balanced)  # enough to fill both halves
         if len({prompt.query for prompt in prompts}) >= min(2 * self.n, MIN_QUERIES):
             locating, testing = split_by_query(prompts, half)[0], split_by_query(prompts, self.n)[1]
             if (len(locating), len(testing)) == (half, self.n):
@@ -343,16 +347,16 @@ class SplitTask(TaskOptions):
 
 
 def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:
-    """Return on how many other prompts heads were located, and whether queries recur, as the end of a sentence."""
-    tested, located = ({one.query for one in prompts} for prompts in (testing.prompts, locating.prompts))
-    shared = len(tested & located)
-    recur = f"{shared} of their {len(located)} queries also occur here" if shared else "with other queries"
-    return f" on {len(locating)} other prompts ({recur})"
+    """Return the end of a sentence: on how many other prompts heads were located, and whether with other queries."""
+    tested, located = ({prompt.query for prompt in batch.prompts} for batch in (testing, locating))
+    n_shared = len(tested & located)
+    queries = f"{n_shared} of their {len(located)} queries also occur here" if n_shared else "with other queries"
+    return f" on {len(locating)} other prompts ({queries})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice:
-    """Heads that are named, or located."""
+    """Heads that the user names, or how many to locate."""
 
     panel: ClassVar[str] = "Heads"
 
@@ -385,9 +389,9 @@ class RunOutput:
     def running(self, distributed: "Distributed | None" = None) -> Iterator[Callable[[str], None]]:
         """Lock the folder, in the main process, and return a function that prints warnings.
 
-        On Ctrl-C, end the run with a line that explains how to resume it. An error is reported once: by the main
-        process, or by the only process in which it occurs. Most errors occur in all processes. The others therefore
-        wait for seconds: the launcher ends them as soon as the main process has reported its own.
+        On Ctrl-C, end the run with a line that explains how to resume it. Most errors occur in all processes, and the
+        launcher ends all of them once the main process has reported one. The other processes therefore wait five
+        seconds before they report an error, so that only errors that occur in a single process are reported by it.
         """
         from icl_lens.locate.run_folder import locked_folder
 
@@ -413,7 +417,7 @@ class RunOutput:
         options: Mapping[str, Any],
         task: TaskOptions,
         model: ModelOptions,
-        reading: TokenOptions,
+        tokens: TokenOptions,
         *,
         n: int,
         seed: int,
@@ -424,8 +428,8 @@ class RunOutput:
 
         if self.out is None:
             return None
-        template = reading.written()
-        given = {
+        template = tokens.prompt_template()
+        values = {
             "model": model.model,
             "revision": model.revision,
             "dtype": model.dtype,
@@ -442,8 +446,8 @@ class RunOutput:
             "template": template.demonstration,
             "separator": template.separator,
             "prefix": template.prefix,
-            "prepend_bos": reading.bos,
-            "shared_prefix": reading.shared_prefix,
+            "prepend_bos": tokens.bos,
+            "shared_prefix": tokens.shared_prefix,
             "by": by,
         }
-        return prepare_run_folder(self.out, loaded, batch, options, given)
+        return prepare_run_folder(self.out, loaded, batch, options, values)

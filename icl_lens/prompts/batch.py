@@ -1,4 +1,4 @@
-"""Tokenized prompts (`PromptBatch`) and the positions of their parts."""
+"""Tokenized prompts (`PromptBatch`) and the positions of their labels and texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +30,7 @@ from icl_lens.prompts.token_ids import (
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """Tokenized prompts, padded on the right, with the positions of their parts.
+    """Tokenized prompts, padded on the right, with the positions of their labels and texts.
 
     Positions count tokens from the start of the row, including a beginning-of-sequence token. -1 marks a missing
     demonstration or answer. All tensors are on one device. `batch[2:5]` and `batch[[0, 3]]` are smaller batches with
@@ -114,10 +114,11 @@ class PromptBatch:
         Rows are padded with -1 on the right. The last axis has at least one entry, even if all are padding.
         """
         label = label.to(self.label_mask.device)
-        wanted = self.label_mask & (label >= 0)[:, None]
-        wanted = wanted & (torch.arange(len(self.labels), device=wanted.device) != label[:, None])
-        order = wanted.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(wanted.sum(1).max()))]
-        return torch.where(wanted.gather(1, order), self.label_tokens[order], -1)
+        is_other = torch.arange(len(self.labels), device=label.device) != label[:, None]
+        is_other = is_other & self.label_mask & (label >= 0)[:, None]
+        width = max(1, int(is_other.sum(1).max()))
+        order = is_other.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the other labels come first
+        return torch.where(is_other.gather(1, order), self.label_tokens[order], -1)
 
     def require_labels(self, what: str, alternative: str) -> None:
         """Raise InputError if the batch has no labels, without which `what` is undefined; `alternative` is the fix."""
@@ -157,8 +158,8 @@ class PromptBatch:
     ) -> "PromptBatch":
         """Create a batch without demonstrations from token ids [batch pos] or from rows of different lengths.
 
-        `attention_mask` [batch pos] is 1 on tokens and 0 on padding, which is removed on either side: pass ids and mask
-        as your tokenizer returns them. No beginning-of-sequence token is added. With `model`, ids are checked against
+        `attention_mask` [batch pos] is 1 on tokens and 0 on padding, as your tokenizer returns it; padding on either
+        side is removed. No beginning-of-sequence token is added. With `model`, ids are checked against
         its vocabulary and context length, tokens get names, and the batch is on the model's device.
 
         `targets` is one id for all rows or one per row; by default, each position is scored by the next token, and the
@@ -178,7 +179,7 @@ class PromptBatch:
             rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
         except (TypeError, ValueError):
             raise InputError(f"tokens must be one list of integers per prompt, got {tokens!r}") from None
-        check_ids(None, [id for row in rows for id in row])
+        check_ids(None, [token for row in rows for token in row])
         if attention_mask is not None:
             rows = unpadded(rows, attention_mask)
         elif model is not None:
@@ -193,7 +194,7 @@ class PromptBatch:
         batch = batch if device is None else batch.to(device)
         target_ids = ids_per_row(targets, len(rows), "targets")
         against_ids = ids_per_row(against, len(rows), "against", lists=True)
-        check_ids(model, [id for row in (target_ids or []) + (against_ids or []) for id in row])
+        check_ids(model, [token for row in (target_ids or []) + (against_ids or []) for token in row])
         selected = batch.at("last" if positions is None else positions)
         assert selected.prompt_index is not None
         if target_ids is not None:
@@ -220,31 +221,31 @@ class PromptBatch:
             ([':', 'bar'], tensor(True))
         """
         selected = resolve_positions(positions, (self.last + 1).tolist())
-        ends = [(row, place) for row, places in enumerate(selected) for place in places]
-        rows, place = torch.tensor(ends, device=self.tokens.device).unbind(-1)
+        row_ends = [(row, end) for row, ends in enumerate(selected) for end in ends]
+        rows, end = torch.tensor(row_ends, device=self.tokens.device).unbind(-1)
         full = self[rows]
-        early = place < full.last
-        real = torch.arange(int(place.max()) + 1, device=place.device) <= place[:, None]
-        following = full.tokens.gather(1, (place + 1).clamp(max=full.tokens.shape[1] - 1)[:, None])[:, 0]
-        hidden = full.label_positions > place[:, None]
-        unread = (full.text_ranges[..., 1] > place[:, None] + 1)[..., None]
-        has_query = (full.query_range[:, 1] <= place + 1)[:, None]
+        is_early = end < full.last
+        is_kept = torch.arange(int(end.max()) + 1, device=end.device) <= end[:, None]
+        next_token = full.tokens.gather(1, (end + 1).clamp(max=full.tokens.shape[1] - 1)[:, None])[:, 0]
+        no_label = full.label_positions > end[:, None]
+        no_text = (full.text_ranges[..., 1] > end[:, None] + 1)[..., None]
+        has_query = (full.query_range[:, 1] <= end + 1)[:, None]
         predicted = full.prediction_positions
-        against = None if full.against is None else full.against.masked_fill(early[:, None], -1)
+        against = None if full.against is None else full.against.masked_fill(is_early[:, None], -1)
         return replace(
             full,
-            tokens=torch.where(real, full.tokens[:, : real.shape[1]], PAD),
-            attention_mask=real.to(full.attention_mask.dtype),
-            last=place,
-            label_positions=full.label_positions.masked_fill(hidden, -1),
-            prediction_positions=None if predicted is None else predicted.masked_fill(hidden, -1),
-            label_index=full.label_index.masked_fill(hidden, -1),
-            answer=full.answer.masked_fill(early, -1),
-            text_ranges=full.text_ranges.masked_fill(unread, -1),
+            tokens=torch.where(is_kept, full.tokens[:, : is_kept.shape[1]], PAD),
+            attention_mask=is_kept.to(full.attention_mask.dtype),
+            last=end,
+            label_positions=full.label_positions.masked_fill(no_label, -1),
+            prediction_positions=None if predicted is None else predicted.masked_fill(no_label, -1),
+            label_index=full.label_index.masked_fill(no_label, -1),
+            answer=full.answer.masked_fill(is_early, -1),
+            text_ranges=full.text_ranges.masked_fill(no_text, -1),
             query_range=torch.where(has_query, full.query_range, -1),
-            token_strings=[row[: end + 1] for row, (_, end) in zip(full.token_strings, ends, strict=True)],
-            token_names=[row[: end + 1] for row, (_, end) in zip(full.token_names, ends, strict=True)],
-            targets=torch.where(early, following, full.answer_tokens),
+            token_strings=[row[: last + 1] for row, (_, last) in zip(full.token_strings, row_ends, strict=True)],
+            token_names=[row[: last + 1] for row, (_, last) in zip(full.token_names, row_ends, strict=True)],
+            targets=torch.where(is_early, next_token, full.answer_tokens),
             against=None if against is None or not bool((against >= 0).any()) else against,
             prompt_index=rows if self.prompt_index is None else full.prompt_index,
         )
@@ -254,10 +255,10 @@ class PromptBatch:
 
         Raise IndexError for a row out of range, and InputError if no row is selected.
         """
-        places: Any = index
+        numpy_index: Any = index
         if not isinstance(index, int | slice):
-            places = index.cpu().numpy() if isinstance(index, Tensor) else list(index)
-        rows = np.arange(len(self))[places].reshape(-1).tolist()
+            numpy_index = index.cpu().numpy() if isinstance(index, Tensor) else list(index)
+        rows = np.arange(len(self))[numpy_index].reshape(-1).tolist()
         if not rows:
             raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
         tensors = {name: value[rows] for name, value in self._tensors().items() if name != "label_tokens"}
@@ -281,7 +282,7 @@ class PromptBatch:
     def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the batch as tensors and JSON-serializable values, from which `from_state` restores it."""
         prompts = [
-            [[[one.text, one.label] for one in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
+            [[[shown.text, shown.label] for shown in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
             for prompt in self.prompts
         ]
         names = ("labels", "token_strings", "token_names", "texts", "vocabulary")
@@ -289,21 +290,21 @@ class PromptBatch:
         return self._tensors(), {**values, "prompts": prompts, "template": asdict(self.template)}
 
     @classmethod
-    def from_state(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "PromptBatch":
+    def from_state(cls, tensors: dict[str, Tensor], values: dict[str, Any]) -> "PromptBatch":
         """Restore a batch from the output of `to_state`."""
         prompts = tuple(
-            Prompt([Demonstration(*one) for one in shown], query, answer, labels)
-            for shown, query, answer, labels in about["prompts"]
+            Prompt([Demonstration(*shown) for shown in demonstrations], query, answer, labels)
+            for demonstrations, query, answer, labels in values["prompts"]
         )
         return cls(
             **tensors,
-            labels=tuple(about["labels"]),
+            labels=tuple(values["labels"]),
             prompts=prompts,
-            template=Template(**about["template"]),
-            token_strings=about["token_strings"],
-            token_names=about["token_names"],
-            texts=tuple(about["texts"]),
-            vocabulary=about.get("vocabulary", ""),
+            template=Template(**values["template"]),
+            token_strings=values["token_strings"],
+            token_names=values["token_names"],
+            texts=tuple(values["texts"]),
+            vocabulary=values.get("vocabulary", ""),
         )
 
     def to(self, device: torch.device | str) -> "PromptBatch":
@@ -354,15 +355,15 @@ def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | Non
     n = len(rows)
     if texts is None and tokenizer is not None:
         texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
-    none = torch.full((n, 0), -1)
+    no_labels = torch.full((n, 0), -1)
     return PromptBatch(
         **row_fields(tokenizer, rows),
-        label_positions=none,
-        label_index=none,
-        label_mask=none.bool(),
-        label_tokens=none.new_empty(0),
+        label_positions=no_labels,
+        label_index=no_labels,
+        label_mask=no_labels.bool(),
+        label_tokens=no_labels.new_empty(0),
         answer=torch.full((n,), -1),
-        text_ranges=none.new_empty((n, 0, 2)),
+        text_ranges=no_labels.new_empty((n, 0, 2)),
         query_range=torch.tensor([[0, len(row)] for row in rows]),
         labels=(),
         prompts=(),
