@@ -75,7 +75,9 @@ def run(
     if len(words) != 2 or not all(words):
         raise InputError(f"--labels must be two words with a comma between them, got {labels!r}")
     file = None if path is None else str(path)
-    chosen = Task(f"{task}, {'/'.join(words)}", task, (words[0], words[1]), demonstrations, tokens.prompt_template(), file)
+    chosen = Task(
+        f"{task}, {'/'.join(words)}", task, (words[0], words[1]), demonstrations, tokens.prompt_template(), file
+    )
     cells = [Cell(find(name), model.model, chosen, n, model.model) for name in (ids or IDS)]
     _run(cells, out, model)
 

@@ -58,7 +58,7 @@ def test_one_text_is_exchanged_for_one_of_the_other_class():
     for row, prompt in enumerate(prompts):
         intact = texts.intact[row]
         assert sorted(labels_of(intact)) == ["bar", "bar", "foo", "foo"]
-        others = [texts.input[row], texts.last[row], texts.before_last[row]]
+        others = [texts.query[row], texts.last[row], texts.before_last[row]]
         for other, expected in zip(others, (-1, 3, 2), strict=True):
             assert (labels_of(other), other.answer) == (labels_of(intact), intact.answer)
             pairs = enumerate(zip(texts_of(intact), texts_of(other), strict=True))
@@ -78,7 +78,7 @@ def test_queries_by_hand(load_tiny, tmp_path):
     texts = exchange_texts(study.prompts_with(3)[1], 0)
     ours, intact = query_effects(study, texts, heads), study.tokenize(texts.intact)
     before = il.metrics.label_log_odds(il.label_log_probs(model, intact), intact.answer)
-    for column, some in enumerate((texts.input, texts.last, texts.before_last)):
+    for column, some in enumerate((texts.query, texts.last, texts.before_last)):
         with il.patch_heads(model, heads, study.tokenize(some), activation="q", positions="last"):
             after = il.metrics.label_log_odds(il.label_log_probs(model, intact), intact.answer)
         follows = [column == 0 or labels_of(prompt)[-column] == prompt.answer for prompt in texts.intact]

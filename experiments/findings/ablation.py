@@ -91,18 +91,19 @@ FINDING = Finding(
     question="Does removing the located heads cost the answer more than removing other heads of the same layers?",
     claim="Removing 12 of GPT-J's 448 heads (6 for each label) lowers accuracy from 87.6% to 24.4%; "
     "removing random heads changes little.",
-    covers="the published version's ablation, and open question 3 (how many heads)",
+    covers="the published version's ablation, and the paper's open question 3: how many heads",
     measures=(LOG_ODDS, ACCURACY, INTACT),
     measure=measure,
-    look_for="Filled dots far right of the hollow ones: the located heads carry the answer. In the curve, the steeper "
-    "the fall, the fewer heads it takes.",
-    method="Heads are ranked by contrast (or, one row below, by increase) on one half of the prompts and set to zero "
-    "at the last position on the other half, whose queries are other words. Each of 20 random sets has as many heads "
-    "from the same layers, none of them located. The answer's log-odds are log p(answer) − log p(other label).",
+    look_for="Filled dots far right of the hollow ones: the located heads carry the answer. In the second figure, the "
+    "steeper the curve falls, the fewer heads carry it.",
+    method="Heads are ranked by contrast (in the rows “by increase”, by increase) on one half of the prompts and set "
+    "to zero at the last position on the other half, whose queries are other words. Each of 20 random sets has the "
+    "same number of heads from the same layers, none of them located. The answer's log-odds are log p(answer) − log "
+    "p(other label).",
     caveats=(
-        "Heads are chosen because they help. Even if the answer comes from elsewhere, such as an FFN, removing heads "
-        "that were chosen by chance costs a little more than removing random ones: compare the loss with the log-odds "
-        "of the intact model.",
+        "Located heads are chosen because they write the answer. Even if nearly all of it comes from elsewhere, such "
+        "as an FFN, removing them therefore costs a little more than removing random heads: compare the loss with the "
+        "log-odds of the intact model.",
         "With two labels, accuracy cannot fall far below 50%; the paper's 24.4% is over the whole vocabulary.",
         "Heads are removed at the last position only; what they do elsewhere is not measured here.",
     ),

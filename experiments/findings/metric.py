@@ -141,7 +141,7 @@ FINDING = Finding(
     "demonstration. The paper does not measure the metric, nor claim that it beats plain similarity: earlier layers "
     "have already brought the features of texts to labels and the last position.",
     covers="the paper's title, sections 4.4 and 6.1 (c)",
-    predicted=False,
+    predicted_above=False,
     measures=MEASURES,
     measure=measure,
     look_for="In the second figure, dots as high as squares: the classes are as clear in the inputs as in the form. "

@@ -135,7 +135,7 @@ FINDING = Finding(
     "should hold features of the demonstration instead of the previous token (section 2.4). Olsson et al. (2022) argue "
     "that induction heads do in-context learning; Todd et al. (2023) that a few heads' mean outputs carry the task.",
     covers="section 2.4",
-    predicted=False,
+    predicted_above=False,
     measures=MEASURES,
     measure=measure,
     look_for="Filled dots near 100%: located heads are induction heads. In the second figure, located heads high in "

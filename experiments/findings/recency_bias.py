@@ -1,11 +1,12 @@
 """Finding 10: does the model prefer the label shown last?
 
-Two orders of the same demonstrations are compared, with one query: the last demonstration changes places with one of
-the other label from between the first and the last. The gap is the difference between the order in which the answer's
-label is last and the other one. Words, query, labels and their frequency are the same in both.
+Each prompt is given in two orders: in one, the answer's label is last; in the other, the last demonstration has changed
+places with one of the other label, which is neither first nor last. The query and the demonstrations are the same in
+both. The bias is the difference between the two orders in the answer's log-odds, the gap that in accuracy.
 
-Neighbors: located heads get the queries of prompts in which one text differs. Keys, values and labels stay those of
-the intact prompt, so a demonstration's text counts only as part of the query.
+The paper explains the bias by the text next to the query, which influences the vector of the last token. To measure
+this, located heads get the queries of a prompt in which one text differs. Keys and values stay those of the intact
+prompt, so the text has an effect through the queries only.
 """
 
 import random
@@ -59,23 +60,23 @@ ATTENTION = percent(
 )
 NEIGHBOR = percent(
     "neighbor",
-    "share that the last demonstration's text has in moving the answer",
-    "share that the text before it has",
-    "% of the effect of the input and the last demonstration's text",
-    paper={"assumed by the paper": 20},
+    "effect of the last demonstration's text through the queries",
+    "effect of the text before it",
+    "% of the effect of the query's text and the last demonstration's text",
+    paper={"assumption": 20},
 )
 
 
 def measure(study: Study) -> Measured:
-    """Measure the gap by the last and by the first label, what the fix does to it, and why order matters."""
+    """Measure the bias by the last and by the first label, how much the fix removes, and two explanations."""
     if study.task.demonstrations < 2:
         raise il.InputError("with one demonstration of each class, none is between the first and the last")
     locating, held_out = (list(half.prompts) for half in study.halves())
     last, first = (ordered(study, held_out, place) for place in (-1, 0))
     by_last, by_first = answered(study, last), answered(study, first)
     shown_last, shown_first = (study.halves(layout)[1] for layout in ("order", "reorder"))
-    if_last, if_first = (scores(study, batch).correct[:, 0] for batch in (shown_last, shown_first))
-    found = compare(if_first, if_last, clusters_of(shown_last), bounds=(0, 1))
+    correct_last, correct_first = (scores(study, batch).correct[:, 0] for batch in (shown_last, shown_first))
+    found = compare(correct_first, correct_last, clusters_of(shown_last), bounds=(0, 1))
     rows = [*gap_rows(by_last, by_first, study.clusters), Row.from_result("order", found)]
     details = [accuracies("no fix", *by_last)]
     try:
@@ -101,10 +102,10 @@ def _attention_rows(study: Study) -> list[Row]:
     rows = []
     for ranked in study.by_ranking():
         heads = ranked.located
-        near, far = (attention_on_true(study, batch, heads) for batch in (last, first))
+        if_last, if_first = (attention_on_true(study, batch, heads) for batch in (last, first))
         with il.remove_position(study.model, heads, positions="last"):
-            free_near, free_far = (attention_on_true(study, batch, heads) for batch in (last, first))
-        changes = (far - near, near), (free_far - free_near, free_near)
+            free_last, free_first = (attention_on_true(study, batch, heads) for batch in (last, first))
+        changes = (if_first - if_last, if_last), (free_first - free_last, free_last)
         found = compare_ratios(*changes, clusters_of(last), total="attention to true labels")
         rows.append(Row.from_result("attention", found, ranking=ranked.ranking))
     return rows
@@ -117,33 +118,33 @@ def attention_on_true(study: Study, batch: il.PromptBatch, heads: Sequence[il.He
 
 
 def _neighbor_rows(study: Study) -> list[Row]:
-    """Measure how far texts next to the query move the answer through located heads' queries."""
+    """Measure how much the texts next to the query change the answer through located heads' queries."""
     prompts = study.prompts_with(study.task.demonstrations + 1, same_length_for=True)[1]
     exchanged = exchange_texts(prompts, study.seed)
     clusters, rows = clusters_of(study.tokenize(exchanged.intact)), []
     for ranked in study.by_ranking():
-        own, adjacent, far = query_effects(study, exchanged, ranked.located).T
-        shares = (adjacent, own + adjacent), (far, own + adjacent)
-        found = compare_ratios(*shares, clusters, total="the effect of the input's and the last demonstration's text")
+        query, last, before_last = query_effects(study, exchanged, ranked.located).T
+        shares = (last, query + last), (before_last, query + last)
+        found = compare_ratios(*shares, clusters, total="the effect of the query's and the last demonstration's text")
         rows.append(Row.from_result("neighbor", found, ranking=ranked.ranking))
     return rows
 
 
 @dataclass(frozen=True)
 class ExchangedTexts:
-    """Prompts, and the same with one text exchanged for one of the other class; labels stay."""
+    """Prompts, and copies in which one text is replaced by one of the other class; labels stay."""
 
     intact: list[il.Prompt]
-    input: list[il.Prompt]
-    """The query's text exchanged."""
+    query: list[il.Prompt]
+    """With another query text."""
     last: list[il.Prompt]
-    """The last demonstration's."""
+    """With another text in the last demonstration."""
     before_last: list[il.Prompt]
-    """That of the demonstration before the last."""
+    """With another text in the demonstration before the last."""
 
 
 def exchange_texts(prompts: Sequence[il.Prompt], seed: int) -> ExchangedTexts:
-    """Take one random demonstration of each class out of each prompt, and exchange other texts for theirs."""
+    """Take one random demonstration of each class out of each prompt; its text replaces one of the other class."""
     rng = random.Random(seed)
     found = ExchangedTexts([], [], [], [])
     for prompt in prompts:
@@ -152,33 +153,33 @@ def exchange_texts(prompts: Sequence[il.Prompt], seed: int) -> ExchangedTexts:
             spare[own] = rng.choice([one for one in shown if (one.label == prompt.answer) == own])
             shown.remove(spare[own])
         found.intact.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
-        found.input.append(il.Prompt(shown, spare[False].text, prompt.answer, prompt.labels))
-        for some, place in ((found.last, -1), (found.before_last, -2)):
+        found.query.append(il.Prompt(shown, spare[False].text, prompt.answer, prompt.labels))
+        for prompts_with, place in ((found.last, -1), (found.before_last, -2)):
             other = list(shown)
             other[place] = replace(shown[place], text=spare[shown[place].label != prompt.answer].text)
-            some.append(il.Prompt(other, prompt.query, prompt.answer, prompt.labels))
+            prompts_with.append(il.Prompt(other, prompt.query, prompt.answer, prompt.labels))
     return found
 
 
 def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head]) -> Float[np.ndarray, "row 3"]:
-    """Return what the answer's log-odds lose by each exchange in the last position's queries of these heads, nats.
+    """Return how each exchange changes the answer's log-odds through these heads' queries at the last position, nats.
 
-    Columns: input, last, before_last. Where the exchanged text was of the other class than the query, an answer that
-    follows it should gain, and the gain is returned instead.
+    Columns: query, last, before_last. Numbers are positive if the answer follows the text: replacing a text of the
+    query's class lowers the log-odds, and replacing one of the other class raises them.
     """
     intact = study.tokenize(texts.intact)
     size = len(study.pieces(intact)[0])
-    same = torch.ones(len(intact), 3)
-    same[:, 1:] = (intact.label_index[:, [-1, -2]] == intact.answer[:, None]).cpu() * 2 - 1
+    sign = torch.ones(len(intact), 3)
+    sign[:, 1:] = (intact.label_index[:, [-1, -2]] == intact.answer[:, None]).cpu() * 2 - 1
     columns = []
-    for prompts in (texts.input, texts.last, texts.before_last):
+    for prompts in (texts.query, texts.last, texts.before_last):
         lost = []
         for piece, source in zip(intact.split(size), study.tokenize(prompts).split(size), strict=True):
             before = il.label_log_probs(study.model, piece)
             patched = il.label_log_probs_patched(study.model, piece, [heads], source, activation="q", positions="last")
             lost.append((label_log_odds(before, piece.answer) - label_log_odds(patched[:, 0], piece.answer)).cpu())
         columns.append(torch.cat(lost))
-    return (torch.stack(columns, dim=1) * same).double().numpy()
+    return (torch.stack(columns, dim=1) * sign).double().numpy()
 
 
 FINDING = Finding(
@@ -189,29 +190,29 @@ FINDING = Finding(
     "position term from the located heads reduce the difference?",
     claim="Models prefer labels near the input. Without the position term in the query–key products of 12 heads, the "
     "bias is 17% smaller. Attention to true labels decreases when true demonstrations come first (GPT-2 large; in all "
-    "heads shown, most in L21H19 and L22H0). The paper explains this by what the last token is made of, and assumes "
-    "80% of the input and 20% of the text next to it.",
+    "heads shown, most in L21H19 and L22H0). The paper explains this by the vector of the last token, which it assumes "
+    "to be 80% the input and 20% the text next to it.",
     covers="section 5.2, Figures 9 and 11, and section 4.2 of the published version",
     measures=(BIAS, GAP, *FIX, ORDER, ATTENTION, NEIGHBOR),
     measure=measure,
     look_for="Filled dots right of the hollow ones: the last label counts for more than the first. In the second "
     "figure, a good fix brings the two dots of a line together by moving the lower one up.",
-    method="True labels are those of the query's class. In balanced random order, the last demonstration changes "
-    "places with one of the other label that is "
-    "neither first nor last: the same words in two orders, one of which ends in the answer's label. Control: the same "
-    "with the first demonstration in place of the last, so that the effect of any exchange is in both; a negative "
-    "control, of a model that avoids the first label, counts as 0. The fix removes a share of the position term from "
-    "the located heads' attention scores from the last position. "
-    "The share is the one with the smallest bias on the locating half among those that cost at most one point of "
-    "accuracy over both orders; each of 5 random sets from the same layers gets its own. Attention in the paper's two "
-    "orders is compared with the same model without the located heads' position term. Neighbors: located heads get "
-    "the queries that they would have if one text were of the other class; everything else stays the same.",
+    method="True labels are those of the query's class. Prompts are in balanced random order. In a second order, the "
+    "last demonstration changes places with one of the other label that is neither first nor last, so that only one of "
+    "the two orders ends in the answer's label. The control does the same with the first demonstration instead of the "
+    "last, because any exchange may have an effect. If the control is negative (the model avoids the first label), it "
+    "counts as 0. The fix removes a share of the position term from the located heads' attention scores at the last "
+    "position. Among the shares that cost at most one point of accuracy over both orders, the one with the smallest "
+    "bias on the locating half is used. Its control is the same fix in 5 random sets from the same layers, each with a "
+    "share of its own. Attention to true labels is measured in the paper's two orders, with and without the located "
+    "heads' position term. For the effects of texts, located heads get the queries that they would have if one text "
+    "were of the other class; everything else stays the same.",
     caveats=(
         "The paper does not say in which unit its bias was reduced by 17%; here it is the answer's log-odds.",
         "Position also enters through the residual stream, from earlier layers; the fix leaves that in place.",
     ),
-    post_hoc="Log-odds became the main measure, in place of accuracy, after both had been seen on the real model, "
-    "which is right on nearly all prompts. Accuracy is in the table of other measures.",
+    post_hoc="The main measure was accuracy at first. After both had been seen on the real model, which is right on "
+    "nearly all prompts, log-odds replaced it. Accuracy is in the table of other measures.",
     earlier="gap",
     draw=partial(accuracy_pairs, favored="answer's label is last", unfavored="answer's label is not last"),
 )

@@ -1,4 +1,4 @@
-"""What a finding is: one question, the measurement that answers it, and the words around its numbers."""
+"""What a finding is: one question, the measurement that answers it, and the texts of its page."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,13 +26,13 @@ class Measure:
     control: str
     """Heading of what it is compared with, such as "random heads removed"."""
     unit: str
-    """Such as "accuracy, %" or "nats"; the one unit of a table's columns."""
+    """The unit of quantity and control, such as "accuracy, %" or "nats"."""
     scale: int | float = 1
-    """What stored numbers are multiplied by to be shown: 100 for percent."""
+    """Factor by which stored numbers are multiplied when shown: 100 for percent."""
     digits: int = 2
-    """Digits after the point."""
+    """Digits after the decimal point."""
     paper: Mapping[str, int | float] = field(default_factory=dict)
-    """The paper's numbers in the same unit, by model; as shown, after scaling."""
+    """The paper's numbers by model, as shown (multiplied by `scale`)."""
 
 
 def percent(
@@ -52,8 +52,10 @@ class Row:
     low: float = math.nan
     high: float = math.nan
     ranking: str = ""
+    """How the located heads are ranked: "contrast" or "increase"; empty without heads."""
     n_prompts: int = 0
     n_clusters: int = 0
+    """Number of query words; prompts that share one are resampled jointly."""
     n_heads: int = 0
     note: str = ""
     """Why the measure does not apply here, or what a reader needs to know about this row."""
@@ -72,7 +74,7 @@ class Row:
 
     @classmethod
     def from_result(cls, measure: str, found: Comparison | str, *, ranking: str = "", note: str = "") -> "Row":
-        """Return the row of a comparison, or of the reason why there is none."""
+        """Return the row of a comparison, or a row with the reason why the measure does not apply."""
         if isinstance(found, str):
             return cls(measure, ranking=ranking, note=found)
         return cls(measure, **asdict(found), ranking=ranking, note=note)
@@ -84,7 +86,7 @@ def rows_of(found: Mapping[str, Comparison | str], *, ranking: str = "") -> list
 
 
 def rows_or_reason(measures: Iterable[Measure], compute: Callable[[], list[Row]]) -> list[Row]:
-    """Return the rows that `compute` returns, or the reason that it gives why these measures do not apply."""
+    """Return the rows that `compute` returns; if it raises InputError, rows with that reason for these measures."""
     try:
         return compute()
     except InputError as error:
@@ -92,13 +94,13 @@ def rows_or_reason(measures: Iterable[Measure], compute: Callable[[], list[Row]]
 
 
 def reason_rows(measures: Iterable[Measure], reason: InputError) -> list[Row]:
-    """Return a row for each measure that says why it does not apply."""
+    """Return, for each measure, a row with the reason why it does not apply."""
     return rows_of(dict.fromkeys((one.name for one in measures), str(reason)))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a finding measured on one model and task: rows, and a tidy table with what its own figure draws."""
+    """The result of a finding on one model and task: rows, and the data of its second figure as a tidy table."""
 
     rows: Sequence[Row]
     details: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -106,7 +108,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One question about in-context learning, and how a page answers it."""
+    """One question about in-context learning, how it is measured, and the texts of its page."""
 
     id: str
     short: str
@@ -116,9 +118,9 @@ class Finding:
     claim: str
     """What the paper says, with its numbers, in our words."""
     covers: str
-    """The paper's figures and tables that have their place here."""
+    """The paper's sections, figures and tables that this finding corresponds to."""
     measures: Sequence[Measure]
-    """The first one is the page's table and figure; the others follow in a second table."""
+    """The first is the main measure, with a table and a figure; the others share a second table."""
     measure: Callable[[Study], Measured]
     look_for: str
     """What a reader should look for in the figure."""
@@ -127,13 +129,13 @@ class Finding:
     post_hoc: str = ""
     """What was changed after results had been seen, and why; empty if nothing was."""
     earlier: str = ""
-    """The measure that was the main one before; empty if that was not changed."""
+    """Name of the previous main measure; empty if it was not changed."""
     draw: Callable[[pd.DataFrame], Figure] | None = None
-    """A second figure from the details of all cells, with columns model and task."""
-    predicted: bool = True
+    """Draws the second figure from the details of all models and tasks, with columns model and task."""
+    predicted_above: bool = True
     """Whether the paper predicts that the main measure's quantity is above its control."""
     arbitrary_labels: bool = False
-    """Whether labels must be able to change places, so that natural labels do not apply."""
+    """Whether the finding exchanges labels, which is not possible for labels that name the classes."""
 
     @property
     def main(self) -> Measure:

@@ -56,17 +56,19 @@ def fix_measures(favored: str, unfavored: str, paper: int) -> tuple[Measure, ...
             "removed",
             "removed by the fix in located heads",
             "removed by the fix in random heads",
-            "% of the bias (log-odds)",
+            "% of the bias in log-odds",
             scale=100,
             digits=0,
             paper={"published version": paper},
         ),
-        percent("fixed", "gap with the fix in located heads", "gap without", "accuracy between the labels, points"),
+        percent(
+            "fixed", "gap with the fix in located heads", "gap without the fix", "accuracy between the labels, points"
+        ),
         *(
             percent(
                 name,
                 f"accuracy where {words}, with the fix in located heads",
-                "without",
+                "without the fix",
                 "accuracy between the labels, %",
             )
             for name, words in (("favored", favored), ("unfavored", unfavored))

@@ -91,7 +91,7 @@ def sentences(numbered: Numbered) -> list[str]:
         if not real:
             continue
         n_above = count(real, "above")
-        nothing = "not as predicted" if finding.predicted else "none"
+        nothing = "not as predicted" if finding.predicted_above else "none"
         listed["every" if n_above == len(real) else "some" if n_above else nothing].append(_named(finding, real))
         if small and count(small, "above") == len(small) and n_above < len(real):
             listed["small"].append(_named(finding, small))

@@ -113,9 +113,10 @@ def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
     if rows := applicable(real, main.name):
         numbers = [(number_text(row.quantity, main), number_text(row.control, main), cell.task) for cell, row in rows]
         (quantity, control, task), *others = numbers
-        more = "".join(f"; {quantity} and {control} on {task}" for quantity, control, task in others)
-        said.append(f"{REAL}: {main.quantity}: {quantity}; {main.control}: {control} on {task}{more} ({main.unit}).")
-        said.append(f"The first is {_counted(rows, 'tasks')}.")
+        more = "".join(f"; {quantity} vs. {control} on {task}" for quantity, control, task in others)
+        first = f"{quantity} ({main.quantity}) vs. {control} (control: {main.control}) on {task}"
+        said.append(f"{REAL}: {first}{more} ({main.unit}).")
+        said.append(f"The first number is {_counted(rows, 'tasks')}.")
     elif real:
         said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
     if rows := applicable(small, main.name):
