@@ -101,11 +101,20 @@ def test_models_and_help_need_no_model(run, argument, shown):
 
 
 PANELS = {
-    "explain": ["Arguments", "Options", "Output", "Why a head attends", "Text", "Task", "Reading", "Model"],
-    "ablate": ["Arguments", "Options", "Output", "Heads", "Task", "Reading", "Model"],
-    "circuit": ["Options", "Output", "Heads", "Task", "Reading", "Model"],
-    "compare": ["Arguments", "Options", "Output", "Task", "Reading", "Model"],
-    "locate": ["Options", "Task", "Output", "Reading", "Model"],
+    "explain": [
+        "Arguments",
+        "Options",
+        "Output",
+        "Why a head attends",
+        "Text",
+        "Task",
+        "Prompt format and readout",
+        "Model",
+    ],
+    "ablate": ["Arguments", "Options", "Output", "Heads", "Task", "Prompt format", "Model"],
+    "circuit": ["Options", "Output", "Heads", "Task", "Prompt format", "Model"],
+    "compare": ["Arguments", "Options", "Output", "Task", "Prompt format and readout", "Model"],
+    "locate": ["Options", "Task", "Output", "Prompt format and readout", "Model"],
 }
 
 

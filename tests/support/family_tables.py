@@ -27,7 +27,7 @@ SOFT_CAPPED = {"gemma2"}
 _NO_CONVERTER = ("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm")
 NOT_HOOKED = {
     **dict.fromkeys(_NO_CONVERTER, "TransformerLens has no converter for it"),
-    "llama_bias": "another model: TransformerLens sets the biases to zero",
-    "olmo2": "TransformerLens converts it without grouped queries only (then exact)",
+    "llama_bias": "TransformerLens sets the biases to zero, which makes it another model",
+    "olmo2": "TransformerLens cannot convert grouped queries (exact for models without them)",
 }
 HOOKED_EXACT = sorted(set(families.CONFIGS) - set(NOT_HOOKED))
