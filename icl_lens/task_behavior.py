@@ -26,10 +26,10 @@ Behavior = Literal["learns", "knows", "copies", "prefers"]
 
 N_PROMPTS = 60
 MIN_PROMPTS = 20
-# The four effects are tested together: 95% confidence that none is found by chance (Bonferroni).
+# Confidence level of each of the four effects, so that all four intervals hold with 95% confidence (Bonferroni).
 EFFECT_LEVEL = 1 - 0.05 / 4
-# Behaviors whose effects are compared: learning and knowing add up to doing the task.
-_GROUPS: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
+# Learning and knowing add up to doing the task, so their sum is compared with the other effects.
+_COMPARED: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
 # Tokens per forward pass.
 _PASS_TOKENS = 1024
 
@@ -39,22 +39,25 @@ class TaskCheck:
     """What a model does on prompts of a task; made by `task_check`. `print` shows it as one sentence.
 
     `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1, with its 95%
-    interval, for each arrangement; `last_label` and `one_label` are the accuracies in random order of always predicting
-    the last label, and always `favorite`, the model's most frequent label. If all labels are the answer equally often,
-    each effect is 1 for a model that shows only this behavior, and 0 for one that shows only another:
+    interval, for each arrangement. `favorite` is the label that the model predicts most often. Two baselines for random
+    order are the accuracy of always predicting the last label (`last_label`), and of always predicting `favorite`
+    (`one_label`).
+
+    There are four `effects`. If all labels are the answer equally often, each is 1 for a model that shows only this
+    behavior, and 0 for one that shows only another:
 
     - `learns`: the model's label follows the demonstrations when their labels are exchanged. With two labels, this is
       accuracy in random order + accuracy with exchanged labels − 1.
     - `knows`: accuracy in random order − accuracy with exchanged labels.
     - `copies`: accuracy with the query's class last − accuracy with it first.
-    - `prefers`: the share of prompts with prediction `favorite` minus the share with answer `favorite`, over random
-      order and exchanged labels, divided by this difference for a model that always predicts `favorite`.
+    - `prefers`: how much more often the model predicts `favorite` than it is the answer, over random order and
+      exchanged labels, divided by the same for a model that always predicts `favorite`.
 
-    `lesser` are the behaviors whose effect is smaller than the largest one: the interval of the paired difference is
-    above zero. Learning and knowing count as one effect, their sum, because they add up to doing the task: accuracy in
-    random order is (1 + learns + knows) / 2 with two labels.
+    `lesser` are the behaviors whose effect is smaller than the largest effect: the interval of the paired difference is
+    above zero. Learning and knowing are compared as one effect, their sum, because they add up to doing the task: with
+    two labels, accuracy in random order is (1 + learns + knows) / 2.
 
-    The intervals of the four effects hold jointly with 95% confidence (each has 98.75%). All intervals resample
+    The intervals of the four effects hold jointly with 95% confidence (each alone with 98.75%). All intervals resample
     queries, since prompts with the same query are not independent.
 
     Example:
@@ -75,13 +78,13 @@ class TaskCheck:
 
     @property
     def behaviors(self) -> tuple[Behavior, ...]:
-        """The effects whose interval is above zero, largest first."""
+        """The behaviors whose effect has an interval above zero, largest effect first."""
         names: list[Behavior] = [name for name, effect in self.effects.items() if effect.low > 0]
         names.sort(key=lambda name: -self.effects[name].value)
         return tuple(names)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per accuracy, baseline (without interval) and effect: value, low, high."""
+        """Return value, low and high, one row per accuracy, baseline (no interval) and effect."""
         rows = {f"accuracy, {name}": share for name, share in self.accuracy.items()}
         baselines = {"last label": self.last_label, "one label": self.one_label}
         rows |= {f"baseline, {name}": Interval(share, float("nan"), float("nan")) for name, share in baselines.items()}
@@ -93,7 +96,7 @@ class TaskCheck:
         return {**self.to_frame()["value"], "sentence": str(self)}
 
     def __str__(self) -> str:
-        """Return one sentence: what the model does, and the accuracies that show it, next to baselines."""
+        """Return one sentence: what the model does, its accuracy in each arrangement, and baselines."""
         verbs = {
             "learns": "learns from the demonstrations",
             "knows": "knows the label words",
@@ -101,9 +104,9 @@ class TaskCheck:
             "prefers": f"prefers {self.favorite!r}",
         }
         main = [verb for name, verb in verbs.items() if name in self.behaviors and name not in self.lesser]
-        behavior = _listed(main) or "cannot do the task, as far as these prompts show"
+        behavior = _join_words(main) or "cannot do the task, as far as these prompts show"
         if self.lesser:
-            behavior += f", and to a lesser degree {_listed([verbs[name] for name in self.lesser])}"
+            behavior += f", and to a lesser degree {_join_words([verbs[name] for name in self.lesser])}"
         if main and not {"learns", "knows"} & {*self.behaviors}:
             behavior += ", but shows no clear sign of doing the task"
         right, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
@@ -128,15 +131,18 @@ def task_check(
 ) -> TaskCheck:
     """Return whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
-    `task` is the name of a task, a `TextTask`, or prompts. For a named task, `n` prompts (default: 60) come
-    from `il.load_task(task, layout="random")`: queries of both classes, each label the answer equally often. Your own
+    `task` is the name of a task, a `TextTask`, or prompts. For a named task, `n` prompts (default: 60) come from
+    `il.load_task(task, layout="random")`: queries of both classes, each label the answer equally often. Your own
     prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
-    The model runs on four arrangements of every prompt: its demonstrations in a new random order; in the same order
-    with labels exchanged, each label (also the answer) replaced by the next; and with the query's class last
-    ("order") or first ("reorder"). Behaviors are those effects of `TaskCheck` whose interval is
-    above zero. `template`, `prepend_bos` and `shared_prefix` are those of `il.tokenize`; `progress=True` shows a
-    progress bar.
+    The model runs on four arrangements of the demonstrations of every prompt:
+
+    - "random": a new random order.
+    - "exchanged": the same order, with each label, also the answer, replaced by the next one.
+    - "order" and "reorder": the query's class last, and first.
+
+    See `TaskCheck` for what is computed from them. `template`, `prepend_bos` and `shared_prefix` are those of
+    `il.tokenize`; `progress=True` shows a progress bar.
 
     Takes at most four forward passes per prompt. Raise InputError for fewer than 20 prompts, prompts without an
     answer, and prompts whose demonstrations all have the same label.
@@ -154,36 +160,37 @@ def task_check(
         raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
     else:
         prompts = as_prompts(task)
-    _check(prompts)
+    _check_prompts(prompts)
     arranged = {name: [arrange(prompt, seed) for prompt in prompts] for name, arrange in _ARRANGE.items()}
-    # Random order is the same as another arrangement for some prompts, which then run once.
-    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
-    batch = tokenize(model, [*place], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
-    pieces: list[Tensor] = []
+    # A prompt that is the same in two arrangements runs once.
+    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
+    batch = tokenize(model, [*row_of], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+    predictions: list[Tensor] = []
     with reported(progress) as report:
         for piece in batch.split(max(1, _PASS_TOKENS // batch.tokens.shape[1])):
-            pieces.append(_predict(model, piece))
-            report("checking the task", sum(map(len, pieces)), len(place))
-    rows = {name: [place[prompt] for prompt in some] for name, some in arranged.items()}
-    predicted = {name: torch.cat(pieces)[some] for name, some in rows.items()}
-    answers = {name: batch.answer.cpu()[some] for name, some in rows.items()}
+            predictions.append(_predict(model, piece))
+            report("checking the task", sum(map(len, predictions)), len(row_of))
+    rows = {name: [row_of[prompt] for prompt in prompts_of] for name, prompts_of in arranged.items()}
+    predicted = {name: torch.cat(predictions)[rows_of] for name, rows_of in rows.items()}
+    answers = {name: batch.answer.cpu()[rows_of] for name, rows_of in rows.items()}
     last_shown, labels = recent_label(batch.label_index).cpu()[rows["random"]], batch.labels
     correct = {name: (predicted[name] == answers[name]).double() for name in _ARRANGE}
     favorite = torch.cat([predicted["random"], predicted["exchanged"]]).mode().values
 
-    def share(indices: Int[Tensor, " batch"], label: Tensor) -> Tensor:
+    def equals(indices: Int[Tensor, " batch"], label: Tensor) -> Float[Tensor, " batch"]:
         return (indices == label).double()
 
-    answer, other = answers["random"], answers["exchanged"]
-    preferred = share(predicted["random"], favorite) + share(predicted["exchanged"], favorite)
-    n_answer_favorite = share(answer, favorite) + share(other, favorite)
-    n_choices_favorite = 2 * torch.tensor([labels[int(favorite)] in prompt.labels for prompt in prompts]).double()
+    # Of random order and exchanged labels, in how many (0 to 2) the favorite is predicted, the answer, or a label.
+    n_predicted = equals(predicted["random"], favorite) + equals(predicted["exchanged"], favorite)
+    n_answers = equals(answers["random"], favorite) + equals(answers["exchanged"], favorite)
+    n_possible = 2 * torch.tensor([labels[int(favorite)] in prompt.labels for prompt in prompts]).double()
     per_prompt: dict[Behavior, Tensor] = {
-        "learns": (correct["random"] - share(predicted["exchanged"], answer)) / 2
-        + (correct["exchanged"] - share(predicted["random"], other)) / 2,
+        # A prediction that does not follow the demonstrations is the other arrangement's answer as often.
+        "learns": (correct["random"] - equals(predicted["exchanged"], answers["random"])) / 2
+        + (correct["exchanged"] - equals(predicted["random"], answers["exchanged"])) / 2,
         "knows": correct["random"] - correct["exchanged"],
         "copies": correct["order"] - correct["reorder"],
-        "prefers": (preferred - n_answer_favorite) / (n_choices_favorite - n_answer_favorite).mean(),
+        "prefers": (n_predicted - n_answers) / (n_possible - n_answers).mean(),
     }
     queries = [prompt.query for prompt in prompts]
 
@@ -197,8 +204,8 @@ def task_check(
         effects=effects,
         lesser=_lesser({name: per_prompt[name] for name in per_prompt if effects[name].low > 0}, interval),
         favorite=labels[int(favorite)],
-        last_label=float(share(last_shown, answer).mean()),
-        one_label=float(share(answer, favorite).mean()),
+        last_label=float(equals(last_shown, answers["random"]).mean()),
+        one_label=float(equals(answers["random"], favorite).mean()),
     )
 
 
@@ -206,7 +213,7 @@ def _lesser(
     per_prompt: dict[Behavior, Float[Tensor, " batch"]], interval: Callable[[Tensor], Interval]
 ) -> tuple[Behavior, ...]:
     """Return the behaviors whose effect is smaller than the largest; see `TaskCheck.lesser`."""
-    groups: list[list[Behavior]] = [[name for name in names if name in per_prompt] for names in _GROUPS]
+    groups: list[list[Behavior]] = [[name for name in names if name in per_prompt] for names in _COMPARED]
     totals = [(group, torch.stack([per_prompt[name] for name in group]).sum(0)) for group in groups if group]
     if not totals:
         return ()
@@ -214,12 +221,12 @@ def _lesser(
     return tuple(name for group, total in totals if interval(largest - total).low > 0 for name in group)
 
 
-def _listed(verbs: Sequence[str]) -> str:
+def _join_words(verbs: Sequence[str]) -> str:
     """Return "a", "a and b", or "a, b and c"."""
     return " and ".join(filter(None, (", ".join(verbs[:-1]), *verbs[-1:])))
 
 
-def _check(prompts: tuple[Prompt, ...]) -> None:
+def _check_prompts(prompts: tuple[Prompt, ...]) -> None:
     if len(prompts) < MIN_PROMPTS:
         raise InputError(f"task must have at least {MIN_PROMPTS} prompts, got {len(prompts)}; draw more")
     for row, prompt in enumerate(prompts):

@@ -6,11 +6,11 @@
 3. The score is bilinear, scale · (R q) · (R k) with rotations R, so it splits into pairs:
    S_cd = scale · (R q_c) · (R k_d). The query side of c is Σ_d S_cd, the key side of d is Σ_c S_cd; each side sums to
    the score.
-4. Softmax ignores what all keys have in common, so interpret contrasts between groups of keys, not single scores.
-5. `pattern_without` removes a writer's part from the scores, with norms frozen or recomputed, and returns the exact
-   pattern that results.
+4. A constant added to all scores does not change the attention. Therefore, interpret contrasts between groups of keys,
+   not single scores.
+5. `pattern_without` returns the exact attention pattern without a writer, with norms frozen or recomputed.
 
-Scores do not include a soft-cap or ALiBi's bias, which depends on no writer; patterns include both.
+Scores include neither a soft-cap nor ALiBi's bias, which does not depend on writers; patterns include both.
 Source: docs/howto/numbers.md.
 """
 
@@ -97,8 +97,8 @@ class ScoreContrast:
 class ScoreParts:
     """One head's attention scores from the last position to some keys, split by writer; see `attention_score_parts`.
 
-    Scores are those before soft-cap, ALiBi and softmax. Prompts with fewer keys have position -1 and score 0 for the
-    missing ones.
+    Scores are those before soft-cap, ALiBi and softmax. Where a prompt has fewer keys than others, the missing ones
+    have position -1 and score 0.
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)
@@ -121,7 +121,7 @@ class ScoreParts:
     key_parts: Float[Tensor, "batch key writer d_head"]
     """Each writer's part of each key, rotated."""
     row: AttentionRow
-    """Scores from the last position to all positions, from which `pattern` is computed."""
+    """Scores from the last position to all positions, not only to `positions`, as `pattern` needs them."""
     query_projection: HeadProjection = field(repr=False)
     """The map from the layer's input to the query."""
     key_projection: HeadProjection = field(repr=False)
@@ -134,11 +134,7 @@ class ScoreParts:
     @property
     def query_side(self) -> Float[Tensor, "batch key writer"]:
         """What each writer at the last position adds to the scores; its sum over writers is `scores`."""
-        return einsum(self.query_parts, self._keys, "batch writer d, batch key d -> batch key writer")
-
-    @property
-    def _keys(self) -> Float[Tensor, "batch key d_head"]:
-        return self.key_parts.sum(2)
+        return einsum(self.query_parts, self.key_parts.sum(2), "batch writer d, batch key d -> batch key writer")
 
     @property
     def key_side(self) -> Float[Tensor, "batch key writer"]:
@@ -189,7 +185,8 @@ class ScoreParts:
         """For each writer, return the exact attention to all positions without its part of the query or keys.
 
         `side="key"` removes it only from the keys at `positions`. `norm="recomputed"` also recomputes the norms' scales
-        without the writer; the writer "bias" is then only b_O.
+        without the writer. The writer "bias" is then only b_O: what b_O adds to the layer's input is removed, and b_Q,
+        b_K and the shifts of norms remain.
         """
         check_choice("side", side, ("query", "key"))
         check_choice("norm", norm, ("frozen", "recomputed"))
@@ -197,16 +194,16 @@ class ScoreParts:
         parts = self.query_parts[:, None] if side == "query" else self.key_parts
         change = -parts if norm == "frozen" else projection.without_each() - parts.sum(2, keepdim=True)
         if side == "query":
-            by_position = einsum(change[:, 0], self.row.keys, "batch writer d, batch pos d -> batch writer pos")
-            return self.row.pattern(by_position)
-        by_key = einsum(self.query_parts.sum(1), change, "batch d, batch key writer d -> batch writer key")
-        by_key = by_key.masked_fill((self.positions < 0)[:, None], 0)
-        no_change = by_key.new_zeros(*by_key.shape[:2], self.row.scores.shape[2])
-        index = self.positions.clamp(min=0)[:, None].expand_as(by_key)
-        return self.row.pattern(no_change.scatter_add(2, index, by_key))
+            score_change = einsum(change[:, 0], self.row.keys, "batch writer d, batch pos d -> batch writer pos")
+            return self.row.pattern(score_change)
+        at_keys = einsum(self.query_parts.sum(1), change, "batch d, batch key writer d -> batch writer key")
+        at_keys = at_keys.masked_fill((self.positions < 0)[:, None], 0)
+        index = self.positions.clamp(min=0)[:, None].expand_as(at_keys)
+        score_change = at_keys.new_zeros(*at_keys.shape[:2], self.row.scores.shape[2]).scatter_add(2, index, at_keys)
+        return self.row.pattern(score_change)
 
     def by_position(self, writer: Head | tuple[int, int] | str, side: Side) -> Float[Tensor, "batch key pos"]:
-        """Split an earlier head's entry in `query_side` or `key_side` by the positions that it read.
+        """Split an earlier head's entry in `query_side` or `key_side` by the positions to which that head attended.
 
         Raise InputError unless the writer is a head of an earlier layer.
         """
@@ -214,8 +211,9 @@ class ScoreParts:
         source = self.acts.view.check_head(writer)
         if side == "query":
             last = self.acts.batch.last.to(self.positions)[:, None].expand_as(self.positions)
+            keys = self.key_parts.sum(2)
             scale = attention_scores.attention_scoring(self.acts.view, self.head.layer).scale
-            found = HeadProjection(self.acts, self.head, "q", last).by_position(source, self._keys * scale)
+            found = HeadProjection(self.acts, self.head, "q", last).by_position(source, keys * scale)
         else:
             query = self.query_parts.sum(1)[:, None].expand(-1, self.positions.shape[1], -1)
             found = self.key_projection.by_position(source, query)
@@ -224,8 +222,9 @@ class ScoreParts:
     def vectors(self, writer: str, side: Side) -> Float[Tensor, "batch key d_model"]:
         """Return a writer's part as vectors that `acts.readout.top_tokens` decodes into words.
 
-        `side="key"`: what the writer wrote at each key, as in `label_keys`. `side="query"`: the writer's part of the
-        query, mapped back through the key matrix without rotation, as in `last_query`; the key axis has one entry.
+        - `side="key"`: what the writer wrote at each key.
+        - `side="query"`: the writer's part of the query, mapped back through the key matrix without rotation, as in
+          `il.last_query`; the key axis has one entry.
         """
         check_choice("writer", writer, self.writers)
         view = self.acts.view
@@ -249,8 +248,8 @@ def attention_score_parts(
     must include the writers at these positions: `il.capture(model, batch, writers=True)`.
 
     The scales of all norms are frozen, so that the query side and the key side each sum to the model's scores, up to
-    rounding. Raise InputError for an unknown head, for positions without writers, and for a model family whose scores
-    cannot be reproduced from the parts or whose attention pattern cannot be reproduced from the scores.
+    rounding. Raise InputError for an unknown head, for positions without writers, and for a model family in which the
+    parts do not sum to the scores or the attention does not follow from the scores.
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)
@@ -272,9 +271,17 @@ def attention_score_parts(
     key_parts = key_projection.rotate(key_projection.parts(), positions)
     key_parts.masked_fill_((positions < 0)[..., None, None], 0)
     at_keys = row.scores[:, 0].gather(1, positions.clamp(min=0)).masked_fill(positions < 0, 0)
-    projections = query_projection, key_projection
     parts = ScoreParts(
-        acts, head, writers.names(head.layer), positions, at_keys, query_parts, key_parts, row, *projections
+        acts=acts,
+        head=head,
+        writers=writers.names(head.layer),
+        positions=positions,
+        scores=at_keys,
+        query_parts=query_parts,
+        key_parts=key_parts,
+        row=row,
+        query_projection=query_projection,
+        key_projection=key_projection,
     )
     size = query.norm(dim=-1) * row.keys.norm(dim=-1).amax(-1, keepdim=True)
     check_parts(acts, head, "query parts do not sum to the scores", (parts.query_side.sum(-1) - at_keys) / size)

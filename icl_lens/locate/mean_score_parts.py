@@ -1,11 +1,12 @@
-"""Mean score parts and value parts of some heads over any number of prompts, with intervals: in chunks, resumable.
+"""Split heads' attention to true labels and what their values add to the answer by writer, as means over many prompts.
 
-1. First pass, per prompt and head: the score of true labels (those equal to the answer) minus that of false labels, by
-   writer at the last position and by writer at the labels; and what values add to the answer from either, by writer.
-2. The strongest writers of a side are those of largest mean part. Second pass: the parts of their pairs.
-3. Means and 95% bootstrap intervals over queries, each with all its prompts.
+1. First pass, for each prompt and head: the score of true labels (those equal to the answer) minus that of false labels
+   is split by writer at the last position ("query") and by writer at the labels ("key"). What the head adds to the
+   answer by reading true labels, and by reading false labels, is split by writer at these labels.
+2. Second pass: the parts of pairs of the query writers and key writers with the largest means.
+3. Means, and 95% bootstrap intervals that resample queries, each with all its prompts.
 
-Chunks hold every prompt's parts, so a resumed run writes the same bytes.
+A run is stored in chunks that hold every prompt's parts, so an interrupted run resumes and writes the same bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,16 +51,17 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
 SIDES = ("query", "key", "value of true labels", "value of false labels")
-"""Sides in chunks and tables: parts of the score difference, by writer at the last position and at the labels; parts of
-what values add to the answer from either kind of label, nats."""
+"""What is split by writer: the score difference, by writers at the last position and at the labels; and what the head
+adds to the answer by reading labels of either kind, nats."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MeanScoreParts(ShownAsTable):
-    """Why heads attend to true labels rather than false ones, and what their values carry: means over prompts.
+    """Mean parts of heads' scores and values by writer; made by `mean_score_parts`.
 
-    True labels are those equal to the answer. Score parts of a side sum to the score difference; value parts, in nats,
-    to what the head adds to the answer. Intervals are 95% bootstrap intervals over queries; NaN for a single query.
+    They show why heads attend to true labels (those equal to the answer) rather than to false ones, and what their
+    values carry. The query parts sum to the score difference, and so do the key parts. The value parts sum to what the
+    head adds to the answer, nats. Intervals are 95% bootstrap intervals over queries; NaN for a single query.
 
     Example:
         >>> found = il.mean_score_parts(model, il.load_task("sentiment-number", n=20, layout="random"), heads=["L5H0"])
@@ -74,37 +76,39 @@ class MeanScoreParts(ShownAsTable):
     values_are_exact: bool
     """Whether value parts are exact (two labels) or first-order."""
     writers: pd.DataFrame = field(repr=False)
+    """See `to_frame`, also for `groups`."""
     groups: pd.DataFrame = field(repr=False)
 
     def to_frame(self, table: Literal["writers", "groups"] = "writers") -> pd.DataFrame:
-        """Return name, side, writer, value (mean), low and high, largest magnitude first within a head and side.
+        """Return name (of the head), side, writer, value (mean), low and high.
 
-        "writers": sides "query", "key", "value of true labels" and "value of false labels" have all writers; "pair" has
-        the pairs ("F20 × L22H1") of the strongest query and key writers; "total" has the score difference ("score") and
-        what values add in total. "groups": the sides by kind and depth of writers ("early FFNs": of the first half of
-        the layers).
+        - "writers": all writers of the sides "query", "key", "value of true labels" and "value of false labels", the
+          largest magnitude first. Side "pair" has pairs of a query writer and a key writer ("F20 × L22H1"). Side
+          "total" has the score difference ("score") and the total of each side of values.
+        - "groups": the same sides, summed over embeddings, early heads, early FFNs, late heads, late FFNs and biases.
+          Early ones are in the first half of the layers.
         """
         check_choice("table", table, ("writers", "groups"))
         return (self.writers if table == "writers" else self.groups).copy()
 
     def total(self, head: Head | tuple[int, int] | str, what: str = "score") -> tuple[float, float, float]:
-        """Return the mean, low and high of a head's "score" difference, or of a side of values, nats."""
-        name = str(head if isinstance(head, str) else Head(*head))
-        totals = self.writers[self.writers["side"] == "total"].set_index(["name", "writer"])
-        if (name, what) not in totals.index:
-            raise InputError(
-                f"what must be 'score' or a side of values, and head one of {self.heads}, got {what!r}, {name}"
-            )
-        return tuple(totals.loc[(name, what), ["value", "low", "high"]])
+        """Return the mean, low and high of a head's total.
+
+        `what` is "score" (the score difference), "value of true labels" or "value of false labels" (nats).
+        """
+        check_choice("head", _name(head), tuple(map(str, self.heads)))
+        rows = self.writers[(self.writers["name"] == _name(head)) & (self.writers["side"] == "total")]
+        check_choice("what", what, tuple(rows["writer"]))
+        row = rows.set_index("writer").loc[what]
+        return float(row["value"]), float(row["low"]), float(row["high"])
 
     def strongest(self, head: Head | tuple[int, int] | str, side: str, n: int = 6) -> pd.DataFrame:
-        """Return a head's n strongest writers or pairs of a side: writer, value, low, high."""
-        name = str(head if isinstance(head, str) else Head(*head))
-        rows = pd.DataFrame(self.writers[(self.writers["name"] == name) & (self.writers["side"] == side)])
+        """Return a head's n strongest writers of a side, or its pairs for "pair": writer, value, low, high."""
+        rows = pd.DataFrame(self.writers[(self.writers["name"] == _name(head)) & (self.writers["side"] == side)])
         return pd.DataFrame(rows[["writer", "value", "low", "high"]].head(n).reset_index(drop=True))
 
     def sentence(self, head: Head | str) -> str:
-        """Return, in words, why a head attends to true labels rather than false ones, or that it does not."""
+        """Return in words why a head scores true labels above or below false labels, or that it does not."""
         value, low, high = self.total(head)
         interval = interval_suffix(low, high)
         if low <= 0 <= high:
@@ -149,10 +153,10 @@ def mean_score_parts(
 ) -> MeanScoreParts:
     """Return mean `attention_score_parts` and `value_parts` of heads over prompts with demonstrations, with intervals.
 
-    Scores are those from the last position: the mean over true labels (those equal to the answer) minus that over false
-    labels. `n_strongest` writers of each side are paired. Values count against all other labels; models with a logit
-    soft-cap have none. Memory grows with the number of prompts by four numbers per head and writer. `folder`,
-    `distributed`, `progress` and `warn` are those of `locate_effects`.
+    Score parts split the mean score of true labels (those equal to the answer) minus that of false labels, from the
+    last position. Value parts split what the head adds to log p(answer) − log p(other labels); models with a logit
+    soft-cap have none. Pairs are those of the `n_strongest` query writers and key writers. Memory grows by four numbers
+    per prompt, head and writer. `folder`, `distributed`, `progress` and `warn` are those of `locate_effects`.
 
     Raise InputError for unknown heads, prompts without an answer or without true or false labels, an unsupported
     family, and for a `folder` that is not writable or whose configuration does not have `by="score parts"`.
@@ -203,38 +207,36 @@ def mean_score_parts(
         for rows, chunk in chunks("pairs", lambda acts, rows: _pair_columns(acts, rows, selected)):
             _fill(pairs, rows, chunk, ("value",))
 
-    def collected() -> MeanScoreParts:
+    def make_tables() -> MeanScoreParts:
         queries = [prompt.query for prompt in batch.prompts]
         writers, groups = list[pd.DataFrame](), list[pd.DataFrame]()
         for head in chosen:
-            of_head = dict(zip(SIDES, values[head].astype(np.float64), strict=True))
-            if np.isnan(of_head[SIDES[2]]).all():  # no values with a soft-cap
-                of_head = {side: of_head[side] for side in SIDES[:2]}
-            totals = {
-                "score" if side == "query" else side: rows.sum(1) for side, rows in of_head.items() if side != "key"
-            }
+            sides = dict(zip(SIDES, values[head].astype(np.float64), strict=True))  # [prompt writer] each
+            if np.isnan(sides["value of true labels"]).all():  # the model has a logit soft-cap
+                sides = {side: sides[side] for side in ("query", "key")}
+            totals = {"score": sides["query"].sum(1)}  # the key parts have the same sum
+            totals |= {side: parts.sum(1) for side, parts in sides.items() if side not in ("query", "key")}
             writers.append(_mean_rows(head, "total", list(totals), np.stack(list(totals.values()), 1), queries))
             query, key = ([names[head][i] for i in side] for side in selected[head])
-            of_pairs = pairs[head][0].astype(np.float64)
-            pair_names = [f"{one} × {other}" for one in query for other in key]
-            for side, side_names, rows in [
-                *((side, names[head], rows) for side, rows in of_head.items()),
-                ("pair", pair_names, of_pairs),
+            pair_names = [f"{query_writer} × {key_writer}" for query_writer in query for key_writer in key]
+            for side, side_names, parts in [
+                *((side, names[head], parts) for side, parts in sides.items()),
+                ("pair", pair_names, pairs[head][0].astype(np.float64)),
             ]:
-                found = _mean_rows(head, side, side_names, rows, queries)
+                found = _mean_rows(head, side, side_names, parts, queries)
                 writers.append(found.sort_values("value", key=abs, ascending=False, kind="stable"))
             group = np.array([GROUPS.index(group_of(name, view.n_layers)) for name in names[head]])
-            for side, rows in of_head.items():
-                by_group = np.stack([rows[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1)
+            for side, parts in sides.items():
+                by_group = np.stack([parts[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1)
                 groups.append(_mean_rows(head, side, GROUPS, by_group, queries))
         tables = (pd.concat(frames, ignore_index=True) for frames in (writers, groups))
         return MeanScoreParts(chosen, len(batch), len(set(queries)), is_exact, *tables)
 
-    return distributed.run_on_main(collected)
+    return distributed.run_on_main(make_tables)
 
 
 def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> dict[str, Any]:
-    """Return a chunk's columns: the parts of every prompt, one row per head, prompt and writer."""
+    """Return a chunk of the first pass as columns, with one row per head, prompt and writer."""
     batch, found, is_exact = acts.batch, list[dict[str, Any]](), True
     for head in heads:
         parts = attention_score_parts(acts, head)
@@ -247,21 +249,21 @@ def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> 
             sides += [(values.parts * role[..., None]).sum(1) for role in (is_true, ~is_true)]
         sides += [torch.full_like(sides[0], torch.nan)] * (len(SIDES) - len(sides))
         found.append(_columns(head, rows, dict(zip(SIDES, sides, strict=True))))
-    joined = _joined(found)
-    return {**joined, "is_exact": np.full(len(joined["prompt"]), is_exact)}
+    columns = _concatenate(found)
+    return {**columns, "is_exact": np.full(len(columns["prompt"]), is_exact)}
 
 
 def _pair_columns(acts: Activations, rows: list[int], selected: dict[Head, list[list[int]]]) -> dict[str, Any]:
-    """Return a chunk's columns: the parts of pairs of the selected query and key writers of every prompt."""
+    """Return a chunk of the second pass as columns, with one row per head, prompt and pair of selected writers."""
     found = list[dict[str, Any]]()
     for head, (query, key) in selected.items():
         parts = attention_score_parts(acts, head)
         contrast = parts.contrast(parts.of_label(acts.batch.answer))
         pairs = einsum(
-            contrast.query_parts[:, query], contrast.key_parts[:, key], "row query d, row key d -> row query key"
+            contrast.query_parts[:, query], contrast.key_parts[:, key], "batch query d, batch key d -> batch query key"
         )
         found.append(_columns(head, rows, {"value": pairs.flatten(1)}))
-    return _joined(found)
+    return _concatenate(found)
 
 
 def _columns(head: Head, rows: list[int], values: dict[str, Float[Tensor, "row number"]]) -> dict[str, Any]:
@@ -276,8 +278,12 @@ def _columns(head: Head, rows: list[int], values: dict[str, Float[Tensor, "row n
     }
 
 
-def _joined(columns: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
+def _concatenate(of_heads: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: np.concatenate([columns[name] for columns in of_heads]) for name in of_heads[0]}
+
+
+def _name(head: Head | tuple[int, int] | str) -> str:
+    return head if isinstance(head, str) else str(Head(*head))
 
 
 def _fill(by_head: dict[Head, np.ndarray], rows: list[int], chunk: pa.Table, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A circuit as a graph: senders by role of the token and layer, on the left of the heads that read them."""
+"""Draw a circuit as a graph: layers upward, senders in one column per token role, receivers on the right."""
 
 import io
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ from icl_lens.locate.circuit import Circuit
 from icl_lens.report.notebook_figure import PAGE, NotebookFigure
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
 
-# Columns from left to right, by role.
+# Titles of the columns from left to right, by role.
 TITLES = {
     "text": "demonstrations'\ntexts",
     "label": "labels",
@@ -26,51 +26,54 @@ TITLES = {
     "query": "query",
     "last": "last\ntoken",
 }
-# Nodes of one role and layer next to each other, before a second line begins; the same for heads that are read into.
-PER_LINE, HEADS_PER_LINE = 3, 6
-LINE, AROUND = 0.42, 1.15
-"""Heights of a line of nodes, and of the titles and the legend, inches."""
-NARROWEST, MARGIN = 0.42, 0.6
-"""Smallest width of a node, and the width of the layers' names, inches."""
-THINNEST, THICKEST = 0.8, 4.0
-BENDS = (0.0, 0.05, -0.05, 0.1, -0.1, 0.15, -0.15, 0.2, -0.2)
-"""Curvatures of an edge, from the preferred one."""
+# Maximum number of senders of one role and layer, and of receivers, side by side; further ones begin a new line.
+SENDERS_PER_LINE, RECEIVERS_PER_LINE = 3, 6
+# In inches: height of a line of nodes, height of titles and legend, minimum width of a node, width of layer names.
+LINE_HEIGHT, FRAME_HEIGHT, MIN_NODE_WIDTH, LAYER_NAME_WIDTH = 0.42, 1.15, 0.42, 0.6
+MIN_LINE_WIDTH, MAX_LINE_WIDTH = 0.8, 4.0
+CURVATURES = (0.0, 0.05, -0.05, 0.1, -0.1, 0.15, -0.15, 0.2, -0.2)
+"""Curvatures that an edge may have, the preferred one first."""
+# In units of the drawing, where a node is one unit wide and a line of nodes one unit high:
 HALF_SIZES = {2: (0.5, 0.22), 3: (0.16, 0.13)}
-"""Half the width and height of a component's name and of a part's, by the length of its node."""
+"""Half the width and height of a `Node` (a tuple of length 2) and of a `Port` (3)."""
+PORTS_HEIGHT, NODE_HEIGHT, LINE_STEP, LAYER_HEIGHT = 0.65, 0.5, 1.3, 1.1
+"""Height of a receiver's ports, height of a node's center above its ports, and heights of further lines and layers."""
+RECEIVER_STEP = 1.4
 
 Node = tuple[str, str]
-"""A component and the role of the tokens it writes to; a head that is read into writes to the last token."""
+"""A component, and the role of the tokens to which it writes: "last" for receivers."""
+Port = tuple[str, str, str]
+"""A receiver's query ("q"), keys ("k") or values ("v"): its node and the part."""
 
 
 def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
-    """Draw the first `n` edges of `il.locate_circuit`, layers upward, senders by the role of the tokens they write to.
+    """Draw the first `n` edges of `il.locate_circuit` from senders on the left to receivers on the right.
 
-    Each head that is read into is at the last token, above its query (q), keys (k) and values (v). The width of an edge
-    is the size of its effect; removing a blue one lowers the answer's log-odds, removing an orange one raises them;
-    dashed edges have a 95% interval that includes 0. Layers without a node are omitted. The figure is wider than
-    `width` if names need it. Raise InputError if `n` is below 1.
+    Layers go upward, and senders are in the column of the role of the tokens to which they write. Each receiver is in
+    the column of the last token, above its query (q), keys (k) and values (v). The width of an edge is the size of its
+    effect. Removing a blue edge lowers the answer's log-odds, removing an orange one raises them, and the effect of a
+    dashed one has a 95% interval that includes 0. Layers without a node are omitted. The figure is wider than `width`
+    if names need it. Raise InputError if `n` is below 1.
     """
     if n < 1:
         raise InputError(f"n must be at least 1, got {n}")
     edges = circuit.edges.head(n).to_dict("records")
     graph = nx.DiGraph()
     for row in edges:
-        reader: Node = (row["receiver"], "last")
-        port = (*reader, row["part"])
-        graph.add_edge((row["sender"], row["role"]), port, **row)
-    readers = sorted({node[:2] for node in graph if len(node) == 3}, key=lambda node: (-layer_of(node[0]), node))
-    place, layers, columns, size = _places(graph, readers)
-    for reader in readers:
-        for number, part in enumerate(PARTS):
-            x, y = place[reader]
-            place[*reader, part] = (x + 0.42 * (number - 1), y - 0.38 - 0.11 * number)  # edges come from the left
+        graph.add_edge((row["sender"], row["role"]), (row["receiver"], "last", row["part"]), **row)
+    receivers = sorted({node[:2] for node in graph if len(node) == 3}, key=lambda node: (-layer_of(node[0]), node))
+    place, layers, columns, size = _place_nodes(graph, receivers)
+    for receiver in receivers:
+        x, y = place[receiver]
+        for number, part in enumerate(PARTS):  # each lower than the one on its left, because edges come from the left
+            place[*receiver, part] = (x + 0.42 * (number - 1), y - 0.38 - 0.11 * number)
 
-    width = max(width, MARGIN + NARROWEST * size[0])
-    figure = NotebookFigure(figsize=(width, AROUND + LINE * size[1]), dpi=200, layout="constrained")
+    width = max(width, LAYER_NAME_WIDTH + MIN_NODE_WIDTH * size[0])
+    figure = NotebookFigure(figsize=(width, FRAME_HEIGHT + LINE_HEIGHT * size[1]), dpi=200, layout="constrained")
     ax = figure.subplots()
-    reach = max(abs(row["effect"]) for row in edges) or 1.0
-    _draw_edges(graph, place, ax, reach, ((width - MARGIN) / size[0], LINE))
-    _draw_nodes(graph, place, readers, ax)
+    largest = max(abs(row["effect"]) for row in edges) or 1.0
+    _draw_edges(graph, place, ax, largest, ((width - LAYER_NAME_WIDTH) / size[0], LINE_HEIGHT))
+    _draw_nodes(graph, place, receivers, ax)
     for left, right, role in columns:
         ax.text((left + right) / 2, size[1] + 0.2, TITLES[role], ha="center", va="bottom", fontsize=7)
         if left:
@@ -81,120 +84,138 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
     ax.set_ylim(0, size[1] + 1)
     ax.tick_params(left=False, labelleft=True)
     ax.spines[:].set_visible(False)
-    figure.legend(handles=_legend(reach), loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+    figure.legend(handles=_legend(largest), loc="outside lower center", ncols=2, frameon=False, fontsize=7)
     return figure
 
 
-def _places(
-    graph: nx.DiGraph, readers: list[Node]
-) -> tuple[dict[Any, tuple[float, float]], dict[int, float], list[tuple[float, float, str]], tuple[float, float]]:
-    """Return the place of each node, the height of each layer, the ends of each column, and the size of all.
+def _place_nodes(
+    graph: nx.DiGraph, receivers: list[Node]
+) -> tuple[
+    dict[Node | Port, tuple[float, float]], dict[int, float], list[tuple[float, float, str]], tuple[float, float]
+]:
+    """Return where everything is, with (0, 0) at the bottom left.
 
-    A node is one unit wide and a line of nodes one unit high.
+    That is: the center of each node; the height at which each layer's name is; the left end, right end and role of each
+    column; and the width and height of the drawing.
     """
-    senders: list[Node] = [node for node in graph if len(node) == 2 and node not in readers]
-    cells: dict[tuple[str, int], list[Node]] = defaultdict(list)
+    senders: list[Node] = [node for node in graph if len(node) == 2 and node not in receivers]
+    cells: dict[tuple[str, int], list[Node]] = defaultdict(list)  # senders by role and layer
     for node in sorted(senders):
         cells[node[1], layer_of(node[0])].append(node)
-    lines = Counter[int]()
+    n_lines = Counter[int]()  # by layer
     for (_, layer), nodes in cells.items():
-        lines[layer] = max(lines[layer], -(-len(nodes) // PER_LINE))
-    # Heads of one layer are next to each other; those of the highest layer are on the left, where edges from the left
-    # reach them above the others.
-    slots = {reader: number % HEADS_PER_LINE for number, reader in enumerate(readers)}
-    line_of = {}
-    used = Counter[tuple[int, int]]()
-    for reader, slot in slots.items():
-        layer = layer_of(reader[0])
-        line_of[reader] = used[layer, slot]
-        used[layer, slot] += 1
-        lines[layer] = max(lines[layer], used[layer, slot])
-    bottom, layers, height = {}, {}, 0.0
-    for layer in sorted(lines):
-        bottom[layer] = height + (0.65 if any(layer_of(name) == layer for name, _ in readers) else 0.0)  # q, k, v
-        layers[layer] = bottom[layer] + 0.65 * (lines[layer] - 1) + 0.5
-        height = bottom[layer] + 1.3 * (lines[layer] - 1) + 1.1
-    place: dict[Any, tuple[float, float]] = {}
+        n_lines[layer] = max(n_lines[layer], -(-len(nodes) // SENDERS_PER_LINE))
+    # Receivers of the highest layer come first, so they are on the left, and edges pass above the lower ones.
+    slot_of = {receiver: number % RECEIVERS_PER_LINE for number, receiver in enumerate(receivers)}
+    line_of: dict[Node, int] = {}
+    n_used = Counter[tuple[int, int]]()  # lines by layer and slot
+    for receiver, slot in slot_of.items():
+        layer = layer_of(receiver[0])
+        line_of[receiver] = n_used[layer, slot]
+        n_used[layer, slot] += 1
+        n_lines[layer] = max(n_lines[layer], n_used[layer, slot])
+
+    bottom: dict[int, float] = {}
+    name_heights: dict[int, float] = {}
+    height = 0.0
+    receiver_layers = {layer_of(name) for name, _ in receivers}
+    for layer in sorted(n_lines):
+        bottom[layer] = height + (PORTS_HEIGHT if layer in receiver_layers else 0.0)
+        further_lines = LINE_STEP * (n_lines[layer] - 1)
+        name_heights[layer] = bottom[layer] + further_lines / 2 + NODE_HEIGHT
+        height = bottom[layer] + further_lines + LAYER_HEIGHT
+
+    place: dict[Node | Port, tuple[float, float]] = {}
     columns: list[tuple[float, float, str]] = []
     left = 0.0
-    for role in TITLES:
-        found = {layer: nodes for (of, layer), nodes in cells.items() if of == role}
-        if not found and role != "last":
+    for role, title in TITLES.items():
+        by_layer = {layer: nodes for (of, layer), nodes in cells.items() if of == role}
+        if not by_layer and role != "last":
             continue
-        wide = max([min(PER_LINE, len(nodes)) for nodes in found.values()], default=0) + 0.3
+        width = max([min(SENDERS_PER_LINE, len(nodes)) for nodes in by_layer.values()], default=0) + 0.3
         if role != "last":
-            wide = max(wide, 0.3 + 0.12 * max(map(len, TITLES[role].split("\n"))))
-        for layer, nodes in found.items():
+            width = max(width, 0.3 + 0.12 * max(map(len, title.split("\n"))))
+        for layer, nodes in by_layer.items():
             for number, node in enumerate(nodes):
-                line, at = divmod(number, PER_LINE)
-                in_line = min(PER_LINE, len(nodes) - line * PER_LINE)
-                place[node] = (left + wide / 2 + at - (in_line - 1) / 2, bottom[layer] + 1.3 * line + 0.5)
-        right = left + wide
+                line, i = divmod(number, SENDERS_PER_LINE)
+                n_in_line = min(SENDERS_PER_LINE, len(nodes) - line * SENDERS_PER_LINE)
+                x = left + width / 2 + i - (n_in_line - 1) / 2
+                place[node] = (x, bottom[layer] + LINE_STEP * line + NODE_HEIGHT)
+        right = left + width
         if role == "last":
-            for reader, slot in slots.items():
-                place[reader] = (right + 1.4 * slot + 0.8, bottom[layer_of(reader[0])] + 1.3 * line_of[reader] + 0.5)
-            right += 1.4 * min(len(readers), HEADS_PER_LINE) + 0.2
+            for receiver, slot in slot_of.items():
+                y = bottom[layer_of(receiver[0])] + LINE_STEP * line_of[receiver] + NODE_HEIGHT
+                place[receiver] = (right + RECEIVER_STEP * slot + 0.8, y)
+            right += RECEIVER_STEP * min(len(receivers), RECEIVERS_PER_LINE) + 0.2
         columns.append((left, right, role))
         left = right
-    return place, layers, columns, (left, height - 0.1)
+    return place, name_heights, columns, (left, height - 0.1)
 
 
 def _draw_edges(
-    graph: nx.DiGraph, place: dict[Any, tuple[float, float]], ax: Axes, reach: float, unit: tuple[float, float]
+    graph: nx.DiGraph,
+    place: dict[Node | Port, tuple[float, float]],
+    ax: Axes,
+    largest: float,
+    unit: tuple[float, float],
 ) -> None:
-    """Draw edges from the top of the sender, the strongest first; `unit` is the size of a place's unit, inches."""
-    start = {node: (x, y + 0.12 * (len(node) == 2)) for node, (x, y) in place.items()}
+    """Draw edges, the strongest first; `largest` is its effect, and `unit` the drawing's unit in inches."""
+    start = {node: (x, y + 0.12 * (len(node) == 2)) for node, (x, y) in place.items()}  # the top of the sender
     for sender, port, row in sorted(graph.edges(data=True), key=lambda edge: -abs(edge[2]["effect"])):
         uncertain = row["low"] <= 0 <= row["high"]
         others = [(*xy, *HALF_SIZES[len(node)]) for node, xy in place.items() if node not in (sender, port)]
-        bend = min(BENDS, key=lambda bend: _n_crossed(start[sender], place[port], bend, others, unit))
+        curvature = min(CURVATURES, key=lambda bend: _n_bad_points(start[sender], place[port], bend, others, unit))
         nx.draw_networkx_edges(
             graph,
             start,
             edgelist=[(sender, port)],
             ax=ax,
-            width=THINNEST + (THICKEST - THINNEST) * abs(row["effect"]) / reach,
+            width=MIN_LINE_WIDTH + (MAX_LINE_WIDTH - MIN_LINE_WIDTH) * abs(row["effect"]) / largest,
             edge_color=BLUE if row["effect"] >= 0 else ORANGE,
             style="dashed" if uncertain else "solid",
             alpha=0.65 if uncertain else 0.8,
             arrows=True,
             arrowstyle="-",
-            connectionstyle=f"arc3,rad={bend}",
+            connectionstyle=f"arc3,rad={curvature}",
             node_size=0,
         )
 
 
-def _n_crossed(
+def _n_bad_points(
     start: tuple[float, float],
     end: tuple[float, float],
-    bend: float,
-    nodes: list[tuple[float, float, float, float]],
+    curvature: float,
+    others: list[tuple[float, float, float, float]],
     unit: tuple[float, float],
 ) -> int:
-    """Return how many points of an edge, bent as by "arc3" of matplotlib, nodes cover or lie outside of its layers."""
+    """Return how many of 40 points on an edge lie on another node (x, y, half width, half height), or above or below
+    both ends. The curve is that of matplotlib's "arc3".
+    """
     a, b = np.array(start) * unit, np.array(end) * unit
-    middle = (a + b) / 2 + bend * np.array([b[1] - a[1], a[0] - b[0]])
+    middle = (a + b) / 2 + curvature * np.array([b[1] - a[1], a[0] - b[0]])
     t = np.linspace(0, 1, 40)[:, None]
     points = ((1 - t) ** 2 * a + 2 * t * (1 - t) * middle + t**2 * b) / unit
-    places, half_sizes = np.split(np.array(nodes), 2, axis=1)
-    covered = (np.abs(points[:, None] - places) < half_sizes).all(-1).any(-1)
+    centers, half_sizes = np.split(np.array(others), 2, axis=1)
+    is_covered = (np.abs(points[:, None] - centers) < half_sizes).all(-1).any(-1)
     low, high = sorted((start[1], end[1]))
-    return int((covered | (points[:, 1] < low - 0.02) | (points[:, 1] > high + 0.02)).sum())
+    return int((is_covered | (points[:, 1] < low - 0.02) | (points[:, 1] > high + 0.02)).sum())
 
 
-def _draw_nodes(graph: nx.DiGraph, place: dict[Any, tuple[float, float]], readers: list[Node], ax: Axes) -> None:
+def _draw_nodes(
+    graph: nx.DiGraph, place: dict[Node | Port, tuple[float, float]], receivers: list[Node], ax: Axes
+) -> None:
     box = {"facecolor": GRAY, "edgecolor": "none"}
-    names = {node: node[0].replace("_", " ") for node in place if len(node) == 2}
-    ports = {node: node[2] for node in place if len(node) == 3}
-    for labels, fontsize, weight, shape in (
-        ({node: name for node, name in names.items() if node not in readers}, 6.5, 400, "round,pad=0.25"),
-        ({node: names[node] for node in readers}, 6.5, 700, "square,pad=0.3"),
+    senders = [node for node in place if len(node) == 2 and node not in receivers]
+    ports = [node for node in place if len(node) == 3]
+    for nodes, fontsize, weight, shape in (
+        (senders, 6.5, 400, "round,pad=0.25"),
+        (receivers, 6.5, 700, "square,pad=0.3"),
         (ports, 5.5, 400, "circle,pad=0.12"),
     ):
         nx.draw_networkx_labels(
             graph,
             place,
-            labels,
+            {node: node[2] if len(node) == 3 else node[0].replace("_", " ") for node in nodes},
             ax=ax,
             font_size=fontsize,
             font_weight=weight,
@@ -204,7 +225,7 @@ def _draw_nodes(graph: nx.DiGraph, place: dict[Any, tuple[float, float]], reader
         )
 
 
-def _legend(reach: float) -> list[Line2D]:
+def _legend(largest: float) -> list[Line2D]:
     def line(label: str, color: str = BLUE, width: float = 1.5, **style: Any) -> Line2D:
         return Line2D([], [], color=color, linewidth=width, label=label, **style)
 
@@ -212,7 +233,7 @@ def _legend(reach: float) -> list[Line2D]:
         line("removing it lowers the answer's log-odds"),
         line("removing it raises them", ORANGE),
         line("95% interval includes 0", linestyle="dashed", alpha=0.65),
-        line(f"change of {reach:.2g} nats", width=THICKEST),
+        line(f"change of {largest:.2g} nats", width=MAX_LINE_WIDTH),
         line("q, k, v: read in the query, keys, values", linestyle="none"),
         line("F0: FFN of layer 0; L1H2: head 2 of layer 1", linestyle="none"),
     ]
