@@ -227,9 +227,9 @@ def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
 
 
 SENTENCES = (
-    "**Findings above their control on every task of smollm2-135m**",
-    "**Findings above their control on some tasks of smollm2-135m**",
-    "**No difference from the control shown on any task of smollm2-135m",
+    "**Quantities above their control on every task of smollm2-135m**",
+    "**Quantities above their control on some tasks of smollm2-135m**",
+    "**Quantities without a measurable difference from their control on any task of smollm2-135m",
 )
 
 
@@ -278,7 +278,7 @@ def test_heads_whose_removal_costs_nothing_are_said_apart():
     [
         (Row("exchanged", 0.3, 0.5, -0.3, -0.1), "relies on what the label words mean"),
         (Row("exchanged", 0.6, 0.5, -0.1, 0.3), "relies on what the label words mean"),  # not shown to learn
-        (Row("exchanged", 0.9, 0.5, 0.3, 0.5), "It learns tasks"),
+        (Row("exchanged", 0.9, 0.5, 0.3, 0.5), "it learns these tasks"),
     ],
 )
 def test_exchanged_labels_decide_whether_words_or_demonstrations_count(exchanged, said):
@@ -287,7 +287,7 @@ def test_exchanged_labels_decide_whether_words_or_demonstrations_count(exchanged
         one for one in overview.sentences([pair_of("behavior", exchanged, able)]) if "to " in one and "% on a" in one
     ]
     assert said in line
-    assert ("relies on" in line) != ("It learns" in line)
+    assert ("relies on" in line) != ("it learns" in line)
     assert not [one for one in overview.sentences([pair_of("behavior", exchanged, unable)]) if said in one]
 
 

@@ -1,9 +1,10 @@
-"""Finding 15: through which earlier components do located heads work, and do these edges alone carry the answer?
+"""Finding 15: which earlier components do located heads depend on, and do these edges alone carry the answer?
 
-`il.locate_circuit` ranks every edge into the located heads (sender → query, keys or values, by role of the token) by
-first-order effect on some prompts. On held-out prompts, only the first k edges are kept, all others replaced by means;
-random rankings with as many edges of every part, role and sender's layer are the control. The paper's flow is a set of
-groups of edges, each removed jointly, next to the same group into random heads of the same layers.
+`il.locate_circuit` ranks every edge into the located heads (from a sender to the query, or to keys or values at tokens
+of one role) by its first-order effect on some prompts. On held-out prompts, only the first k edges are kept, and all
+others are replaced by means. The controls are random rankings with the same number of edges of each part, role and
+sender's layer. The information flow that the paper describes corresponds to groups of edges: each group is removed
+jointly, and the control is the same group into random heads of the same layers.
 """
 
 import pandas as pd
@@ -15,29 +16,32 @@ from experiments.framework.plotting import COLORS, panels
 from experiments.framework.study import Study, thin_out
 
 N_PROMPTS, N_RANDOM = 40, 20
-"""Least number of prompts of either half, and random rankings."""
+"""Minimum number of prompts of each half, and number of random rankings."""
 SHARE = 0.01
+"""The share of edges kept in the measure "kept"."""
 RANDOM = "random edges of the same parts, roles and layers"
 HEADS = "the same edges into random heads of the same layers"
 NATS = "log-odds of the answer, nats"
 
-CPR = Measure("cpr", "area under the share of the answer that the first edges keep", RANDOM, "CPR, 0–1")
+CPR = Measure(
+    "cpr", "share of the answer that the first edges keep, averaged over how many are kept", RANDOM, "CPR, 0–1"
+)
 KEPT = percent("kept", "kept by the first 1% of edges", RANDOM, "% of what all edges carry")
 GROUPS = {
-    "early → query": "lost without early layers in queries",
-    "late → query": "lost without late layers in queries",
-    "early → keys at the labels": "lost without early layers in keys at labels",
-    "late → keys at the labels": "lost without late layers in keys at labels",
-    "early → keys at demonstrations' texts": "lost without early layers in keys at texts",
-    "late → keys at demonstrations' texts": "lost without late layers in keys at texts",
-    "early → values at the labels": "lost without early layers in values at labels",
-    "late → values at the labels": "lost without late layers in values at labels",
+    "early → query": "lost without edges from early layers to queries",
+    "late → query": "lost without edges from late layers to queries",
+    "early → keys at the labels": "lost without edges from early layers to keys at labels",
+    "late → keys at the labels": "lost without edges from late layers to keys at labels",
+    "early → keys at demonstrations' texts": "lost without edges from early layers to keys at texts",
+    "late → keys at demonstrations' texts": "lost without edges from late layers to keys at texts",
+    "early → values at the labels": "lost without edges from early layers to values at labels",
+    "late → values at the labels": "lost without edges from late layers to values at labels",
 }
 MEASURES = [CPR, KEPT, *(Measure(group, words, HEADS, NATS) for group, words in GROUPS.items())]
 
 
 def measure(study: Study) -> Measured:
-    """The circuit into the heads located by contrast: areas, the first 1% of edges, and groups of edges."""
+    """Measure CPR, what the first 1% of edges keep, and groups of edges, for heads located by contrast."""
     ranking, testing = (thin_out(half, N_PROMPTS) for half in study.halves())  # of all classes and labels
     circuit = il.locate_circuit(study.model, ranking, testing, study.located, n_random=N_RANDOM)
     sizes = {
@@ -90,30 +94,35 @@ def draw(details: pd.DataFrame) -> Figure:
 FINDING = Finding(
     id="circuit",
     short="the circuit into located heads",
-    title="Through which earlier components do located heads work?",
-    question="Do a few edges from earlier components into located heads carry the answer, more than random edges of "
-    "the same kinds, and are they those of the paper's flow?",
+    title="Which earlier components do located heads depend on?",
+    question="An edge is what an earlier component wrote, as read by a located head. Do the strongest edges carry more of "
+    "the answer than random edges of the same kinds, and are they those of the information flow that the paper "
+    "describes? CPR is the share of the answer that the first edges of the ranking keep, averaged over how many are "
+    "kept, from none to all.",
     claim="Shallow layers merge features into label positions and the last position; deep heads compare the last "
     "position's query with keys at labels and copy the labels' values. The paper argues this from projections and does "
     "not remove edges.",
     covers="the hypothesis of section 5 and its figure",
     measures=MEASURES,
     measure=measure,
-    look_for="Filled dots to the right of the hollow ones: the first edges carry more of the answer than random ones.",
-    method="Every edge from an earlier head, FFN or embedding to a located head's query at the last position, or to "
+    look_for="If filled dots are to the right of the hollow ones, the first edges carry more of the answer than random "
+    "ones.",
+    method="An edge leads from an earlier head, FFN or embedding to a located head's query at the last position, or to "
     "its keys or values at tokens of one role. To remove an edge is to replace what the sender wrote there by its mean "
     "over other prompts' tokens of the same role, with norms recomputed; the head's output changes at the last "
-    "position, and later components run as usual. Heads read the intact model's input without the removed edges. "
-    "Faithfulness is (m − m(none)) / (m(all) − m(none)) of the mean log-odds m; CPR is the area under it over the "
-    f"share of edges kept (MIB). At least {N_PROMPTS} prompts rank the edges, as many others test them.",
+    "position, and later components run as usual. Each head is rebuilt from the intact model's activations without the "
+    "removed edges. Faithfulness is (m − m(none)) / (m(all) − m(none)), where m is the mean log-odds; CPR is the area "
+    "under faithfulness over the share of edges kept (MIB, arXiv 2504.13151). At least "
+    f"{N_PROMPTS} prompts rank the edges, and as many others test them.",
     caveats=(
-        "Edges lead one step back from located heads: what a removal changes in one head does not reach another.",
-        "CPR is near 1 for any ranking that soon keeps everything, so read it next to that of random rankings.",
+        "Only edges that end in located heads are removed: what a removal changes in one head does not reach another.",
+        "CPR is close to 1 for any ranking that keeps the answer early, because large shares make up most of the area. "
+        "Compare it with that of random rankings.",
         "Where the control of a group is below zero, random heads of these layers work against the answer.",
-        "A model that copies the last label has no edges that carry the answer here: in balanced order, that label is "
-        "as often false as true.",
-        "Chosen after SmolLM2 and icl-mini had been looked at on 32 to 40 prompts: the further measure of 1% of the "
-        "edges, and the groups. CPR was not.",
+        "A model that copies the last label has no edges that carry the answer here: in balanced order, the last label "
+        "is false as often as true.",
+        "We chose the measure of 1% of the edges, and the groups, after looking at SmolLM2 and icl-mini on 32 to 40 "
+        "prompts. We chose CPR before.",
     ),
     draw=draw,
 )

@@ -25,12 +25,13 @@ from experiments.framework.plotting import STYLE, overview_forest
 Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
 HEADINGS = {
-    "every": f"**Findings above their control on every task of {REAL}** on which they were measured:",
-    "some": f"**Findings above their control on some tasks of {REAL}**:",
-    "none": f"**No difference from the control shown on any task of {REAL}**, which does not mean that there is none:",
-    "not as predicted": f"**No difference from the control shown on any task of {REAL}, although the paper predicts "
-    "one**:",
-    "small": f"**Findings above their control on every small model and task, but not on every task of {REAL}**:",
+    "every": f"**Quantities above their control on every task of {REAL}** on which they were measured:",
+    "some": f"**Quantities above their control on some tasks of {REAL}**:",
+    "none": f"**Quantities without a measurable difference from their control on any task of {REAL}** (there may be "
+    "one):",
+    "not as predicted": f"**Quantities without a measurable difference from their control on any task of {REAL}, "
+    "although the paper predicts one**:",
+    "small": f"**Quantities above their control on every small model and task, but not on every task of {REAL}**:",
 }
 
 
@@ -67,11 +68,11 @@ def text(numbered: Numbered, *, command: str) -> str:
         markdown.bullets(sentences(numbered)),
         "![Every finding's main measure](figures/overview.svg)",
         f"*One line per task of {REAL} (blue), then one per small model and task (gray). Filled dot: the quantity. "
-        "Hollow dot: its control. Bar: the 95% interval of the difference, added to the control. If the bar does not "
-        "touch the hollow dot, the two differ.*",
+        "Hollow dot: its control. Bar: control plus the 95% interval of the difference. If the bar does not touch the "
+        "hollow dot, the two differ.*",
         "## At a glance",
-        f"Numbers are ranges over the tasks of {REAL}. The last columns count the tasks, or pairs of model and task, "
-        "in which the quantity is above its control: the 95% interval of their difference is above zero.",
+        f"Numbers are ranges over the tasks of {REAL}. The last columns count tasks, or pairs of model and task, in "
+        "which the quantity is above its control, that is, the 95% interval of their difference is above zero.",
         markdown.table(
             ["finding", f"{REAL}: quantity", "control", "what the control is", "unit", *names], rows, align="lrrll"
         ),
@@ -142,7 +143,7 @@ def _removed(numbered: Numbered) -> list[str]:
         )
     start = f"**Removing the located heads of {REAL}**"
     more = [f"{start} lowers [accuracy](ablation.md) {'; '.join(said[True])}."] * bool(said[True])
-    none = f"On other tasks, it does not change accuracy measurably: {'; '.join(said[False])}."
+    none = f"On other tasks, accuracy does not change measurably: {'; '.join(said[False])}."
     return [" ".join([*more, *[none] * bool(said[False])])] * bool(more or said[False])
 
 
@@ -154,11 +155,12 @@ def _known_words(numbered: Numbered) -> list[str]:
             which = learned if row.outcome == "above" else known
             which.append(f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f}% on {cell.task}")
     start = (
-        f"**{REAL} relies on what the label words mean** where its [accuracy](behavior.md) is above that of copying "
+        f"If the labels of all demonstrations are exchanged, the [accuracy](behavior.md) of {REAL} on tasks on which it "
+        "beats copying the last label changes as follows."
     )
-    more = [f"{start}the last label, but not with the labels of all demonstrations exchanged: {'; '.join(known)}."]
-    rest = f"It learns tasks on which it is above with exchanged labels as well: {'; '.join(learned)}."
-    return [" ".join([*more * bool(known), *[rest] * bool(learned)])] * bool(known or learned)
+    relies = f"It no longer beats copying, so **it relies on what the label words mean**: {'; '.join(known)}."
+    learns = f"It still beats copying, so **it learns these tasks**: {'; '.join(learned)}."
+    return [" ".join([start, *[relies] * bool(known), *[learns] * bool(learned)])] * bool(known or learned)
 
 
 def _unlike_the_paper(numbered: Numbered) -> list[str]:
@@ -193,8 +195,8 @@ def _rankings(numbered: Numbered) -> list[str]:
             fewer += sum(a < b for a, b in zip(increase, contrast, strict=True))
             total += len(rows)
     return [
-        "the paper ranks heads by increase, which also finds heads that raise both labels: removing these heads [costs "
-        "the answer less](ablation.md) than removing the heads ranked by contrast in "
+        "the paper ranks heads by increase, which also finds heads that raise both labels: removing the heads it finds "
+        "[costs the answer less](ablation.md) than removing the heads ranked by contrast in "
         f"{fewer} of {total} pairs of model and task ({'; '.join(said)})"
     ] * bool(said)
 
@@ -251,7 +253,7 @@ def _post_hoc(numbered: Numbered) -> list[str]:
                 f"{before.unit}) is above its control on {then} tasks, the current one on {now}"
             )
     heading = (
-        f"**Changed after seeing results**: the main measure or control of the following findings, on {REAL}. Their "
+        f"**Changed after seeing results** on {REAL}: the main measure or control of the following findings. Their "
         "pages give the reasons."
     )
     return [_nested(heading, changed)] * bool(changed)

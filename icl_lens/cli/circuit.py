@@ -52,7 +52,8 @@ def circuit(
     """Locate the edges through which heads raise the answer over a task, and test how much of it they carry.
 
     An edge is what an earlier head, FFN or embedding wrote, as read by a head's query, keys or values. Edges are ranked
-    on some prompts. On others, the first ones are removed one by one and kept alone, next to random edges.
+    on some prompts. On others, the first edges are removed one by one; then only these edges are kept, and, for
+    comparison, only random edges.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. `torchrun --nproc_per_node 2 -m
     icl_lens circuit …` distributes the prompts over processes.
